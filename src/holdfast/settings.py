@@ -185,13 +185,13 @@ class Settings:
 
     def get(self, key: str) -> Any:
         """The value of `section.key`; UserError with a suggestion if there is no such setting."""
-        known(key, None)
+        known(key)
         section, name = key.split(".")
         return getattr(getattr(self, section), name)
 
     def shown(self, key: str) -> str:
         """The value as a person would write it: "1h 30m", "4 GB", "true"."""
-        return known(key, None).show(self.get(key))
+        return known(key).show(self.get(key))
 
     def source(self, key: str) -> str:
         """Where the value came from: "command line", "HOLDFAST_RUN_SEED", "./holdfast.toml:7", "default"."""
@@ -241,18 +241,26 @@ class Settings:
 
 
 @functools.cache
+def sections() -> Mapping[str, type]:
+    """The groups of settings by name."""
+    default = Settings()
+    names = [item.name for item in fields(default) if item.name != "sources"]
+    return MappingProxyType({name: type(getattr(default, name)) for name in names})
+
+
+@functools.cache
 def kinds() -> Mapping[str, Kind]:
     """Every setting as `section.key`, with what it accepts, in the order of the groups."""
     return MappingProxyType(
         {
             f"{section}.{item.name}": item.metadata["kind"]
-            for section, group in _groups().items()
+            for section, group in sections().items()
             for item in fields(group)
         }
     )
 
 
-def known(key: str, source: str | None) -> Kind:
+def known(key: str, source: str | None = None) -> Kind:
     """The kind of `key`, or a UserError that says what was probably meant."""
     kind = kinds().get(key)
     if kind is None:
@@ -284,15 +292,8 @@ def variable(key: str) -> str:
 
 def describe(key: str) -> str:
     """The text under the field of `key` in this file."""
-    known(key, None)
+    known(key)
     return _descriptions().get(key, "")
-
-
-def _groups() -> dict[str, type]:
-    default = Settings()
-    return {
-        item.name: type(getattr(default, item.name)) for item in fields(default) if item.name != "sources"
-    }
 
 
 @functools.cache
@@ -304,16 +305,16 @@ def _descriptions() -> dict[str, str]:
         tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return {}
-    sections = {group.__name__: section for section, group in _groups().items()}
+    names = {group.__name__: section for section, group in sections().items()}
     found = {}
     for node in tree.body:
-        if not isinstance(node, ast.ClassDef) or node.name not in sections:
+        if not isinstance(node, ast.ClassDef) or node.name not in names:
             continue
         for item, below in zip(node.body, node.body[1:], strict=False):
             if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
                 text = below.value if isinstance(below, ast.Expr) else None
                 if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                    found[f"{sections[node.name]}.{item.target.id}"] = " ".join(text.value.split())
+                    found[f"{names[node.name]}.{item.target.id}"] = " ".join(text.value.split())
     return found
 
 
@@ -355,14 +356,14 @@ def _from_environment(env: Mapping[str, str]) -> Iterator[tuple[str, object, str
             continue
         if name in names:
             yield names[name], value, name
-        elif _looks_like_asetting(name, names):
+        elif _looks_like_a_setting(name, names):
             raise _unknown_variable(name, names)
 
 
-def _looks_like_asetting(name: str, names: Iterable[str]) -> bool:
+def _looks_like_a_setting(name: str, names: Iterable[str]) -> bool:
     """Other HOLDFAST_ variables exist: only one of a section, or a slip away from a setting, is an error."""
-    sections = tuple(f"{PREFIX}{section.upper()}_" for section in _groups())
-    return name.startswith(sections) or bool(_close(name, names, 0.9))
+    prefixes = tuple(f"{PREFIX}{section.upper()}_" for section in sections())
+    return name.startswith(prefixes) or bool(_close(name, names, 0.9))
 
 
 def _from_file(path: Path, shown: str, table: tuple[str, ...]) -> Iterator[tuple[str, object, str]]:
