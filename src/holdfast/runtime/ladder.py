@@ -1,0 +1,330 @@
+"""What to do next after a fault: a pure function over a table, so that a history can be replayed in a test.
+
+    move = next_move(fault, history, rungs, rung, batch=64)
+    move.action, move.rung, move.pieces        # Action.SPLIT, 0, 2
+    history.append(Past(fault, move, rung))    # `committed` grows as steps are committed after it
+
+`TABLE` below is the whole policy. Each row is tried from the left, and the first entry that is still open is
+the move. An entry is used up by what was already done for faults of the same family at the same place: the
+same step on the same rung. What came from outside (a kill) is not the rung's fault, so there the place is
+"since the last committed step".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from holdfast.runtime.faults import Fault, Health, Kind
+
+
+class Action(str, Enum):
+    """What the supervisor and the worker know how to do."""
+
+    RETRY = "retry"
+    """Roll back, free memory, the same step whole in the same process."""
+    SPLIT = "split"
+    """Roll back, then the same step in `pieces` microbatches of exact weight."""
+    CPU_BATCH = "cpu_batch"
+    """This batch on the CPU, then back."""
+    REPLACE = "replace"
+    """A new worker from the snapshot, on the same rung."""
+    NEXT_RUNG = "next_rung"
+    """A new worker from the snapshot, on another rung."""
+    FAIL = "fail"
+    """Stop: the script's own error."""
+    GIVE_UP = "give_up"
+    """Stop: nothing is left to try. The state is saved."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A complete way to run a step."""
+
+    device: str
+    precision: str = "fp32"
+    env: tuple[tuple[str, str], ...] = ()
+    """Environment a worker on this rung starts with: the remedies that are read when a library loads."""
+
+    @property
+    def label(self) -> str:
+        """As on the screen: "cuda:0 fp32 HSA_ENABLE_INTERRUPT=0"."""
+        return " ".join([self.device, self.precision, *(f"{name}={value}" for name, value in self.env)])
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device.partition(":")[0] == "cpu"
+
+    def to_json(self) -> dict[str, object]:
+        return {"device": self.device, "precision": self.precision, "env": dict(self.env)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Rung:
+        return cls(data["device"], data.get("precision", "fp32"), tuple((data.get("env") or {}).items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What to do now."""
+
+    action: Action
+    rung: int
+    """The rung to be on afterwards."""
+    pieces: int = 1
+    """Into how many microbatches the step is split; 1 is whole."""
+    reason: str = ""
+    """For the journal and the screen."""
+    new_worker: bool = False
+    """The process is gone or poisoned: this move starts a new one first."""
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "action": self.action.value,
+            "rung": self.rung,
+            "pieces": self.pieces,
+            "reason": self.reason,
+            "new_worker": self.new_worker,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Move:
+        return cls(
+            Action(data["action"]),
+            data["rung"],
+            data.get("pieces", 1),
+            data.get("reason", ""),
+            data.get("new_worker", False),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A fault that was answered."""
+
+    fault: Fault
+    move: Move
+    rung: int
+    """The rung the fault happened on."""
+    committed: int = 0
+    """Steps committed after it. Up to the next fault or up to now: both are read alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How often is often enough."""
+
+    tries: int = 3
+    """New workers at one place when there is no other rung."""
+    outside: int = 10
+    """Deaths from outside without one committed step."""
+    host_memory: int = 2
+    """New workers at one place after the machine ran out of memory: the third time it will not fit either."""
+    pieces: int = 64
+    """The finest split of a batch whose size is not known."""
+    stalled: int = 50
+    """Faults of any kind at one place. A backstop: no mix of faults goes round for ever."""
+
+
+DEFAULT_LIMITS = Limits()
+
+LAST = -1
+"""How often an entry of the table may be used: as long as it leads anywhere."""
+
+_DEVICE = "device"
+_OUTSIDE = "outside"
+
+FAMILIES: Mapping[Kind, str] = {
+    Kind.OUT_OF_MEMORY: "memory",
+    Kind.TRANSIENT: _DEVICE,
+    Kind.DEVICE_LOST: _DEVICE,
+    Kind.CRASH: _DEVICE,
+    Kind.EXIT: _DEVICE,
+    Kind.HANG: _DEVICE,
+    Kind.KILLED: _OUTSIDE,
+    Kind.NURSERY_DIED: _OUTSIDE,
+    Kind.KEEPER_DIED: _OUTSIDE,
+    Kind.SUPERVISOR_DIED: _OUTSIDE,
+    Kind.HOST_MEMORY: "host",
+    Kind.LOADER_DIED: "loader",
+    Kind.LOADER_STUCK: "loader",
+    Kind.UNSUPPORTED: "unfit",
+    Kind.DRIVER: "unfit",
+    Kind.USER_ERROR: "script",
+}
+"""Kinds that count against each other: a crash after a hang at one step is the second time, not the first."""
+
+
+def table(limits: Limits) -> Mapping[Kind, tuple[tuple[Action, int], ...]]:
+    """The policy. (action, how often), from the left; REPLACE counts all replacements at the place."""
+    retry, split, cpu_batch = Action.RETRY, Action.SPLIT, Action.CPU_BATCH
+    replace, next_rung, fail, give_up = Action.REPLACE, Action.NEXT_RUNG, Action.FAIL, Action.GIVE_UP
+    lost = ((replace, 1), (next_rung, LAST), (replace, limits.tries), (give_up, LAST))
+    outside = ((replace, limits.outside), (give_up, LAST))
+    loader = ((replace, 1), (fail, LAST))
+    unfit = ((next_rung, LAST), (give_up, LAST))
+    return {
+        Kind.OUT_OF_MEMORY: (
+            (retry, 1), (split, LAST), (cpu_batch, 1), (next_rung, LAST), (give_up, LAST),
+        ),
+        Kind.TRANSIENT: ((retry, 1), *lost),
+        Kind.DEVICE_LOST: lost,
+        Kind.CRASH: lost,
+        Kind.EXIT: lost,
+        Kind.HANG: lost,
+        Kind.HOST_MEMORY: ((replace, limits.host_memory), (give_up, LAST)),
+        Kind.KILLED: outside,
+        Kind.NURSERY_DIED: outside,
+        Kind.KEEPER_DIED: outside,
+        Kind.SUPERVISOR_DIED: outside,
+        Kind.LOADER_DIED: loader,
+        Kind.LOADER_STUCK: loader,
+        Kind.UNSUPPORTED: unfit,
+        Kind.DRIVER: unfit,
+        Kind.USER_ERROR: ((fail, LAST),),
+    }  # fmt: skip
+
+
+def next_move(
+    fault: Fault,
+    history: Sequence[Past],
+    rungs: Sequence[Rung],
+    rung: int,
+    *,
+    batch: int | None = None,
+    splittable: bool = True,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Move:
+    """The first entry of the fault's row that is still open.
+
+    `history` is oldest first. `batch` is the number of samples in the batch at hand. An out-of-memory fault
+    of a step that was already split says so with evidence `pieces`.
+    """
+    state = _State(fault, history, rungs, rung, batch, splittable, limits)
+    if fault.kind is not Kind.USER_ERROR and len(_at_place(fault, history)) >= limits.stalled:
+        return Move(Action.GIVE_UP, rung, reason=f"{limits.stalled} faults at the same place")
+    for action, times in table(limits)[fault.kind]:
+        move = state.try_action(action, times)
+        if move is not None:
+            return move
+    raise AssertionError(f"the table has no last entry for {fault.kind}")
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What `next_move` was asked, with the questions the entries of the table put to it."""
+
+    fault: Fault
+    history: Sequence[Past]
+    rungs: Sequence[Rung]
+    rung: int
+    batch: int | None
+    splittable: bool
+    limits: Limits
+
+    def try_action(self, action: Action, times: int) -> Move | None:
+        if action is Action.RETRY:
+            return self._retry(times)
+        if action is Action.SPLIT:
+            return self._split()
+        if action is Action.CPU_BATCH:
+            return self._cpu_batch(times)
+        if action is Action.REPLACE:
+            return self._replace(times)
+        if action is Action.NEXT_RUNG:
+            return self._next_rung()
+        return Move(action, self.rung, reason=self._last_word(action))
+
+    def _retry(self, times: int) -> Move | None:
+        # A replacement is the stronger form of the same try, so it uses this entry up as well.
+        if self._used(Action.RETRY) + self._used(Action.REPLACE) >= times:
+            return None
+        if self.fault.health is not Health.ALIVE:
+            return self._replace(times)
+        return Move(Action.RETRY, self.rung, self._pieces(), f"the same step again on {self._label()}")
+
+    def _split(self) -> Move | None:
+        finest = self.limits.pieces if self.batch is None else self.batch
+        pieces = min(2 * self._pieces(), finest)
+        if not self.splittable or pieces <= self._pieces():
+            return None
+        return Move(Action.SPLIT, self.rung, pieces, f"in {pieces} pieces", not self._alive())
+
+    def _cpu_batch(self, times: int) -> Move | None:
+        if self.rungs[self.rung].on_cpu or self._used(Action.CPU_BATCH) >= times:
+            return None
+        return Move(Action.CPU_BATCH, self.rung, reason="this batch on the CPU", new_worker=not self._alive())
+
+    def _replace(self, times: int) -> Move | None:
+        used = self._used(Action.REPLACE)
+        if used >= times:
+            return None
+        reason = f"new worker on {self._label()}, try {used + 1} of {self._most_replacements()}"
+        return Move(Action.REPLACE, self.rung, reason=reason, new_worker=True)
+
+    def _next_rung(self) -> Move | None:
+        here = self.rungs[self.rung]
+        for number, other in enumerate(self.rungs):
+            # What needs a reset needs it on every rung of that device.
+            useless = self.fault.kind is Kind.DRIVER and other.device == here.device
+            if number > self.rung and not useless:
+                reason = f"{here.label} → {other.label}"
+                return Move(Action.NEXT_RUNG, number, reason=reason, new_worker=True)
+        return None
+
+    def _last_word(self, action: Action) -> str:
+        if action is Action.FAIL:
+            return "the script's own error is not retried"
+        if FAMILIES[self.fault.kind] == _OUTSIDE:
+            return f"ended {self.limits.outside + 1} times without one committed step"
+        return f"nothing is left to try on {self._label()} and there is no other rung"
+
+    def _used(self, action: Action) -> int:
+        """How often this was done for faults of this family at this place on this rung."""
+        family = FAMILIES[self.fault.kind]
+        place = _since_commit(self.history) if family == _OUTSIDE else _at_place(self.fault, self.history)
+        return sum(
+            past.move.action is action and FAMILIES[past.fault.kind] == family
+            for past in place
+            if past.rung == self.rung or family == _OUTSIDE
+        )
+
+    def _pieces(self) -> int:
+        """Into how many pieces the step was split when it failed."""
+        said = self.fault.evidence.get("pieces")
+        tried = [
+            past.move.pieces
+            for past in _at_place(self.fault, self.history)
+            if past.rung == self.rung and past.move.action is Action.SPLIT
+        ]
+        return max([said if isinstance(said, int) else 1, 1, *tried])
+
+    def _most_replacements(self) -> int:
+        return max(times for action, times in table(self.limits)[self.fault.kind] if action is Action.REPLACE)
+
+    def _alive(self) -> bool:
+        return self.fault.health is Health.ALIVE
+
+    def _label(self) -> str:
+        return self.rungs[self.rung].label
+
+
+def _at_place(fault: Fault, history: Sequence[Past]) -> Sequence[Past]:
+    """Faults at the same step; before the first step, those since anything was committed."""
+    if fault.step is None:
+        return [past for past in _since_commit(history) if past.fault.step is None]
+    return [past for past in history if past.fault.step == fault.step]
+
+
+def _since_commit(history: Sequence[Past]) -> Sequence[Past]:
+    """The newest faults between which no step was committed."""
+    count = 0
+    for past in reversed(history):
+        if past.committed > 0:
+            break
+        count += 1
+    return history[len(history) - count :]
