@@ -25,6 +25,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from holdfast.human import count
+
 _HERE = Path(__file__).parent
 
 
@@ -63,8 +65,25 @@ class Kind(str, Enum):
         return self.value
 
 
-CODES: Mapping[Kind, str] = {kind: f"F{number:03}" for number, kind in enumerate(Kind, start=1)}
-"""Public and stable: a new kind goes to the end of `Kind`, and none is ever removed."""
+CODES: Mapping[Kind, str] = {
+    Kind.OUT_OF_MEMORY: "F001",
+    Kind.CRASH: "F002",
+    Kind.DEVICE_LOST: "F003",
+    Kind.TRANSIENT: "F004",
+    Kind.HANG: "F005",
+    Kind.HOST_MEMORY: "F006",
+    Kind.KILLED: "F007",
+    Kind.EXIT: "F008",
+    Kind.UNSUPPORTED: "F009",
+    Kind.DRIVER: "F010",
+    Kind.LOADER_DIED: "F011",
+    Kind.LOADER_STUCK: "F012",
+    Kind.NURSERY_DIED: "F013",
+    Kind.KEEPER_DIED: "F014",
+    Kind.SUPERVISOR_DIED: "F015",
+    Kind.USER_ERROR: "F016",
+}
+"""Public and stable: a new kind takes the next number, and none is ever used again."""
 
 
 class Health(str, Enum):
@@ -158,7 +177,7 @@ class Fault:
             device=self.device or "the device", how=f" ({how})" if how else ""
         )
         if self.step is not None:
-            text += f" at step {self.step:,}".replace(",", " ")
+            text += f" at step {count(self.step)}"
         if self.phase is not None:
             text += f" in {self.phase}"
         return text
@@ -289,6 +308,7 @@ def match_text(text: str, *, device: str | None = None) -> Signature | None:
 _ON_CPU = frozenset({Kind.OUT_OF_MEMORY, Kind.HOST_MEMORY, Kind.LOADER_DIED, Kind.LOADER_STUCK})
 _DECISIONS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _REQUESTED_BYTES = re.compile(r"tried to allocate (\d+) bytes")
+_STUCK = re.compile(r"\b(is stuck|is stopped|gave nothing)\b")
 _MESSAGE_LIMIT = 2000
 
 STICKY_CODES = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999})
@@ -337,7 +357,7 @@ def _kind_by_type(error: BaseException, known: Signature | None) -> Kind | None:
             return Kind.DEVICE_LOST if sticky else Kind.TRANSIENT
         return known.kind
     if "holdfast.LoaderFailed" in names:
-        return Kind.LOADER_STUCK if "stuck" in str(error) else Kind.LOADER_DIED
+        return Kind.LOADER_STUCK if _STUCK.search(str(getattr(error, "cause", ""))) else Kind.LOADER_DIED
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return Kind.HOST_MEMORY
     if isinstance(error, ConnectionError | EOFError) and _raised_by_loader(error):
@@ -387,6 +407,9 @@ def _exception_evidence(error: BaseException, text: str) -> dict[str, object]:
     code = _error_code(error)
     if code is not None:
         evidence["error_code"] = code
+    samples = getattr(error, "samples", None)
+    if isinstance(samples, list):  # of a LoaderFailed
+        evidence["samples"] = samples
     asked = _REQUESTED_BYTES.search(text)
     if asked:
         evidence["requested_bytes"] = int(asked[1])
@@ -505,6 +528,7 @@ def _last_line(tail: str, known: Signature | None) -> str:
 class Explanation:
     """What `holdfast explain` and docs/faults.md say about one kind of fault."""
 
+    kind: Kind
     code: str
     slug: str
     level: str
@@ -525,4 +549,9 @@ def explanations() -> tuple[Explanation, ...]:
         import tomli as tomllib
 
     data = tomllib.loads((_HERE / "faults.toml").read_text(encoding="utf-8"))
-    return tuple(sorted((Explanation(**row) for row in data.values()), key=lambda row: row.code))
+    rows = (Explanation(kind=Kind(kind), **_stripped(row)) for kind, row in data.items())
+    return tuple(sorted(rows, key=lambda row: row.code))
+
+
+def _stripped(row: dict[str, str]) -> dict[str, str]:
+    return {name: text.strip() for name, text in row.items()}

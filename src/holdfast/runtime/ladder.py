@@ -4,7 +4,7 @@
     move.action, move.rung, move.pieces        # Action.SPLIT, 0, 2
     history.append(Past(fault, move, rung))    # `committed` grows as steps are committed after it
 
-`TABLE` below is the whole policy. Each row is tried from the left, and the first entry that is still open is
+`table` below is the whole policy. Each row is tried from the left, and the first entry that is still open is
 the move. An entry is used up by what was already done for faults of the same family at the same place: the
 same step on the same rung. What came from outside (a kill) is not the rung's fault, so there the place is
 "since the last committed step".
@@ -132,9 +132,6 @@ class Limits:
 
 DEFAULT_LIMITS = Limits()
 
-LAST = -1
-"""How often an entry of the table may be used: as long as it leads anywhere."""
-
 _DEVICE = "device"
 _OUTSIDE = "outside"
 
@@ -159,34 +156,34 @@ FAMILIES: Mapping[Kind, str] = {
 """Kinds that count against each other: a crash after a hang at one step is the second time, not the first."""
 
 
-def table(limits: Limits) -> Mapping[Kind, tuple[tuple[Action, int], ...]]:
-    """The policy. (action, how often), from the left; REPLACE counts all replacements at the place."""
+Entry = Action | tuple[Action, int]
+"""What to try. RETRY, CPU_BATCH and REPLACE alone: once. With a number: as long as fewer were used."""
+
+
+def table(limits: Limits = DEFAULT_LIMITS) -> Mapping[Kind, tuple[Entry, ...]]:
+    """The policy: for each kind of fault what to try, from the left."""
     retry, split, cpu_batch = Action.RETRY, Action.SPLIT, Action.CPU_BATCH
     replace, next_rung, fail, give_up = Action.REPLACE, Action.NEXT_RUNG, Action.FAIL, Action.GIVE_UP
-    lost = ((replace, 1), (next_rung, LAST), (replace, limits.tries), (give_up, LAST))
-    outside = ((replace, limits.outside), (give_up, LAST))
-    loader = ((replace, 1), (fail, LAST))
-    unfit = ((next_rung, LAST), (give_up, LAST))
+    lost = (replace, next_rung, (replace, limits.tries), give_up)
+    outside = ((replace, limits.outside), give_up)
     return {
-        Kind.OUT_OF_MEMORY: (
-            (retry, 1), (split, LAST), (cpu_batch, 1), (next_rung, LAST), (give_up, LAST),
-        ),
-        Kind.TRANSIENT: ((retry, 1), *lost),
+        Kind.OUT_OF_MEMORY: (retry, split, cpu_batch, next_rung, give_up),
+        Kind.TRANSIENT: (retry, *lost),
         Kind.DEVICE_LOST: lost,
         Kind.CRASH: lost,
         Kind.EXIT: lost,
         Kind.HANG: lost,
-        Kind.HOST_MEMORY: ((replace, limits.host_memory), (give_up, LAST)),
+        Kind.HOST_MEMORY: ((replace, limits.host_memory), give_up),
         Kind.KILLED: outside,
         Kind.NURSERY_DIED: outside,
         Kind.KEEPER_DIED: outside,
         Kind.SUPERVISOR_DIED: outside,
-        Kind.LOADER_DIED: loader,
-        Kind.LOADER_STUCK: loader,
-        Kind.UNSUPPORTED: unfit,
-        Kind.DRIVER: unfit,
-        Kind.USER_ERROR: ((fail, LAST),),
-    }  # fmt: skip
+        Kind.LOADER_DIED: (replace, fail),
+        Kind.LOADER_STUCK: (replace, fail),
+        Kind.UNSUPPORTED: (next_rung, give_up),
+        Kind.DRIVER: (next_rung, give_up),
+        Kind.USER_ERROR: (fail,),
+    }
 
 
 def next_move(
@@ -207,8 +204,8 @@ def next_move(
     state = _State(fault, history, rungs, rung, batch, splittable, limits)
     if fault.kind is not Kind.USER_ERROR and len(_at_place(fault, history)) >= limits.stalled:
         return Move(Action.GIVE_UP, rung, reason=f"{limits.stalled} faults at the same place")
-    for action, times in table(limits)[fault.kind]:
-        move = state.try_action(action, times)
+    for entry in table(limits)[fault.kind]:
+        move = state.try_entry(*_open(entry))
         if move is not None:
             return move
     raise AssertionError(f"the table has no last entry for {fault.kind}")
@@ -226,7 +223,7 @@ class _State:
     splittable: bool
     limits: Limits
 
-    def try_action(self, action: Action, times: int) -> Move | None:
+    def try_entry(self, action: Action, times: int) -> Move | None:
         if action is Action.RETRY:
             return self._retry(times)
         if action is Action.SPLIT:
@@ -263,7 +260,8 @@ class _State:
         used = self._used(Action.REPLACE)
         if used >= times:
             return None
-        reason = f"new worker on {self._label()}, try {used + 1} of {self._most_replacements()}"
+        most = times if self._next_rung() else self._most_replacements()
+        reason = f"new worker on {self._label()}, try {used + 1} of {most}"
         return Move(Action.REPLACE, self.rung, reason=reason, new_worker=True)
 
     def _next_rung(self) -> Move | None:
@@ -277,8 +275,10 @@ class _State:
         return None
 
     def _last_word(self, action: Action) -> str:
-        if action is Action.FAIL:
+        if self.fault.kind is Kind.USER_ERROR:
             return "the script's own error is not retried"
+        if action is Action.FAIL:
+            return "a new worker met the same fault at the same place"
         if FAMILIES[self.fault.kind] == _OUTSIDE:
             return f"ended {self.limits.outside + 1} times without one committed step"
         return f"nothing is left to try on {self._label()} and there is no other rung"
@@ -304,13 +304,18 @@ class _State:
         return max([said if isinstance(said, int) else 1, 1, *tried])
 
     def _most_replacements(self) -> int:
-        return max(times for action, times in table(self.limits)[self.fault.kind] if action is Action.REPLACE)
+        row = [_open(entry) for entry in table(self.limits)[self.fault.kind]]
+        return max([times for action, times in row if action is Action.REPLACE], default=1)
 
     def _alive(self) -> bool:
         return self.fault.health is Health.ALIVE
 
     def _label(self) -> str:
         return self.rungs[self.rung].label
+
+
+def _open(entry: Entry) -> tuple[Action, int]:
+    return (entry, 1) if isinstance(entry, Action) else entry
 
 
 def _at_place(fault: Fault, history: Sequence[Past]) -> Sequence[Past]:

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Write docs/faults.md from the texts and messages the program itself uses.
+
+python scripts/make_fault_docs.py             write it
+python scripts/make_fault_docs.py --check     exit 1 if it is out of date
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "faults.md"
+sys.path.insert(0, str(ROOT / "src"))
+
+from holdfast.runtime.faults import Explanation, Health, Signature, explanations, signatures  # noqa: E402
+from holdfast.runtime.ladder import Action, Entry, Limits, table  # noqa: E402
+
+_HEALTH = {
+    Health.ALIVE: "usable",
+    Health.DEAD: "lost",
+    Health.MACHINE: "lost, and the device",
+}
+
+
+def render() -> str:
+    """The whole page."""
+    return "\n".join(
+        [
+            "<!-- Made by scripts/make_fault_docs.py from src/holdfast/runtime: edit there, not here. -->",
+            "# Faults",
+            "",
+            "What can happen to a run, what holdfast does about it, and what you can do.",
+            "`holdfast explain F005` prints the same;",
+            '`holdfast explain "<message>"` finds the fault behind an error.',
+            "",
+            *_overview(),
+            *(line for row in explanations() for line in _section(row)),
+            *_harmless(),
+        ]
+    )
+
+
+def _overview() -> Iterator[str]:
+    yield "| code | fault | level | what is tried, in this order |"
+    yield "|---|---|---|---|"
+    policy = table(Limits())
+    for row in explanations():
+        tried = ", ".join(_entry(entry) for entry in policy[row.kind])
+        yield f"| [{row.code}](#{row.code.lower()}) | `{row.kind}` | {row.level} | {tried} |"
+    yield ""
+    yield "What was tried counts per step and rung; for faults from outside, since the last committed step."
+    yield "*retry*: the same step again in the same process, or in a new one if that is not usable any more."
+    yield "*replace*: a new worker from the snapshot on the same rung. What leads nowhere is left out:"
+    yield "*split* with a batch of one, *cpu batch* on the CPU, *next rung* on the last one."
+    yield ""
+
+
+def _entry(entry: Entry) -> str:
+    action, times = (entry, 1) if isinstance(entry, Action) else entry
+    words = action.value.replace("_", " ")
+    return words if times == 1 else f"{words} (up to {times} in all)"
+
+
+def _section(row: Explanation) -> Iterator[str]:
+    yield f'<a id="{row.code.lower()}"></a>'
+    yield ""
+    yield f"## {row.code} {row.title}"
+    yield ""
+    yield f"`{row.slug}` · {row.level}"
+    yield ""
+    for heading, text in (
+        ("What was seen", row.seen),
+        ("What it means for you", row.means),
+        ("What holdfast does", row.does),
+        ("What you can do", row.you_can),
+    ):
+        yield f"**{heading}.** {text}"
+        yield ""
+    yield from _messages([known for known in signatures() if known.kind is row.kind])
+
+
+def _messages(known: list[Signature]) -> Iterator[str]:
+    if not known:
+        return
+    yield "| message or sign | on | means | process | what helps |"
+    yield "|---|---|---|---|---|"
+    for row in known:
+        where, left = ", ".join(row.backends), _HEALTH[row.health]
+        yield f"| {_sign(row)} | {where} | {row.means} | {left} | {row.action} |"
+    yield ""
+
+
+def _harmless() -> Iterator[str]:
+    yield "## Messages that are no fault"
+    yield ""
+    yield from _messages([known for known in signatures() if known.kind is None])
+
+
+def _sign(row: Signature) -> str:
+    """How it is recognised: the texts or the pattern, as code; else what is observed, in words."""
+    if row.observed is not None:
+        return row.observed
+    parts = [*row.text, *([f"/{row.regex}/"] if row.regex else [])]
+    return "<br>".join(f"`{part}`".replace("|", "\\|") for part in parts)
+
+
+def main(argv: list[str]) -> int:
+    text = render()
+    if argv == ["--check"]:
+        return 0 if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text else 1
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(text, encoding="utf-8", newline="\n")
+    print(PAGE.relative_to(ROOT))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

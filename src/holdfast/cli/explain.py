@@ -1,0 +1,204 @@
+"""`holdfast explain`: what a code means, what holdfast does about it, what you can do.
+
+    holdfast explain                      every code, one line each
+    holdfast explain F010                 one code
+    holdfast explain hang                 one fault by its word
+    holdfast explain "CUDA error: device-side assert triggered"       a message, as torch printed it
+
+Whoever has codes adds a function to `SOURCES`; this command only finds and prints. A row needs the fields of
+`Topic`, and may have a `measured_by` and a `kind`.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from holdfast.cli.output import Output, add_flags, table
+from holdfast.errors import ExitCode, UserError
+from holdfast.runtime import faults
+
+if TYPE_CHECKING:
+    import argparse
+
+_WIDTH = 80
+
+
+class Topic(Protocol):
+    """What can be explained."""
+
+    @property
+    def code(self) -> str: ...
+    @property
+    def slug(self) -> str: ...
+    @property
+    def level(self) -> str:
+        """note, warning or error."""
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def seen(self) -> str: ...
+    @property
+    def means(self) -> str: ...
+    @property
+    def does(self) -> str: ...
+    @property
+    def you_can(self) -> str: ...
+
+
+SOURCES: list[Callable[[], Iterable[Topic]]] = [faults.explanations]
+"""Each gives its topics in the order in which they are listed."""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add the command to the command line."""
+    import argparse
+
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "explain",
+        help="what a code means, what holdfast does about it, what you can do",
+        description="What a code means, what holdfast does about it, and what you can do.\n\n"
+        "examples:\n"
+        "  holdfast explain                   every code, one line each\n"
+        "  holdfast explain F010              one code\n"
+        "  holdfast explain hang              one fault by its word\n"
+        '  holdfast explain "CUDA error: device-side assert triggered"\n'
+        "                                     a message, as torch printed it",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("code", nargs="?", metavar="CODE", help="a code, a fault's word, or an error message")
+    add_flags(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was asked for; UserError for what nobody knows."""
+    output = Output.from_args(args)
+    topics = [topic for source in SOURCES for topic in source()]
+    if args.code is None:
+        _list(topics, output)
+        return ExitCode.OK
+    topic, known = _find(args.code.strip(), topics)
+    if output.as_json:
+        message = None if known is None else _signature_as_json(known)
+        output.json({**({} if topic is None else _as_json(topic)), "message": message})
+    else:
+        for line in page(topic, known):
+            output.print(line)
+    return ExitCode.OK
+
+
+def page(topic: Topic | None, known: faults.Signature | None = None) -> list[str]:
+    """A topic as lines of text; with the message that led here, what that message means comes first."""
+    if topic is None:
+        return ["No fault", *_message(known)]
+    head = f"{topic.code} · {topic.slug}"
+    lines = [f"{head}{topic.level:>{max(_WIDTH - len(head), len(topic.level) + 2)}}"]
+    lines += _message(known)
+    lines += _section("What was seen", topic.seen)
+    lines += _section("What it means for you", topic.means)
+    lines += _section("What holdfast does", topic.does)
+    lines += _section("What you can do", topic.you_can)
+    measured_by = getattr(topic, "measured_by", None)
+    if measured_by:
+        lines += ["", f"Measured by  {measured_by}"]
+    return lines
+
+
+def _message(known: faults.Signature | None) -> list[str]:
+    if known is None:
+        return []
+    return _section(
+        "This message", " ".join(f"{text[0].upper()}{text[1:]}." for text in (known.means, known.action))
+    )
+
+
+def _section(heading: str, text: str) -> list[str]:
+    # Long words stay whole: a variable or a command that is broken in two cannot be copied.
+    body = textwrap.wrap(
+        text,
+        _WIDTH - 2,
+        break_long_words=False,
+        break_on_hyphens=False,
+        initial_indent="  ",
+        subsequent_indent="  ",
+    )
+    return ["", heading, *body]
+
+
+def _list(topics: Sequence[Topic], output: Output) -> None:
+    if output.as_json:
+        output.json({"codes": [_as_json(topic) for topic in topics]})
+        return
+    for line in table([(topic.code, topic.level, topic.title) for topic in topics]):
+        output.print(line)
+    output.print()
+    output.print("  holdfast explain F001      what it means and what you can do")
+
+
+def _find(asked: str, topics: Sequence[Topic]) -> tuple[Topic | None, faults.Signature | None]:
+    """The topic by its code, slug or word, else by a message that is known; some messages are no fault."""
+    word = asked.lower().replace("_", "-")
+    for topic in topics:
+        if word in _names(topic):
+            return topic, None
+    known = faults.signature(word) or faults.match_text(asked)
+    if known is None:
+        raise _unknown(asked, word, topics)
+    return next(
+        (topic for topic in topics if known.kind and topic.code == faults.CODES[known.kind]), None
+    ), known
+
+
+def _names(topic: Topic) -> set[str]:
+    kind = getattr(topic, "kind", None)
+    return {topic.code.lower(), topic.slug} | ({str(kind).replace("_", "-")} if kind else set())
+
+
+def _unknown(asked: str, word: str, topics: Sequence[Topic]) -> UserError:
+    import difflib
+
+    names = {name: topic for topic in topics for name in _names(topic)}
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    hints = []
+    if close:
+        topic = names[close[0]]
+        shown = topic.code if close[0] == topic.code.lower() else close[0]
+        hints.append(f"a similar one exists: `{shown}` ({topic.title.lower()})")
+    hints.append("`holdfast explain` lists all codes")
+    what = "code" if len(asked.split()) == 1 else "message"
+    return UserError(f"unknown {what} `{asked}`", hints=hints)
+
+
+def _as_json(topic: Topic) -> dict[str, object]:
+    kind = getattr(topic, "kind", None)
+    return {
+        "code": topic.code,
+        "kind": None if kind is None else str(kind),
+        "slug": topic.slug,
+        "level": topic.level,
+        "title": topic.title,
+        "seen": topic.seen,
+        "means": topic.means,
+        "does": topic.does,
+        "you_can": topic.you_can,
+        "messages": [
+            _signature_as_json(known) for known in faults.signatures() if kind and known.kind is kind
+        ],
+    }
+
+
+def _signature_as_json(known: faults.Signature) -> dict[str, object]:
+    return {
+        "id": known.id,
+        "text": list(known.text),
+        "regex": known.regex,
+        "observed": known.observed,
+        "backends": list(known.backends),
+        "health": known.health.value,
+        "means": known.means,
+        "action": known.action,
+    }
