@@ -272,16 +272,15 @@ def parse_overrides(words: Iterable[str]) -> dict[str, str]:
     """`["run.seed=7", "oom.split=false"]` from a command line, as `Settings.load` takes it."""
     overrides = {}
     for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key.strip():
+        key, equals, value = (part.strip() for part in word.partition("="))
+        if not equals or not key:
             raise UserError(
                 f"`{word}` is not a setting",
                 cause="settings are written as section.key=value",
-                hints=_similar(key.strip().lower()) or ["for example `run.seed=7`"],
+                hints=[f"for example `{key if key in kinds() else 'run.seed'}=...`"],
             )
-        key = key.strip()
         known(key, COMMAND_LINE)
-        overrides[key] = value.strip()
+        overrides[key] = value
     return overrides
 
 
