@@ -1,0 +1,147 @@
+"""Which sample comes when, and with which random numbers: a function of (seed, epoch, index) alone.
+
+    epoch = Epoch(seed=7, number=3, length=50_000, batch_size=64, shuffle=True, drop_last=False)
+    epoch.samples(12)                       # the int64 indices of batch 12, the same everywhere, for ever
+    for words in sample_seeds(7, 3, epoch.samples(12)):
+        seed_generators(words)              # torch, numpy and random, before dataset[index]
+
+The order depends on no library's generator: it is a sort by a 64-bit hash of our own. `torch.randperm` and
+numpy's `permutation` may change between versions, and a run resumed under another version in the middle of an
+epoch would then repeat some samples and skip others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Indices = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+# Streams keep the order, the samples and the collate function from ever sharing a seed.
+_ORDER, _SAMPLE, _COLLATE = 1, 2, 3
+
+
+def mix(values: Words) -> Words:
+    """The splitmix64 finaliser: a bijection of words in which every input bit moves every output bit."""
+    z = values + np.uint64(_GOLDEN)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(z ^ (z >> np.uint64(31)), dtype=np.uint64)
+
+
+def _key(*parts: int) -> np.uint64:
+    """One word out of several, each mixed in turn, so that (1, 2) and (2, 1) differ."""
+    word = np.zeros(1, dtype=np.uint64)
+    for part in parts:
+        word = mix(word ^ np.uint64(part & _MASK))
+    return np.uint64(word[0])
+
+
+def permutation(seed: int, epoch: int, length: int) -> Indices:
+    """The shuffled order of `length` samples: sorted by a hash of (seed, epoch, index), ties by index."""
+    words = mix(np.arange(length, dtype=np.uint64) ^ _key(seed, _ORDER, epoch))
+    return np.argsort(words, kind="stable").astype(np.int64, copy=False)
+
+
+def fingerprint(indices: Indices) -> int:
+    """The sum of a hash of each index, mod 2^64: the same for any order, other for other samples."""
+    words = mix(indices.astype(np.uint64))
+    return int(np.add.reduce(words, dtype=np.uint64))
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The batches of one epoch, by position."""
+
+    seed: int
+    number: int
+    length: int
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+
+    def __len__(self) -> int:
+        whole, rest = divmod(self.length, self.batch_size)
+        return whole + (1 if rest and not self.drop_last else 0)
+
+    @cached_property
+    def _order(self) -> Indices:
+        if self.shuffle:
+            return permutation(self.seed, self.number, self.length)
+        return np.arange(self.length, dtype=np.int64)
+
+    def samples(self, batch: int) -> Indices:
+        """The sample indices of batch number `batch`."""
+        begin = batch * self.batch_size
+        # A copy: a batch that outlives its epoch must not keep the whole order alive.
+        return self._order[begin : begin + self.batch_size].copy()
+
+    def expected(self) -> Coverage:
+        """What is covered when every batch was trained on exactly once."""
+        seen = self._order[: len(self) * self.batch_size]
+        return Coverage(len(seen), fingerprint(seen))
+
+
+@dataclass
+class Coverage:
+    """Which samples have been trained on, in sixteen bytes: how many, and the sum of their hashes."""
+
+    count: int = 0
+    total: int = 0
+
+    def add(self, indices: Indices) -> None:
+        self.count += len(indices)
+        self.total = (self.total + fingerprint(indices)) & _MASK
+
+    def compare(self, expected: Coverage) -> tuple[int, int]:
+        """(skipped, repeated) at the least: equal counts with unequal hashes mean one of each, or more."""
+        skipped = max(0, expected.count - self.count)
+        repeated = max(0, self.count - expected.count)
+        if self.count == expected.count and self.total != expected.total:
+            skipped = repeated = 1
+        return skipped, repeated
+
+
+def sample_seeds(seed: int, epoch: int, indices: Indices) -> list[list[int]]:
+    """Three words a sample, for torch, numpy and random."""
+    base = mix(indices.astype(np.uint64) ^ _key(seed, _SAMPLE, epoch))
+    rows: list[list[int]] = np.stack([mix(base + np.uint64(k)) for k in range(3)], axis=1).tolist()
+    return rows
+
+
+def collate_seeds(seed: int, epoch: int, batch: int) -> list[int]:
+    """Three words for the collate function of a batch (mixup and the like draw there)."""
+    base = np.asarray([_key(seed, _COLLATE, epoch, batch)], dtype=np.uint64)
+    return [int(mix(base + np.uint64(k))[0]) for k in range(3)]
+
+
+def seed_generators(words: Sequence[int]) -> None:
+    """Seed the three global CPU generators.
+
+    Not `torch.manual_seed`: that one also reseeds every accelerator, which belongs to the model.
+    """
+    torch.default_generator.manual_seed(words[0])
+    np.random.seed(words[1] & 0xFFFFFFFF)  # a second word would cost more than all the rest of the seeding
+    random.seed(words[2])
+
+
+@contextmanager
+def borrowed_generators() -> Iterator[None]:
+    """Whatever is drawn or seeded inside leaves no trace outside."""
+    state = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state[0])
+        np.random.set_state(state[1])
+        random.setstate(state[2])
