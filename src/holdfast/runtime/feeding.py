@@ -1,0 +1,277 @@
+"""One generation of loader children, and the thread that reads from them.
+
+    feed = Feed(fetcher, Job(claim, epoch, start=17, stop=len(epoch)), workers=2, prefetch=2, pin=None)
+    feed.take(timeout=0.05)         # the next Item, or None
+    feed.dead()                     # children that are gone
+    feed.stop(grace=0)              # all of them, at once, and nothing is left behind
+
+The children are those of a torch `DataLoader`. It is driven in a way of its own, because of three things in
+it that a run cannot live with:
+
+- Its SIGCHLD handler raises RuntimeError wherever the main thread is when a child is killed: in the middle of
+  an optimizer step too. So the children are taken out of its books; whoever waits for a batch watches them.
+- Its timeout covers the arrival of a message, not the reading. A child stopped in the middle of a message, or
+  just after it (the memory of a tensor is handed over by a second connection), blocks the reader for ever.
+  So a thread of its own reads, and killing the children frees it.
+- Its shutdown may wait for ever on a lock that a killed child was holding. After a kill it is not used.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import wait as wait_for_any
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from holdfast.runtime.fetching import IDLE, Fetcher, Parcel, Start, Ticket, as_it_is, unpack_error
+from holdfast.runtime.sampling import Epoch
+
+REAP_S = 10.0
+"""How long a killed child may take to be gone before it is left to the kernel; 8 GB took half a second."""
+LEAVE_S = 1.0
+"""How long the reading thread may take to end after its children did."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Batches `start` to `stop` of an epoch, for one iterator (`claim`)."""
+
+    claim: object
+    epoch: Epoch
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Item:
+    """What comes out of a feed: a value, an error to be raised as it is, or trouble with the children."""
+
+    batch: int = -1
+    seconds: float = 0.0
+    value: Any = None
+    error: BaseException | None = None
+    trouble: BaseException | None = None
+
+
+class _Plan:
+    """The sampler given to the DataLoader: the tickets of whatever job is current when it is asked."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def __iter__(self) -> Iterator[Ticket]:
+        job = self.job
+        for batch in range(job.start, job.stop):
+            yield Ticket(job.epoch.seed, job.epoch.number, batch, job.epoch.samples(batch))
+
+    def __len__(self) -> int:
+        return self.job.stop - self.job.start
+
+
+def start_method() -> str:
+    """Fork where it is fast and safe; spawn on macOS and Windows, and where HOLDFAST_PORTABLE asks for it."""
+    portable = os.environ.get("HOLDFAST_PORTABLE", "0") not in ("", "0")
+    return "fork" if sys.platform == "linux" and not portable else "spawn"
+
+
+class Feed:
+    """Loader children and their reader. When one of them fails, the whole generation is stopped."""
+
+    DEPTH = 2
+    """Values ready in this process, on top of what the children prefetch."""
+
+    def __init__(
+        self, fetcher: Fetcher, job: Job, *, workers: int, prefetch: int, pin: torch.device | None
+    ) -> None:
+        context = self._context()
+        fetcher.progress = self.progress = context.RawArray("q", [IDLE] * workers)
+        self.born = time.monotonic()
+        self.job = job
+        self.next = job.start
+        self.delivered = 0
+        self._plan = _Plan(job)
+        self._pin = pin
+        self._changed = threading.Condition()
+        self._ready: deque[Item] = deque()
+        self._broken: BaseException | None = None
+        self._stopping = False
+        self._iterator: Any = None
+        self._loader: Any = DataLoader(
+            fetcher,  # type: ignore[arg-type]
+            batch_size=None,
+            sampler=self._plan,
+            collate_fn=as_it_is,
+            num_workers=workers,
+            prefetch_factor=prefetch,
+            persistent_workers=True,
+            multiprocessing_context=context,
+            worker_init_fn=Start(),
+            generator=torch.Generator(),  # iter() draws from it; the global one belongs to the training
+        )
+        try:
+            self._iterator = iter(self._loader)
+        except BaseException:
+            self._kill()
+            raise
+        _forget_pids(self._iterator)
+        self._thread = threading.Thread(target=self._read, name="holdfast-feed", daemon=True)
+        self._thread.start()
+
+    def _context(self) -> Any:
+        """A multiprocessing context that notes each child: so all are known even when starting them fails."""
+        self.children: list[BaseProcess] = []
+        context: Any = type(multiprocessing.get_context(start_method()))()
+        make = context.Process
+
+        def noted(*args: Any, **kwargs: Any) -> BaseProcess:
+            child: BaseProcess = make(*args, **kwargs)
+            self.children.append(child)
+            return child
+
+        context.Process = noted  # on the instance: hides the class of that name
+        return context
+
+    # The side of the loop.
+
+    def serves(self, claim: object, batch: int) -> bool:
+        """Is `batch`, for that iterator, the one that comes next?"""
+        return self.job.claim is claim and self.next == batch < self.job.stop
+
+    def begin(self, job: Job) -> None:
+        """Turn to another job. What is under way for the old one is thrown away."""
+        with self._changed:
+            self.job, self.next = job, job.start
+            self._ready.clear()
+            self._changed.notify_all()
+
+    def take(self, timeout: float) -> Item | None:
+        """The next item of the current job, or None after `timeout` seconds."""
+        with self._changed:
+            if not self._ready and self._broken is None:
+                self._changed.wait(timeout)
+            if self._ready:
+                self.next += 1
+                self.delivered += 1
+                self._changed.notify_all()
+                return self._ready.popleft()
+            return None if self._broken is None else Item(trouble=self._broken)
+
+    def dead(self) -> list[BaseProcess]:
+        """Children that are gone. Their sentinels are asked too: someone else may have reaped them."""
+        gone = set(wait_for_any([child.sentinel for child in self.children], timeout=0))
+        return [child for child in self.children if child.exitcode is not None or child.sentinel in gone]
+
+    def pids(self) -> list[int]:
+        """The children that are still there."""
+        return [child.pid for child in self.children if child.pid is not None and child.exitcode is None]
+
+    def stop(self, *, grace: float) -> None:
+        """End children and thread: politely for `grace` seconds, then by SIGKILL, stopped ones too."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        here = threading.current_thread() is self._thread  # the collector may run anywhere
+        if grace > 0 and not here and not self.dead():
+            self._thread.join(grace)
+        self._kill()
+        if not here:
+            self._thread.join(LEAVE_S)  # a daemon: should it still be stuck, it holds nothing that matters
+
+    def _kill(self) -> None:
+        iterator = self._iterator
+        if iterator is not None:
+            iterator._shutdown = True  # see the third point above
+        for child in self.children:
+            if child.pid is not None and child.exitcode is None:
+                child.kill()
+        deadline = time.monotonic() + REAP_S
+        while self.pids() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        if iterator is not None:
+            for queue in iterator._index_queues:
+                queue.cancel_join_thread()
+                queue.close()
+            # The last end to write to: a reader in the middle of a message now meets the end of the file.
+            iterator._worker_result_queue._writer.close()
+
+    # The side of the thread.
+
+    def _read(self) -> None:
+        try:
+            self._read_jobs()
+        except BaseException as error:  # the edge of the thread: whoever waits for a batch is told
+            with self._changed:
+                self._broken = error
+                self._changed.notify_all()
+        else:
+            # The last references: the DataLoader's own shutdown runs, and the children end by themselves.
+            self._iterator = self._loader = None
+
+    def _read_jobs(self) -> None:
+        if self._pin is not None and self._pin.type == "cuda":
+            torch.cuda.set_device(self._pin)  # the current device is a property of the thread
+        job = self._plan.job
+        iterator = self._iterator
+        while True:
+            for parcel in iterator:
+                if not self._hand_over(job, self._open(parcel)):
+                    break
+            following = self._next_job(job)
+            if following is None:
+                return
+            self._plan.job = job = following
+            iterator = iter(self._loader)  # the same iterator, which throws away what is under way
+
+    def _open(self, parcel: Parcel) -> Item:
+        if parcel.failed:
+            return Item(parcel.batch, parcel.seconds, error=unpack_error(parcel.payload))
+        value = pickle.loads(parcel.payload)
+        if self._pin is not None:
+            try:
+                value = pinned(value)
+            except Exception as error:  # the device's trouble and not the children's: the loop judges it
+                return Item(parcel.batch, parcel.seconds, error=error)
+        return Item(parcel.batch, parcel.seconds, value=value)
+
+    def _hand_over(self, job: Job, item: Item) -> bool:
+        """Wait for room and leave the item there. False if nobody wants it any more."""
+        with self._changed:
+            while len(self._ready) >= self.DEPTH and self.job is job and not self._stopping:
+                self._changed.wait()
+            if self.job is not job or self._stopping:
+                return False
+            self._ready.append(item)
+            self._changed.notify_all()
+            return True
+
+    def _next_job(self, done: Job) -> Job | None:
+        with self._changed:
+            while self.job is done and not self._stopping:
+                self._changed.wait()
+            return None if self._stopping else self.job
+
+
+def pinned(value: Any) -> Any:
+    """The same value in page-locked memory."""
+    from torch.utils.data._utils import pin_memory
+
+    return pin_memory.pin_memory(value)
+
+
+def _forget_pids(iterator: Any) -> None:
+    """Take the children out of torch's SIGCHLD handler, which would raise in the middle of a step."""
+    from torch.utils.data._utils import signal_handling
+
+    signal_handling._remove_worker_pids(id(iterator))
+    iterator._worker_pids_set = False

@@ -1,0 +1,243 @@
+"""What a loader child does: one ticket in, one parcel out, with every random number fixed by the ticket.
+
+    fetcher = Fetcher(dataset, collate_fn=None)
+    fetcher[Ticket(seed=7, epoch=0, batch=3, samples=...)]      # in a child: a Parcel, never an exception
+    fetch_here(fetcher, ticket)                                 # in this process: the value itself
+
+A batch is pickled here and not by the queue that carries it: that queue pickles in a background thread, which
+drops what it cannot pickle, so that the batch would never arrive and nobody would know why.
+An error in the user's dataset is carried over whole: its type, its arguments, its attributes, its traceback.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate, get_worker_info
+
+from holdfast.runtime.sampling import (
+    Indices,
+    borrowed_generators,
+    collate_seeds,
+    sample_seeds,
+    seed_generators,
+)
+
+IDLE, COLLATING = -1, -2
+"""Where a child is when it is at no sample; see `Fetcher.progress`."""
+
+
+class Ticket(NamedTuple):
+    """The order for one batch."""
+
+    seed: int
+    epoch: int
+    batch: int
+    samples: Indices
+
+
+class Parcel(NamedTuple):
+    """One batch on its way out of a child. `failed`: the payload is an error of the user's code."""
+
+    batch: int
+    seconds: float
+    failed: bool
+    payload: bytes
+
+
+class Fetcher:
+    """Reads the samples of a ticket and collates them, seeding every generator for each sample."""
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None) -> None:
+        self.dataset = dataset
+        self.collate_fn = default_collate if collate_fn is None else collate_fn
+        self.draws = collate_fn is not None or _may_draw(dataset)
+        """False where nothing can draw a random number: seeding costs more than indexing a tensor."""
+        self.progress: Any = None
+        """Shared with the parent: the sample each child is at. What a crash leaves here names its sample."""
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, ticket: Ticket) -> Parcel:
+        """What torch's loop in the child calls."""
+        info = get_worker_info()
+        at = _nowhere if info is None or self.progress is None else _Place(self.progress, info.id)
+        began = time.monotonic()
+        failed = False
+        try:
+            payload = _dumps(self.fetch(ticket, at))
+        except Exception as error:
+            payload, failed = pack_error(error), True
+        at(IDLE)
+        return Parcel(ticket.batch, time.monotonic() - began, failed, payload)
+
+    def fetch(self, ticket: Ticket, at: Callable[[int], None] | None = None) -> Any:
+        """The value of one batch. Leaves the three global generators seeded."""
+        at = at or _nowhere
+        samples = ticket.samples.tolist()
+        seeds = sample_seeds(ticket.seed, ticket.epoch, ticket.samples) if self.draws else None
+        items = []
+        for place, index in enumerate(samples):
+            at(index)
+            if seeds is not None:
+                seed_generators(seeds[place])
+            try:
+                items.append(self.dataset[index])
+            except Exception as error:
+                _note(error, f"raised by dataset[{index}], in batch {ticket.batch} of epoch {ticket.epoch}")
+                raise
+        at(COLLATING)
+        if seeds is not None:
+            seed_generators(collate_seeds(ticket.seed, ticket.epoch, ticket.batch))
+        try:
+            return self.collate_fn(items)
+        except Exception as error:
+            _note(error, f"raised while collating samples {listed(samples)}, batch {ticket.batch}")
+            raise
+
+
+def fetch_here(fetcher: Fetcher, ticket: Ticket) -> Any:
+    """A batch in this very process, leaving no trace in its generators."""
+    if not fetcher.draws:
+        return fetcher.fetch(ticket)
+    threads = torch.get_num_threads()
+    with borrowed_generators():
+        # One thread, as in a loader child: some sums come out differently with two.
+        torch.set_num_threads(1)
+        try:
+            return fetcher.fetch(ticket)
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _may_draw(dataset: Any) -> bool:
+    """Exact types only: a subclass may do anything."""
+    if type(dataset) is TensorDataset:
+        return False
+    if type(dataset) is Subset:
+        return _may_draw(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return any(_may_draw(part) for part in dataset.datasets)
+    return True
+
+
+class _Place:
+    """Writes where this child is. Eight aligned bytes: never seen half-written."""
+
+    def __init__(self, progress: Any, slot: int) -> None:
+        self.progress, self.slot = progress, slot
+
+    def __call__(self, index: int) -> None:
+        self.progress[self.slot] = index
+
+
+def _nowhere(index: int) -> None:
+    pass
+
+
+def as_it_is(value: Any) -> Any:
+    """The collate function given to torch: collating is done already."""
+    return value
+
+
+class Start:
+    """A loader child's first act. A class, because a closure could not be pickled for spawn."""
+
+    def __init__(self) -> None:
+        self.parent = os.getpid()
+
+    def __call__(self, worker_id: int) -> None:
+        # Ctrl-C reaches the whole process group. What it means is the worker's to decide, and until it has
+        # stopped well it needs its data.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if sys.platform == "linux":
+            _die_with_parent(self.parent)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Ask the kernel to end this process with the thread that started it, however that one ends."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # 1: PR_SET_PDEATHSIG
+    except (OSError, AttributeError):
+        return  # no prctl in this libc: torch's own look at the parent, every 5 s, remains
+    if os.getppid() != parent:  # it died before the call above
+        os._exit(1)
+
+
+# Errors of the user's code, from the child to the loop.
+
+
+class FromChild(Exception):
+    """The traceback of a loader child as text, shown as the cause of the error raised here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
+
+
+def pack_error(error: Exception) -> bytes:
+    """The error and the text of its traceback, in the fullest form that comes out again as the same error."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    forms: tuple[tuple[Any, ...], ...] = (
+        ("whole", error),
+        # A class whose __init__ takes other arguments than it hands to super() cannot be rebuilt by a call.
+        ("parts", type(error), error.args, dict(vars(error))),
+        ("parts", type(error), error.args, {}),
+    )
+    for form in forms:
+        try:
+            packed = _dumps((text, *form))
+            rebuilt = unpack_error(packed)
+            if type(rebuilt) is type(error) and str(rebuilt) == str(error):
+                return packed
+        except Exception:  # whatever a user's class does when it is pickled, there is a next form
+            continue
+    name = f"{type(error).__module__}.{type(error).__qualname__}"
+    return _dumps((text, "words", f"{name}: {error}"))
+
+
+def unpack_error(payload: bytes) -> Exception:
+    """The error `pack_error` packed; a RuntimeError with its words if its class could not travel."""
+    text, form, *rest = pickle.loads(payload)
+    error: Exception
+    if form == "whole":
+        error = rest[0]
+    elif form == "parts":
+        cls, arguments, attributes = rest
+        error = cls.__new__(cls, *arguments)
+        error.args = arguments
+        vars(error).update(attributes)
+    else:
+        error = RuntimeError(rest[0])
+    error.__cause__ = FromChild(text)
+    return error
+
+
+def listed(samples: Sequence[int], most: int = 16) -> str:
+    """`1, 2, 3 and 61 more`."""
+    shown = ", ".join(map(str, samples[:most]))
+    return shown if len(samples) <= most else f"{shown} and {len(samples) - most} more"
+
+
+def _note(error: BaseException, text: str) -> None:
+    if sys.version_info >= (3, 11):
+        error.add_note(text)
+
+
+def _dumps(value: Any) -> bytes:
+    return bytes(ForkingPickler.dumps(value))

@@ -1,0 +1,323 @@
+"""Batches out of loader children that may be killed, stopped or stuck: each exactly once, and in order.
+
+    pool = Pool(Fetcher(dataset, collate_fn), workers=2)
+    for value in pool.stream(epoch, start=17):       # batch 17, 18, ... of the epoch
+        ...
+    pool.close()
+
+When a child dies, or gives nothing for longer than `Patience` allows, the whole generation is killed and a
+new one begins with the batch that was due. A batch is a function of its ticket, so it comes out the same.
+After `RESPAWNS` new generations for one batch: LoaderFailed, with the sample that did it where that is known.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
+from typing import Any
+
+import torch
+
+from holdfast.errors import ExitCode, HoldfastError, InternalError, UserError
+from holdfast.runtime.feeding import Feed, Item, Job, start_method
+from holdfast.runtime.fetching import IDLE, Fetcher, listed
+from holdfast.runtime.sampling import Epoch
+
+RESPAWNS = 3
+"""How often the children are replaced for the sake of one batch."""
+POLL_S = 0.05
+"""How soon a dead child is noticed while a batch is waited for."""
+BEAT_S = 0.5
+"""How often `on_wait` is called meanwhile."""
+GRACE_S = 1.0
+"""How long healthy children get to leave by themselves at a close."""
+
+
+class LoaderFailed(HoldfastError):
+    """Loader children died or hung again and again at one batch; `samples` names the suspects."""
+
+    exit_code = ExitCode.NO
+
+    def __init__(
+        self, message: str, *, samples: Sequence[int] = (), epoch: int = -1, batch: int = -1, **parts: Any
+    ) -> None:
+        super().__init__(message, **parts)
+        self.samples = list(samples)
+        self.epoch = epoch
+        self.batch = batch
+
+
+@dataclass
+class Patience:
+    """How long a batch may take, judged by what batches took so far."""
+
+    floor_s: float = 5.0
+    """No child is called stuck sooner."""
+    first_wait_s: float = 120.0
+    """For the first batch of all: a dataset opens its files, a child imports its libraries."""
+    factor: float = 4.0
+    """Times the slowest recent batch; and again at each respawn, so that a batch that is only slow passes."""
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    _firsts: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+
+    def limit(self, *, fresh: bool, attempt: int) -> float:
+        """Seconds. `fresh`: the children have only just started."""
+        if fresh and not self._firsts:
+            return self.first_wait_s
+        slowest = max([*self._recent, *(self._firsts if fresh else ())], default=0.0)
+        return float(max(self.floor_s, self.factor * slowest) * self.factor**attempt)
+
+    def note(self, seconds: float) -> None:
+        """A batch took that long in its child."""
+        self._recent.append(seconds)
+
+    def note_first(self, seconds: float) -> None:
+        """The first batch of a generation was there that long after its start."""
+        self._firsts.append(seconds)
+
+
+@dataclass(frozen=True)
+class _Trouble:
+    """Why a generation was given up: events for the journal, and the words for the last error."""
+
+    events: list[tuple[str, dict[str, Any]]]
+    suspects: list[int]
+    line: str
+    hints: tuple[str, ...] = ()
+    error: BaseException | None = None
+
+
+class Pool:
+    """Loader children, replaced when they fail. Made for one stream at a time."""
+
+    def __init__(self, fetcher: Fetcher, *, workers: int, prefetch: int = 2, persistent: bool = True) -> None:
+        self.fetcher = fetcher
+        self.workers = workers
+        self.prefetch = prefetch
+        self.persistent = persistent
+        self.patience = Patience()
+        self.pin: torch.device | None = None
+        self.on_event: Callable[[str, dict[str, Any]], None] | None = None
+        self.on_wait: Callable[[], None] | None = None
+        self._feeds: list[Feed] = []  # none or one; a list, for the finaliser must not hold the pool itself
+        # When the pool is collected; and at exit, before multiprocessing waits for children that may not end.
+        self._finalize = Finalize(self, _stop_all, args=(self._feeds,), exitpriority=100)
+
+    @property
+    def pids(self) -> list[int]:
+        """The loader children alive now."""
+        return [pid for feed in self._feeds for pid in feed.pids()]
+
+    def close(self) -> None:
+        """End every child and wait until it is gone. A later stream starts new ones."""
+        _stop_all(self._feeds)
+
+    def stream(self, epoch: Epoch, start: int) -> Iterator[Any]:
+        """The values of batches `start`, `start` + 1, ... of the epoch."""
+        claim = object()
+        try:
+            for batch in range(start, len(epoch)):
+                yield self._obtain(claim, epoch, batch)
+        finally:
+            if not self.persistent:
+                self.close()
+
+    def _obtain(self, claim: object, epoch: Epoch, batch: int) -> Any:
+        """One batch, whatever it takes."""
+        attempt = 0
+        while True:
+            # From the second respawn on, only this batch is ordered: then no later one can be to blame.
+            job = Job(claim, epoch, batch, batch + 1 if attempt >= 2 else len(epoch))
+            outcome = self._try(job, attempt)
+            if isinstance(outcome, Item):
+                if outcome.error is not None:
+                    raise outcome.error
+                return outcome.value
+            self._drop(outcome, respawn=attempt + 1)
+            if attempt == RESPAWNS:
+                raise _failed(outcome, epoch, batch) from outcome.error
+            attempt += 1
+
+    def _try(self, job: Job, attempt: int) -> Item | _Trouble:
+        try:
+            feed = self._feed_for(job)
+        except OSError as error:  # no memory, or no room for another process
+            return _not_started(error, job)
+        return self._wait(feed, job.start, attempt)
+
+    def _feed_for(self, job: Job) -> Feed:
+        feed = self._feeds[0] if self._feeds else None
+        if feed is not None and feed.serves(job.claim, job.start):
+            return feed
+        if feed is not None and (dead := feed.dead()):  # while nobody was waiting
+            self._drop(self._died(feed, dead), respawn=0)
+            feed = None
+        if feed is not None:
+            feed.begin(job)
+            return feed
+        try:
+            feed = Feed(self.fetcher, job, workers=self.workers, prefetch=self.prefetch, pin=self.pin)
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            if start_method() == "fork":
+                raise
+            raise UserError(
+                f"the dataset cannot be sent to a loader child: {error}",
+                hints=("define dataset and collate_fn at the top level of a module, or use num_workers=0",),
+            ) from error
+        self._feeds.append(feed)
+        return feed
+
+    def _wait(self, feed: Feed, batch: int, attempt: int) -> Item | _Trouble:
+        limit = self.patience.limit(fresh=feed.delivered < self.workers, attempt=attempt)
+        waited = since_beat = 0.0
+        last = time.monotonic()
+        while True:
+            item = feed.take(POLL_S)
+            if item is not None and item.trouble is None:
+                return self._accept(feed, item, batch)
+            now = time.monotonic()
+            # Capped: a run that was itself stopped for an hour (Ctrl-Z) must not blame its children for it.
+            waited, since_beat, last = waited + min(now - last, 1.0), since_beat + now - last, now
+            if dead := feed.dead():
+                return self._died(feed, dead)
+            if item is not None:
+                return self._unreadable(feed, batch, item.trouble)
+            if since_beat >= BEAT_S:
+                since_beat = 0.0
+                if self.on_wait is not None:
+                    self.on_wait()
+            child = feed.children[(batch - feed.job.start) % self.workers]  # torch deals them out in turn
+            stopped = waited > self.patience.floor_s and _is_stopped(child.pid)
+            if stopped or waited > limit:
+                return self._stuck(feed, child, batch, waited, limit, stopped)
+
+    def _accept(self, feed: Feed, item: Item, batch: int) -> Item:
+        if item.batch != batch:
+            raise InternalError(f"a loader child gave batch {item.batch} where {batch} was due")
+        self.patience.note(item.seconds)
+        if feed.delivered == 1:
+            self.patience.note_first(time.monotonic() - feed.born)
+        return item
+
+    def _drop(self, trouble: _Trouble, respawn: int) -> None:
+        """End this generation, then tell."""
+        while self._feeds:
+            self._feeds.pop().stop(grace=0)
+        if self.on_event is not None:
+            for name, details in trouble.events:
+                self.on_event(name, {**details, "respawn": respawn})
+
+    # Naming what happened.
+
+    def _died(self, feed: Feed, dead: list[BaseProcess]) -> _Trouble:
+        trouble = _Trouble([], [], "; ".join(f"loader child {child.pid} {_end(child)}" for child in dead))
+        hints: dict[str, None] = {}
+        for child in dead:
+            name = _signal_name(child.exitcode)
+            samples = self._suspects(feed, child)
+            trouble.suspects.extend(samples)
+            hints.update(dict.fromkeys(_hints(name, samples)))
+            details = _details(feed.job, feed.next, child.pid, samples)
+            trouble.events.append(("loader_died", {**details, "signal": name, "exitcode": child.exitcode}))
+        return _Trouble(trouble.events, trouble.suspects, trouble.line, tuple(hints))
+
+    def _stuck(
+        self, feed: Feed, child: BaseProcess, batch: int, waited: float, limit: float, stopped: bool
+    ) -> _Trouble:
+        samples = self._suspects(feed, child) or feed.job.epoch.samples(batch).tolist()
+        details = _details(feed.job, batch, child.pid, samples)
+        event = {**details, "waited_s": round(waited, 3), "limit_s": limit, "stopped": stopped}
+        state = "is stopped" if stopped else f"gave nothing for {waited:.1f} s"
+        line = f"loader child {child.pid} {state}"
+        return _Trouble([("loader_stuck", event)], samples, line, _hints(None, samples))
+
+    def _unreadable(self, feed: Feed, batch: int, error: BaseException | None) -> _Trouble:
+        """Reading failed: mostly because a child has died, which is seen a moment later."""
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            if dead := feed.dead():
+                return self._died(feed, dead)
+            time.sleep(POLL_S)
+        samples = feed.job.epoch.samples(batch).tolist()
+        details = _details(feed.job, batch, None, samples)
+        event = {**details, "signal": None, "exitcode": None, "error": repr(error)}
+        return _Trouble([("loader_died", event)], samples, f"a batch could not be read: {error!r}", (), error)
+
+    def _suspects(self, feed: Feed, child: BaseProcess) -> list[int]:
+        """The sample that child was at; its whole batch if it was collating; nothing if it was idle."""
+        slot = feed.children.index(child)
+        at = int(feed.progress[slot])
+        if at >= 0:
+            return [at]
+        job = feed.job
+        theirs = range(job.start + slot, job.stop, self.workers)
+        batch = next((batch for batch in theirs if batch >= feed.next), None)
+        return [] if at == IDLE or batch is None else [int(index) for index in job.epoch.samples(batch)]
+
+
+def _stop_all(feeds: list[Feed]) -> None:
+    while feeds:
+        feeds.pop().stop(grace=GRACE_S)
+
+
+def _details(job: Job, batch: int, pid: int | None, samples: list[int]) -> dict[str, Any]:
+    return {"pid": pid, "samples": samples, "epoch": job.epoch.number, "batch": batch}
+
+
+def _not_started(error: OSError, job: Job) -> _Trouble:
+    event = {**_details(job, job.start, None, []), "signal": None, "exitcode": None, "error": repr(error)}
+    hints = ("use fewer num_workers: the system refused another process",)
+    return _Trouble([("loader_died", event)], [], f"no loader child could be started: {error}", hints, error)
+
+
+def _failed(trouble: _Trouble, epoch: Epoch, batch: int) -> LoaderFailed:
+    samples = trouble.suspects or epoch.samples(batch).tolist()
+    what = f"sample {samples[0]}" if len(samples) == 1 else f"samples {listed(samples)}"
+    return LoaderFailed(
+        f"batch {batch} of epoch {epoch.number} could not be loaded in {RESPAWNS + 1} tries: {what}",
+        cause=trouble.line,
+        hints=trouble.hints,
+        samples=samples,
+        epoch=epoch.number,
+        batch=batch,
+    )
+
+
+def _hints(name: str | None, samples: Sequence[int]) -> tuple[str, ...]:
+    hints = []
+    if name == "SIGKILL":
+        hints.append("if memory was short, use fewer num_workers")
+    elif name == "SIGBUS":
+        hints.append("shared memory may be full: see `df -h /dev/shm`; `docker run` takes --shm-size")
+    if len(samples) == 1:
+        hints.append(f"read that sample alone: dataset[{samples[0]}]")
+    return tuple(hints)
+
+
+def _end(child: BaseProcess) -> str:
+    name = _signal_name(child.exitcode)
+    return f"was killed by {name}" if name else f"exited with status {child.exitcode}"
+
+
+def _signal_name(exitcode: int | None) -> str | None:
+    if exitcode is None or exitcode >= 0:
+        return None
+    try:
+        return signal.Signals(-exitcode).name
+    except ValueError:
+        return f"signal {-exitcode}"
+
+
+def _is_stopped(pid: int | None) -> bool:
+    """Is that process stopped (SIGSTOP)? Unknown counts as no."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] in (b"T", b"t")
+    except OSError:
+        return False
