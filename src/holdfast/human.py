@@ -91,9 +91,8 @@ def sparkline(values: Sequence[float | None], width: int = 20) -> str:
     known = [mean for mean in means if mean is not None]
     if not known:
         return ""
-    low, span = min(known), max(known) - min(known)
-    step = (len(BLOCKS) - 1) / span if span else 0.0
-    return "".join(" " if mean is None else BLOCKS[round((mean - low) * step)] for mean in means)
+    low, high = min(known), max(known)
+    return "".join(" " if mean is None else _block(mean, low, high) for mean in means)
 
 
 def table(
@@ -129,6 +128,12 @@ def _shares(values: Sequence[float | None], width: int) -> list[Sequence[float |
     return [values[i * len(values) // parts : (i + 1) * len(values) // parts] for i in range(parts)]
 
 
+def _block(value: float, low: float, high: float) -> str:
+    # Halves, because the distance between two huge numbers may be more than a float can hold.
+    span = high / 2 - low / 2
+    return BLOCKS[round((value / 2 - low / 2) / span * (len(BLOCKS) - 1)) if span else 0]
+
+
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None and math.isfinite(value)]
-    return sum(known) / len(known) if known else None
+    return sum(value / len(known) for value in known) if known else None

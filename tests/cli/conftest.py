@@ -1,0 +1,71 @@
+"""Running a command as a person does: another process, its text, its exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+# One command alone, the way `holdfast` runs it: what is tested is that command's own imports and words.
+DRIVER = """\
+import argparse, importlib, sys
+from holdfast.cli.output import Output
+from holdfast.errors import HoldfastError
+
+parser = argparse.ArgumentParser(prog="holdfast")
+importlib.import_module(f"holdfast.cli.{sys.argv[1]}").add_parser(parser.add_subparsers())
+args = parser.parse_args()
+try:
+    code = args.run(args)
+except HoldfastError as error:
+    Output.from_args(args).error(error)
+    code = int(error.exit_code)
+for name in ("torch", "numpy", "rich"):
+    assert name not in sys.modules, f"{name} was imported"
+sys.exit(code)
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Command:
+    """`command("config", "-v", env={...})` in an empty folder with an empty home, without a terminal."""
+    folder, home = tmp_path / "here", tmp_path / "home"
+    folder.mkdir()
+    home.mkdir()
+
+    def run(*argv: str, env: dict[str, str] | None = None) -> Done:
+        keep = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT", "PYTHONPATH") if name in os.environ}
+        done = subprocess.run(
+            [sys.executable, "-c", DRIVER, *argv],
+            cwd=folder,
+            env={**keep, "HOME": str(home), "PYTHONIOENCODING": "utf-8", **(env or {})},
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def here(tmp_path: Path, command: Command) -> Path:
+    """The folder that `command` runs in."""
+    return tmp_path / "here"

@@ -1,0 +1,134 @@
+"""`holdfast config`: text in, text out, exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from holdfast.settings import kinds
+
+from .conftest import Command
+
+TABLE = """\
+SETTING                    VALUE   FROM
+watchdog.floor             90 s    ./holdfast.toml:2
+watchdog.factor            4       default
+watchdog.first_step        3m      default
+watchdog.setup             30m     default
+watchdog.evaluate          10m     default
+watchdog.compile           30m     default
+watchdog.term_grace        2 s     default
+watchdog.kill_grace        10 s    default
+snapshot.every             1       default
+snapshot.slots             4       default
+snapshot.memory            4 GB    HOLDFAST_SNAPSHOT_MEMORY
+snapshot.where             auto    default
+checkpoint.every           60 s    default
+checkpoint.at_epochs       true    default
+checkpoint.keep            3       default
+checkpoint.best            auto    default
+retry.same_step            3       default
+retry.without_progress     10      default
+loader.stuck_floor         5 s     default
+loader.first_wait          2m      default
+run.folder                 runs    default
+run.seed                   7       command line
+run.threads                auto    default
+run.device                 cuda:0  ~/.config/holdfast/config.toml:1
+run.portable               false   default
+run.stacks                 true    default
+oom.split                  true    default
+oom.allow_batchnorm_split  false   default
+oom.grow_back_steps        50      default
+"""
+
+
+def test_the_table_says_where_each_value_came_from(command: Command, here: Path) -> None:
+    (here / "holdfast.toml").write_text('[watchdog]\nfloor = "90s"\n')
+    user_file = here.parent / "home/.config/holdfast/config.toml"
+    user_file.parent.mkdir(parents=True)
+    user_file.write_text('run.device = "cuda:0"\n')
+    done = command("config", "run.seed=7", env={"HOLDFAST_SNAPSHOT_MEMORY": "4GB"})
+    assert (done.out, done.err, done.code) == (TABLE, "", 0)
+
+
+def test_a_section_with_its_meaning(command: Command) -> None:
+    done = command("config", "-v", "retry")
+    assert (done.err, done.code) == ("", 0)
+    assert done.out == (
+        "SETTING                 VALUE  FROM\n"
+        "retry.same_step         3      default\n"
+        "    Tries at one step when no other device is left.\n"
+        "retry.without_progress  10     default\n"
+        "    Workers replaced in a row without one committed step between them, whatever ended them.\n"
+    )
+
+
+def test_one_setting_in_full(command: Command) -> None:
+    done = command("config", "snapshot.where", "snapshot.where=file")
+    assert (done.err, done.code) == ("", 0)
+    assert done.out == (
+        "snapshot.where  file  command line\n"
+        "  Where the slots live: shared memory, or a file in the run folder. Auto is memory where it fits.\n"
+        "\n"
+        "  accepts  auto, memory or file\n"
+        "  default  auto\n"
+        "  set it   snapshot.where=VALUE on the command line, HOLDFAST_SNAPSHOT_WHERE, or ./holdfast.toml\n"
+    )
+
+
+def test_colour_marks_what_differs_and_nothing_else_changes(command: Command) -> None:
+    done = command("config", "retry", "retry.same_step=5", "--color", "always")
+    assert done.out == (
+        "\x1b[2mSETTING                 VALUE  FROM\x1b[0m\n"
+        "\x1b[1mretry.same_step         5      command line\x1b[0m\n"
+        "retry.without_progress  10     default\n"
+    )
+
+
+def test_json_holds_every_setting(command: Command) -> None:
+    done = command("config", "--json", "watchdog.floor=90s")
+    assert (done.err, done.code) == ("", 0)
+    data = json.loads(done.out)
+    assert data["schema"] == 1
+    assert [row["key"] for row in data["settings"]] == list(kinds())
+    assert data["settings"][0] == {
+        "key": "watchdog.floor",
+        "value": 90.0,
+        "shown": "90 s",
+        "source": "command line",
+        "default": 5.0,
+        "accepts": "a duration above zero such as 90s, 5m or 1h30m",
+        "variable": "HOLDFAST_WATCHDOG_FLOOR",
+        "description": "The shortest silence that is ever called a hang, however fast the steps are.",
+    }
+
+
+def test_a_name_that_is_none(command: Command) -> None:
+    done = command("config", "run.sead")
+    assert (done.out, done.code) == ("", 2)
+    assert done.err == (
+        "error: unknown setting `run.sead`\n"
+        "\n"
+        "hint: a similar setting exists: `run.seed`\n"
+        "hint: `holdfast config` lists every setting\n"
+    )
+
+
+def test_a_mistake_in_a_file_is_found_here_first(command: Command, here: Path) -> None:
+    (here / "pyproject.toml").write_text("[tool.holdfast.checkpoint]\nkeep = 0\n")
+    done = command("config")
+    assert (done.out, done.code) == ("", 2)
+    assert done.err == (
+        'error: checkpoint.keep is "0", which is not allowed\n'
+        "  cause: set by ./pyproject.toml:2\n"
+        "\n"
+        "hint: use a whole number, 1 or more; the default is 3\n"
+    )
+
+
+def test_a_mistake_with_json_is_one_object_too(command: Command) -> None:
+    done = command("config", "--json", "oom.split=perhaps")
+    assert done.code == 2
+    assert json.loads(done.out)["error"]["message"] == 'oom.split is "perhaps", which is not allowed'
+    assert done.err.startswith("error: oom.split")
