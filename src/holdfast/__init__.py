@@ -1,0 +1,61 @@
+"""Holdfast trains PyTorch models on hardware you cannot trust.
+
+    import holdfast
+
+    def train(session: holdfast.Session) -> None: ...
+
+    if __name__ == "__main__":
+        holdfast.main(train)
+
+Importing holdfast imports no torch and changes nothing in the process; the names below load what they need
+when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import ExitCode, GaveUp, HoldfastError, InternalError, ScriptFailed, Stopped, UserError
+
+if TYPE_CHECKING:
+    from holdfast.runtime.entry import main
+    from holdfast.runtime.loader import Loader
+    from holdfast.runtime.session import Run, Session
+    from holdfast.runtime.transaction import Loss
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ExitCode",
+    "GaveUp",
+    "HoldfastError",
+    "InternalError",
+    "Loader",
+    "Loss",
+    "Run",
+    "ScriptFailed",
+    "Session",
+    "Stopped",
+    "UserError",
+    "__version__",
+    "main",
+]
+
+_LAZY = {
+    "Loader": "holdfast.runtime.loader",
+    "Loss": "holdfast.runtime.transaction",
+    "Run": "holdfast.runtime.session",
+    "Session": "holdfast.runtime.session",
+    "main": "holdfast.runtime.entry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,118 @@
+"""Messages between two of our processes: one JSON object a line, with file descriptors where the system can.
+
+    channel.send({"fork": 3}, fds=[board, output])     # nursery, worker, keeper: blocking
+    message, fds = channel.receive()
+    for message in channel.pending(): ...              # supervisor: whatever has arrived, never waiting
+
+The other end is our own child or parent over a socket pair, or over loopback with a token where descriptors
+cannot be passed. Nothing here is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+Message = dict[str, Any]
+_CHUNK = 1 << 16
+_MAX_LINE = 64 << 20
+_MAX_FDS = 64
+
+
+class Closed(ConnectionError):
+    """The other process is gone."""
+
+
+class Channel:
+    """One end of a conversation."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._buffer = bytearray()
+        self._fds: list[int] = []
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Two ends of one conversation, both inheritable by descriptor."""
+        left, right = socket.socketpair()
+        return cls(left), cls(right)
+
+    @classmethod
+    def from_fd(cls, fd: int) -> Channel:
+        return cls(socket.socket(fileno=fd))
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Send one message; raises `Closed` if nobody is there to read it."""
+        data = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        try:
+            if fds:
+                sent = socket.send_fds(self.sock, [data], list(fds))
+                data = data[sent:]
+            self.sock.sendall(data)
+        except (BrokenPipeError, ConnectionError) as error:
+            raise Closed(str(error)) from error
+
+    def receive(self, timeout: float | None = None) -> tuple[Message, list[int]]:
+        """Wait for one message and the descriptors that came with it."""
+        self.sock.settimeout(timeout)
+        try:
+            while b"\n" not in self._buffer:
+                self._read()
+        finally:
+            self.sock.settimeout(None)
+        fds, self._fds = self._fds, []
+        return self._next(), fds
+
+    def pending(self) -> Iterator[Message]:
+        """Every message that has arrived; raises `Closed` once the other end is gone and all is read."""
+        self.sock.setblocking(False)
+        gone: Closed | None = None
+        try:
+            while True:
+                self._read()
+        except (BlockingIOError, InterruptedError):
+            pass
+        except Closed as error:
+            gone = error
+        finally:
+            if self.sock.fileno() >= 0:
+                self.sock.setblocking(True)
+        while b"\n" in self._buffer:
+            yield self._next()
+        if gone is not None:
+            raise gone
+
+    def close(self) -> None:
+        self.sock.close()
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+
+    def _read(self) -> None:
+        try:
+            if hasattr(socket, "recv_fds") and self.sock.family == getattr(socket, "AF_UNIX", None):
+                data, fds, _flags, _address = socket.recv_fds(self.sock, _CHUNK, _MAX_FDS)
+                self._fds += fds
+            else:
+                data = self.sock.recv(_CHUNK)
+        except ConnectionError as error:
+            raise Closed(str(error)) from error
+        if not data:
+            raise Closed("the other process closed the channel")
+        self._buffer += data
+        if len(self._buffer) > _MAX_LINE:
+            raise Closed("the other process sent a line without end")
+
+    def _next(self) -> Message:
+        line, _, rest = bytes(self._buffer).partition(b"\n")
+        self._buffer = bytearray(rest)
+        message = json.loads(line)
+        if not isinstance(message, dict):
+            raise Closed("the other process sent something that is not a message")
+        return message

@@ -1,0 +1,160 @@
+"""The keeper: copies the newest snapshot to disk, verifies it, keeps the last few. No torch.
+
+The supervisor starts it with the run's lock and sends it the slots; it answers each `save` with what was
+written. When the supervisor dies, the keeper still holds the memory: it saves the newest snapshot once more
+and only then lets go of the lock, so that even `kill -9` of everything else loses no committed step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from holdfast.runtime import checkpoint, layout
+from holdfast.runtime.channel import Channel, Closed
+from holdfast.runtime.slots import Arena, Commit, Slot
+
+_SETTLE = 0.005
+"""Seconds between a lease and the first look: longer than a worker takes from choosing a slot to marking it."""
+_TRIES = 20
+
+
+class Keeper:
+    """The keeper's side of the conversation."""
+
+    def __init__(self, channel: Channel, run: Path, keep: int) -> None:
+        self.channel = channel
+        self.run = run
+        self.keep = keep
+        self.arenas: list[Arena] = []
+        self.saved_sequence = -1
+
+    def serve(self) -> None:
+        """Answer until told to quit or until the supervisor is gone."""
+        try:
+            while True:
+                message, fds = self.channel.receive()
+                if "arenas" in message:
+                    self._adopt(message, fds)
+                elif "save" in message:
+                    self.channel.send(self._answer(message["save"]))
+                elif "quit" in message:
+                    return
+        except Closed:
+            self._last_rites()
+
+    def _adopt(self, message: dict[str, Any], fds: list[int]) -> None:
+        """Take the slots the supervisor owns now; older ones are let go."""
+        old, self.arenas = self.arenas, []
+        for arena in message["arenas"]:
+            if arena.get("paths"):
+                self.arenas.append(Arena.open_paths([Path(path) for path in arena["paths"]]))
+            else:
+                count = int(arena["slots"])
+                taken, fds = fds[:count], fds[count:]
+                self.arenas.append(Arena.open(taken))
+        for arena_object in old:
+            arena_object.close()
+        self.channel.send({"adopted": len(self.arenas)})
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        began = time.monotonic()
+        try:
+            report = self._save(request)
+        except OSError as error:
+            return {"not_saved": str(error.strerror or error), "errno": error.errno, **_echo(request)}
+        return {"saved": report, "seconds": time.monotonic() - began, **_echo(request)}
+
+    def _save(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Copy the newest snapshot; None if there is none yet."""
+        leased = self._lease()
+        if leased is None:
+            return None
+        slot, commit = leased
+        try:
+            payload = slot.payload(commit.size)
+            report: dict[str, Any] = {"step": commit.step, "sequence": commit.sequence, "bytes": commit.size}
+            if request.get("checkpoint", True) and commit.sequence != self.saved_sequence:
+                written = checkpoint.write(self.run / "checkpoints", payload, step=commit.step)
+                self._check_untouched(slot, commit)
+                report["path"], report["sha256"] = str(written.path), written.sha256
+                self.saved_sequence = commit.sequence
+                checkpoint.prune(self.run / "checkpoints", keep=self.keep)
+            for name in request.get("weights", []):
+                checkpoint.write_weights(self.run / f"{name}.safetensors", payload)
+            if request.get("weights"):
+                self._check_untouched(slot, commit)
+                report["weights_sha256"] = layout.weights_sha256(payload)
+            return report
+        finally:
+            slot.release()
+
+    def _lease(self) -> tuple[Slot, Commit] | None:
+        """Hold the newest snapshot so that the worker writes elsewhere."""
+        for _ in range(_TRIES):
+            newest = self._newest()
+            if newest is None:
+                return None
+            slot, commit = newest
+            slot.lease()
+            time.sleep(_SETTLE)
+            if slot.read() == commit:
+                return slot, commit
+            slot.release()
+        return None
+
+    def _newest(self) -> tuple[Slot, Commit] | None:
+        found = [(arena, commit) for arena in self.arenas if (commit := arena.newest()) is not None]
+        if not found:
+            return None
+        arena, commit = max(found, key=lambda pair: pair[1].sequence)
+        return arena.slots[commit.slot], commit
+
+    def _check_untouched(self, slot: Slot, commit: Commit) -> None:
+        if slot.read() != commit:
+            raise OSError("the snapshot was overwritten while it was copied")
+
+    def _last_rites(self) -> None:
+        """The supervisor is dead, so the worker is too: save what it committed last."""
+        seen = self._newest()
+        for _ in range(20):
+            time.sleep(0.1)
+            newest = self._newest()
+            if newest == seen:
+                break
+            seen = newest
+        if seen is not None and seen[1].sequence != self.saved_sequence:
+            for arena in self.arenas:
+                arena.release_all()
+            with contextlib.suppress(OSError):
+                self._save({"checkpoint": True})
+
+
+def _echo(request: dict[str, Any]) -> dict[str, Any]:
+    return {"reason": request.get("reason"), "weights": request.get("weights", [])}
+
+
+
+
+def main(argv: list[str]) -> int:
+    """`python -m holdfast.runtime.keeper FD RUN KEEP`, started by the supervisor."""
+    for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        signal.signal(number, signal.SIG_IGN)  # the supervisor decides when saving ends
+    where, run, keep = argv
+    if where.startswith("port:"):
+        from holdfast.runtime.launch import connect_back
+
+        channel = connect_back(int(where[5:]), os.environ["HOLDFAST_TOKEN"])
+    else:
+        channel = Channel.from_fd(int(where))
+    Keeper(channel, Path(run), int(keep)).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

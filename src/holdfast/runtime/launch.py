@@ -1,0 +1,283 @@
+"""Starting processes: workers from the nursery or by spawn, and the keeper. The supervisor's hands.
+
+    launcher = make_launcher(portable=...)         # NurseryLauncher where fork is safe, else SpawnLauncher
+    worker = launcher.start(config, arenas)        # a WorkerProcess: channel, board, pid, exit code
+    launcher.poll()                                # events of the nursery; call it when its channel is readable
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from holdfast.errors import InternalError, UserError
+from holdfast.runtime import process
+from holdfast.runtime.board import Board
+from holdfast.runtime.channel import Channel, Closed
+from holdfast.runtime.slots import Arena
+
+_CONNECT_TIMEOUT = 120.0
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """One generation of the worker, seen from outside."""
+
+    generation: int
+    board: Board
+    channel: Channel
+    pid: int = 0
+    pidfd: int | None = None
+    exit_code: int | None = None
+    gone: bool = False
+    """Known to have ended, though its exit code may still be on the way."""
+    started: float = field(default_factory=time.monotonic)
+    popen: subprocess.Popen[bytes] | None = None
+
+    def identify(self, pid: int) -> None:
+        self.pid = pid
+        self.pidfd = process.open_pidfd(pid)
+
+    def close(self) -> None:
+        self.channel.close()
+        self.board.close()
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+
+
+class Launcher(Protocol):
+    """How workers come to life."""
+
+    def start(self, config: dict[str, Any], arenas: list[Arena]) -> WorkerProcess: ...
+    def poll(self) -> list[str]: ...
+    def warm(self) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def channels(self) -> list[Channel]: ...
+    @property
+    def pid(self) -> int | None: ...
+
+
+class NurseryDied(Exception):
+    """The nursery is gone, and its worker with it."""
+
+
+class CannotFork(Exception):
+    """The nursery found that forking is not safe here; workers must be spawned."""
+
+
+class NurseryLauncher:
+    """Workers forked from a process that has torch already."""
+
+    def __init__(self, env: Mapping[str, str], preload: list[str]) -> None:
+        ours, theirs = Channel.pair()
+        os.set_inheritable(theirs.fileno(), True)
+        self.channel = ours
+        self.torch: str | None = None
+        self.workers: dict[int, WorkerProcess] = {}
+        self._forking: list[WorkerProcess] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.runtime.nursery", str(theirs.fileno()), str(os.getpid()), *preload],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, **env},
+        )
+        theirs.close()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    @property
+    def channels(self) -> list[Channel]:
+        return [self.channel]
+
+    def start(self, config: dict[str, Any], arenas: list[Arena]) -> WorkerProcess:
+        board = Board.create(generation=int(config["generation"]))
+        ours, theirs = Channel.pair()
+        worker = WorkerProcess(int(config["generation"]), board, ours)
+        config["arenas"] = [{"slots": len(arena.slots), "where": arena.where} for arena in arenas]
+        fds = [theirs.fileno(), board.fd, *(fd for arena in arenas for fd in arena.fds)]
+        try:
+            self.channel.send({"fork": config}, fds)
+        except Closed as error:
+            raise NurseryDied(str(error)) from None
+        finally:
+            theirs.close()
+        self._forking.append(worker)
+        return worker
+
+    def warm(self) -> None:
+        with contextlib.suppress(Closed):
+            self.channel.send({"warm": True})
+
+    def poll(self) -> list[str]:
+        """Take the nursery's news; returns notes. Raises NurseryDied when it is gone."""
+        notes: list[str] = []
+        try:
+            for message in self.channel.pending():
+                notes += self._hear(message)
+        except Closed as error:
+            raise NurseryDied(str(error)) from None
+        return notes
+
+    def _hear(self, message: dict[str, Any]) -> list[str]:
+        if "forked" in message:
+            worker = self._forking.pop(0)
+            worker.identify(int(message["forked"]))
+            self.workers[worker.pid] = worker
+        elif "exited" in message:
+            ended = self.workers.pop(int(message["exited"]), None)
+            if ended is not None:
+                ended.exit_code, ended.gone = int(message["code"]), True
+        elif "ready" in message:
+            self.torch = str(message["ready"])
+        elif "broken" in message:
+            raise UserError(
+                "torch cannot be imported",
+                cause=str(message["broken"]),
+                hints=["install it for your device: https://pytorch.org/get-started", f"python is {sys.executable}"],
+            )
+        elif "unsafe" in message:
+            raise CannotFork(str(message["unsafe"]))
+        elif "note" in message:
+            return [str(message["note"])]
+        return []
+
+    def close(self) -> None:
+        self.channel.close()
+        try:
+            self._process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class SpawnLauncher:
+    """Workers as fresh interpreters over loopback and plain files: slower, and everywhere."""
+
+    def __init__(self, env: Mapping[str, str], folder: Path) -> None:
+        self.env = env
+        self.folder = folder
+        self.torch: str | None = None
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._workers: list[WorkerProcess] = []
+
+    @property
+    def pid(self) -> int | None:
+        return None
+
+    @property
+    def channels(self) -> list[Channel]:
+        return []
+
+    def start(self, config: dict[str, Any], arenas: list[Arena]) -> WorkerProcess:
+        generation = int(config["generation"])
+        self.folder.mkdir(parents=True, exist_ok=True)
+        board = Board.create(generation=generation, path=self.folder / f"board-{generation}")
+        config["board"] = str(board.path)
+        config["arenas"] = [{"paths": slot_paths(arena)} for arena in arenas]
+        popen, channel = spawn(
+            ["holdfast.runtime.worker"], self._server, {**self.env, "HOLDFAST_SUPERVISOR": str(os.getpid())}
+        )
+        channel.send(config)
+        worker = WorkerProcess(generation, board, channel, popen=popen)
+        worker.identify(popen.pid)
+        self._workers.append(worker)
+        return worker
+
+    def warm(self) -> None:
+        return None
+
+    def poll(self) -> list[str]:
+        for worker in self._workers:
+            if worker.popen is not None and worker.exit_code is None:
+                worker.exit_code = worker.popen.poll()
+                worker.gone = worker.exit_code is not None
+        return []
+
+    def close(self) -> None:
+        self._server.close()
+        for worker in self._workers:
+            if worker.popen is not None and worker.popen.poll() is None:
+                worker.popen.kill()
+                worker.popen.wait()
+
+
+def slot_paths(arena: Arena) -> list[str]:
+    """Where another process can open the slots: their files, or ours through /proc where they have none."""
+    return [str(slot.path or f"/proc/{os.getpid()}/fd/{slot.fd}") for slot in arena.slots]
+
+
+def start_keeper(run: Path, keep: int, lock_fd: int | None, *, portable: bool) -> tuple[subprocess.Popen[bytes], Channel]:
+    """The keeper, holding the run's lock beside us."""
+    if portable:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            return spawn(["holdfast.runtime.keeper", "port:{port}", str(run), str(keep)], server, {})
+    ours, theirs = Channel.pair()
+    fds = [theirs.fileno()] + ([lock_fd] if lock_fd is not None else [])
+    popen = subprocess.Popen(
+        [sys.executable, "-m", "holdfast.runtime.keeper", str(theirs.fileno()), str(run), str(keep)],
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    theirs.close()
+    return popen, ours
+
+
+def spawn(
+    command: list[str], server: socket.socket, env: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], Channel]:
+    """A fresh interpreter that calls back over loopback and proves itself with a token."""
+    token = secrets.token_hex(16)
+    port = server.getsockname()[1]
+    popen = subprocess.Popen(
+        [sys.executable, "-m", *(word.replace("{port}", str(port)) for word in command)],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **env, "HOLDFAST_PORT": str(port), "HOLDFAST_TOKEN": token},
+        **_own_group(),
+    )
+    server.settimeout(0.2)
+    deadline = time.monotonic() + _CONNECT_TIMEOUT
+    while time.monotonic() < deadline and popen.poll() is None:
+        try:
+            sock, _address = server.accept()
+        except TimeoutError:
+            continue
+        channel = Channel(sock)
+        with contextlib.suppress(Closed, TimeoutError, json.JSONDecodeError):
+            greeting, _ = channel.receive(5.0)
+            if hmac.compare_digest(str(greeting.get("token")), token):
+                return popen, channel
+        channel.close()
+    popen.kill()
+    raise InternalError(f"{command[0]} did not start", cause=f"exit code {popen.wait()}")
+
+
+def _own_group() -> dict[str, Any]:
+    if sys.platform == "win32":
+        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+    return {"start_new_session": True}
+
+
+def connect_back(port: int, token: str) -> Channel:
+    """The child's half of `spawn`."""
+    sock = socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_TIMEOUT)
+    sock.settimeout(None)
+    channel = Channel(sock)
+    channel.send({"token": token})
+    return channel

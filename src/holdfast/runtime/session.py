@@ -1,0 +1,590 @@
+"""The session: what a training script sees of holdfast.
+
+    def train(session: holdfast.Session) -> None:
+        data = holdfast.Loader(dataset, batch_size=64, shuffle=True)
+        session.protect(model=model, optimizer=optimizer, data=data)     # on the device, restored if this is a resume
+        for epoch in session.epochs(10):
+            for batch in session.batches(data):
+                loss = session.step(lambda b: cross_entropy(model(b[0]), b[1]), batch)
+
+The loop body is the transaction. What it did to the protected objects is committed when the body is over and
+the loop asks for the next batch, so a scheduler or an average updated after the step belongs to it. A worker
+that dies is replaced, and its successor starts at the body that was not committed.
+
+Only protected objects are restored. Local variables of the loop, plain attributes and non-persistent buffers
+are not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from holdfast.errors import UserError
+from holdfast.runtime import snapshot, transaction
+from holdfast.runtime.board import Phase
+from holdfast.runtime.faults import Fault, Health, Kind, classify_exception
+from holdfast.runtime.ladder import Action, Limits, Move, Past, Rung, next_move
+from holdfast.runtime.layout import read_meta
+from holdfast.runtime.loader import Batch, Loader
+from holdfast.runtime.rng import capture_rng, restore_rng
+from holdfast.runtime.state import Protected
+from holdfast.runtime.transaction import Loss, Splitter, Work
+from holdfast.settings import Settings
+
+T = TypeVar("T")
+
+
+class StopRun(BaseException):
+    """The run was asked to stop and its state is committed. Let it propagate: it is not an error."""
+
+
+class LostWorker(Exception):
+    """This process cannot go on with the device; a new one will, from the last commit."""
+
+    def __init__(self, fault: Fault, move: Move) -> None:
+        super().__init__(fault.sentence())
+        self.fault = fault
+        self.move = move
+
+
+class Link(snapshot.Link, Protocol):
+    """The session's way to whoever keeps its state: the supervisor, or this process itself."""
+
+    def newest(self) -> memoryview | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a script may want to know about the run it is in."""
+
+    name: str
+    folder: Path
+    seed: int
+    generation: int
+    """0 for the first worker, one more for each that replaced it."""
+    resumed: bool
+    """True if state from before was found: `protect` restored it."""
+
+
+@dataclass(slots=True)
+class _Position:
+    """Where the run is. Saved with every snapshot."""
+
+    step: int = 0
+    epoch: int = 0
+    samples: int = 0
+
+
+class Session:
+    """One training run, seen from inside. Holdfast makes it; your `train(session)` receives it."""
+
+    def __init__(
+        self, link: Link, *, run: Run, rungs: list[Rung], rung: int, settings: Settings, device: torch.device
+    ) -> None:
+        self.run = run
+        self.device = device
+        self.settings = settings
+        self._link = link
+        self._board = link.board
+        self._rungs = rungs
+        self._rung = rung
+        self._position = _Position()
+        self._protected: Protected | None = None
+        self._snapshots: snapshot.Snapshots | None = None
+        self._named: dict[str, Any] = {}
+        self._pending_rng: dict[str, Any] | None = None
+        self._restored_at: str | None = None
+        self._started = False
+        self._inside: list[str] = []
+        self._loss: torch.Tensor | None = None
+        self._pieces = 1
+        self._pieces_until = 0
+        self._grow_wait = settings.oom.grow_back_steps
+        self._history: list[Past] = []
+        self._compiled_steps = 0
+        self._uncommitted = 0
+        self._epochs_total = 0
+        self._phase_hooks: list[Callable[[Phase], None]] = []
+
+    # -- protecting ----------------------------------------------------------------------------------------
+
+    def protect(self, *positional: Any, **named: Any) -> None:
+        """Put these objects under the session's care: on the device now, restored if the run goes on.
+
+        Takes anything with `state_dict` and `load_state_dict`: modules, optimizers, schedulers, a GradScaler,
+        a Loader, a simulated world. Positional ones are named by what they are.
+        """
+        if self._protected is not None:
+            raise UserError(
+                "session.protect was called twice",
+                cause="the snapshot's layout is made once",
+                hints=["pass everything in one call: `session.protect(model=…, optimizer=…, data=…)`"],
+            )
+        everything = {**_named_by_kind(positional, set(named)), **named}
+        objects = {name: _unwrapped(value) for name, value in everything.items()}
+        protected = Protected(objects, self.device)
+        protected.move(self.device)
+        self._named = objects
+        self._protected = protected
+        self._snapshots = snapshot.Snapshots(protected, self._link, self.device)
+        self._compiled_steps = 2 if any(_is_compiled(value) for value in everything.values()) else 0
+        self._snapshots.reserve()
+        self._restore()
+        for loader in self._loaders():
+            loader.on_event = self._loader_event
+            loader.on_wait = self._loader_wait
+            loader.device = self.device
+
+    def _restore(self) -> None:
+        payload = self._link.newest()
+        if payload is None or self._protected is None or self._snapshots is None:
+            return
+        self._check_same_objects(read_meta(payload))
+        meta = snapshot.restore(self._protected, payload)
+        read = snapshot.reader(payload)
+        session = meta["session"]
+        self._position = _Position(int(session["step"]), int(session["epoch"]), int(session["samples"]))
+        self._board.commit(self._position.step, self._position.samples)
+        names = [str(name) for name in meta["rng_names"]]
+        self._pending_rng = {"tensors": {name: read(name).clone() for name in names}, "words": meta["rng"]}
+        self._restored_at = str(session["at"])
+        self._started = True
+        self._snapshots.start_after(int(session["sequence"]))
+        self._apply_rng()
+
+    def _check_same_objects(self, meta: dict[str, Any]) -> None:
+        before, now = set(meta["parts"]), set(self._named)
+        if before != now:
+            raise UserError(
+                "the script protects other objects than the run it goes on with",
+                cause=f"saved: {', '.join(sorted(before))}; protected now: {', '.join(sorted(now))}",
+                hints=["start a new run, or protect the same names"],
+            )
+
+    def _apply_rng(self) -> None:
+        if self._pending_rng is not None:
+            restore_rng(self._pending_rng["tensors"], self._pending_rng["words"], self.device)
+
+    # -- the loop ------------------------------------------------------------------------------------------
+
+    @property
+    def step_count(self) -> int:
+        """Steps done, those of earlier workers included."""
+        return self._position.step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch the run is in, counted from 0."""
+        return self._position.epoch
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """Count epochs from where the run is to `total`; each is committed when its body is over."""
+        if not isinstance(total, int) or total < 0:
+            raise UserError(f"session.epochs takes a whole number of epochs, not {total!r}")
+        self._board.position(epoch=self._position.epoch, epochs=total, batch=0, batches=0)
+        for epoch in range(self._position.epoch, total):
+            self._arrive("epoch")
+            self._inside.append("epoch")
+            self._board.position(epoch=epoch, epochs=total, batch=0, batches=0)
+            self._epochs_total = total
+            try:
+                yield epoch
+            finally:
+                self._inside.pop()
+            self._end_epoch(epoch)
+
+    def _end_epoch(self, epoch: int) -> None:
+        for loader in self._loaders():
+            if loader.epoch == epoch and loader.cursor:
+                loader.finish_epoch()
+        self._position.epoch = epoch + 1
+        self._commit("epoch")
+        self._link.send("epoch", epoch=epoch, step=self._position.step)
+
+    def batches(self, data: Loader) -> Iterator[Any]:
+        """The batches of this epoch that are still to do; a batch is done when the loop comes back for the next."""
+        self._check_data(data)
+        self._enter(Phase.DATA)
+        total = len(data)
+        for batch in data.batches(data.epoch, data.cursor):
+            self._show_position(batch.index, total)
+            self._enter(Phase.LOOP)
+            self._arrive("batch")
+            self._inside.append("batch")
+            try:
+                yield batch.value
+            finally:
+                self._inside.pop()
+            self._end_batch(data, batch)
+        self._enter(Phase.EVALUATE)  # what follows the last batch is often an evaluation, declared or not
+
+    def _check_data(self, data: Any) -> None:
+        if not isinstance(data, Loader):
+            raise UserError(
+                f"session.batches takes a holdfast.Loader, not a {type(data).__name__}",
+                cause="only a Loader can say which samples were used when a worker is replaced",
+                hints=["`data = holdfast.Loader(dataset, batch_size=…, shuffle=True)` takes the same dataset"],
+            )
+        if not any(data is value for value in self._named.values()):
+            raise UserError(
+                "this Loader was not protected",
+                cause="its position would be lost when a worker is replaced",
+                hints=["add it to the call: `session.protect(model=…, optimizer=…, data=data)`"],
+            )
+
+    def _end_batch(self, loader: Loader, batch: Batch) -> None:
+        loader.advance(batch)
+        self._position.samples += len(batch.samples)
+        self._commit("batch")
+        self._enter(Phase.DATA)
+
+    def _show_position(self, index: int, total: int) -> None:
+        self._board.position(
+            epoch=self._position.epoch, epochs=self._epochs_total, batch=index, batches=total
+        )
+
+    def _arrive(self, where: str) -> None:
+        """The loop begins or goes on here: the first snapshot of a new run, or the generators of a restored one."""
+        if self._protected is None:
+            raise UserError(
+                "nothing is protected",
+                cause="the loop began before session.protect was called",
+                hints=["call `session.protect(model=…, optimizer=…, data=…)` before the loop"],
+            )
+        if self._pending_rng is not None:
+            self._apply_rng()
+            if where == self._restored_at or self._restored_at in ("start", "free"):
+                self._pending_rng = None
+        elif not self._started:
+            self._started = True
+            self._commit("start")
+
+    # -- one step ------------------------------------------------------------------------------------------
+
+    def step(
+        self,
+        fn: Callable[[Any], torch.Tensor],
+        batch: Any,
+        *,
+        optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
+        clip: float | None = None,
+        accumulate: int = 1,
+        split: Splitter | None = None,
+    ) -> Loss:
+        """Forward, backward and update of one batch, as one transaction.
+
+        `fn(batch)` returns the loss, a mean over the batch's samples. The batch is moved to the device.
+        `accumulate` works through the batch in so many pieces of exact weight; `split(batch, count)` cuts
+        batches that are not tensors with a common first dimension. `clip` limits the gradient norm.
+        """
+        work = Work(
+            fn=fn,
+            batch=batch,
+            optimizers=self._optimizers(optimizer),
+            scaler=self._scaler(),
+            clip=clip,
+            accumulate=max(1, int(accumulate)),
+            split=split,
+            compiled=self._compiled_steps > 0,
+        )
+        loss: Loss = self._transact(lambda device: self._perform(work, device), work)
+        self._compiled_steps = max(0, self._compiled_steps - 1)
+        self._loss = loss.tensor
+        self._leave_step()
+        return loss
+
+    def transaction(self, fn: Callable[[], T]) -> T:
+        """Several updates as one: `fn()` happens whole or not at all, and counts as one step.
+
+        Out of memory rolls everything protected back and calls `fn` again, so what it does outside the
+        protected objects must bear being done twice.
+        """
+
+        def perform(device: torch.device) -> T:
+            self._enter(Phase.FORWARD)
+            return fn()
+
+        result = self._transact(perform, None)
+        self._leave_step()
+        return result
+
+    def _leave_step(self) -> None:
+        self._position.step += 1
+        self._uncommitted += 1
+        if not self._inside:
+            self._commit("free")
+        self._enter(Phase.LOOP)
+
+    def _perform(self, work: Work, device: torch.device) -> Loss:
+        snapshots = self._need_snapshots()
+        work.pieces = self._pieces
+        return transaction.perform(work, device, self._enter, snapshots.before_update)
+
+    def _transact(self, perform: Callable[[torch.device], T], work: Work | None) -> T:
+        """Try until it is done: roll back, then do what the ladder says."""
+        self._arrive("free")
+        snapshots = self._need_snapshots()
+        self._grow_back()
+        if not snapshots.fresh() and self.settings.snapshot.every == 1:
+            self._take("save", resumable=False)
+        meta, before = snapshots.meta_now(), capture_rng(self.device)
+        while True:
+            self._board.begin_attempt(self._position.step + 1)
+            try:
+                result = perform(self.device)
+            except Exception as error:
+                move = self._judge(error, work)
+                self._roll_back(meta, before)
+                if move.action is Action.CPU_BATCH:
+                    result = self._on_the_cpu(perform)
+                else:
+                    self._apply(move)
+                    continue
+            if self._history and self._history[-1].fault.step == self._position.step + 1:
+                self._link.send("recovered", step=self._position.step + 1, in_process=True)
+            return result
+
+    def _judge(self, error: Exception, work: Work | None) -> Move:
+        """Whose fault is it, and what now? A user's own error, and what this process cannot mend, is raised."""
+        label = self._rungs[self._rung].device
+        fault = classify_exception(error, device=label)
+        if fault is None:
+            raise error
+        fault = fault.at(
+            step=self._position.step + 1, phase=self._board.read().phase.label, pieces=self._pieces
+        )
+        move = next_move(
+            fault,
+            self._history,
+            self._rungs,
+            self._rung,
+            batch=None if work is None else transaction.batch_size(work.batch),
+            splittable=work is not None and self._splittable(work),
+            limits=Limits(tries=self.settings.retry.same_step, outside=self.settings.retry.without_progress),
+        )
+        in_process = move.action in (Action.RETRY, Action.SPLIT, Action.CPU_BATCH)
+        if not in_process or fault.health is not Health.ALIVE or not self._can_roll_back():
+            raise LostWorker(fault, move) from error
+        self._history.append(Past(fault, move, self._rung))
+        self._link.send("fault", fault=fault.to_json(), move=move.to_json())
+        error.__traceback__ = None  # the frames hold the tensors we are about to free
+        return move
+
+    def _can_roll_back(self) -> bool:
+        return self.settings.snapshot.every == 1 or self._uncommitted == 0
+
+    def _splittable(self, work: Work) -> bool:
+        if not self.settings.oom.split:
+            return False
+        if work.split is None and transaction.batch_size(work.batch) is None:
+            return False
+        modules = [value for value in self._named.values() if isinstance(value, torch.nn.Module)]
+        return self.settings.oom.allow_batchnorm_split or not transaction.mixes_samples(modules)
+
+    def _roll_back(self, meta: dict[str, Any], before: tuple[dict[str, torch.Tensor], dict[str, Any]]) -> None:
+        """Everything protected, and the generators, as they were when the step began."""
+        for value in self._named.values():
+            if isinstance(value, torch.optim.Optimizer):
+                value.zero_grad(set_to_none=True)
+        transaction.free_memory(self.device)
+        self._need_snapshots().roll_back(meta)
+        restore_rng(*before, self.device)
+        transaction.free_memory(self.device)
+
+    def _apply(self, move: Move) -> None:
+        if move.pieces != self._pieces:
+            self._pieces = move.pieces
+            self._board.pieces(move.pieces)
+        self._pieces_until = self._position.step + self._grow_wait
+
+    def _grow_back(self) -> None:
+        """After enough steps in pieces, try larger ones; if that fails, wait twice as long the next time."""
+        if self._pieces > 1 and self._position.step >= self._pieces_until:
+            self._pieces //= 2
+            self._grow_wait = min(self._grow_wait * 2, 10_000)
+            self._pieces_until = self._position.step + self._grow_wait
+            self._board.pieces(self._pieces)
+            self._link.send("note", text=f"memory: trying {self._pieces} pieces again", pieces=self._pieces)
+
+    def _on_the_cpu(self, perform: Callable[[torch.device], T]) -> T:
+        """This one batch where there is room, and back."""
+        protected, snapshots = self._protected, self._need_snapshots()
+        assert protected is not None
+        home, cpu = self.device, torch.device("cpu")
+        pieces, self._pieces = self._pieces, 1
+        snapshots.flush()
+        try:
+            protected.move(cpu)
+            self.device = cpu
+            return perform(cpu)
+        finally:
+            self.device, self._pieces = home, pieces
+            protected.move(home)
+            snapshots.moved(home)
+
+    # -- committing ----------------------------------------------------------------------------------------
+
+    def _commit(self, at: str) -> None:
+        """The boundary: what happened before it is kept, and a wish to stop is honoured."""
+        snapshots = self._need_snapshots()
+        due = at != "batch" or self._uncommitted >= self.settings.snapshot.every or self._board.stop_requested
+        if due:
+            self._enter(Phase.SNAPSHOT)
+            self._take(at, resumable=True)
+            self._uncommitted = 0
+        if self._board.stop_requested:
+            snapshots.flush()
+            self._link.send("stopped", step=self._position.step)
+            raise StopRun
+
+    def _take(self, at: str, *, resumable: bool) -> None:
+        snapshots = self._need_snapshots()
+        snapshots.poll()
+        position = self._position
+        skipped = sum(loader.skipped for loader in self._loaders())
+        repeated = sum(loader.repeated for loader in self._loaders())
+        meta = {
+            "session": {
+                "step": position.step,
+                "epoch": position.epoch,
+                "samples": position.samples,
+                "at": at,
+                "sequence": snapshots.next_sequence,
+                "skipped": skipped,
+                "repeated": repeated,
+            }
+        }
+        snapshots.take(meta, step=position.step, samples=position.samples, loss=self._loss, resumable=resumable)
+
+    def _finish(self) -> None:
+        """The script's `train` has returned: the last commit."""
+        if self._snapshots is not None and self._started:
+            self._take("end", resumable=True)
+            self._snapshots.flush()
+        for loader in self._loaders():
+            loader.close()
+
+    # -- around the loop -----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation: protected modules in eval mode, no gradients, and the training's random numbers untouched."""
+        modules = [value for value in self._named.values() if isinstance(value, torch.nn.Module)]
+        modes = [(part, part.training) for module in modules for part in module.modules()]
+        tensors, words = capture_rng(self.device)
+        self._enter(Phase.EVALUATE)
+        for module in modules:
+            module.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for part, training in modes:
+                part.training = training
+            restore_rng(tensors, words, self.device)
+            self._enter(Phase.LOOP)
+
+    def log(self, **numbers: float | torch.Tensor | Loss) -> None:
+        """Keep these numbers with the step and epoch they belong to."""
+        values = {name: _number(name, value) for name, value in numbers.items()}
+        self._link.send("log", step=self._position.step, epoch=self._position.epoch, values=values)
+
+    def progress(self, done: int, total: int, label: str = "") -> None:
+        """Long work before the loop: shown to the user, and a sign of life for the watchdog."""
+        self._board.progress(int(done), int(total), label)
+
+    # -- helpers -------------------------------------------------------------------------------------------
+
+    def _enter(self, phase: Phase) -> None:
+        self._board.enter(phase)
+        for hook in self._phase_hooks:
+            hook(phase)
+
+    def _need_snapshots(self) -> snapshot.Snapshots:
+        assert self._snapshots is not None, "protect() comes first"
+        return self._snapshots
+
+    def _loaders(self) -> list[Loader]:
+        return [value for value in self._named.values() if isinstance(value, Loader)]
+
+    def _scaler(self) -> Any | None:
+        scalers = [value for value in self._named.values() if isinstance(value, torch.amp.GradScaler)]
+        return scalers[0] if scalers else None
+
+    def _optimizers(self, wanted: Any) -> list[torch.optim.Optimizer]:
+        known = [value for value in self._named.values() if isinstance(value, torch.optim.Optimizer)]
+        if wanted is None:
+            if len(known) == 1:
+                return known
+            raise UserError(
+                "session.step needs one optimizer" if known else "no optimizer is protected",
+                cause=f"{len(known)} are protected" if known else "session.protect was given none",
+                hints=["say which: `session.step(fn, batch, optimizer=…)`" if known else "protect it with the model"],
+            )
+        chosen = [wanted] if isinstance(wanted, torch.optim.Optimizer) else list(wanted)
+        for optimizer in chosen:
+            if not any(optimizer is other for other in known):
+                raise UserError(
+                    f"the {type(optimizer).__name__} given to session.step was not protected",
+                    cause="its state would be lost at the first fault",
+                    hints=["add it to the call: `session.protect(model=…, optimizer=…)`"],
+                )
+        return chosen
+
+    def _loader_event(self, kind: str, details: dict[str, Any]) -> None:
+        message = str(details.get("message", ""))
+        fault = Fault(
+            Kind(kind), step=self._position.step + 1, phase=Phase.DATA.label, message=message, evidence=details
+        )
+        move = Move(Action.RETRY, self._rung, reason="the loader's processes were replaced")
+        self._link.send("fault", fault=fault.to_json(), move=move.to_json())
+        self._link.send("recovered", step=self._position.step + 1, in_process=True)
+
+    def _loader_wait(self) -> None:
+        self._board.beat()
+
+
+def _number(name: str, value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise UserError(f"session.log takes numbers, but `{name}` is {type(value).__name__}") from None
+    return number if math.isfinite(number) else None
+
+
+def _is_compiled(value: Any) -> bool:
+    return hasattr(value, "_orig_mod")
+
+
+def _unwrapped(value: Any) -> Any:
+    """The module under torch.compile, so that a checkpoint fits with and without compiling."""
+    return value._orig_mod if _is_compiled(value) else value
+
+
+def _named_by_kind(values: tuple[Any, ...], taken: set[str]) -> dict[str, Any]:
+    """`protect(model, optimizer, data)`: names from what the objects are."""
+    named: dict[str, Any] = {}
+    for value in values:
+        kind = type(value).__name__.lower()
+        if isinstance(value, torch.nn.Module):
+            kind = "model"
+        elif isinstance(value, torch.optim.Optimizer):
+            kind = "optimizer"
+        elif isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+            kind = "scheduler"
+        elif isinstance(value, torch.amp.GradScaler):
+            kind = "scaler"
+        elif isinstance(value, Loader):
+            kind = "data"
+        name, number = kind, 2
+        while name in named or name in taken:
+            name, number = f"{kind}{number}", number + 1
+        named[name] = value
+    return named

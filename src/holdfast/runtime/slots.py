@@ -1,0 +1,236 @@
+"""Snapshot slots: shared memory that holds a run's state outside the process that trains.
+
+    arena = Arena.create(capacity, slots=4)     # supervisor: owns the memory, reserved before use
+    arena = Arena.open(fds, capacity)           # worker and keeper
+    slot = arena.begin(sequence)                # worker: a slot that is neither the newest nor leased
+    slot.data[...] = ...; slot.commit(step)     # valid from here on; a torn one never becomes valid
+    arena.newest()                              # supervisor, keeper: the slot with the highest sequence
+
+A slot is a page of header and then the bytes of a safetensors file. The sequence number is odd while the
+slot is written and even once it is whole. The keeper leases the slot it copies; a lease is a wish the worker
+honours at its next choice, and the keeper checks the sequence again when it is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from holdfast.errors import UserError
+
+HEADER = 4096
+_MAGIC = 0x484F4C44534C4F54  # "HOLDSLOT"
+
+
+class _Word(IntEnum):
+    MAGIC = 0
+    SEQUENCE = 1
+    STEP = 2
+    GENERATION = 3
+    BYTES = 4
+    LEASE = 5
+    TIME = 6
+    RESUMABLE = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A whole snapshot: where it is and what it holds."""
+
+    slot: int
+    sequence: int
+    step: int
+    generation: int
+    size: int
+    time_ns: int
+
+
+class Slot:
+    """One snapshot's memory."""
+
+    def __init__(self, index: int, memory: mmap.mmap, fd: int, path: Path | None) -> None:
+        self.index = index
+        self.memory = memory
+        self.fd = fd
+        self.path = path
+        self.words = memoryview(memory)[:HEADER].cast("q")
+
+    def begin(self, sequence: int) -> None:
+        """Mark the slot as being written: from here until `commit` it does not exist for readers."""
+        self.words[_Word.SEQUENCE] = 2 * sequence - 1
+        self.words[_Word.MAGIC] = _MAGIC
+
+    def commit(self, *, sequence: int, step: int, generation: int, size: int, resumable: bool = True) -> None:
+        """Make the slot whole. The sequence is stored last: it is what readers trust."""
+        words = self.words
+        words[_Word.STEP] = step
+        words[_Word.GENERATION] = generation
+        words[_Word.BYTES] = size
+        words[_Word.TIME] = time.time_ns()
+        words[_Word.RESUMABLE] = int(resumable)
+        words[_Word.SEQUENCE] = 2 * sequence
+
+    def read(self) -> Commit | None:
+        """What the slot holds, or None if it is empty, torn, being written, or only a savepoint."""
+        words = self.words
+        sequence = words[_Word.SEQUENCE]
+        if words[_Word.MAGIC] != _MAGIC or sequence <= 0 or sequence % 2 or not words[_Word.RESUMABLE]:
+            return None
+        commit = Commit(
+            slot=self.index,
+            sequence=sequence // 2,
+            step=words[_Word.STEP],
+            generation=words[_Word.GENERATION],
+            size=words[_Word.BYTES],
+            time_ns=words[_Word.TIME],
+        )
+        return commit if words[_Word.SEQUENCE] == sequence and 0 < commit.size <= self.capacity else None
+
+    @property
+    def capacity(self) -> int:
+        return len(self.memory) - HEADER
+
+    @property
+    def leased(self) -> bool:
+        return bool(self.words[_Word.LEASE])
+
+    def lease(self) -> None:
+        self.words[_Word.LEASE] = 1
+
+    def release(self) -> None:
+        self.words[_Word.LEASE] = 0
+
+    def payload(self, size: int) -> memoryview:
+        """The safetensors bytes of a commit, without copying them."""
+        return memoryview(self.memory)[HEADER : HEADER + size]
+
+    def close(self) -> None:
+        self.words.release()
+        with contextlib.suppress(BufferError):  # a tensor may still look at it; the process will end soon
+            self.memory.close()
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Arena:
+    """All slots of a run."""
+
+    def __init__(self, slots: list[Slot], where: str) -> None:
+        self.slots = slots
+        self.where = where
+
+    @classmethod
+    def create(cls, capacity: int, *, slots: int, folder: Path | None = None, named: bool = False) -> Arena:
+        """Reserve `slots` x `capacity` bytes: in memory, or in files under `folder`.
+
+        Reserving first turns "no room" into an error here instead of a SIGBUS in the middle of a step.
+        Files are unlinked at once where descriptors can be passed on; `named` keeps them for processes that
+        must open them by path.
+        """
+        made: list[Slot] = []
+        try:
+            for index in range(slots):
+                fd, path = _reserve(HEADER + capacity, index, folder, named)
+                made.append(Slot(index, mmap.mmap(fd, HEADER + capacity), fd, path))
+        except OSError:
+            for slot in made:
+                slot.close()
+                if slot.path is not None:
+                    slot.path.unlink(missing_ok=True)
+            raise
+        return cls(made, "memory" if folder is None else "file")
+
+    @classmethod
+    def open(cls, fds: list[int], where: str = "memory") -> Arena:
+        return cls(
+            [Slot(index, mmap.mmap(fd, os.fstat(fd).st_size), fd, None) for index, fd in enumerate(fds)], where
+        )
+
+    @classmethod
+    def open_paths(cls, paths: list[Path]) -> Arena:
+        return cls.open([os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0)) for path in paths], "file")
+
+    @property
+    def capacity(self) -> int:
+        return self.slots[0].capacity
+
+    @property
+    def fds(self) -> list[int]:
+        return [slot.fd for slot in self.slots]
+
+    @property
+    def paths(self) -> list[Path]:
+        return [slot.path for slot in self.slots if slot.path is not None]
+
+    def newest(self) -> Commit | None:
+        commits = [commit for slot in self.slots if (commit := slot.read()) is not None]
+        return max(commits, key=lambda commit: commit.sequence, default=None)
+
+    def choose(self, busy: set[int]) -> Slot:
+        """A slot to write: not the newest, not leased, not `busy` with a copy in flight; the oldest of those."""
+        newest = self.newest()
+        free = [
+            slot
+            for slot in self.slots
+            if not slot.leased and slot.index not in busy and (newest is None or slot.index != newest.slot)
+        ]
+        if not free:  # a keeper died with its lease, or the caller holds all others: never the newest, never busy
+            free = [s for s in self.slots if s.index not in busy and (newest is None or s.index != newest.slot)]
+        return min(free, key=lambda slot: slot.words[_Word.SEQUENCE])
+
+    def release_all(self) -> None:
+        for slot in self.slots:
+            slot.release()
+
+    def close(self) -> None:
+        for slot in self.slots:
+            slot.close()
+            if slot.path is not None:
+                slot.path.unlink(missing_ok=True)
+
+
+def _reserve(size: int, index: int, folder: Path | None, named: bool) -> tuple[int, Path | None]:
+    if folder is None:
+        fd = _memory_fd(index)
+        path = None
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        fd, name = tempfile.mkstemp(prefix=f"slot-{index}-", dir=folder)
+        path = Path(name)
+        if not named:
+            path.unlink()
+            path = None
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, size)
+        else:
+            os.truncate(fd, size)
+    except OSError:
+        os.close(fd)
+        if path is not None:
+            path.unlink(missing_ok=True)
+        raise
+    return fd, path
+
+
+def _memory_fd(index: int) -> int:
+    if not hasattr(os, "memfd_create"):
+        raise OSError(errno.ENOSYS, "no anonymous shared memory on this system")
+    return os.memfd_create(f"holdfast-slot-{index}")
+
+
+def no_room(need: int, where: str) -> UserError:
+    """The error for a state that fits neither in memory nor on disk."""
+    return UserError(
+        f"no room for {need / 2**20:.0f} MiB of snapshots {where}",
+        cause="the state of a step must live outside the process that trains, in memory or in a file",
+        hints=["free memory or disk space", "use fewer slots: `snapshot.slots=3`"],
+    )

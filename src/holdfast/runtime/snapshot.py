@@ -1,0 +1,400 @@
+"""Taking snapshots: every committed step, the whole state goes into a slot of shared memory.
+
+    snapshots = Snapshots(protected, link, device)
+    snapshots.take(meta, step=12, loss=loss)       # at the step boundary; on a device the copy runs behind the next step
+    snapshots.poll()                               # commit copies that have arrived
+    snapshots.roll_back()                          # the state of the last take, in place
+
+On the CPU a take is one pass of copies. On CUDA the state is gathered into one flat device buffer (small
+states) or copied tensor by tensor (large ones) on a side stream into page-locked slots, and the slot is
+committed when the copy has arrived, so no step ever waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from holdfast.runtime import layout as layouts
+from holdfast.runtime.board import Board
+from holdfast.runtime.flatten import TORCH_DTYPES
+from holdfast.runtime.rng import capture_rng, rng_specs
+from holdfast.runtime.slots import HEADER, Arena, Slot
+from holdfast.runtime.state import Protected
+
+RNG = "holdfast.rng."
+FLAT_LIMIT = 512 << 20
+"""Device bytes up to which the state is gathered first. Above, tensors are large enough to copy one by one."""
+
+
+class Link(Protocol):
+    """The session's way to whoever keeps its state."""
+
+    board: Board
+    generation: int
+
+    def arena(self, capacity: int) -> Arena: ...
+    def committed(self, step: int) -> None: ...
+    def send(self, kind: str, **data: Any) -> None: ...
+
+
+@dataclass(slots=True)
+class Taken:
+    """One snapshot, in a slot, perhaps still on its way."""
+
+    slot: Slot
+    plan: layouts.Layout
+    sequence: int
+    step: int
+    resumable: bool
+    samples: int
+    event: Any = None
+    lazy: bool = False
+    done: bool = False
+
+
+@dataclass(slots=True)
+class _Views:
+    """A slot seen as tensors, for one layout."""
+
+    plan: layouts.Layout
+    device: list[Tensor]
+    host: list[Tensor]
+    rng: dict[str, Tensor]
+    loss: Tensor
+    meta: slice = field(default_factory=lambda: slice(0))
+
+
+class Snapshots:
+    """Every snapshot of one worker."""
+
+    def __init__(self, protected: Protected, link: Link, device: torch.device) -> None:
+        self.protected = protected
+        self.link = link
+        self.device = device
+        self.last: Taken | None = None
+        self._arena: Arena | None = None
+        self._plan: layouts.Layout | None = None
+        self._order: list[int] = []
+        self._base: list[Tensor] = []
+        self._live: list[Tensor] = []
+        self._device_count = 0
+        self._views: dict[int, _Views] = {}
+        self._pending: list[Taken] = []
+        self._sequence = 0
+        self._versions = -1
+        self._cuda: _CudaCopies | None = _CudaCopies(device) if device.type == "cuda" else None
+
+    # -- taking --------------------------------------------------------------------------------------------
+
+    def reserve(self) -> None:
+        """Ask for the slots now, sized for what the optimizer will add, so that "no room" is said before step 1."""
+        self._use(self.link.arena(self.protected.estimate_bytes()))
+
+    def take(
+        self, meta: dict[str, Any], *, step: int, samples: int, loss: Tensor | None, resumable: bool = True
+    ) -> None:
+        """Copy the state as it is now. `resumable` is False for a savepoint inside a loop body."""
+        rng_tensors, rng_json = capture_rng(self.device)
+        changed = self.protected.changed()
+        text = self.protected.meta_json({**meta, "rng": rng_json, "rng_names": list(rng_tensors)})
+        self._arrange(changed, len(text))
+        plan = self._plan
+        arena = self._arena
+        assert plan is not None and arena is not None
+        slot = self._free_slot(arena)
+        self._sequence += 1
+        slot.begin(self._sequence)
+        views = self._slot_views(slot, plan)
+        taken = Taken(slot, plan, self._sequence, step, resumable, samples)
+        slot.memory[views.meta] = plan.pack_meta(text)
+        for name, source in rng_tensors.items():
+            views.rng[name].copy_(source)
+        self._copy(taken, views, loss)
+        self.last = taken
+        self._versions = self._version_sum()
+
+    def _copy(self, taken: Taken, views: _Views, loss: Tensor | None) -> None:
+        on_device = self._live[: self._device_count]
+        on_host = self._live[self._device_count :]
+        with torch.no_grad():
+            if on_host:
+                torch._foreach_copy_(views.host, on_host)
+            if self._cuda is None:
+                if on_device:
+                    torch._foreach_copy_(views.device, on_device)
+                if loss is None:
+                    views.loss[0] = float("nan")
+                else:
+                    views.loss[0].copy_(loss)
+                self._finish(taken, views)
+            else:
+                self._cuda.copy(taken, views.device, views.loss, on_device, loss)
+                self._pending.append(taken)
+
+    def fresh(self) -> bool:
+        """True if no protected tensor has changed since the last take: rolling back to it is exact.
+
+        What is not a tensor may have changed (a scheduler stepped before the step): `meta_now` keeps that.
+        """
+        if self.last is None or self.protected.changed() or self.protected.tensors() is not self._base:
+            return False
+        return self._version_sum() == self._versions
+
+    def meta_now(self) -> dict[str, Any]:
+        """Everything that is not a tensor, as of the last look `fresh` took."""
+        return self.protected.meta()
+
+    def _version_sum(self) -> int:
+        total = 0
+        for tensor in self._live:
+            total += tensor._version
+        return total
+
+    # -- arrival -------------------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Commit every copy that has arrived, in order."""
+        while self._pending and self._pending[0].event.query():
+            self._arrived()
+
+    def flush(self) -> None:
+        """Wait for every copy on its way and commit it."""
+        while self._pending:
+            self._pending[0].event.synchronize()
+            self._arrived()
+
+    def before_update(self) -> None:
+        """The optimizer is about to write: it waits, on the device, for copies that read straight from the state."""
+        if self._cuda is not None:
+            self._cuda.guard(self._pending)
+
+    def _arrived(self) -> None:
+        taken = self._pending.pop(0)
+        self._finish(taken, self._slot_views(taken.slot, taken.plan))
+
+    def _finish(self, taken: Taken, views: _Views) -> None:
+        value = float(views.loss[0])
+        views.loss[1] = 1.0 if value - value == 0.0 else 0.0
+        taken.slot.commit(
+            sequence=taken.sequence,
+            step=taken.step,
+            generation=self.link.generation,
+            size=taken.plan.total_bytes,
+            resumable=taken.resumable,
+        )
+        taken.done = True
+        if taken.resumable:
+            self.link.board.commit(taken.step, taken.samples)
+            if value == value:
+                self.link.board.loss(value)
+            self.link.committed(taken.step)
+
+    # -- going back ----------------------------------------------------------------------------------------
+
+    def roll_back(self, meta: dict[str, Any]) -> None:
+        """The tensors of the last take and the numbers of `meta` again, in place. Generators are the caller's."""
+        self.flush()
+        assert self.last is not None and self.last.done
+        self.protected.restore(reader(self.last.slot.payload(self.last.plan.total_bytes)), meta)
+        if not self.protected.changed():
+            self._refresh_live()
+            self._versions = self._version_sum()
+
+    def moved(self, device: torch.device) -> None:
+        """The protected objects are on another device now: the live tensors are others."""
+        self.device = device
+        self._plan = None
+
+    # -- places --------------------------------------------------------------------------------------------
+
+    def _arrange(self, changed: bool, meta_bytes: int) -> None:
+        """Keep the layout while it fits; make a new one when a tensor came, went or changed its shape."""
+        if self._plan is not None and not changed and meta_bytes <= self._plan.meta_capacity:
+            self._refresh_live()
+            return
+        self.flush()
+        specs = [entry.spec for entry in self.protected.layout().live]
+        tensors = self.protected.tensors()
+        self._order = list(range(len(tensors)))
+        self._device_count = len(tensors)
+        if self._cuda is not None:  # the device's tensors first: then they are a few long runs in the slot
+            self._order.sort(key=lambda index: tensors[index].device.type == "cpu")
+            self._device_count = sum(tensor.device.type != "cpu" for tensor in tensors)
+        ordered = [specs[index] for index in self._order]
+        live, host = ordered[: self._device_count], ordered[self._device_count :]
+        new = layouts.plan(
+            live, extra=[*host, *rng_specs(self.device)], meta_capacity=layouts.capacity_for(meta_bytes)
+        )
+        self._plan = new
+        self._base = []
+        self._refresh_live()
+        if self._arena is None or new.total_bytes > self._arena.capacity:
+            self._use(self.link.arena(new.total_bytes + new.total_bytes // 16))
+        self._views.clear()
+        if self._cuda is not None:
+            self._cuda.arrange(new, self._live[: self._device_count])
+
+    def _refresh_live(self) -> None:
+        """Follow tensors that were replaced by others of the same shape."""
+        tensors = self.protected.tensors()
+        if tensors is not self._base:
+            self._base = tensors
+            self._live = [tensors[index] for index in self._order]
+
+    def _use(self, arena: Arena) -> None:
+        self._arena = arena
+        self._views.clear()
+        for slot in arena.slots:
+            self._sequence = max(self._sequence, (int(slot.words[1]) + 1) // 2)
+
+    @property
+    def next_sequence(self) -> int:
+        return self._sequence + 1
+
+    def start_after(self, sequence: int) -> None:
+        """Count on from the newest snapshot of an earlier worker."""
+        self._sequence = max(self._sequence, sequence)
+
+    def _free_slot(self, arena: Arena) -> Slot:
+        busy = {taken.slot.index for taken in self._pending if taken.slot in arena.slots}
+        if self.last is not None and self.last.slot in arena.slots:
+            busy.add(self.last.slot.index)
+        while len(busy) >= len(arena.slots) - 1 and self._pending:
+            self._pending[0].event.synchronize()
+            busy.discard(self._pending[0].slot.index)
+            self._arrived()
+        return arena.choose(busy)
+
+    def _slot_views(self, slot: Slot, plan: layouts.Layout) -> _Views:
+        views = self._views.get(slot.index)
+        if views is None or views.plan is not plan:
+            views = _make_views(slot, plan)
+            if self._cuda is not None:
+                self._cuda.lock_pages(slot)
+            self._views[slot.index] = views
+        return views
+
+
+def view_bytes(raw: Tensor, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    """A run of bytes as the tensor it holds."""
+    return raw.view(TORCH_DTYPES[dtype]).view(shape)
+
+
+def _make_views(slot: Slot, plan: layouts.Layout) -> _Views:
+    slot.memory[HEADER : HEADER + plan.data_start] = plan.header
+    whole = torch.frombuffer(slot.memory, dtype=torch.uint8, offset=HEADER, count=plan.total_bytes)
+    data = whole[plan.data_start :]
+    meta = plan.span(layouts.META)
+    extra = {e.name: view_bytes(data[e.start : e.stop], e.dtype, e.shape) for e in plan.extra}
+    return _Views(
+        plan=plan,
+        device=[view_bytes(data[e.start : e.stop], e.dtype, e.shape) for e in plan.live],
+        host=[tensor for name, tensor in extra.items() if not name.startswith(RNG)],
+        rng={name: tensor for name, tensor in extra.items() if name.startswith(RNG)},
+        loss=whole[plan.span(layouts.LOSS)].view(torch.float32),
+        meta=slice(HEADER + meta.start, HEADER + meta.stop),
+    )
+
+
+class _CudaCopies:
+    """The device side of a take: gather, side stream, page-locked slots."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream: Any = torch.cuda.Stream(device)
+        self.flat: Tensor | None = None
+        self.flat_views: list[Tensor] = []
+        self.runs: list[tuple[int, int]] = []
+        self._flat_free: Any = None
+        self._locked: set[int] = set()
+
+    def arrange(self, plan: layouts.Layout, tensors: list[Tensor]) -> None:
+        """Decide how to copy: gathered while that is small, straight out of the tensors when they are large."""
+        self.runs = _runs([(entry.start, entry.stop) for entry in plan.live])
+        total = sum(stop - start for start, stop in self.runs)
+        self.flat, self.flat_views, self._flat_free = None, [], None
+        if 0 < total <= FLAT_LIMIT:
+            self.flat = torch.empty(max(stop for _, stop in self.runs), dtype=torch.uint8, device=self.device)
+            self.flat_views = [view_bytes(self.flat[e.start : e.stop], e.dtype, e.shape) for e in plan.live]
+
+    def copy(
+        self, taken: Taken, targets: list[Tensor], loss_target: Tensor, sources: list[Tensor], loss: Tensor | None
+    ) -> None:
+        main = torch.cuda.current_stream(self.device)
+        if self.flat is not None:
+            if self._flat_free is not None:
+                main.wait_event(self._flat_free)
+            torch._foreach_copy_(self.flat_views, sources)
+        self.stream.wait_stream(main)
+        with torch.cuda.stream(self.stream):
+            if self.flat is not None:
+                data = taken.plan.data_start
+                whole = torch.frombuffer(
+                    taken.slot.memory, dtype=torch.uint8, offset=HEADER + data, count=taken.plan.data_bytes
+                )
+                for start, stop in self.runs:
+                    whole[start:stop].copy_(self.flat[start:stop], non_blocking=True)
+            elif sources:
+                torch._foreach_copy_(targets, sources, non_blocking=True)
+                taken.lazy = True
+            if loss is None:
+                loss_target[0] = float("nan")
+            else:
+                loss_target[0].copy_(loss.detach().float(), non_blocking=True)
+                loss.record_stream(self.stream)
+            taken.event = torch.cuda.Event()
+            taken.event.record(self.stream)
+        self._flat_free = taken.event if self.flat is not None else None
+
+    def guard(self, pending: list[Taken]) -> None:
+        for taken in pending:
+            if taken.lazy:
+                torch.cuda.current_stream(self.device).wait_event(taken.event)
+
+    def lock_pages(self, slot: Slot) -> None:
+        """Page-lock a slot on first use: copies into it then run beside the step instead of blocking it."""
+        view = torch.frombuffer(slot.memory, dtype=torch.uint8)
+        if view.data_ptr() in self._locked:
+            return
+        error = torch.cuda.cudart().cudaHostRegister(view.data_ptr(), view.numel(), 0)
+        if int(error) == 0:
+            self._locked.add(view.data_ptr())
+
+
+def _runs(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Neighbouring spans joined: each run is one copy."""
+    runs: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if runs and runs[-1][1] == start:
+            runs[-1] = (runs[-1][0], stop)
+        elif stop > start:
+            runs.append((start, stop))
+    return runs
+
+
+# -- reading ------------------------------------------------------------------------------------------------
+
+
+def reader(payload: memoryview) -> Callable[[str], Tensor]:
+    """Tensors of a snapshot or checkpoint by name, as views of its bytes."""
+    entries, data_start = layouts.parse_header(payload)
+    by_name = {entry.name: entry for entry in entries}
+    whole = torch.frombuffer(payload, dtype=torch.uint8)
+
+    def read(name: str) -> Tensor:
+        entry = by_name[name]
+        return view_bytes(whole[data_start + entry.start : data_start + entry.stop], entry.dtype, entry.shape)
+
+    return read
+
+
+def restore(protected: Protected, payload: memoryview) -> dict[str, Any]:
+    """Put a snapshot's tensors and numbers into the protected objects; returns its meta."""
+    meta = layouts.read_meta(payload)
+    protected.restore(reader(payload), meta)
+    return meta

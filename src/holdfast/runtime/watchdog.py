@@ -1,0 +1,61 @@
+"""The watchdog's judgement: how long may a worker be silent, given what it is doing?
+
+    limit = allowed_silence(beat, known, settings)      # pure: a board reading in, seconds out
+    if beat.silence > limit: ...                        # the supervisor acts
+
+It learns. A phase that has been seen may take `factor` times its slowest recent time, and at least `floor`.
+What has not been seen yet gets an allowance by kind: first steps compile kernels, set-up reads files,
+a first evaluation walks a whole data set. A worker that was replaced inherits what its predecessor taught.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.runtime.board import Beat, Phase, PhaseTimes
+from holdfast.settings import WatchdogSettings
+
+Known = Mapping[Phase, PhaseTimes]
+FIRST_TIMES = 3
+"""So many times a phase counts as new: warm-up, autotuning and lazy initialisation come in the first few."""
+
+
+def allowed_silence(beat: Beat, known: Known, settings: WatchdogSettings, *, stretch: float = 1.0) -> float:
+    """Seconds this worker may stay silent in the phase it is in.
+
+    `stretch` is above 1 when the step was once called hung: if it was only slow, it passes the second time.
+    """
+    times = beat.times[beat.phase]
+    if beat.phase in (Phase.SETUP, Phase.COMPILE, Phase.SAVE):
+        return max(_first_allowance(beat.phase, settings), settings.factor * times.slowest_s) * stretch
+    if times.count >= FIRST_TIMES or (beat.phase is Phase.EVALUATE and times.count >= 1):
+        return max(settings.floor, settings.factor * times.slowest_s) * stretch
+    earlier = known.get(beat.phase)
+    if earlier is not None and earlier.count >= FIRST_TIMES:
+        slowest = max(earlier.first_s, earlier.slowest_s, times.slowest_s)
+        return max(settings.floor, settings.factor * slowest) * stretch
+    return _first_allowance(beat.phase, settings) * stretch
+
+
+def _first_allowance(phase: Phase, settings: WatchdogSettings) -> float:
+    allowances = {
+        Phase.SETUP: settings.setup,
+        Phase.EVALUATE: settings.evaluate,
+        Phase.COMPILE: settings.compile,
+        Phase.SAVE: settings.setup,
+    }
+    return allowances.get(phase, settings.first_step)
+
+
+def merge_known(known: Known, beat: Beat) -> dict[Phase, PhaseTimes]:
+    """What a dead worker taught: its counts and slowest times, for the next one's first steps."""
+    merged = dict(known)
+    for phase, times in beat.times.items():
+        before = merged.get(phase, PhaseTimes())
+        if times.count >= before.count or times.count >= FIRST_TIMES:
+            merged[phase] = PhaseTimes(
+                count=max(before.count, times.count),
+                slowest_s=times.slowest_s,
+                first_s=max(before.first_s, times.first_s),
+            )
+    return merged

@@ -1,0 +1,277 @@
+"""The worker: the one process that touches the device and runs the user's code.
+
+Forked from the nursery, or spawned where fork is not safe. It may crash, hang or be killed at any moment:
+what it has committed lives in slots it does not own. Its last words are a message (`done`, `stopped`,
+`failed`, `lost`), or none, and then its exit status speaks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib.util
+import inspect
+import mmap
+import multiprocessing
+import multiprocessing.util
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from holdfast.errors import HoldfastError, UserError
+from holdfast.runtime import process, script
+from holdfast.runtime.board import Board
+from holdfast.runtime.channel import Channel
+from holdfast.runtime.faults import classify_exception
+from holdfast.runtime.ladder import Rung
+from holdfast.runtime.launch import connect_back
+from holdfast.runtime.session import LostWorker, Run, Session, StopRun
+from holdfast.runtime.slots import Arena
+from holdfast.settings import Settings
+
+STACK_SIGNAL = getattr(signal, "SIGUSR2", None)
+"""Asks a worker for its stacks. Handled in C, so it works while the GIL is held."""
+FAILED, LOST, STOPPED = 1, 76, 0
+
+
+class SupervisedLink:
+    """The session's way to its supervisor."""
+
+    def __init__(self, channel: Channel, board: Board, generation: int, arenas: list[Arena]) -> None:
+        self.channel = channel
+        self.board = board
+        self.generation = generation
+        self.arenas = arenas
+        self.checkpoint: Path | None = None
+
+    def arena(self, capacity: int) -> Arena:
+        """Slots that hold `capacity` bytes each: the ones there are, or new ones."""
+        for arena in reversed(self.arenas):
+            if arena.capacity >= capacity:
+                return arena
+        self.channel.send({"kind": "arena", "capacity": capacity})
+        reply, fds = self.channel.receive()
+        if "error" in reply:
+            raise UserError(reply["message"], cause=reply.get("cause"), hints=reply.get("hints", ()))
+        if reply.get("paths"):
+            arena = Arena.open_paths([Path(path) for path in reply["paths"]])
+        else:
+            arena = Arena.open(fds, reply["where"])
+        self.arenas.append(arena)
+        return arena
+
+    def newest(self) -> memoryview | None:
+        found = [(arena, commit) for arena in self.arenas if (commit := arena.newest()) is not None]
+        if found:
+            arena, commit = max(found, key=lambda pair: pair[1].sequence)
+            return arena.slots[commit.slot].payload(commit.size)
+        return None if self.checkpoint is None else map_file(self.checkpoint)
+
+    def committed(self, step: int) -> None:
+        return None  # the supervisor reads the slots
+
+    def send(self, kind: str, **data: Any) -> None:
+        self.channel.send({"kind": kind, **data})
+
+
+def map_file(path: Path) -> memoryview:
+    """A checkpoint's bytes, private to this process: writing to them never reaches the file."""
+    with open(path, "rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+
+
+def run_forked(config: dict[str, Any], fds: list[int]) -> int:
+    """The life of a worker that came from the nursery."""
+    os.setpgid(0, 0)
+    channel = Channel.from_fd(fds[0])
+    board = Board.open(fds[1])
+    rest = fds[2:]
+    arenas = []
+    for arena in config["arenas"]:
+        arenas.append(Arena.open(rest[: arena["slots"]], arena["where"]))
+        rest = rest[arena["slots"] :]
+    multiprocessing.set_start_method("fork", force=True)
+    return _live(config, channel, board, arenas)
+
+
+def run_spawned() -> int:
+    """The life of a worker that is a fresh interpreter: the configuration comes over loopback."""
+    channel = connect_back(int(os.environ["HOLDFAST_PORT"]), os.environ.pop("HOLDFAST_TOKEN"))
+    config, _ = channel.receive()
+    _end_without_supervisor(int(os.environ["HOLDFAST_SUPERVISOR"]))
+    board = Board.open_path(Path(config["board"]))
+    arenas = [Arena.open_paths([Path(path) for path in arena["paths"]]) for arena in config["arenas"]]
+    return _live(config, channel, board, arenas)
+
+
+def _end_without_supervisor(pid: int) -> None:
+    """Where the kernel cannot end us with our parent, a thread looks once a second."""
+    process.die_with_parent()
+
+    def watch() -> None:
+        while process.exists(pid):
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="holdfast-parent").start()
+
+
+def _live(config: dict[str, Any], channel: Channel, board: Board, arenas: list[Arena]) -> int:
+    board.identify(os.getpid())
+    folder = Path(config["folder"])
+    _redirect_output(folder / "output.log")
+    _prepare_stacks(folder / f"stacks-{config['generation']}.txt")
+    link = SupervisedLink(channel, board, int(config["generation"]), arenas)
+    if config.get("checkpoint"):
+        link.checkpoint = Path(config["checkpoint"])
+    rungs = [Rung.from_json(rung) for rung in config["rungs"]]
+    code = LOST
+    try:
+        code = _train(config, link, rungs)
+    except StopRun:
+        code = STOPPED
+    except LostWorker as lost:
+        link.send("lost", fault=lost.fault.to_json(), move=lost.move.to_json())
+    except HoldfastError as error:
+        code = FAILED
+        link.send("refused", **error.to_json())
+    except BaseException as error:  # the edge of the process: keep everything, decide nothing
+        code = _last_words(link, error, rungs[config["rung"]].device)
+    _end_children()
+    return code
+
+
+def _last_words(link: SupervisedLink, error: BaseException, device: str) -> int:
+    """An error out of the script: the device's, or its own."""
+    fault = classify_exception(error, device=device) if isinstance(error, Exception) else None
+    if fault is not None:
+        beat = link.board.read()
+        fault = fault.at(step=beat.attempt or None, phase=beat.phase.label)
+        link.send("lost", fault=fault.to_json(), move=None)
+        return LOST
+    text = _own_traceback(error)
+    print(text, file=sys.stderr, flush=True)
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        link.send("refused", **UserError("the script called sys.exit()", cause="the run is not over").to_json())
+        return FAILED
+    summary = traceback.format_exception_only(type(error), error)[-1].strip()
+    link.send("failed", summary=summary, traceback=text, step=link.board.read().step)
+    return FAILED
+
+
+def _own_traceback(error: BaseException) -> str:
+    """The user's traceback, from the first frame of their own code on."""
+    frame = error.__traceback__
+    while frame is not None and Path(frame.tb_frame.f_code.co_filename).parent == Path(__file__).parent:
+        frame = frame.tb_next
+    return "".join(traceback.format_exception(type(error), error, frame or error.__traceback__)).rstrip()
+
+
+def _train(config: dict[str, Any], link: SupervisedLink, rungs: list[Rung]) -> int:
+    settings = Settings.from_json(config["settings"])
+    rung = int(config["rung"])
+    device = open_device(rungs[rung].device)
+    _seed(int(config["seed"]))
+    threads = config.get("threads")
+    if threads:
+        torch.set_num_threads(int(threads))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(config["folder"]) / "compile-cache"))
+    run = Run(
+        name=config["name"],
+        folder=Path(config["folder"]),
+        seed=int(config["seed"]),
+        generation=int(config["generation"]),
+        resumed=link.newest() is not None,
+    )
+    session = Session(link, run=run, rungs=rungs, rung=rung, settings=settings, device=device)
+    if config.get("chaos"):
+        from holdfast.testing.chaos import arm
+
+        arm(session, config["chaos"], config)
+    train = load_train(Path(config["script"]), config["argv"])
+    link.send("started", pid=os.getpid(), device=str(rungs[rung].device), torch=torch.__version__)
+    train(session, **bind(train, config["arguments"]))
+    session._finish()
+    link.send("done", step=session.step_count)
+    return 0
+
+
+def open_device(label: str) -> torch.device:
+    """The torch device of a rung. `pretend:0` computes on the CPU and fails on request (holdfast.testing)."""
+    if label.startswith("pretend"):
+        return torch.device("cpu")
+    device = torch.device(label)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.zeros(1, device=device)
+    return device
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def load_train(path: Path, argv: list[str]) -> Callable[..., None]:
+    """Import the script and find its `train(session)`. `if __name__ == "__main__"` does not run."""
+    name = script.module_name(path)
+    sys.argv = [str(path), *argv]
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    train = getattr(module, "train", None)
+    if not callable(train):
+        raise script.no_train(path)
+    return train  # type: ignore[no-any-return]
+
+
+def bind(train: Callable[..., None], arguments: dict[str, str]) -> dict[str, Any]:
+    """`key=value` words as the keyword arguments of the script's `train`, read by their defaults' types."""
+    parameters = inspect.signature(train).parameters
+    return {key: script.convert(key, text, parameters[key].default) for key, text in arguments.items()}
+
+
+def _redirect_output(path: Path) -> None:
+    """What the script prints goes to a file that outlives us; the supervisor shows it."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (1, 2):
+        os.dup2(fd, stream)
+    os.close(fd)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+
+
+def _prepare_stacks(path: Path) -> None:
+    file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - open for the process's life: faulthandler needs the fd
+    faulthandler.enable(file=file, all_threads=True)
+    if STACK_SIGNAL is not None and hasattr(faulthandler, "register"):
+        faulthandler.register(STACK_SIGNAL, file=file, all_threads=True)
+
+
+def _end_children() -> None:
+    """Loader processes and the like end with us."""
+    with contextlib.suppress(Exception):  # an exit handler of any library may raise; we are leaving anyway
+        multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+
+
+
+
+if __name__ == "__main__":
+    worker_code = run_spawned()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(worker_code)
