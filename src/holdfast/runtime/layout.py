@@ -10,8 +10,8 @@
 
 The bytes are a valid safetensors file at every moment: tensors lie back to back, ordered by falling element
 size, so each is aligned to its own element. Two entries are reserved. `holdfast.meta` holds everything that
-is not a tensor as JSON text, padded with blanks; `holdfast.loss` holds the loss and a finite flag, which travel
-with the state because reading them at each step would stall the device.
+is not a tensor as JSON text, padded with blanks; `holdfast.loss` holds the loss and a finite flag, which
+travel with the state because reading them at each step would stall the device.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -146,7 +146,7 @@ class Protected:
         return self._lazy
 
     def meta(self, *, look: bool = True) -> dict[str, Any]:
-        """Everything that is not a tensor, JSON-able. Do not change its values: they are kept for next time."""
+        """Everything that is not a tensor, JSON-able. Do not change its values, they are kept."""
         if look or self._dirty:
             self.look()
         meta: dict[str, Any] = {
@@ -158,7 +158,7 @@ class Protected:
         return meta
 
     def meta_json(self, extra: Mapping[str, Any] | None = None, *, look: bool = True) -> str:
-        """meta() with the keys of `extra` beside its own, as JSON. What did not change is not written anew."""
+        """meta() with the keys of `extra` beside its own, as JSON. What did not change is not rewritten."""
         meta = self.meta(look=look)
         state = ",".join(
             f"{dump_json(name)}:{self._cached(name, node)}" for name, node in meta.pop("state").items()
@@ -216,9 +216,11 @@ class Protected:
                     self._aliases[slot.name] = first
             rows += [(_spec(slot), self._held[slot.name].tensor, False) for slot in part.fresh]
         rows.sort(key=lambda row: -SIZES[row[0][1]])
-        self._specs = [spec for spec, _, _ in rows]
-        self._tensors = [tensor for _, tensor, _ in rows]
+        specs = [spec for spec, _, _ in rows]
+        tensors = [tensor for _, tensor, _ in rows]
         self._lazy = [lazy for _, _, lazy in rows]
+        if specs != self._specs or not all(map(is_, tensors, self._tensors)):
+            self._specs, self._tensors = specs, tensors
 
     def _trained(self) -> set[int]:
         parts = [part for part in self._parts.values() if isinstance(part, OptimizerPart)]
@@ -324,7 +326,7 @@ _version = attrgetter("_version")
 def _crc(tensor: Tensor) -> int:
     """For memory that others write to behind torch's back: numpy arrays."""
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return zlib.crc32(memoryview(flat.numpy()))
+    return zlib.crc32(flat.numpy().tobytes())
 
 
 def dtype_of(code: str) -> torch.dtype:
