@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     topic, known = _find(args.code.strip(), topics)
     if output.as_json:
         message = None if known is None else _signature_as_json(known)
-        output.json({**({} if topic is None else _as_json(topic)), "message": message})
+        output.json({**_as_json(topic), "message": message})
     else:
         for line in page(topic, known):
             output.print(line)
@@ -111,9 +111,8 @@ def page(topic: Topic | None, known: faults.Signature | None = None) -> list[str
 def _message(known: faults.Signature | None) -> list[str]:
     if known is None:
         return []
-    return _section(
-        "This message", " ".join(f"{text[0].upper()}{text[1:]}." for text in (known.means, known.action))
-    )
+    sentences = [f"{text[0].upper()}{text[1:]}." for text in (known.means, known.action)]
+    return _section("This message", " ".join(sentences))
 
 
 def _section(heading: str, text: str) -> list[str]:
@@ -148,9 +147,8 @@ def _find(asked: str, topics: Sequence[Topic]) -> tuple[Topic | None, faults.Sig
     known = faults.signature(word) or faults.match_text(asked)
     if known is None:
         raise _unknown(asked, word, topics)
-    return next(
-        (topic for topic in topics if known.kind and topic.code == faults.CODES[known.kind]), None
-    ), known
+    code = faults.CODES[known.kind] if known.kind else None
+    return next((topic for topic in topics if topic.code == code), None), known
 
 
 def _names(topic: Topic) -> set[str]:
@@ -167,28 +165,21 @@ def _unknown(asked: str, word: str, topics: Sequence[Topic]) -> UserError:
     if close:
         topic = names[close[0]]
         shown = topic.code if close[0] == topic.code.lower() else close[0]
-        hints.append(f"a similar one exists: `{shown}` ({topic.title.lower()})")
+        hints.append(f"a similar one exists: `{shown}` ({topic.title[0].lower()}{topic.title[1:]})")
     hints.append("`holdfast explain` lists all codes")
     what = "code" if len(asked.split()) == 1 else "message"
     return UserError(f"unknown {what} `{asked}`", hints=hints)
 
 
-def _as_json(topic: Topic) -> dict[str, object]:
-    kind = getattr(topic, "kind", None)
-    return {
-        "code": topic.code,
-        "kind": None if kind is None else str(kind),
-        "slug": topic.slug,
-        "level": topic.level,
-        "title": topic.title,
-        "seen": topic.seen,
-        "means": topic.means,
-        "does": topic.does,
-        "you_can": topic.you_can,
-        "messages": [
-            _signature_as_json(known) for known in faults.signatures() if kind and known.kind is kind
-        ],
-    }
+_FIELDS = ("code", "kind", "slug", "level", "title", "seen", "means", "does", "you_can", "measured_by")
+
+
+def _as_json(topic: Topic | None) -> dict[str, object]:
+    """All fields, null where a topic has none: a message that is no fault has no topic at all."""
+    data: dict[str, object] = {name: getattr(topic, name, None) for name in _FIELDS}
+    kind = data["kind"]
+    known = [row for row in faults.signatures() if kind is not None and row.kind is kind]
+    return {**data, "messages": [_signature_as_json(row) for row in known]}
 
 
 def _signature_as_json(known: faults.Signature) -> dict[str, object]:

@@ -1,0 +1,230 @@
+"""What `holdfast explain` prints, as text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pytest
+
+from holdfast.cli import explain
+from holdfast.errors import ExitCode, UserError
+from holdfast.runtime.faults import CODES, explanations, signatures
+
+
+def _run(*words: str) -> int:
+    """The command as the command line would run it."""
+    parser = argparse.ArgumentParser(prog="holdfast")
+    explain.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["explain", *words])
+    code = args.run(args)
+    assert isinstance(code, int)
+    return code
+
+
+F010 = """\
+F010 · device-needs-reset                                                  error
+
+What was seen
+  The device gave an uncorrectable memory error, its link failed, it is gone
+  from the driver's list, or the driver is in a state that no new process can
+  leave.
+
+What it means for you
+  No process can use this device until something outside is done about it.
+
+What holdfast does
+  Leaves the device, with every rung on it, and moves to the next device at
+  once; gives up with the state saved if there is none.
+
+What you can do
+  Reset the card (`nvidia-smi --gpu-reset`, or reload the driver) or reboot,
+  then `holdfast resume` the run. If a memory or link error comes back, check
+  power, seating and heat, and have the card replaced.
+"""
+
+LIST = """\
+F001  warning  The device ran out of memory
+F002  warning  The worker crashed
+F003  warning  The device was lost
+F004  note     The device reported an error
+F005  warning  The device stopped answering
+F006  warning  The machine ran out of memory
+F007  note     The worker was killed from outside
+F008  warning  The worker ended without a word
+F009  error    The installed torch cannot use this device
+F010  error    The device needs a reset, a reboot or a repair
+F011  warning  A loader process ended
+F012  warning  A loader process is stuck
+F013  note     The nursery ended
+F014  note     The keeper ended
+F015  warning  The supervisor ended
+F016  error    The script raised an error
+
+  holdfast explain F001      what it means and what you can do
+"""
+
+ASSERT = """\
+F003 · device-lost                                                       warning
+
+This message
+  A check inside a kernel failed; most often a label or an index is out of
+  range. Check labels and indices on the CPU, where the message names the
+  line.
+
+What was seen
+"""
+
+
+@pytest.mark.parametrize("asked", ["F010", "f010", " F010 ", "driver", "DRIVER", "device-needs-reset"])
+def test_one_code_by_any_of_its_names(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(asked) == ExitCode.OK
+    assert capsys.readouterr() == (F010, "")
+
+
+@pytest.mark.parametrize("asked", ["out_of_memory", "out-of-memory", "Out_Of_Memory"])
+def test_a_word_may_be_written_with_either_line(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(asked) == ExitCode.OK
+    assert capsys.readouterr().out.startswith("F001 · device-out-of-memory  ")
+
+
+def test_without_a_code_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run() == ExitCode.OK
+    assert capsys.readouterr() == (LIST, "")
+
+
+@pytest.mark.parametrize(
+    "asked", ["torch.AcceleratorError: CUDA error: device-side assert triggered\n", "device-assert"]
+)
+def test_a_message_leads_to_its_fault(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(asked) == ExitCode.OK
+    assert capsys.readouterr().out.startswith(ASSERT)
+
+
+def test_a_message_that_is_no_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("MIOpen(HIP): Warning [SQLiteBase] Missing system database file: gfx1030.kdb") == ExitCode.OK
+    assert capsys.readouterr().out == (
+        "No fault\n\nThis message\n  No tuned kernels are stored for this GPU. Expect a slow first epoch.\n"
+    )
+
+
+@pytest.mark.parametrize("code", sorted(CODES.values()))
+def test_every_page_fits_a_small_terminal(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(code) == ExitCode.OK
+    text = capsys.readouterr().out
+    assert text.startswith(f"{code} · ")
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert text.count("\n\n") == 4
+
+
+def test_a_terminal_without_unicode(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("F010", "--ascii") == ExitCode.OK
+    assert capsys.readouterr().out.splitlines()[0].startswith("F010 - device-needs-reset ")
+
+
+@pytest.mark.parametrize(
+    ("asked", "message", "hint"),
+    [
+        (
+            "F0010",
+            "unknown code `F0010`",
+            "a similar one exists: `F010` (the device needs a reset, a reboot or a repair)",
+        ),
+        ("hagn", "unknown code `hagn`", "a similar one exists: `hang` (the device stopped answering)"),
+        (
+            "loader-dead",
+            "unknown code `loader-dead`",
+            "a similar one exists: `loader-died` (a loader process ended)",
+        ),
+    ],
+)
+def test_a_slip_of_the_hand_gets_a_suggestion(asked: str, message: str, hint: str) -> None:
+    with pytest.raises(UserError) as caught:
+        _run(asked)
+    assert caught.value.message == message
+    assert caught.value.hints == (hint, "`holdfast explain` lists all codes")
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_what_resembles_nothing_gets_no_suggestion() -> None:
+    with pytest.raises(UserError) as caught:
+        _run("the loss went up in the third epoch")
+    assert caught.value.message == "unknown message `the loss went up in the third epoch`"
+    assert caught.value.hints == ("`holdfast explain` lists all codes",)
+
+
+def test_json_of_one_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("F005", "--json") == ExitCode.OK
+    data = json.loads(capsys.readouterr().out)
+    assert data["schema"] == 1
+    assert (data["code"], data["kind"], data["slug"], data["level"]) == ("F005", "hang", "hang", "warning")
+    assert data["message"] is None
+    assert {row["id"] for row in data["messages"]} == {"kernel-hang", "rocm-lost-interrupt", "rocm-map-hang"}
+    assert all(data[name] for name in ("title", "seen", "means", "does", "you_can"))
+
+
+def test_json_of_a_message(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("CUDA error: an illegal memory access was encountered", "--json") == ExitCode.OK
+    data = json.loads(capsys.readouterr().out)
+    assert (data["code"], data["message"]["id"], data["message"]["health"]) == (
+        "F003",
+        "illegal-address",
+        "dead",
+    )
+
+
+def test_json_of_a_message_that_is_no_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("mps-cpu-fallback", "--json") == ExitCode.OK
+    data = json.loads(capsys.readouterr().out)
+    assert (data["schema"], data["code"], data["message"]["id"]) == (1, None, "mps-cpu-fallback")
+
+
+def test_json_of_all_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("--json") == ExitCode.OK
+    data = json.loads(capsys.readouterr().out)
+    assert [row["code"] for row in data["codes"]] == sorted(CODES.values())
+    listed = sum(len(row["messages"]) for row in data["codes"])
+    assert listed == sum(known.kind is not None for known in signatures())
+
+
+def test_help_shows_examples_before_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        _run("--help")
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert "  holdfast explain F010              one code\n" in text
+    assert text.index("examples:") < text.index("options:")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """As the doctor will have it: no kind, but a probe."""
+
+    code: str = "D034"
+    slug: str = "device-reset-near-full-memory"
+    level: str = "warning"
+    title: str = "The device resets when its memory is nearly full"
+    seen: str = "The device stopped answering each time."
+    means: str = "A run that fits on paper can still kill the card."
+    does: str = "Keeps 3 GB free."
+    you_can: str = "Close other programs that use the card."
+    measured_by: str = "holdfast/devices/probes/memory.py::fill_until_fault"
+
+
+def test_another_source_of_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def findings() -> Iterable[explain.Topic]:
+        return [Finding()]
+
+    monkeypatch.setattr(explain, "SOURCES", [*explain.SOURCES, findings])
+    assert _run("D034") == ExitCode.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "D034 · device-reset-near-full-memory                                     warning"
+    assert lines[-2:] == ["", "Measured by  holdfast/devices/probes/memory.py::fill_until_fault"]
+    assert _run("--json") == ExitCode.OK
+    codes = json.loads(capsys.readouterr().out)["codes"]
+    assert [row["code"] for row in codes] == [*(row.code for row in explanations()), "D034"]
+    with pytest.raises(UserError) as caught:
+        _run("D035")
+    assert "`D034`" in caught.value.hints[0]
