@@ -36,20 +36,19 @@ def card(root: Path, address: str, driver: str | None, **files: str) -> None:
 @pytest.fixture
 def amd_laptop(tmp_path: Path) -> Path:
     """A laptop with a card and an integrated GPU of AMD, and an NVIDIA card nobody drives."""
+    nodes = "sys/class/kfd/kfd/topology/nodes"
     root = tree(
         tmp_path,
         {
-            "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 24.04.1 LTS"\nID=ubuntu\n',
-            "proc/cpuinfo": "processor\t: 0\nmodel name\t: AMD Ryzen 9 7950X 16-Core Processor\n",
-            "proc/meminfo": "MemTotal:       64000000 kB\nMemAvailable:   32000000 kB\nSwapTotal:             0 kB\n",
-            "proc/version": "Linux version 6.8.0-45-generic (buildd@x) #45-Ubuntu SMP",
-            "proc/self/cgroup": "0::/user.slice/session-2.scope\n",
             "sys/module/amdgpu/version": "6.10.5\n",
-            "sys/class/kfd/kfd/topology/nodes/0/properties": "cpu_cores_count 32\ngfx_target_version 0\n",
-            "sys/class/kfd/kfd/topology/nodes/1/properties": "gfx_target_version 110000\nlocation_id 768\ndomain 0\n",
-            "sys/class/kfd/kfd/topology/nodes/2/properties": "gfx_target_version 90010\nlocation_id 3328\ndomain 0\n",
-            "usr/share/misc/pci.ids": "1002  Advanced Micro Devices\n\t744c  Navi 31 [Radeon RX 7900 XT/XTX]\n"
-            "\t\t1002 0e3b  a subsystem\n10de  NVIDIA Corporation\n\t2335  GH100 [H200 SXM 141GB]\n",
+            f"{nodes}/0/properties": "cpu_cores_count 32\ngfx_target_version 0\n",
+            f"{nodes}/1/properties": "gfx_target_version 110000\nlocation_id 768\ndomain 0\n",
+            f"{nodes}/2/properties": "gfx_target_version 90010\nlocation_id 3328\ndomain 0\n",
+            "usr/share/misc/pci.ids": "1002  Advanced Micro Devices\n"
+            "\t744c  Navi 31 [Radeon RX 7900 XT/XTX]\n"
+            "\t\t1002 0e3b  a subsystem\n"
+            "10de  NVIDIA Corporation\n"
+            "\t2335  GH100 [H200 SXM 141GB]\n",
             "dev/kfd": "",
             "dev/dri/renderD128": "",
         },
@@ -117,6 +116,26 @@ def test_a_container_that_shows_only_the_nvidia_driver(tmp_path: Path) -> None:
             "gfx": None,
         }
     ]
+
+
+def test_system_and_memory(tmp_path: Path) -> None:
+    tree(
+        tmp_path,
+        {
+            "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 24.04.1 LTS"\nID=ubuntu\n',
+            "proc/cpuinfo": "processor\t: 0\nmodel name\t: AMD Ryzen 9 7950X 16-Core Processor\n",
+            "proc/meminfo": "MemTotal:   64000000 kB\nMemAvailable: 32000000 kB\nSwapTotal:   0 kB\n",
+        },
+    )
+    assert machine.system(tmp_path)["name"] == "Ubuntu 24.04.1 LTS"
+    assert machine.cpu_model(tmp_path) == "AMD Ryzen 9 7950X 16-Core Processor"
+    assert machine.memory(tmp_path) == {
+        "total_bytes": 65536000000,
+        "available_bytes": 32768000000,
+        "swap_bytes": 0,
+        "shm_bytes": None,
+        "shm_free_bytes": None,
+    }
 
 
 @pytest.mark.parametrize(

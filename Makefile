@@ -1,0 +1,81 @@
+# The developer's interface. CI runs `make test` and nothing else.
+#
+#   make demo       inject faults into a small training and print the receipt
+#   make test       everything that has to hold: lint, types, tests (no accelerator needed)
+#   make check      lint, format and types alone
+#   make fix        let ruff repair what it can
+#   make bench      the long measurements, kept in benchmarks/results/
+#   make hardware   the tests that need a real accelerator
+#   make lock       make requirements.lock anew from pyproject.toml and requirements.in (needs uv)
+#   make clean      remove everything that was made, .venv included
+#
+# The first command makes .venv from requirements.lock; later ones install nothing. `make hardware PY=python3` uses
+# a Python you have instead, with the packages that are in it.
+
+PYTHON ?= python3
+PY ?= .venv/bin/python
+PYTEST = $(PY) -m pytest
+
+# Every path here is relative: the folder may have blanks in its name.
+ifeq ($(PY),.venv/bin/python)
+READY = .venv/.ready
+HOLDFAST = .venv/bin/holdfast
+else
+READY =
+HOLDFAST = $(PY) -m holdfast.cli.main
+export PYTHONPATH := $(CURDIR)/src
+endif
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: help demo test check check-fast fix bench hardware lock clean setup
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(READY)
+	$(HOLDFAST) chaos examples/windows.py
+
+test: check
+	$(PYTEST)
+
+check: check-fast
+	$(PY) -m ruff format --check .
+
+check-fast: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+fix: $(READY)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+bench: $(READY)
+	mkdir -p benchmarks/results
+	$(PYTEST) -m bench --timeout 7200 -o faulthandler_timeout=0 tests benchmarks
+
+hardware: $(READY)
+	$(PYTEST) -m hardware --timeout 600 tests
+
+setup: $(READY)
+
+# Two stamps: a change of pyproject.toml registers the package anew and downloads nothing.
+.venv/.locked: requirements.lock
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "error: Python 3.10 or newer, please")'
+	.venv/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --progress-bar off --require-hashes -r requirements.lock
+	touch $@
+
+.venv/.ready: .venv/.locked pyproject.toml
+	.venv/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+lock:
+	uv pip compile --universal --python-version 3.10 --generate-hashes --no-emit-index-url --no-header --quiet \
+	    --extra dev --output-file requirements.lock pyproject.toml requirements.in
+	@! grep -n '://' requirements.lock
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

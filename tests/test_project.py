@@ -1,0 +1,73 @@
+"""The project's own files agree with each other."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+@pytest.fixture(scope="module")
+def lock() -> str:
+    return (ROOT / "requirements.lock").read_text(encoding="utf-8")
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[\s<>=!~;\[]", requirement)[0].lower() for requirement in requirements}
+
+
+def test_the_lock_is_exact_hashed_and_names_no_host(lock: str) -> None:
+    assert "://" not in lock
+    assert "--index-url" not in lock
+    entries = re.split(r"\n(?=[a-z0-9])", lock)
+    for entry in entries:
+        assert re.match(r"[a-z0-9][a-z0-9._-]*==\S+", entry), entry
+        assert "--hash=sha256:" in entry, entry
+
+
+def test_the_lock_holds_everything_that_is_asked_for(project: dict[str, Any], lock: str) -> None:
+    asked = names(project["dependencies"]) | names(project["optional-dependencies"]["dev"]) - {"holdfast"}
+    asked |= names(project["optional-dependencies"]["stacks"])
+    assert asked <= set(re.findall(r"^([a-z0-9._-]+)==", lock, re.MULTILINE))
+
+
+def test_torch_is_never_pinned(project: dict[str, Any]) -> None:
+    assert "torch>=2.6" in project["dependencies"]
+
+
+def test_every_dependency_has_its_reason(project: dict[str, Any]) -> None:
+    page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    wanted = names(project["dependencies"])
+    for extra in project["optional-dependencies"].values():
+        wanted |= names(extra)
+    missing = [name for name in wanted - {"holdfast"} if not re.search(rf"\b{re.escape(name)}\b", page)]
+    assert missing == []
+
+
+def test_ci_runs_what_everybody_runs() -> None:
+    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    commands = [line for line in lines if line and not line.startswith("#")]
+    assert commands == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "exec make test"]
+
+
+def test_files_that_contributing_sends_readers_to_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    first = text.partition("## What to read first")[2].partition("Every module opens")[0]
+    paths = re.findall(r"`(src/[\w/.]+)`", first)
+    assert len(paths) == 5
+    assert [path for path in paths if not (ROOT / path).exists()] == []
