@@ -148,6 +148,16 @@ def test_a_step_that_was_already_in_pieces_is_retried_in_as_many_and_then_split_
     )
 
 
+def test_what_only_the_worker_knows_may_come_as_evidence() -> None:
+    """The supervisor asks with the worker's fault, but without its batch."""
+    fault = Fault(Kind.OUT_OF_MEMORY, "cuda:0", step=3)
+    history = [Past(fault, next_move(fault, [], GPU, 0), 0)]
+    assert next_move(fault, history, GPU, 0).action is Action.SPLIT
+    assert next_move(fault.at(batch=1), history, GPU, 0).action is Action.CPU_BATCH
+    assert next_move(fault.at(splittable=False), history, GPU, 0).action is Action.CPU_BATCH
+    assert next_move(fault.at(batch=1), history, GPU, 0, batch=8).action is Action.SPLIT
+
+
 def test_out_of_memory_that_took_the_process_along_is_answered_in_a_new_one() -> None:
     replay(
         """

@@ -198,9 +198,12 @@ def next_move(
 ) -> Move:
     """The first entry of the fault's row that is still open.
 
-    `history` is oldest first. `batch` is the number of samples in the batch at hand. An out-of-memory fault
-    of a step that was already split says so with evidence `pieces`.
+    `history` is oldest first. `batch` is the number of samples in the batch at hand. What only the worker
+    knows may travel as evidence instead: `batch`, `splittable`, and `pieces`, in which the step was run.
     """
+    said = fault.evidence.get("batch")
+    batch = said if batch is None and isinstance(said, int) else batch
+    splittable = splittable and fault.evidence.get("splittable") is not False
     state = _State(fault, history, rungs, rung, batch, splittable, limits)
     if fault.kind is not Kind.USER_ERROR and len(_at_place(fault, history)) >= limits.stalled:
         return Move(Action.GIVE_UP, rung, reason=f"{limits.stalled} faults at the same place")
