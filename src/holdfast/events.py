@@ -26,7 +26,7 @@ class Event:
     data: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def now(cls, kind: str, **data: Any) -> Event:
+    def now(cls, kind: str, /, **data: Any) -> Event:
         return cls(kind, utc_now(), data)
 
     def to_line(self) -> str:

@@ -37,6 +37,7 @@ from holdfast.runtime.launch import CannotFork, Launcher, NurseryDied, WorkerPro
 from holdfast.runtime.slots import HEADER, Arena, Commit, no_room
 from holdfast.runtime.watchdog import allowed_silence, merge_known
 from holdfast.settings import Settings
+from holdfast.testing import chaos
 
 TICK = 0.1
 BEAT_EVERY = 1.0
@@ -223,7 +224,7 @@ class Supervisor:
             "seed": self.plan.seed,
             "threads": self.plan.threads,
             "pieces": pieces,
-            "chaos": self.plan.chaos,
+            "chaos": self.plan.chaos or chaos.from_environment(),
             "pids": self._pids(),
             "checkpoint": str(self.plan.resume.state) if self.plan.resume and newest is None else None,
         }
@@ -910,8 +911,8 @@ class Supervisor:
         self.run_folder.write_beat(info)
         self.face.beat(info)
 
-    def _emit(self, kind: str, **data: Any) -> None:
-        event = Event.now(kind, **data)
+    def _emit(self, what: str, /, **data: Any) -> None:
+        event = Event.now(what, **data)
         self.run_folder.append(event)
         self.face.event(event)
 

@@ -1,0 +1,180 @@
+"""An experiment: the same run undisturbed, twice, and then with faults; are the weights the same?
+
+    result = run(script, words=["epochs=3"], plan=FaultPlan.parse("sigkill@17,hang@30"))
+    result.receipt["weights_equal"]      # True, False, or None where the job is not deterministic by itself
+
+Every run is a `holdfast train` of its own, in its own process, so even the supervisor may be killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import HoldfastError, InternalError
+from holdfast.errors import from_json as error_from_json
+from holdfast.runtime import layout
+from holdfast.testing.chaos import VARIABLE, FaultPlan
+
+MAX_RESUMES = 20
+
+
+@dataclass(slots=True)
+class Result:
+    """What the experiment showed."""
+
+    summary: dict[str, Any]
+    """The chaos run as `train --json` prints it, its receipt extended by the comparison."""
+    references: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def receipt(self) -> dict[str, Any]:
+        receipt: dict[str, Any] = self.summary["receipt"]
+        return receipt
+
+
+def run(
+    script: Path,
+    words: list[str],
+    make_plan: Callable[[int], FaultPlan],
+    *,
+    runs: Path,
+    references: int = 2,
+    say: Callable[[str], None] = lambda text: None,
+) -> Result:
+    """Reference runs, then the run with faults; `make_plan` is given the number of steps a run has."""
+    done = []
+    for number in range(references):
+        say(f"reference run {number + 1} of {references}")
+        done.append(_complete(_train(script, words, runs, None)))
+    steps = int(done[0]["receipt"]["steps"]) if done else 1000
+    plan = make_plan(steps)
+    say(f"run with {len(plan.faults)} faults: {_in_words(plan)}")
+    with tempfile.TemporaryDirectory(prefix="holdfast-chaos-") as scratch:
+        path = Path(scratch) / "plan.json"
+        plan.write(path)
+        summary = _train(script, words, runs, path)
+        injected = len(list(path.with_suffix(".fired").glob("*")))
+    _compare(summary, done, injected=injected, planned=len(plan.faults))
+    return Result(summary, done)
+
+
+def _train(script: Path, words: list[str], runs: Path, plan: Path | None) -> dict[str, Any]:
+    """One run to its end; a supervisor that was killed is followed by `resume`."""
+    env = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    if plan is not None:
+        env[VARIABLE] = str(plan)
+    before = set(_folders(runs))
+    summary, code = _command(["train", str(script), *words, f"run.folder={runs}", "--json"], env)
+    resumes = 0
+    while summary is None and code < 0 and resumes < MAX_RESUMES:
+        made = [folder for folder in _folders(runs) if folder not in before]
+        if not made:
+            break
+        resumes += 1
+        summary, code = _command(["resume", str(made[-1]), "--json"], env)
+    if summary is None:
+        raise InternalError(f"`holdfast train` ended with {code} and said nothing")
+    return summary
+
+
+def _folders(runs: Path) -> list[Path]:
+    found = [entry for entry in runs.iterdir() if (entry / "run.json").exists()] if runs.is_dir() else []
+    return sorted(found, key=lambda entry: entry.stat().st_mtime)
+
+
+def _command(words: list[str], env: dict[str, str]) -> tuple[dict[str, Any] | None, int]:
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", *words], env=env, stdout=subprocess.PIPE, text=True, check=False
+    )
+    try:
+        data = json.loads(done.stdout)
+    except ValueError:
+        return None, done.returncode
+    return data if isinstance(data, dict) else None, done.returncode
+
+
+def _complete(summary: dict[str, Any]) -> dict[str, Any]:
+    """A reference run must finish: an experiment without one shows nothing."""
+    if summary.get("state") == "FINISHED":
+        return summary
+    error = summary.get("error")
+    if isinstance(error, dict):
+        raise error_from_json(error)
+    raise HoldfastError(f"the reference run ended as {summary.get('state')}")
+
+
+def _compare(summary: dict[str, Any], references: list[dict[str, Any]], *, injected: int, planned: int) -> None:
+    receipt = summary.setdefault("receipt", {})
+    digests = {reference["receipt"]["weights_sha256"] for reference in references}
+    sha256 = receipt.get("weights_sha256")
+    receipt["faults_planned"], receipt["faults_injected"] = planned, injected
+    receipt["reference_sha256"] = references[0]["receipt"]["weights_sha256"] if references else None
+    receipt["weights_equal"], receipt["why"] = _verdict(digests, len(references), sha256)
+    receipt["exact"] = receipt["weights_equal"] is True
+    receipt["max_rel_diff"] = None
+    if references and sha256 is not None:
+        receipt["max_rel_diff"] = max_relative_difference(
+            Path(references[0]["folder"]) / "final.safetensors", Path(summary["folder"]) / "final.safetensors"
+        )
+
+
+def _verdict(digests: set[str | None], references: int, sha256: str | None) -> tuple[bool | None, str]:
+    if sha256 is None:
+        return False, "the run with faults did not finish"
+    if references < 2:
+        return (sha256 in digests if references else None), "fewer than two reference runs: determinism was not checked"
+    if len(digests) > 1:
+        return None, "two undisturbed runs differ from each other: the job is not deterministic by itself"
+    if sha256 in digests:
+        return True, "the weights are those of the undisturbed runs, bit for bit"
+    return False, "the weights differ from those of two equal undisturbed runs"
+
+
+def max_relative_difference(reference: Path, other: Path) -> float | None:
+    """The largest difference of any weight, relative to the largest weight of its tensor."""
+    import numpy
+
+    worst = 0.0
+    ours, theirs = _weights(other), _weights(reference)
+    if ours.keys() != theirs.keys():
+        return None
+    for name, wanted in theirs.items():
+        if wanted.size == 0:
+            continue
+        difference = float(numpy.abs(ours[name] - wanted).max())
+        scale = float(numpy.abs(wanted).max()) or 1.0
+        worst = max(worst, difference / scale)
+    return worst
+
+
+def _weights(path: Path) -> dict[str, Any]:
+    """The floating-point tensors of a safetensors file as float64."""
+    import numpy
+
+    kinds = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
+    data = path.read_bytes()
+    entries, start = layout.parse_header(data)
+    found = {}
+    for entry in entries:
+        raw = data[start + entry.start : start + entry.stop]
+        if entry.dtype in kinds:
+            found[entry.name] = numpy.frombuffer(raw, kinds[entry.dtype]).astype("f8")
+        elif entry.dtype == "BF16":
+            widened = numpy.frombuffer(raw, "<u2").astype("<u4") << 16
+            found[entry.name] = widened.view("<f4").astype("f8")
+    return found
+
+
+def _in_words(plan: FaultPlan) -> str:
+    kinds: dict[str, int] = {}
+    for fault in plan.faults:
+        kinds[fault.kind] = kinds.get(fault.kind, 0) + 1
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
