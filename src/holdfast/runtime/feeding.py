@@ -21,11 +21,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.process import BaseProcess
@@ -120,7 +122,8 @@ class Feed:
             generator=torch.Generator(),  # iter() draws from it; the global one belongs to the training
         )
         try:
-            self._iterator = iter(self._loader)
+            with _held_back(signal.SIGINT):  # until the children ignore it, see Start
+                self._iterator = iter(self._loader)
         except BaseException:
             self._kill()
             raise
@@ -260,6 +263,19 @@ class Feed:
             while self.job is done and not self._stopping:
                 self._changed.wait()
             return None if self._stopping else self.job
+
+
+@contextmanager
+def _held_back(number: signal.Signals) -> Iterator[None]:
+    """Keep a signal waiting, here and in the processes started meanwhile, until it is let through."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def pinned(value: Any) -> Any:

@@ -161,6 +161,8 @@ class Start:
         # Ctrl-C reaches the whole process group. What it means is the worker's to decide, and until it has
         # stopped well it needs its data.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held back by the parent until here
         if sys.platform == "linux":
             _die_with_parent(self.parent)
 
