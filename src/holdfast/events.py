@@ -1,8 +1,8 @@
 """What happens in a run, as one JSON object a line: the only source every face renders.
 
-    event = Event.now("fault", code="F006", step=3862, device="cuda:0")
-    line = event.to_line()
-    Event.from_line(line)          # None for a torn or foreign line: a run folder is untrusted input
+event = Event.now("fault", code="F006", step=3862, device="cuda:0")
+line = event.to_line()
+Event.from_line(line)          # None for a torn or foreign line: a run folder is untrusted input
 """
 
 from __future__ import annotations

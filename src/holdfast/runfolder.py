@@ -32,21 +32,8 @@ FORMAT = 1
 LIVE_STATES = frozenset({"STARTING", "RUNNING", "RECOVERING", "MOVED", "PAUSED"})
 _MAX_JSON = 16 << 20
 
-_ADJECTIVES = (
-    "amber bold brave bright brisk calm candid clear cobalt crisp deep eager early fair fleet fond frank gentle glad "
-    "golden grand hardy hazel honest humble jolly keen kind lively lucid lucky mellow merry mild misty modest neat "
-    "noble olive patient plain plucky polite prime proud quick quiet rapid ready royal rustic sandy sharp silent "
-    "silver sincere slate sober solid spry stable steady still stout sturdy sunny sure swift tidy tranquil true "
-    "upbeat vivid warm wise witty young zesty"
-).split()
-_ANIMALS = (
-    "auk badger bat bear beaver bison bittern boar bobcat bream buck bunting carp cod condor coot coyote crane crow "
-    "curlew deer dipper dove duck dunlin eagle egret elk ermine falcon ferret finch fox gannet gecko goat goose "
-    "grouse gull hare hawk heron hoopoe ibex ibis jackdaw jay kestrel kite lark lemur linnet lynx marten martin "
-    "merlin mole moose moth newt oriole osprey otter owl oyster pelican perch petrel pike pipit plover puffin quail "
-    "rail raven robin rook ruff salmon seal shrew shrike siskin skua snipe sparrow stoat stork swan swift teal tern "
-    "thrush trout vole wagtail walrus weasel whale wolf wombat wren yak zebra"
-).split()
+_ADJECTIVES = ["amber", "bold", "brave", "bright", "brisk", "calm", "candid", "clear", "cobalt", "crisp", "deep", "eager", "early", "fair", "fleet", "fond", "frank", "gentle", "glad", "golden", "grand", "hardy", "hazel", "honest", "humble", "jolly", "keen", "kind", "lively", "lucid", "lucky", "mellow", "merry", "mild", "misty", "modest", "neat", "noble", "olive", "patient", "plain", "plucky", "polite", "prime", "proud", "quick", "quiet", "rapid", "ready", "royal", "rustic", "sandy", "sharp", "silent", "silver", "sincere", "slate", "sober", "solid", "spry", "stable", "steady", "still", "stout", "sturdy", "sunny", "sure", "swift", "tidy", "tranquil", "true", "upbeat", "vivid", "warm", "wise", "witty", "young", "zesty"]
+_ANIMALS = ["auk", "badger", "bat", "bear", "beaver", "bison", "bittern", "boar", "bobcat", "bream", "buck", "bunting", "carp", "cod", "condor", "coot", "coyote", "crane", "crow", "curlew", "deer", "dipper", "dove", "duck", "dunlin", "eagle", "egret", "elk", "ermine", "falcon", "ferret", "finch", "fox", "gannet", "gecko", "goat", "goose", "grouse", "gull", "hare", "hawk", "heron", "hoopoe", "ibex", "ibis", "jackdaw", "jay", "kestrel", "kite", "lark", "lemur", "linnet", "lynx", "marten", "martin", "merlin", "mole", "moose", "moth", "newt", "oriole", "osprey", "otter", "owl", "oyster", "pelican", "perch", "petrel", "pike", "pipit", "plover", "puffin", "quail", "rail", "raven", "robin", "rook", "ruff", "salmon", "seal", "shrew", "shrike", "siskin", "skua", "snipe", "sparrow", "stoat", "stork", "swan", "swift", "teal", "tern", "thrush", "trout", "vole", "wagtail", "walrus", "weasel", "whale", "wolf", "wombat", "wren", "yak", "zebra"]
 _SECRET = re.compile(r"(token|secret|passw|api[-_]?key|credential|private)", re.IGNORECASE)
 
 
@@ -182,7 +169,10 @@ class RunFolder:
                 raise UserError(
                     f"{self.name} is in use",
                     cause=f"it is held by {holder}" if holder else "another process holds its lock",
-                    hints=[f"watch it with `holdfast status {self.name}`", f"stop it with `holdfast stop {self.name}`"],
+                    hints=[
+                        f"watch it with `holdfast status {self.name}`",
+                        f"stop it with `holdfast stop {self.name}`",
+                    ],
                 )
             time.sleep(0.05)
         file.seek(0)

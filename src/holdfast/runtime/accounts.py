@@ -52,9 +52,7 @@ class Accounts:
         """A new worker starts at `step`; the last one had committed `committed`."""
         self.lost += max(0, committed - step)
 
-    def receipt(
-        self, *, steps: int, survived: bool, skipped: int, repeated: int, sha256: str | None
-    ) -> dict[str, Any]:
+    def receipt(self, *, steps: int, survived: bool, skipped: int, repeated: int, sha256: str | None) -> dict[str, Any]:
         return {
             "schema": 1,
             "steps": steps,

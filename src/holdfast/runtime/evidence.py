@@ -1,7 +1,7 @@
 """What is kept of a fault, in faults/NN/: one sentence, stacks, last words, what the kernel said.
 
-    folder = collect(run, fault, move, beat, ...)       # after a death
-    stacks = ask_for_stacks(pid, path)                  # while a worker is silent, before it is killed
+folder = collect(run, fault, move, beat, ...)       # after a death
+stacks = ask_for_stacks(pid, path)                  # while a worker is silent, before it is killed
 """
 
 from __future__ import annotations
@@ -75,7 +75,13 @@ def _py_spy() -> str | None:
 
 
 def collect(
-    run: RunFolder, fault: Fault, move: Move, beat: Beat | None, words: str, stacks: dict[str, str], crash_stack: str
+    run: RunFolder,
+    fault: Fault,
+    move: Move,
+    beat: Beat | None,
+    words: str,
+    stacks: dict[str, str],
+    crash_stack: str,
 ) -> Path:
     """Write everything known about one fault into its own folder."""
     folder = run.next_fault_folder()

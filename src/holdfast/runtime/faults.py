@@ -173,9 +173,7 @@ class Fault:
     def sentence(self) -> str:
         """One line for people, without a full stop."""
         how = self.evidence.get("signal") or self.evidence.get("status")
-        text = _SENTENCES[self.kind].format(
-            device=self.device or "the device", how=f" ({how})" if how else ""
-        )
+        text = _SENTENCES[self.kind].format(device=self.device or "the device", how=f" ({how})" if how else "")
         if self.step is not None:
             text += f" at step {count(self.step)}"
         if self.phase is not None:

@@ -93,9 +93,7 @@ class Feed:
     DEPTH = 2
     """Values ready in this process, on top of what the children prefetch."""
 
-    def __init__(
-        self, fetcher: Fetcher, job: Job, *, workers: int, prefetch: int, pin: torch.device | None
-    ) -> None:
+    def __init__(self, fetcher: Fetcher, job: Job, *, workers: int, prefetch: int, pin: torch.device | None) -> None:
         context = self._context()
         fetcher.progress = self.progress = context.RawArray("q", [IDLE] * workers)
         self.born = time.monotonic()

@@ -70,7 +70,7 @@ def uncarry(stored: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype in DTYPES or stored.dtype == dtype:
         return stored
     if dtype.is_complex:
-        return torch.view_as_complex(stored).to(dtype)
+        return torch.view_as_complex(stored.clone())  # a clone, because a view must start at an even element
     return stored.view(dtype)
 
 
@@ -240,9 +240,7 @@ def _array_tensor(value: np.ndarray[Any, Any], plain: bool) -> Tensor:
     """The array's memory as a tensor, shared where torch can; else a copy of its bytes."""
     if not plain:
         raw = value.tobytes()
-        return (
-            torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
-        )
+        return torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
     if not value.flags.writeable or any(stride < 0 for stride in value.strides):
         value = value.copy()
     return torch.from_numpy(value)

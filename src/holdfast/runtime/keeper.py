@@ -139,8 +139,6 @@ def _echo(request: dict[str, Any]) -> dict[str, Any]:
     return {"reason": request.get("reason"), "weights": request.get("weights", [])}
 
 
-
-
 def main(argv: list[str]) -> int:
     """`python -m holdfast.runtime.keeper FD RUN KEEP`, started by the supervisor."""
     for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):

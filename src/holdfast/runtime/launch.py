@@ -1,8 +1,8 @@
 """Starting processes: workers from the nursery or by spawn, and the keeper. The supervisor's hands.
 
-    launcher = make_launcher(portable=...)         # NurseryLauncher where fork is safe, else SpawnLauncher
-    worker = launcher.start(config, arenas)        # a WorkerProcess: channel, board, pid, exit code
-    launcher.poll()                                # events of the nursery; call it when its channel is readable
+launcher = make_launcher(portable=...)         # NurseryLauncher where fork is safe, else SpawnLauncher
+worker = launcher.start(config, arenas)        # a WorkerProcess: channel, board, pid, exit code
+launcher.poll()                                # events of the nursery; call it when its channel is readable
 """
 
 from __future__ import annotations
@@ -89,7 +89,14 @@ class NurseryLauncher:
         self.workers: dict[int, WorkerProcess] = {}
         self._forking: list[WorkerProcess] = []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.runtime.nursery", str(theirs.fileno()), str(os.getpid()), *preload],
+            [
+                sys.executable,
+                "-m",
+                "holdfast.runtime.nursery",
+                str(theirs.fileno()),
+                str(os.getpid()),
+                *preload,
+            ],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -149,7 +156,10 @@ class NurseryLauncher:
             raise UserError(
                 "torch cannot be imported",
                 cause=str(message["broken"]),
-                hints=["install it for your device: https://pytorch.org/get-started", f"python is {sys.executable}"],
+                hints=[
+                    "install it for your device: https://pytorch.org/get-started",
+                    f"python is {sys.executable}",
+                ],
             )
         elif "unsafe" in message:
             raise CannotFork(str(message["unsafe"]))
@@ -222,7 +232,9 @@ def slot_paths(arena: Arena) -> list[str]:
     return [str(slot.path or f"/proc/{os.getpid()}/fd/{slot.fd}") for slot in arena.slots]
 
 
-def start_keeper(run: Path, keep: int, lock_fd: int | None, *, portable: bool) -> tuple[subprocess.Popen[bytes], Channel]:
+def start_keeper(
+    run: Path, keep: int, lock_fd: int | None, *, portable: bool
+) -> tuple[subprocess.Popen[bytes], Channel]:
     """The keeper, holding the run's lock beside us."""
     if portable:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -239,9 +251,7 @@ def start_keeper(run: Path, keep: int, lock_fd: int | None, *, portable: bool) -
     return popen, ours
 
 
-def spawn(
-    command: list[str], server: socket.socket, env: Mapping[str, str]
-) -> tuple[subprocess.Popen[bytes], Channel]:
+def spawn(command: list[str], server: socket.socket, env: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], Channel]:
     """A fresh interpreter that calls back over loopback and proves itself with a token."""
     token = secrets.token_hex(16)
     port = server.getsockname()[1]

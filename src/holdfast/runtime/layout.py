@@ -192,7 +192,10 @@ def parse_header(buffer: Buffer) -> tuple[list[Entry], int]:
 
 def _entry(name: str, row: Mapping[str, Any]) -> Entry:
     start, stop = row["data_offsets"]
-    return Entry(name, row["dtype"], tuple(row["shape"]), start, stop)
+    shape = tuple(row["shape"])
+    if not isinstance(row["dtype"], str) or not all(type(n) is int and n >= 0 for n in (start, stop, *shape)):
+        raise ValueError(f"the row of {name!r} is not one of safetensors")
+    return Entry(name, row["dtype"], shape, start, stop)
 
 
 def _check_places(entries: list[Entry], room: int) -> None:

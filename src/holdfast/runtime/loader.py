@@ -78,9 +78,7 @@ class Loader:
         self._coverage = Coverage()
         self._plan: Epoch | None = None
         self._fetcher = Fetcher(dataset, collate_fn)
-        self._pool = Pool(
-            self._fetcher, workers=self.num_workers, prefetch=prefetch, persistent=persistent_workers
-        )
+        self._pool = Pool(self._fetcher, workers=self.num_workers, prefetch=prefetch, persistent=persistent_workers)
         if len(self) == 0:
             raise UserError(
                 f"drop_last leaves no batch: {self.length} samples, and batch_size is {self.batch_size}",

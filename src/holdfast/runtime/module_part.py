@@ -38,9 +38,7 @@ def make_module(name: str, module: Module) -> Part:
     """The fast part if the module is saved as its tensors alone, else one that calls state_dict()."""
     module = unwrap(module)
     _check(name, module)
-    return (
-        CustomModulePart(name, module) if any(map(_is_custom, module.modules())) else ModulePart(name, module)
-    )
+    return CustomModulePart(name, module) if any(map(_is_custom, module.modules())) else ModulePart(name, module)
 
 
 def unwrap(module: Module) -> Module:
@@ -111,17 +109,14 @@ class ModulePart(Part):
         return chain.from_iterable(map(dict.values, self._filled))
 
     def _same_structure(self) -> bool:
-        return sum(map(len, self._containers)) == len(self._values) and all(
-            map(is_, self._look(), self._values)
-        )
+        return sum(map(len, self._containers)) == len(self._values) and all(map(is_, self._look(), self._values))
 
     def _same_forms(self) -> bool:
         """dtype and shape can change inside a tensor (`.data = ...`); a few are checked each time."""
         start, stop = self._form_at, self._form_at + FORMS_PER_LOOK
         self._form_at = stop if stop < len(self._forms) else 0
         return all(
-            tensor.dtype is dtype and tensor.shape == shape
-            for tensor, dtype, shape in self._forms[start:stop]
+            tensor.dtype is dtype and tensor.shape == shape for tensor, dtype, shape in self._forms[start:stop]
         ) and all(view.data_ptr() == tensor.data_ptr() for view, tensor in self._carried)
 
     def _only_drifted(self) -> bool:
@@ -208,9 +203,7 @@ class ModulePart(Part):
 
     def _write_skeleton(self) -> None:
         node: dict[str, Node] = {"count": len(self._places)}
-        added = [
-            self._describe(key, place) for key, place in self._places.items() if key not in self._baseline
-        ]
+        added = [self._describe(key, place) for key, place in self._places.items() if key not in self._baseline]
         removed = sorted(self._baseline.difference(self._places))
         flipped = [key for key, param in self._params() if self._frozen.get(key, True) != param.requires_grad]
         node |= {"added": added} if added else {}
@@ -239,7 +232,7 @@ class ModulePart(Part):
             container, own = self._places[key]
             container[own] = None
         done: set[int] = set()
-        for key in wanted:
+        for key in [*(key for key in self._places if key in wanted), *wanted.difference(self._places)]:
             stored = read(f"{self.name}.{key}")
             if key not in self._places:
                 self._register(key, stored, *added.get(key, (False, "")), device)

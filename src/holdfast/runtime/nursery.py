@@ -22,7 +22,14 @@ from holdfast.runtime.channel import Channel, Closed
 
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Libraries that start their threads at import; a fork would lose those threads and keep their locks."""
-_FIRST = ("numpy", "torch", "torch.utils.data", "torch._dynamo", "torch.optim.swa_utils", "holdfast.runtime.worker")
+_FIRST = (
+    "numpy",
+    "torch",
+    "torch.utils.data",
+    "torch._dynamo",
+    "torch.optim.swa_utils",
+    "holdfast.runtime.worker",
+)
 """`torch._dynamo` too: the first optimizer, or `use_deterministic_algorithms`, imports its 800 modules anyway."""
 
 
@@ -51,11 +58,11 @@ class Nursery:
             signal.signal(signal.SIGCHLD, lambda *_: None)
             signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
             while True:
-                ready, _, _ = select.select([self.channel, self._wake_read], [], [])
+                ready, _, _ = select.select([self.channel.fileno(), self._wake_read], [], [])
                 if self._wake_read in ready:
                     os.read(self._wake_read, 4096)
                 self._reap()
-                if self.channel in ready:
+                if self.channel.fileno() in ready:
                     message, fds = self.channel.receive()
                     if "fork" in message:
                         self._fork(message["fork"], fds)

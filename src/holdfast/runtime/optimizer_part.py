@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from holdfast.errors import UserError
-from holdfast.runtime.flatten import Flattener, Node, Read, Slot, carrier, unflatten
+from holdfast.runtime.flatten import DTYPES, Flattener, Node, Read, Slot, unflatten
 from holdfast.runtime.parts import ObjectPart, Part, fill, is_same, is_successor
 
 _HOOKS = (
@@ -127,13 +127,13 @@ class OptimizerPart(Part):
         self._have_node = _runs(self._have)
 
     def _take_row(self, index: int, row: dict[str, Any]) -> None:
-        if not all(type(value) is Tensor for value in row.values()):
+        if not all(type(value) is Tensor and value.dtype in DTYPES for value in row.values()):
             self._loose.append((index, row))
             return
         self._tensor_rows.append(row)
         self._have[index] = tuple(row)
         for key, tensor in row.items():
-            self.slots.append(Slot(self._slot_name(index, key), carrier(tensor), lazy=True))
+            self.slots.append(Slot(self._slot_name(index, key), tensor, lazy=True))
 
     def _slot_name(self, index: int, key: str) -> str:
         return f"{self.name}.state.{index}.{key}"
@@ -145,7 +145,7 @@ class OptimizerPart(Part):
         groups = [self._group(flat, at, group) for at, group in enumerate(self._optimizer.param_groups)]
         other = flat.encode(self._other, "other") if self._other else None
         self._write_skeleton(groups, loose, other)
-        self.fresh = flat.slots + [Slot(name, carrier(tensor)) for name, tensor in self._drifting.items()]
+        self.fresh = flat.slots + [Slot(name, tensor) for name, tensor in self._drifting.items()]
 
     def _group(self, flat: Flattener, at: int, group: dict[str, Any]) -> Node:
         """The options of a group. Plain values are compared with those of the last look before encoding."""
@@ -186,9 +186,7 @@ class OptimizerPart(Part):
 
     def restore(self, read: Read, node: Node, device: torch.device) -> None:
         self._restore_groups(read, node, device)
-        have = {
-            index: keys for keys, runs in node["have"] for first, last in runs for index in range(first, last)
-        }
+        have = {index: keys for keys, runs in node["have"] for first, last in runs for index in range(first, last)}
         loose = node.get("loose", {})
         state = self._optimizer.state
         groups = [group for group in self._optimizer.param_groups for _ in group["params"]]
@@ -284,20 +282,13 @@ def _states_per_param(cls: str, group: Mapping[str, Any]) -> float:
     return base + sum(1 for key in extras if group.get(key))
 
 
-def _fill_row(
-    row: dict[str, Any], stored: Mapping[str, Tensor], param: Tensor, group: Mapping[str, Any]
-) -> None:
+def _fill_row(row: dict[str, Any], stored: Mapping[str, Tensor], param: Tensor, group: Mapping[str, Any]) -> None:
     for key in [key for key in row if key not in stored]:
         del row[key]
     for key, value in stored.items():
         live = row.get(key)
         device = _device_of(key, param, group)
-        if (
-            not isinstance(live, Tensor)
-            or live.device != device
-            or not is_same(carrier(live), value)
-            or not fill(live, value)
-        ):
+        if not isinstance(live, Tensor) or live.device != device or not is_same(live, value) or not fill(live, value):
             row[key] = value.to(device, copy=True)
 
 
@@ -334,6 +325,4 @@ def _intervals(indices: list[int]) -> list[list[int]]:
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, _PLAIN) or (
-        isinstance(value, tuple) and all(isinstance(v, _PLAIN) for v in value)
-    )
+    return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(isinstance(v, _PLAIN) for v in value))

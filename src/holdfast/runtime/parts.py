@@ -157,8 +157,7 @@ class ScalerPart(Part):
         if not force and [id(t) for t in live] == [id(slot.tensor) for slot in self.slots]:
             return False
         self.slots = [
-            Slot(f"{self.name}.{key.strip('_')}", tensor)
-            for key, tensor in zip(self._TENSORS, live, strict=False)
+            Slot(f"{self.name}.{key.strip('_')}", tensor) for key, tensor in zip(self._TENSORS, live, strict=False)
         ]
         return True
 
@@ -214,9 +213,7 @@ class SchedulerState:
 
     def state_dict(self) -> dict[str, Any]:
         own, inner, _ = self._split()
-        return (
-            {"own": own, "inner": {key: item.state_dict() for key, item in inner.items()}} if inner else own
-        )
+        return {"own": own, "inner": {key: item.state_dict() for key, item in inner.items()}} if inner else own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         _, inner, fixed = self._split()
@@ -240,9 +237,7 @@ class TorchGeneratorState:
         else:
             # Another kind of device has another kind of state. Go on from a seed that depends on it.
             data = state["state"].numpy().tobytes()
-            self._generator.manual_seed(
-                int.from_bytes(data[:8], "little") ^ int.from_bytes(data[8:16], "little")
-            )
+            self._generator.manual_seed(int.from_bytes(data[:8], "little") ^ int.from_bytes(data[8:16], "little"))
 
 
 class NumpyGeneratorState:

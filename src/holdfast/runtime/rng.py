@@ -65,9 +65,7 @@ def _device_function(device: torch.device, name: str) -> Callable[..., Any] | No
     """get/set_rng_state of the device's own module, bound to the device where it takes one."""
     if device.type in ("cuda", "xpu"):
         function = getattr(getattr(torch, device.type), name)
-        return (
-            (lambda: function(device)) if name.startswith("get") else (lambda state: function(state, device))
-        )
+        return (lambda: function(device)) if name.startswith("get") else (lambda state: function(state, device))
     if device.type == "mps":
         return getattr(torch.mps, name)  # type: ignore[no-any-return]
     return None
@@ -110,9 +108,7 @@ class _NumpyGlobal:
         np.random.set_state(("MT19937", key.numpy().copy(), words["pos"], words["has_gauss"], words["gauss"]))
 
     def _untouched(self) -> bool:
-        return (
-            self._memory is not None and _bit_generator() is self._owner and self._memory.raw == self._bytes
-        )
+        return self._memory is not None and _bit_generator() is self._owner and self._memory.raw == self._bytes
 
     def _remember(self, key: Any, words: dict[str, Any], result: tuple[Tensor, dict[str, Any]]) -> None:
         self._last = None

@@ -50,9 +50,7 @@ def read(path: Path) -> Facts:
 
 
 def _facts(path: Path, tree: ast.Module) -> Facts:
-    function = next(
-        (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "train"), None
-    )
+    function = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "train"), None)
     imports = tuple(sorted(set(_imports(tree.body))))
     if function is not None:
         arguments = function.args
@@ -87,23 +85,20 @@ def _not_found(path: Path) -> UserError:
     return UserError(f"no script `{path}`", cause="the file does not exist", hints=hints)
 
 
-def _binds_train(body: Iterable[ast.stmt]) -> bool:
+def _binds_train(body: Iterable[ast.AST]) -> bool:
     """True if `train` may come to be in a way that only running the script shows: import, assignment, class."""
-    for node in body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            if any((alias.asname or alias.name) in ("train", "*") for alias in node.names):
-                return True
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(isinstance(target, ast.Name) and target.id == "train" for target in targets):
-                return True
-        elif isinstance(node, ast.ClassDef) and node.name == "train":
-            return True
-        elif isinstance(node, (ast.If, ast.Try, ast.With)) and _binds_train(ast.iter_child_nodes(node)):  # type: ignore[arg-type]
-            return True
-        elif isinstance(node, ast.FunctionDef) and node.name == "train":
-            return True
-    return False
+    return any(_binds(node) for node in body)
+
+
+def _binds(node: ast.AST) -> bool:
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return any((alias.asname or alias.name) in ("train", "*") for alias in node.names)
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return any(isinstance(target, ast.Name) and target.id == "train" for target in targets)
+    if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+        return node.name == "train"
+    return isinstance(node, (ast.If, ast.Try, ast.With)) and _binds_train(ast.iter_child_nodes(node))
 
 
 def _imports(body: Iterable[ast.stmt]) -> Iterable[str]:

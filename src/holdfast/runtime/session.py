@@ -111,7 +111,14 @@ class Session:
         self._compiled_steps = 0
         self._uncommitted = 0
         self._epochs_total = 0
+        self._cpu_next = False
         self._phase_hooks: list[Callable[[Phase], None]] = []
+
+    def begin_with(self, *, pieces: int, cpu_batch: bool) -> None:
+        """What the ladder decided for the first step of this worker, after its predecessor was lost in it."""
+        self._pieces = max(1, pieces)
+        self._pieces_until = self._grow_wait
+        self._cpu_next = cpu_batch
 
     # -- protecting ----------------------------------------------------------------------------------------
 
@@ -246,9 +253,7 @@ class Session:
         self._enter(Phase.DATA)
 
     def _show_position(self, index: int, total: int) -> None:
-        self._board.position(
-            epoch=self._position.epoch, epochs=self._epochs_total, batch=index, batches=total
-        )
+        self._board.position(epoch=self._position.epoch, epochs=self._epochs_total, batch=index, batches=total)
 
     def _arrive(self, where: str) -> None:
         """The loop begins or goes on here: the first snapshot of a new run, or the generators of a restored one."""
@@ -338,15 +343,14 @@ class Session:
         while True:
             self._board.begin_attempt(self._position.step + 1)
             try:
-                result = perform(self.device)
+                result = self._on_the_cpu(perform) if self._cpu_next else perform(self.device)
+                self._cpu_next = False
             except Exception as error:
                 move = self._judge(error, work)
                 self._roll_back(meta, before)
-                if move.action is Action.CPU_BATCH:
-                    result = self._on_the_cpu(perform)
-                else:
-                    self._apply(move)
-                    continue
+                self._cpu_next = move.action is Action.CPU_BATCH
+                self._apply(move)
+                continue
             if self._history and self._history[-1].fault.step == self._position.step + 1:
                 self._link.send("recovered", step=self._position.step + 1, in_process=True)
             return result
@@ -358,15 +362,17 @@ class Session:
         if fault is None:
             raise error
         fault = fault.at(
-            step=self._position.step + 1, phase=self._board.read().phase.label, pieces=self._pieces
+            step=self._position.step + 1,
+            phase=self._board.read().phase.label,
+            pieces=self._pieces,
+            batch=None if work is None else transaction.batch_size(work.batch),
+            splittable=work is not None and self._splittable(work),
         )
         move = next_move(
             fault,
             self._history,
             self._rungs,
             self._rung,
-            batch=None if work is None else transaction.batch_size(work.batch),
-            splittable=work is not None and self._splittable(work),
             limits=Limits(tries=self.settings.retry.same_step, outside=self.settings.retry.without_progress),
         )
         in_process = move.action in (Action.RETRY, Action.SPLIT, Action.CPU_BATCH)
@@ -396,9 +402,10 @@ class Session:
         transaction.free_memory(self.device)
         self._need_snapshots().roll_back(meta)
         restore_rng(*before, self.device)
-        transaction.free_memory(self.device)
 
     def _apply(self, move: Move) -> None:
+        if move.action is Action.CPU_BATCH:
+            return
         if move.pieces != self._pieces:
             self._pieces = move.pieces
             self._board.pieces(move.pieces)
@@ -541,7 +548,11 @@ class Session:
     def _loader_event(self, kind: str, details: dict[str, Any]) -> None:
         message = str(details.get("message", ""))
         fault = Fault(
-            Kind(kind), step=self._position.step + 1, phase=Phase.DATA.label, message=message, evidence=details
+            Kind(kind),
+            step=self._position.step + 1,
+            phase=Phase.DATA.label,
+            message=message,
+            evidence=details,
         )
         move = Move(Action.RETRY, self._rung, reason="the loader's processes were replaced")
         self._link.send("fault", fault=fault.to_json(), move=move.to_json())

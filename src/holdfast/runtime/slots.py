@@ -151,7 +151,8 @@ class Arena:
     @classmethod
     def open(cls, fds: list[int], where: str = "memory") -> Arena:
         return cls(
-            [Slot(index, mmap.mmap(fd, os.fstat(fd).st_size), fd, None) for index, fd in enumerate(fds)], where
+            [Slot(index, mmap.mmap(fd, os.fstat(fd).st_size), fd, None) for index, fd in enumerate(fds)],
+            where,
         )
 
     @classmethod

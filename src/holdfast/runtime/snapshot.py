@@ -227,9 +227,7 @@ class Snapshots:
             self._device_count = sum(tensor.device.type != "cpu" for tensor in tensors)
         ordered = [specs[index] for index in self._order]
         live, host = ordered[: self._device_count], ordered[self._device_count :]
-        new = layouts.plan(
-            live, extra=[*host, *rng_specs(self.device)], meta_capacity=layouts.capacity_for(meta_bytes)
-        )
+        new = layouts.plan(live, extra=[*host, *rng_specs(self.device)], meta_capacity=layouts.capacity_for(meta_bytes))
         self._plan = new
         self._base = []
         self._refresh_live()
@@ -323,7 +321,12 @@ class _CudaCopies:
             self.flat_views = [view_bytes(self.flat[e.start : e.stop], e.dtype, e.shape) for e in plan.live]
 
     def copy(
-        self, taken: Taken, targets: list[Tensor], loss_target: Tensor, sources: list[Tensor], loss: Tensor | None
+        self,
+        taken: Taken,
+        targets: list[Tensor],
+        loss_target: Tensor,
+        sources: list[Tensor],
+        loss: Tensor | None,
     ) -> None:
         main = torch.cuda.current_stream(self.device)
         if self.flat is not None:

@@ -74,9 +74,7 @@ class Protected:
         parts = dict(self._parts)
         for name in sorted(named, key=rank.__getitem__):
             if name in parts:
-                raise UserError(
-                    f"`{name}` is protected already", hints=["give each object its own name, once"]
-                )
+                raise UserError(f"`{name}` is protected already", hints=["give each object its own name, once"])
             _check_name(name)
             parts[name] = self._make(name, named[name])
         self._check_optimizers(named, parts)
@@ -160,9 +158,7 @@ class Protected:
     def meta_json(self, extra: Mapping[str, Any] | None = None, *, look: bool = True) -> str:
         """meta() with the keys of `extra` beside its own, as JSON. What did not change is not rewritten."""
         meta = self.meta(look=look)
-        state = ",".join(
-            f"{dump_json(name)}:{self._cached(name, node)}" for name, node in meta.pop("state").items()
-        )
+        state = ",".join(f"{dump_json(name)}:{self._cached(name, node)}" for name, node in meta.pop("state").items())
         rest = dump_json({**meta, **(extra or {})})
         return f'{rest[:-1]},"state":{{{state}}}}}'
 
@@ -195,9 +191,13 @@ class Protected:
 
     def _new_places(self) -> None:
         """A tensor that has moved before gets memory of ours; one that stays where it is is used directly."""
-        moved = {name for name, place in self._held.items() if place.moved}
-        fresh = [slot for part in self._parts.values() for slot in part.fresh]
-        self._held = {slot.name: Place(slot.tensor, own=slot.name in moved) for slot in fresh}
+        held = self._held
+        self._held = {}
+        for slot in (slot for part in self._parts.values() for slot in part.fresh):
+            place = held.get(slot.name)
+            if place is None or not place.take(slot.tensor):
+                place = Place(slot.tensor, own=place is not None and place.moved)
+            self._held[slot.name] = place
         self._foreign = [place.tensor for place in self._held.values() if not place.own]
 
     def _gather(self) -> None:
@@ -263,9 +263,7 @@ class Protected:
         hints = ["resume with the script that started the run, or start a new run"]
         for name in [*here, *saved]:
             if name not in saved:
-                raise UserError(
-                    f"`{name}` is protected here, but the run that is resumed did not save it", hints=hints
-                )
+                raise UserError(f"`{name}` is protected here, but the run that is resumed did not save it", hints=hints)
             if name not in here:
                 raise UserError(
                     f"`{name}` was saved by the run that is resumed, but is not protected here", hints=hints
@@ -310,9 +308,7 @@ class Place:
             return False
         if not self.own:
             # The same memory: we hold it alive, so nobody else can have got its address.
-            self.moved = (
-                source.data_ptr() != self.tensor.data_ptr() or source.stride() != self.tensor.stride()
-            )
+            self.moved = source.data_ptr() != self.tensor.data_ptr() or source.stride() != self.tensor.stride()
             return not self.moved
         if source.device.type != "cpu" or not torch.equal(source, self.tensor):
             with torch.no_grad():
@@ -346,6 +342,4 @@ def _spec(slot: Slot) -> Spec:
 
 def _check_name(name: str) -> None:
     if not isinstance(name, str) or not name or "." in name or name == RESERVED:
-        raise UserError(
-            f"{name!r} cannot be the name of a protected object", hints=["use a plain word: model, world"]
-        )
+        raise UserError(f"{name!r} cannot be the name of a protected object", hints=["use a plain word: model, world"])

@@ -3,7 +3,7 @@
     outcome = Supervisor(run, plan, settings, face).run()
 
 One loop, one thread: wait for something to happen, hear what the processes say, look at what they do.
-Whatever touches a device is in a child; the state is in slots this process owns, so no child's death loses it.
+Whatever touches a device is in a child; the state is in slots this process owns: no child's death loses it.
 Every decision is the ladder's, every limit the watchdog's; this file only carries them out.
 """
 
@@ -13,10 +13,8 @@ import contextlib
 import dataclasses
 import os
 import select
-import shutil
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,38 +22,41 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from holdfast.errors import ExitCode, GaveUp, HoldfastError, InternalError, ScriptFailed, Stopped, UserError, from_json
-from holdfast.events import Event, utc_now
+from holdfast.errors import (
+    ExitCode,
+    GaveUp,
+    HoldfastError,
+    InternalError,
+    ScriptFailed,
+    Stopped,
+    UserError,
+    from_json,
+)
+from holdfast.events import utc_now
 from holdfast.runfolder import RunFolder, write_json
-from holdfast.runtime import checkpoint, evidence, launch, layout, process
+from holdfast.runtime import checkpoint, evidence, launch, process
 from holdfast.runtime.accounts import Accounts
 from holdfast.runtime.board import Beat, Phase, PhaseTimes
-from holdfast.runtime.channel import Channel, Closed
+from holdfast.runtime.channel import Closed
 from holdfast.runtime.faults import Fault, Kind, classify_exit
+from holdfast.runtime.keeping import KeeperDied, Keeping, Report
 from holdfast.runtime.ladder import Action, Limits, Move, Past, Rung, next_move
 from holdfast.runtime.launch import CannotFork, Launcher, NurseryDied, WorkerProcess
-from holdfast.runtime.slots import HEADER, Arena, Commit, no_room
+from holdfast.runtime.memory import Memory
+from holdfast.runtime.telling import Face, Teller
 from holdfast.runtime.watchdog import allowed_silence, merge_known
 from holdfast.settings import Settings
 from holdfast.testing import chaos
 
 TICK = 0.1
+QUICK = 0.01
+"""Seconds between two looks, and in a crisis."""
 BEAT_EVERY = 1.0
 STOP_PATIENCE = 30.0
 """Seconds a worker has to reach its next commit when the run is asked to stop."""
 MIN_EPOCH_SAVE = 5.0
 """Epochs shorter than this do not each get a checkpoint."""
-SHARE = 0.5
-"""Of the memory that is free, the part snapshots may take when nobody said otherwise."""
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
-
-
-class Face:
-    """Who shows the run to somebody. This one shows nothing; the command line has others."""
-
-    def event(self, event: Event) -> None: ...
-    def beat(self, info: dict[str, Any]) -> None: ...
-    def output(self, text: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -100,39 +101,31 @@ class Supervisor:
         self.run_folder = run
         self.plan = plan
         self.settings = settings
-        self.face = face or Face()
         self.rung = plan.rung
+        self.worker: WorkerProcess | None = None
+        self.outcome: Outcome | None = None
+        portable = process.portable() or settings.run.portable
+        self.teller = Teller(run, face or Face(), settings.checkpoint.best)
+        self.memory = Memory(run, settings, portable=portable, say=self.teller.emit)
+        self.keeping = Keeping(run, settings, self.memory, portable=portable)
         self.accounts = Accounts.from_json(run.info.get("accounts") or {})
         self.history: list[Past] = []
         self.known: dict[Phase, PhaseTimes] = {}
-        self.arenas: list[Arena] = []
-        self.worker: WorkerProcess | None = None
-        self.outcome: Outcome | None = None
         self.generation = int(run.info.get("generations", 0))
-        self._portable = process.portable() or settings.run.portable
+        self._portable = portable
         self._launcher: Launcher | None = None
-        self._keeper: tuple[subprocess.Popen[bytes], Channel] | None = None
-        self._keeper_fails = 0
-        self._saving: dict[str, Any] | None = None
-        self._wishes: list[dict[str, Any]] = []
+        self._keeper_deaths = 0
         self._signals: list[int] = []
         self._wake, self._waker = socket.socketpair()
-        self._said: dict[str, Any] | None = None
+        self._said: dict[str, Any] = {}
+        """The worker's last words, once it has spoken them."""
         self._stopping: int | None = None
         self._stop_deadline = 0.0
+        self._exit_deadline = 0.0
         self._crisis: _Crisis | None = None
         self._stretch: dict[int, float] = {}
-        self._output_at = 0
-        self._worker_output_at = 0
         self._oom_kills = 0
-        self._saved: dict[str, Any] = {}
-        self._last_save = time.monotonic()
         self._last_beat = 0.0
-        self._rate = _Rate()
-        self._best: tuple[str, float, int] | None = None
-        self._best_due = False
-        self._exit_wait = 0.0
-        self._final: dict[str, Any] | None = None
 
     # -- the loop ------------------------------------------------------------------------------------------
 
@@ -141,7 +134,7 @@ class Supervisor:
         self._set_state("STARTING", pid=os.getpid(), boot_id=process.boot_id())
         with self._listening():
             try:
-                self._start_keeper()
+                self.keeping.start()
                 self._launcher = self._make_launcher()
                 self._start_worker()
                 while self.outcome is None:
@@ -186,15 +179,16 @@ class Supervisor:
             sources.append(self.worker.channel)
             if self.worker.pidfd is not None:
                 sources.append(self.worker.pidfd)
-        if self._keeper is not None:
-            sources.append(self._keeper[1])
-        ready, _, _ = select.select(sources, [], [], 0.005 if self.worker and self.worker.gone else TICK)
+        if self.keeping.channel is not None:
+            sources.append(self.keeping.channel)
+        patience = QUICK if self._crisis is not None or (self.worker and self.worker.gone) else TICK
+        ready, _, _ = select.select(sources, [], [], patience)
         if self._wake in ready:
             with contextlib.suppress(BlockingIOError):
                 self._wake.recv(4096)
         if self.worker is not None and self.worker.pidfd in ready and not self.worker.gone:
             self.worker.gone = True
-            self._exit_wait = time.monotonic() + 2.0
+            self._exit_deadline = time.monotonic() + 2.0
 
     # -- starting ------------------------------------------------------------------------------------------
 
@@ -204,13 +198,13 @@ class Supervisor:
             return launch.SpawnLauncher(env, self.run_folder.path / "slots")
         return launch.NurseryLauncher(env, self.plan.preload)
 
-    def _start_worker(self, pieces: int = 1) -> None:
+    def _start_worker(self, move: Move | None = None) -> None:
         assert self._launcher is not None
-        self._said = None
+        self._said = {}
         self._oom_kills = process.memory_kills()
-        self._worker_output_at = self._output_size()
+        self.teller.worker_begins()
         rung = self.plan.rungs[self.rung]
-        newest = self._newest()
+        newest = self.memory.newest()
         config = {
             "generation": self.generation,
             "name": self.run_folder.name,
@@ -223,12 +217,13 @@ class Supervisor:
             "rung": self.rung,
             "seed": self.plan.seed,
             "threads": self.plan.threads,
-            "pieces": pieces,
+            "pieces": move.pieces if move else 1,
+            "cpu_batch": move is not None and move.action is Action.CPU_BATCH,
             "chaos": self.plan.chaos or chaos.from_environment(),
             "pids": self._pids(),
             "checkpoint": str(self.plan.resume.state) if self.plan.resume and newest is None else None,
         }
-        self.worker = self._launcher.start(config, self.arenas)
+        self.worker = self._launcher.start(config, self.memory.arenas)
         step = newest.step if newest else (self.plan.resume.step if self.plan.resume else 0)
         self.accounts.on_device(rung.device, step)
         self.generation += 1
@@ -236,9 +231,8 @@ class Supervisor:
 
     def _pids(self) -> dict[str, int | None]:
         """Who is who, for the chaos kit: it ends only processes of its own run."""
-        keeper = self._keeper[0].pid if self._keeper else None
         nursery = self._launcher.pid if self._launcher else None
-        return {"supervisor": os.getpid(), "keeper": keeper, "nursery": nursery}
+        return {"supervisor": os.getpid(), "keeper": self.keeping.pid, "nursery": nursery}
 
     # -- hearing -------------------------------------------------------------------------------------------
 
@@ -255,11 +249,11 @@ class Supervisor:
             return
         try:
             for note in self._launcher.poll():
-                self._emit("note", text=note)
+                self.teller.emit("note", text=note)
         except NurseryDied:
             self._nursery_died()
         except CannotFork as error:
-            self._emit("note", text=f"workers are spawned instead of forked: {error}")
+            self.teller.emit("note", text=f"workers are spawned instead of forked: {error}")
             self._launcher.close()
             self._launcher = launch.SpawnLauncher(dict(self.plan.rungs[self.rung].env), self.run_folder.path / "slots")
             self._drop_worker()
@@ -279,24 +273,36 @@ class Supervisor:
     def _heed(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
         kind = message.pop("kind", "")
         if kind == "arena":
-            self._give_arena(worker, int(message["capacity"]))
+            self._give_slots(worker, int(message["capacity"]))
         elif kind == "started":
             self._set_state("RUNNING")
-            self._emit("worker", generation=worker.generation, **message)
+            self.teller.emit("worker", generation=worker.generation, **message)
             if self._launcher is not None:
                 self._launcher.warm()
         elif kind == "log":
-            self._log(message)
+            self.teller.log(int(message["step"]), int(message["epoch"]), message["values"])
         elif kind == "epoch":
             self._epoch(message)
         elif kind == "fault":
             self._fault_in_process(message)
         elif kind == "recovered":
-            self._emit("recovered", **message)
+            self.teller.emit("recovered", **message)
         elif kind == "note":
-            self._emit("note", **message)
+            self.teller.emit("note", **message)
         elif kind in ("done", "stopped", "failed", "refused", "lost"):
             self._said = {"kind": kind, **message}
+
+    def _give_slots(self, worker: WorkerProcess, capacity: int) -> None:
+        try:
+            arena = self.memory.grow(capacity)
+        except UserError as error:
+            worker.channel.send({"error": True, **error.to_json()})
+            return
+        if self._portable:
+            worker.channel.send({"paths": launch.slot_paths(arena)})
+        else:
+            worker.channel.send({"where": arena.where, "slots": len(arena.slots)}, arena.fds)
+        self.keeping.tell_arenas()
 
     def _fault_in_process(self, message: dict[str, Any]) -> None:
         """The worker mended it by itself; it counts, and is told, like any other."""
@@ -304,36 +310,14 @@ class Supervisor:
         self.accounts.fault(fault.kind.value)
         self.history.append(Past(fault, move, self.rung))
         folder = evidence.collect(self.run_folder, fault, move, self._read_board(), "", {}, "")
-        self._emit_fault(fault, move, folder)
-
-    def _log(self, message: dict[str, Any]) -> None:
-        values: dict[str, Any] = message["values"]
-        self.run_folder.append_metrics(
-            {"time": utc_now(), "step": message["step"], "epoch": message["epoch"], **values}
-        )
-        self._emit("log", step=message["step"], epoch=message["epoch"], values=values)
-        self._judge_best(values, int(message["step"]))
-
-    def _judge_best(self, values: dict[str, Any], step: int) -> None:
-        name = self.settings.checkpoint.best
-        if name == "none":
-            return
-        if name == "auto":
-            name = self._best[0] if self._best else next((key for key in values if key.startswith("val")), "")
-        value = values.get(name)
-        if not isinstance(value, (int, float)):
-            return
-        smaller = any(word in name for word in ("loss", "error", "mse", "mae"))
-        if self._best is None or (value < self._best[1] if smaller else value > self._best[1]):
-            self._best = (name, float(value), step)
-            self._best_due = True
+        self.teller.emit_fault(fault, move, folder)
 
     def _epoch(self, message: dict[str, Any]) -> None:
-        best, self._best_due = self._best_due, False
-        self._emit("epoch", **message, best=best, device=self.plan.rungs[self.rung].device)
-        due = self.settings.checkpoint.at_epochs and time.monotonic() - self._last_save >= MIN_EPOCH_SAVE
+        best, self.teller.best_due = self.teller.best_due, False
+        self.teller.emit("epoch", **message, best=best, device=self.device)
+        due = self.settings.checkpoint.at_epochs and time.monotonic() - self.keeping.last_wish >= MIN_EPOCH_SAVE
         if best or due:
-            self._wish("epoch", weights=["best"] if best else [], checkpoint=due)
+            self.keeping.wish("epoch", weights=["best"] if best else [], checkpoint=due)
 
     # -- looking -------------------------------------------------------------------------------------------
 
@@ -344,7 +328,7 @@ class Supervisor:
             return
         self._notice_commit()
         if worker.gone:
-            if worker.exit_code is not None or time.monotonic() > self._exit_wait:
+            if worker.exit_code is not None or time.monotonic() > self._exit_deadline:
                 self._worker_ended(worker)
             return
         beat = worker.board.read()
@@ -364,11 +348,11 @@ class Supervisor:
 
     def _notice_commit(self) -> None:
         """The first commit of a new worker ends the crisis its predecessor left."""
-        newest = self._newest()
+        newest = self.memory.newest()
         if newest is None:
             return
         if newest.step > self.accounts.steps:
-            self._rate.note(newest.step)
+            self.teller.rate.note(newest.step)
             if self.history:
                 past = self.history[-1]
                 committed = past.committed + newest.step - self.accounts.steps
@@ -380,16 +364,15 @@ class Supervisor:
             lost_s = (newest.time_ns - crisis.last_commit_ns) / 1e9
             self.accounts.recovered(seconds, lost_s)
             self._crisis = None
-            self._emit("recovered", step=newest.step, seconds=round(seconds, 3), lost_s=round(lost_s, 3))
+            self.teller.emit("recovered", step=newest.step, seconds=round(seconds, 3), lost_s=round(lost_s, 3))
             self._set_state("RUNNING")
 
     def _worker_hangs(self, worker: WorkerProcess, beat: Beat, limit: float) -> None:
         """Silent for too long: keep its stacks, end it, and let the ladder decide."""
         info = process.inspect(worker.pid)
-        device = self.plan.rungs[self.rung].device
         fault = Fault(
             Kind.HANG,
-            device=device,
+            device=self.device,
             step=beat.attempt or None,
             phase=beat.phase.label,
             message=f"silent for {beat.silence:.1f} s in {beat.phase.label}, allowed {limit:.1f} s",
@@ -412,8 +395,7 @@ class Supervisor:
         self._hear_worker()
         process.send_group(worker.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
         self._notice_commit()
-        said = self._said or {}
-        device = self.plan.rungs[self.rung].device
+        said = self._said
         if said.get("kind") == "done":
             self._finished(worker)
         elif said.get("kind") == "stopped" or self._stopping is not None:
@@ -424,6 +406,7 @@ class Supervisor:
             self._failed(said)
         elif said.get("kind") == "refused":
             self._account_for(worker)
+            self._save_last()
             self._end_with(from_json(said))
         elif said.get("kind") == "lost":
             self._after_death(worker, Fault.from_json(said["fault"]), {})
@@ -431,9 +414,9 @@ class Supervisor:
             beat = worker.board.read()
             fault = classify_exit(
                 exitcode=worker.exit_code if worker.exit_code is not None else -9,
-                last_words=self._last_words(),
+                last_words=self.teller.last_words(),
                 oom_kills=process.memory_kills() - self._oom_kills,
-                device=device,
+                device=self.device,
             ).at(step=beat.attempt or None, phase=beat.phase.label)
             self._after_death(worker, fault, {})
 
@@ -447,20 +430,21 @@ class Supervisor:
         move = next_move(fault, self.history, self.plan.rungs, self.rung, limits=limits)
         self.history.append(Past(fault, move, self.rung))
         crash = self._crash_stack(worker.generation)
-        folder = evidence.collect(self.run_folder, fault, move, beat, self._last_words(), stacks, crash)
-        self._emit_fault(fault, move, folder)
+        folder = evidence.collect(self.run_folder, fault, move, beat, self.teller.last_words(), stacks, crash)
+        self.teller.emit_fault(fault, move, folder)
         if self._stopping is not None:
             self._stopped(self._stopping)
         elif move.action is Action.GIVE_UP:
             self._gave_up(fault)
         elif move.action is Action.FAIL:
+            self._save_last()
             self._end_with(ScriptFailed(fault.sentence(), cause=fault.cause()))
         else:
             self._recover(move)
 
     def _recover(self, move: Move) -> None:
         """A new worker from the newest snapshot, on the rung the ladder chose."""
-        newest = self._newest()
+        newest = self.memory.newest()
         committed = self.accounts.steps
         step = newest.step if newest else (self.plan.resume.step if self.plan.resume else 0)
         self.accounts.restored(committed, step)
@@ -470,10 +454,9 @@ class Supervisor:
         self._set_state("RECOVERING")
         if move.rung != self.rung:
             self._change_rung(move.rung, step)
-        for arena in self.arenas:
-            arena.release_all()
+        self.memory.release_leases()
         try:
-            self._start_worker(move.pieces)
+            self._start_worker(move)
         except NurseryDied:
             self._nursery_died()
 
@@ -481,7 +464,7 @@ class Supervisor:
         before, after = self.plan.rungs[self.rung], self.plan.rungs[rung]
         self.rung = rung
         self.known = {}
-        self._emit("moved", step=step, device=after.device, before=before.label, after=after.label)
+        self.teller.emit("moved", step=step, device=after.device, before=before.label, after=after.label)
         if before.env != after.env and self._launcher is not None:
             self._launcher.close()
             self._launcher = self._make_launcher()
@@ -497,7 +480,7 @@ class Supervisor:
         self._hear_worker()
         if worker.pid:
             self._end_worker(worker, gently=False)
-        if self._said is not None and self._said["kind"] == "done":
+        if self._said.get("kind") == "done":
             self._finished(worker)
             return
         beat = worker.board.read()
@@ -532,23 +515,10 @@ class Supervisor:
         return False
 
     def _abandon(self, worker: WorkerProcess) -> None:
-        """It cannot be killed and may still write: its slots are given up with it, the newest snapshot is copied."""
-        self._emit("abandoned", pid=worker.pid, text="the worker cannot be killed; the run goes on without it")
-        newest = self._newest_slot()
-        old, self.arenas = self.arenas, []
-        if newest is not None:
-            arena, commit = newest
-            fresh = self._make_arena(arena.capacity)
-            target = fresh.slots[0]
-            target.begin(commit.sequence)
-            target.payload(commit.size)[:] = arena.slots[commit.slot].payload(commit.size)
-            target.commit(
-                sequence=commit.sequence, step=commit.step, generation=commit.generation, size=commit.size
-            )
-            self.arenas = [fresh]
-        for arena in old:
-            arena.close()
-        self._tell_keeper_arenas()
+        """It cannot be killed and may still write: its slots stay with it, the newest snapshot is copied."""
+        self.teller.emit("abandoned", pid=worker.pid, text="the worker cannot be killed; the run goes on without it")
+        self.memory.abandon()
+        self.keeping.tell_arenas()
 
     def _account_for(self, worker: WorkerProcess) -> None:
         self.accounts.attempts += worker.board.read().attempts
@@ -558,7 +528,7 @@ class Supervisor:
     def _drop_worker(self) -> None:
         worker, self.worker = self.worker, None
         if worker is not None:
-            self._pump_output()
+            self.teller.pump_output()
             worker.close()
 
     # -- stopping ------------------------------------------------------------------------------------------
@@ -566,7 +536,7 @@ class Supervisor:
     def _ask_to_stop(self, number: int) -> None:
         self._stopping = number
         self._stop_deadline = time.monotonic() + STOP_PATIENCE
-        self._emit("stopping", signal=signal.Signals(number).name, step=self.accounts.steps)
+        self.teller.emit("stopping", signal=signal.Signals(number).name, step=self.accounts.steps)
         worker = self.worker
         if worker is None:
             self._stopped(number)
@@ -589,10 +559,10 @@ class Supervisor:
     def _stopped(self, number: int) -> None:
         self._save_last()
         code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.RESUME_ME
-        saved = self._saved.get("path")
+        saved = self.keeping.saved.get("path")
         error = Stopped(
             f"stopped at step {self.accounts.steps}",
-            saved=f"step {self._saved['step']} in {saved}" if saved else None,
+            saved=f"step {self.keeping.saved['step']} in {saved}" if saved else None,
             hints=[self._resume_hint()],
         )
         self._end("STOPPED", code, error)
@@ -610,30 +580,28 @@ class Supervisor:
     def _failed(self, said: dict[str, Any]) -> None:
         self.accounts.fault(Kind.USER_ERROR.value)
         self._save_last()
-        saved = self._saved.get("path")
+        saved = self.keeping.saved.get("path")
         error = ScriptFailed(
             f"{self.plan.script.name} raised {said['summary']}",
-            saved=f"step {self._saved['step']} in {saved}" if saved else None,
+            saved=f"step {self.keeping.saved['step']} in {saved}" if saved else None,
             hints=[f"its traceback and output are in {self.run_folder.path / 'output.log'}"],
         )
         (self.run_folder.path / "traceback.txt").write_text(str(said.get("traceback", "")) + "\n")
         self._end("FAILED", ExitCode.NO, error)
 
     def _end_with(self, error: HoldfastError) -> None:
-        self._save_last()
-        state = {GaveUp: "GAVE_UP"}.get(type(error), "FAILED")
+        state = "GAVE_UP" if isinstance(error, GaveUp) else "FAILED"
         self._end(state, error.exit_code, error)
 
     def _gave_up(self, fault: Fault) -> None:
         self._save_last()
-        device = self.plan.rungs[self.rung].device
         tries = sum(past.fault.step == fault.step for past in self.history)
-        saved = self._saved.get("path")
-        self._end_with_saved(
+        saved = self.keeping.saved.get("path")
+        self._end_with(
             GaveUp(
-                f"{device} failed {tries} times at the same step and no other device is left",
+                f"{self.device} failed {tries} times at the same step and no other device is left",
                 cause=f"{fault.code}, {fault.sentence()}",
-                saved=f"step {self._saved['step']} in {saved} (verified)" if saved else None,
+                saved=f"step {self.keeping.saved['step']} in {saved} (verified)" if saved else None,
                 hints=[
                     f"continue elsewhere with `holdfast resume {self.run_folder.name} --device cpu`",
                     f"`holdfast explain {fault.code}` says what this means",
@@ -642,318 +610,109 @@ class Supervisor:
             )
         )
 
-    def _end_with_saved(self, error: HoldfastError) -> None:
-        self._end("GAVE_UP", error.exit_code, error)
-
     def _end(self, state: str, code: int, error: HoldfastError | None) -> None:
         if self.outcome is not None:
             return
         if self.accounts.timeline:
             self.accounts.timeline[-1]["to_step"] = self.accounts.steps
-        skipped, repeated = self._samples()
+        counted = self.memory.session_numbers()
         receipt = self.accounts.receipt(
             steps=self.accounts.steps,
             survived=state == "FINISHED",
-            skipped=skipped,
-            repeated=repeated,
-            sha256=(self._final or {}).get("weights_sha256"),
+            skipped=int(counted.get("skipped", 0)),
+            repeated=int(counted.get("repeated", 0)),
+            sha256=self.keeping.final.get("weights_sha256") if state == "FINISHED" else None,
         )
         write_json(self.run_folder.path / "receipt.json", receipt)
         self.outcome = Outcome(state, int(code), error, receipt)
-        best = None if self._best is None else {"name": self._best[0], "value": self._best[1], "step": self._best[2]}
-        self._set_state(state, exit_code=int(code), ended=utc_now(), accounts=self.accounts.to_json(), best=best)
+        self._set_state(
+            state,
+            exit_code=int(code),
+            ended=utc_now(),
+            accounts=self.accounts.to_json(),
+            best=self.teller.best,
+        )
         data = error.to_json() if error else {}
-        self._emit("end", state=state, exit_code=int(code), step=self.accounts.steps, **{"error": data or None})
-
-    def _samples(self) -> tuple[int, int]:
-        """What the loaders themselves counted, from the newest snapshot."""
-        newest = self._newest_slot()
-        if newest is None:
-            return 0, 0
-        arena, commit = newest
-        session = layout.read_meta(arena.slots[commit.slot].payload(commit.size)).get("session", {})
-        return int(session.get("skipped", 0)), int(session.get("repeated", 0))
+        self.teller.emit("end", state=state, exit_code=int(code), step=self.accounts.steps, error=data or None)
 
     def _close(self) -> None:
         """Leave nothing behind: no process, no descriptor, no memory."""
-        self._pump_output()
+        self.teller.pump_output()
         if self.worker is not None:
             if self.worker.pid:
                 self._end_worker(self.worker, gently=False)
             self._drop_worker()
         if self._launcher is not None:
             self._launcher.close()
-        if self._keeper is not None:
-            popen, channel = self._keeper
-            with contextlib.suppress(Closed):
-                channel.send({"quit": True})
-            channel.close()
-            try:
-                popen.wait(60.0)
-            except subprocess.TimeoutExpired:
-                popen.kill()
-                popen.wait()
-        for arena in self.arenas:
-            arena.close()
+        self.keeping.close()
+        self.memory.close()
         self._wake.close()
         self._waker.close()
         for path in self.run_folder.path.glob("stacks-*.txt"):
             path.unlink(missing_ok=True)
-        shutil.rmtree(self.run_folder.path / "slots", ignore_errors=True)
         if self.outcome is None:
             self._set_state("CRASHED")
 
-    # -- slots ---------------------------------------------------------------------------------------------
-
-    def _newest_slot(self) -> tuple[Arena, Commit] | None:
-        found = [(arena, commit) for arena in self.arenas if (commit := arena.newest()) is not None]
-        return max(found, key=lambda pair: pair[1].sequence, default=None)
-
-    def _newest(self) -> Commit | None:
-        found = self._newest_slot()
-        return None if found is None else found[1]
-
-    def _give_arena(self, worker: WorkerProcess, capacity: int) -> None:
-        """The worker's state needs slots of this size. Older slots stay until the new ones hold a commit."""
-        try:
-            arena = self._make_arena(capacity)
-        except UserError as error:
-            worker.channel.send({"error": True, **error.to_json()})
-            return
-        self._drop_old_arenas()
-        self.arenas.append(arena)
-        if self._portable:
-            worker.channel.send({"paths": launch.slot_paths(arena)})
-        else:
-            worker.channel.send({"where": arena.where, "slots": len(arena.slots)}, arena.fds)
-        self._tell_keeper_arenas()
-
-    def _drop_old_arenas(self) -> None:
-        """Keep only the arena with the newest commit."""
-        newest = self._newest_slot()
-        for arena in [arena for arena in self.arenas if newest is None or arena is not newest[0]]:
-            self.arenas.remove(arena)
-            arena.close()
-
-    def _make_arena(self, capacity: int) -> Arena:
-        wanted = self.settings.snapshot
-        need = wanted.slots * (capacity + HEADER)
-        folder = self.run_folder.path / "slots"
-        why = self._no_memory_for(need)
-        if not self._portable and wanted.where != "file" and why is None:
-            try:
-                return Arena.create(capacity, slots=wanted.slots)
-            except OSError as error:
-                why = str(error.strerror or error)
-        if wanted.where == "memory" and why is not None:
-            raise no_room(need, f"in memory ({why})")
-        free = shutil.disk_usage(self.run_folder.path).free
-        if need > free:
-            raise no_room(need, f"in memory or in {folder}")
-        if wanted.where != "file" and not self._portable:
-            self._emit("arena", where="file", bytes=need, text=f"snapshots go to a file instead of memory: {why}")
-        try:
-            return Arena.create(capacity, slots=wanted.slots, folder=folder, named=self._portable)
-        except OSError as error:
-            raise no_room(need, f"in {folder} ({error.strerror or error})") from None
-
-    def _no_memory_for(self, need: int) -> str | None:
-        limit = self.settings.snapshot.memory
-        if isinstance(limit, int):
-            return None if need <= limit else f"{need >> 20} MiB are needed, snapshot.memory allows {limit >> 20} MiB"
-        available = process.available_memory()
-        if available is None or need <= available * SHARE:
-            return None
-        return f"{need >> 20} MiB are needed, {available >> 20} MiB are free"
-
     # -- the keeper ----------------------------------------------------------------------------------------
 
-    def _start_keeper(self) -> None:
-        self._keeper = launch.start_keeper(
-            self.run_folder.path,
-            self.settings.checkpoint.keep,
-            self.run_folder.lock_fd,
-            portable=self._portable,
-        )
-        self._saving = None
-        if self.arenas:
-            self._tell_keeper_arenas()
-
-    def _tell_keeper_arenas(self) -> None:
-        if self._keeper is None:
-            return
-        described = [
-            {"paths": launch.slot_paths(arena)} if self._portable else {"slots": len(arena.slots)}
-            for arena in self.arenas
-        ]
-        fds = [] if self._portable else [fd for arena in self.arenas for fd in arena.fds]
-        with contextlib.suppress(Closed):
-            self._keeper[1].send({"arenas": described}, fds)
-
-    def _wish(self, reason: str, *, weights: list[str] | None = None, checkpoint: bool = True) -> None:
-        """Ask for a save; one at a time is under way, the others wait and are joined."""
-        wish = {"reason": reason, "weights": weights or [], "checkpoint": checkpoint}
-        if self._wishes:
-            last = self._wishes[-1]
-            last["weights"] = sorted({*last["weights"], *wish["weights"]})
-            last["checkpoint"] = last["checkpoint"] or checkpoint
-        else:
-            self._wishes.append(wish)
-        self._send_wish()
-
-    def _send_wish(self) -> None:
-        if self._keeper is None or self._saving is not None or not self._wishes or self._newest() is None:
-            return
-        wish = self._wishes.pop(0)
-        with contextlib.suppress(Closed):
-            self._keeper[1].send({"save": wish})
-            self._saving = wish
-            self._last_save = time.monotonic()
-
     def _hear_keeper(self) -> None:
-        if self._keeper is None:
-            return
         try:
-            for message in self._keeper[1].pending():
-                self._heed_keeper(message)
-        except Closed:
-            self._keeper_died()
+            self._note_saves(self.keeping.hear())
+        except KeeperDied as died:
+            self._keeper_died(died)
 
-    def _heed_keeper(self, message: dict[str, Any]) -> None:
-        if "adopted" in message:
-            return
-        self._saving = None
-        if "not_saved" in message:
-            self._emit("not_saved", text=message["not_saved"], reason=message.get("reason"))
-        elif message.get("saved"):
-            report = message["saved"]
-            if "path" in report:
-                self._saved = report
-                self._emit("checkpoint", step=report["step"], path=report["path"], seconds=round(message["seconds"], 3))
-            if report.get("weights_sha256"):
-                self._final = report
-        self._send_wish()
+    def _note_saves(self, reports: list[Report]) -> None:
+        for report in reports:
+            if report.why is not None:
+                self.teller.emit("not_saved", text=report.why, reason=report.reason)
+            elif report.saved is not None and "path" in report.saved:
+                saved, seconds = report.saved, round(report.seconds, 3)
+                self.teller.emit("checkpoint", step=saved["step"], path=saved["path"], seconds=seconds)
 
-    def _keeper_died(self) -> None:
+    def _keeper_died(self, died: KeeperDied) -> None:
         """Checkpoints stop, training does not: start another keeper."""
-        assert self._keeper is not None
-        popen, channel = self._keeper
-        channel.close()
-        code = popen.wait()
-        self._keeper = None
-        self._keeper_fails += 1
-        wish = self._saving
-        fault = Fault(Kind.KEEPER_DIED, message=f"the keeper ended with {code}", evidence={"status": code})
+        self._keeper_deaths += 1
+        fault = Fault(Kind.KEEPER_DIED, message=str(died), evidence={"status": died.code})
         move = Move(Action.REPLACE, self.rung, reason="a new keeper; training went on")
         self.accounts.fault(fault.kind.value)
-        for arena in self.arenas:
-            arena.release_all()
-        if self._keeper_fails <= self.settings.retry.without_progress:
-            self._start_keeper()
-            if wish is not None:
-                self._wishes.insert(0, wish)
+        self.memory.release_leases()
+        if self._keeper_deaths <= self.settings.retry.without_progress:
+            self.keeping.start()
         folder = evidence.collect(self.run_folder, fault, move, self._read_board(), "", {}, "")
-        self._emit_fault(fault, move, folder)
+        self.teller.emit_fault(fault, move, folder)
 
     def _save_last(self, weights: list[str] | None = None) -> None:
         """The state as it is now, on disk and verified, before the run ends."""
-        if self._newest() is None:
-            return
-        deadline = time.monotonic() + 600.0
-        while self._saving is not None and self._keeper is not None and time.monotonic() < deadline:
-            select.select([self._keeper[1]], [], [], 0.5)
-            self._hear_keeper()
-        self._wishes.clear()
-        self._wish("end", weights=weights)
-        while (self._saving is not None or self._wishes) and self._keeper is not None and time.monotonic() < deadline:
-            select.select([self._keeper[1]], [], [], 0.5)
-            self._hear_keeper()
+        for _ in range(3):
+            try:
+                self._note_saves(self.keeping.finish(weights))
+                return
+            except KeeperDied as died:
+                self._keeper_died(died)
 
-    # -- telling -------------------------------------------------------------------------------------------
+    # -- every now and then --------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         now = time.monotonic()
-        self._pump_output()
-        if now - self._last_beat >= BEAT_EVERY:
-            self._last_beat = now
-            self._write_beat()
-        newest = self._newest()
-        if newest is not None and now - self._last_save >= self.settings.checkpoint.every:
-            self._wish("time")
-        elif self._wishes:
-            self._send_wish()
-
-    def _write_beat(self) -> None:
+        self.teller.pump_output()
         beat = self._read_board()
-        if beat is None:
-            return
-        info = {
-            "schema": 1,
-            "time": utc_now(),
-            "pid": beat.pid,
-            "device": self.plan.rungs[self.rung].device,
-            "phase": beat.phase.label,
-            "silence_s": round(beat.silence, 3),
-            "step": self.accounts.steps,
-            "steps_total": beat.epochs * beat.batches or None,
-            "attempts": self.accounts.attempts + beat.attempts,
-            "epoch": beat.epoch,
-            "epochs": beat.epochs,
-            "batch": beat.batch,
-            "batches": beat.batches,
-            "loss": beat.loss,
-            "pieces": max(1, beat.pieces),
-            "rate": self._rate.per_second(),
-            "progress": {"done": beat.done, "total": beat.total, "label": beat.label} if beat.total else None,
-            "recoveries": self.accounts.recoveries,
-        }
-        info["time_left_s"] = self._rate.time_left(info["step"], info["steps_total"])
-        self.run_folder.write_beat(info)
-        self.face.beat(info)
-
-    def _emit(self, what: str, /, **data: Any) -> None:
-        event = Event.now(what, **data)
-        self.run_folder.append(event)
-        self.face.event(event)
-
-    def _emit_fault(self, fault: Fault, move: Move, folder: Path) -> None:
-        self._emit(
-            "fault",
-            code=fault.code,
-            kind=fault.kind.value,
-            device=fault.device,
-            step=fault.step,
-            phase=fault.phase,
-            sentence=fault.sentence(),
-            action=move.action.value,
-            reason=move.reason,
-            folder=str(folder),
-        )
+        if beat is not None and now - self._last_beat >= BEAT_EVERY:
+            self._last_beat = now
+            self.teller.beat(beat, self.device, self.accounts)
+        if now - self.keeping.last_wish >= self.settings.checkpoint.every and self.memory.newest() is not None:
+            self.keeping.wish("time")
+        else:
+            self.keeping.send()
 
     def _set_state(self, state: str, **more: Any) -> None:
-        self.run_folder.update_info(state=state, device=self.plan.rungs[self.rung].device, **more)
+        self.run_folder.update_info(state=state, device=self.device, **more)
 
     def _read_board(self) -> Beat | None:
         return self.worker.board.read() if self.worker is not None else None
 
-    def _output_size(self) -> int:
-        with contextlib.suppress(OSError):
-            return (self.run_folder.path / "output.log").stat().st_size
-        return 0
-
-    def _pump_output(self) -> None:
-        """What the script printed since the last look, for the face."""
-        size = self._output_size()
-        if size <= self._output_at:
-            return
-        with open(self.run_folder.path / "output.log", "rb") as file:
-            file.seek(self._output_at)
-            text = file.read(size - self._output_at)
-        self._output_at = size
-        self.face.output(text.decode(errors="replace"))
-
-    def _last_words(self) -> str:
-        return evidence.last_words(self.run_folder.path / "output.log", self._worker_output_at)
+    @property
+    def device(self) -> str:
+        return self.plan.rungs[self.rung].device
 
     def _crash_stack(self, generation: int) -> str:
         """What faulthandler wrote when the worker crashed."""
@@ -963,28 +722,6 @@ class Supervisor:
             path.unlink()
             return text
         return ""
-
-
-class _Rate:
-    """Steps a second, from commits: a recent mean that restarts and slow spells do not throw off."""
-
-    def __init__(self) -> None:
-        self._marks: list[tuple[float, int]] = []
-
-    def note(self, step: int) -> None:
-        self._marks.append((time.monotonic(), step))
-        if len(self._marks) > 400:
-            self._marks = self._marks[::2]
-
-    def per_second(self) -> float | None:
-        if len(self._marks) < 2:
-            return None
-        (begin, first), (end, last) = self._marks[0], self._marks[-1]
-        return None if end <= begin else round((last - first) / (end - begin), 4)
-
-    def time_left(self, step: int, total: int | None) -> float | None:
-        rate = self.per_second()
-        return None if not rate or not total else round(max(0, total - step) / rate, 1)
 
 
 def _is_zombie(pid: int) -> bool:

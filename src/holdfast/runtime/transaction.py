@@ -9,6 +9,7 @@ What happens inside a step is here; when it is committed and to where is the ses
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import UserError
-from holdfast.runtime.board import Board, Phase
+from holdfast.runtime.board import Phase
 
 Piece = tuple[Any, float]
 Splitter = Callable[[Any, int], Sequence[Piece]]
@@ -62,13 +63,14 @@ class Work:
     pieces: int = 1
     """How often memory made us split, on top of `accumulate`."""
 
-
     """Where tests and the chaos kit may reach in: called when a phase begins."""
 
     at_phase: list[Callable[[Phase], None]] = field(default_factory=list)
 
 
-def perform(work: Work, device: torch.device, enter: Callable[[Phase], None], before_update: Callable[[], None]) -> Loss:
+def perform(
+    work: Work, device: torch.device, enter: Callable[[Phase], None], before_update: Callable[[], None]
+) -> Loss:
     """Forward, backward and update of one batch on one device. Raises whatever goes wrong, half done."""
     if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in work.optimizers):
         return _perform_closure(work, device, enter, before_update)
@@ -161,7 +163,11 @@ def _as_loss(value: Any) -> Tensor:
 def to_device(value: Any, device: torch.device) -> Any:
     """A batch on the device: tensors in any nest of lists, tuples and dicts, and anything with `.to`."""
     if isinstance(value, Tensor):
-        return value.to(device, non_blocking=value.device.type == "cpu" and value.is_pinned()) if _elsewhere(value, device) else value
+        return (
+            value.to(device, non_blocking=value.device.type == "cpu" and value.is_pinned())
+            if _elsewhere(value, device)
+            else value
+        )
     if isinstance(value, dict):
         return type(value)({key: to_device(item, device) for key, item in value.items()})
     if isinstance(value, tuple):
@@ -209,7 +215,7 @@ def split_batch(batch: Any, count: int) -> list[Piece]:
     bounds = [round(index * size / count) for index in range(count + 1)]
     return [
         (_cut(batch, start, stop, size), (stop - start) / size)
-        for start, stop in zip(bounds, bounds[1:], strict=False)
+        for start, stop in itertools.pairwise(bounds)
         if stop > start
     ]
 
@@ -258,5 +264,3 @@ def mixes_samples(modules: Iterable[torch.nn.Module]) -> bool:
         for module in modules
         for part in module.modules()
     )
-
-

@@ -194,6 +194,7 @@ def _train(config: dict[str, Any], link: SupervisedLink, rungs: list[Rung]) -> i
         resumed=link.newest() is not None,
     )
     session = Session(link, run=run, rungs=rungs, rung=rung, settings=settings, device=device)
+    session.begin_with(pieces=int(config.get("pieces", 1)), cpu_batch=bool(config.get("cpu_batch")))
     if config.get("chaos"):
         from holdfast.testing.chaos import arm
 
@@ -266,8 +267,6 @@ def _end_children() -> None:
     """Loader processes and the like end with us."""
     with contextlib.suppress(Exception):  # an exit handler of any library may raise; we are leaving anyway
         multiprocessing.util._exit_function()  # type: ignore[attr-defined]
-
-
 
 
 if __name__ == "__main__":

@@ -64,7 +64,10 @@ class FaultPlan:
             head, _, phase = word.partition(":")
             kind, _, step = head.partition("@")
             if step and not step.isdigit():
-                raise UserError(f"`{word}` is not a fault", hints=["write KIND@STEP:PHASE, for example `sigkill@17:backward`"])
+                raise UserError(
+                    f"`{word}` is not a fault",
+                    hints=["write KIND@STEP:PHASE, for example `sigkill@17:backward`"],
+                )
             chosen = phase or DEFAULT_PHASES.get(kind, "backward")
             faults.append(InjectedFault(kind, int(step or 3 * (index + 1)), chosen))
         return cls(faults)
@@ -334,6 +337,11 @@ KINDS: dict[str, Callable[[_Injector], None]] = {
     "cuda_oom": _cuda_oom,
 }
 """Every fault the kit can make, by the name used on the command line."""
-DEFAULT_PHASES = {"oom_in_step": "optimizer", "loader_kill": "data", "loader_stop": "data", "oom_split": "forward"}
+DEFAULT_PHASES = {
+    "oom_in_step": "optimizer",
+    "loader_kill": "data",
+    "loader_stop": "data",
+    "oom_split": "forward",
+}
 RANDOM_KINDS = ("sigkill", "segfault", "abort", "exit", "oom", "oom_in_step")
 """Quick ones: a hang costs its detection time, so hangs are asked for by name."""

@@ -1,0 +1,169 @@
+"""The supervisor's side of the keeper: one save at a time, wishes joined while it is busy.
+
+keeping = Keeping(run_folder, settings, memory, portable=False)
+keeping.wish("epoch", weights=["best"])
+for report in keeping.hear(): ...          # Saved, NotSaved; raises KeeperDied
+keeping.finish(weights=["final"])          # the last save of a run, waited for
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.runfolder import RunFolder
+from holdfast.runtime import launch
+from holdfast.runtime.channel import Channel, Closed
+from holdfast.runtime.memory import Memory
+from holdfast.settings import Settings
+
+PATIENCE = 600.0
+"""Seconds the last save of a run may take."""
+
+
+class KeeperDied(Exception):
+    """The keeper ended; training did not."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"the keeper ended with {code}")
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The keeper's answer to one wish."""
+
+    saved: dict[str, Any] | None
+    """What was written: step, path, digests; None if nothing was, and then `why` says it."""
+    why: str | None
+    seconds: float
+    reason: str
+
+
+class Keeping:
+    """The keeper process and what is asked of it."""
+
+    def __init__(self, run: RunFolder, settings: Settings, memory: Memory, *, portable: bool) -> None:
+        self.run = run
+        self.settings = settings
+        self.memory = memory
+        self.portable = portable
+        self.last_wish = time.monotonic()
+        self.saved: dict[str, Any] = {}
+        """The newest checkpoint written, as the keeper reported it."""
+        self.final: dict[str, Any] = {}
+        """The report that carries the digest of the weights."""
+        self.channel: Channel | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._busy: dict[str, Any] | None = None
+        self._wishes: list[dict[str, Any]] = []
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        self._process, self.channel = launch.start_keeper(
+            self.run.path, self.settings.checkpoint.keep, self.run.lock_fd, portable=self.portable
+        )
+        if self._busy is not None:
+            self._wishes.insert(0, self._busy)
+            self._busy = None
+        if self.memory.arenas:
+            self.tell_arenas()
+
+    def tell_arenas(self) -> None:
+        """Hand over the slots there are now."""
+        if self.channel is None:
+            return
+        arenas = self.memory.arenas
+        described = [
+            {"paths": launch.slot_paths(arena)} if self.portable else {"slots": len(arena.slots)} for arena in arenas
+        ]
+        fds = [] if self.portable else [fd for arena in arenas for fd in arena.fds]
+        with contextlib.suppress(Closed):
+            self.channel.send({"arenas": described}, fds)
+
+    def wish(self, reason: str, *, weights: list[str] | None = None, checkpoint: bool = True) -> None:
+        """Ask for a save of the newest snapshot."""
+        wish: dict[str, Any] = {"reason": reason, "weights": weights or [], "checkpoint": checkpoint}
+        if self._wishes:
+            last = self._wishes[-1]
+            last["weights"] = sorted({*last["weights"], *wish["weights"]})
+            last["checkpoint"] = last["checkpoint"] or checkpoint
+        else:
+            self._wishes.append(wish)
+        self.send()
+
+    def send(self) -> None:
+        """Pass the next wish on, if the keeper is free and there is something to save."""
+        if self.channel is None or self._busy is not None or not self._wishes or self.memory.newest() is None:
+            return
+        wish = self._wishes.pop(0)
+        with contextlib.suppress(Closed):
+            self.channel.send({"save": wish})
+            self._busy = wish
+            self.last_wish = time.monotonic()
+
+    def hear(self) -> list[Report]:
+        """What the keeper has answered; KeeperDied if it will not answer any more."""
+        if self.channel is None:
+            return []
+        reports = []
+        try:
+            for message in self.channel.pending():
+                report = self._heed(message)
+                if report is not None:
+                    reports.append(report)
+        except Closed:
+            assert self._process is not None
+            self.channel.close()
+            self.channel = None
+            raise KeeperDied(self._process.wait()) from None
+        self.send()
+        return reports
+
+    def _heed(self, message: dict[str, Any]) -> Report | None:
+        if "adopted" in message:
+            return None
+        self._busy = None
+        report: dict[str, Any] | None = message.get("saved")
+        if report is not None and "path" in report:
+            self.saved = report
+        if report is not None and report.get("weights_sha256"):
+            self.final = report
+        return Report(report, message.get("not_saved"), float(message.get("seconds", 0.0)), str(message.get("reason")))
+
+    def finish(self, weights: list[str] | None = None) -> list[Report]:
+        """The state as it is now, on disk and verified. Waits for what is under way first."""
+        if self.memory.newest() is None:
+            return []
+        deadline = time.monotonic() + PATIENCE
+        reports = self._drain(deadline)
+        self._wishes.clear()
+        self.wish("end", weights=weights)
+        return reports + self._drain(deadline)
+
+    def _drain(self, deadline: float) -> list[Report]:
+        reports = []
+        while (self._busy is not None or self._wishes) and self.channel is not None and time.monotonic() < deadline:
+            select.select([self.channel], [], [], 0.5)
+            reports += self.hear()
+        return reports
+
+    def close(self) -> None:
+        if self.channel is not None:
+            with contextlib.suppress(Closed):
+                self.channel.send({"quit": True})
+            self.channel.close()
+            self.channel = None
+        if self._process is not None:
+            try:
+                self._process.wait(60.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()

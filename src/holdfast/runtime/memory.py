@@ -1,0 +1,118 @@
+"""The memory of a run: which slots there are, where they live, and the newest snapshot in them.
+
+    memory = Memory(run_folder, settings, portable=False)
+    arena = memory.grow(capacity)        # the worker's state needs slots of this size
+    memory.newest()                      # the last commit, whatever happened to the worker that made it
+
+The supervisor owns it, so it outlives every worker. It is in RAM where there is room and in files where not.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.runfolder import RunFolder
+from holdfast.runtime import layout, process
+from holdfast.runtime.slots import HEADER, Arena, Commit, no_room
+from holdfast.settings import Settings
+
+SHARE = 0.5
+"""Of the memory that is free, the part snapshots may take when nobody said otherwise."""
+
+
+class Memory:
+    """Every arena of a run; more than one only while a worker moves to larger slots."""
+
+    def __init__(self, run: RunFolder, settings: Settings, *, portable: bool, say: Callable[..., None]) -> None:
+        self.folder = run.path / "slots"
+        self.settings = settings.snapshot
+        self.portable = portable
+        self.arenas: list[Arena] = []
+        self._say = say
+
+    def newest_slot(self) -> tuple[Arena, Commit] | None:
+        found = [(arena, commit) for arena in self.arenas if (commit := arena.newest()) is not None]
+        return max(found, key=lambda pair: pair[1].sequence, default=None)
+
+    def newest(self) -> Commit | None:
+        found = self.newest_slot()
+        return None if found is None else found[1]
+
+    def session_numbers(self) -> dict[str, Any]:
+        """What the session wrote beside the newest snapshot: steps, samples, the loaders' own counts."""
+        found = self.newest_slot()
+        if found is None:
+            return {}
+        arena, commit = found
+        numbers = layout.read_meta(arena.slots[commit.slot].payload(commit.size)).get("session", {})
+        return numbers if isinstance(numbers, dict) else {}
+
+    def grow(self, capacity: int) -> Arena:
+        """Slots of at least this size. Older ones stay until the new ones hold a commit."""
+        arena = self._make(capacity)
+        newest = self.newest_slot()
+        self._close([old for old in self.arenas if newest is None or old is not newest[0]])
+        self.arenas.append(arena)
+        return arena
+
+    def abandon(self) -> None:
+        """A worker that cannot be killed may still write: copy the newest snapshot out and leave it the rest."""
+        found = self.newest_slot()
+        old = list(self.arenas)
+        if found is not None:
+            arena, commit = found
+            fresh = self._make(arena.capacity)
+            target = fresh.slots[0]
+            target.begin(commit.sequence)
+            target.payload(commit.size)[:] = arena.slots[commit.slot].payload(commit.size)
+            target.commit(sequence=commit.sequence, step=commit.step, generation=commit.generation, size=commit.size)
+            self.arenas.append(fresh)
+        self._close(old)
+
+    def release_leases(self) -> None:
+        for arena in self.arenas:
+            arena.release_all()
+
+    def close(self) -> None:
+        self._close(list(self.arenas))
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _close(self, arenas: list[Arena]) -> None:
+        for arena in arenas:
+            self.arenas.remove(arena)
+            arena.close()
+
+    def _make(self, capacity: int) -> Arena:
+        wanted = self.settings
+        need = wanted.slots * (capacity + HEADER)
+        why = self._no_memory_for(need)
+        if not self.portable and wanted.where != "file" and why is None:
+            try:
+                return Arena.create(capacity, slots=wanted.slots)
+            except OSError as error:
+                why = str(error.strerror or error)
+        if wanted.where == "memory" and why is not None:
+            raise no_room(need, f"in memory ({why})")
+        if need > shutil.disk_usage(self.folder.parent).free:
+            raise no_room(need, f"in memory or in {self.folder}")
+        if wanted.where != "file" and not self.portable:
+            self._say("arena", where="file", bytes=need, text=f"snapshots go to a file instead of memory: {why}")
+        try:
+            return Arena.create(capacity, slots=wanted.slots, folder=self.folder, named=self.portable)
+        except OSError as error:
+            raise no_room(need, f"in {self.folder} ({error.strerror or error})") from None
+
+    def _no_memory_for(self, need: int) -> str | None:
+        limit = self.settings.memory
+        if isinstance(limit, int):
+            return None if need <= limit else f"{_mib(need)} are needed, snapshot.memory allows {_mib(limit)}"
+        available = process.available_memory()
+        if available is None or need <= available * SHARE:
+            return None
+        return f"{_mib(need)} are needed, {_mib(available)} are free"
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"

@@ -1,0 +1,159 @@
+"""What a run tells the world: journal, beat, metrics, the script's output, and a face if somebody looks.
+
+teller = Teller(run_folder, face)
+teller.emit("fault", code="F005", step=3862)
+teller.log(step, epoch, {"valid_loss": 0.61})      # also: is it the best so far?
+teller.pump_output()                               # what the script printed since the last look
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+from holdfast.events import Event, utc_now
+from holdfast.runfolder import RunFolder
+from holdfast.runtime.accounts import Accounts
+from holdfast.runtime.board import Beat
+from holdfast.runtime.evidence import last_words
+from holdfast.runtime.faults import Fault
+from holdfast.runtime.ladder import Move
+
+_SMALLER_IS_BETTER = ("loss", "error", "mse", "mae", "rmse", "perplexity")
+
+
+class Face:
+    """Who shows the run to somebody. This one shows nothing; the command line has others."""
+
+    def event(self, event: Event) -> None: ...
+    def beat(self, info: dict[str, Any]) -> None: ...
+    def output(self, text: str) -> None: ...
+
+
+class Teller:
+    """Everything that leaves the supervisor goes through here."""
+
+    def __init__(self, run: RunFolder, face: Face, best_metric: str) -> None:
+        self.run = run
+        self.face = face
+        self.rate = Rate()
+        self.best: dict[str, Any] | None = run.info.get("best")
+        self.best_due = False
+        """True from a new best value to the end of its epoch, when the weights that made it are committed."""
+        self._best_metric = best_metric
+        self._output = run.path / "output.log"
+        self._output_at = self.output_size()
+        self._worker_at = self._output_at
+
+    def emit(self, what: str, /, **data: Any) -> None:
+        event = Event.now(what, **data)
+        self.run.append(event)
+        self.face.event(event)
+
+    def emit_fault(self, fault: Fault, move: Move, folder: Path) -> None:
+        self.emit(
+            "fault",
+            code=fault.code,
+            kind=fault.kind.value,
+            device=fault.device,
+            step=fault.step,
+            phase=fault.phase,
+            sentence=fault.sentence(),
+            action=move.action.value,
+            reason=move.reason,
+            folder=str(folder),
+        )
+
+    def log(self, step: int, epoch: int, values: dict[str, Any]) -> None:
+        self.run.append_metrics({"time": utc_now(), "step": step, "epoch": epoch, **values})
+        self.emit("log", step=step, epoch=epoch, values=values)
+        name = self._metric(values)
+        value = values.get(name)
+        if not isinstance(value, (int, float)):
+            return
+        smaller = any(word in name for word in _SMALLER_IS_BETTER)
+        if self.best is None or (value < self.best["value"] if smaller else value > self.best["value"]):
+            self.best = {"name": name, "value": float(value), "step": step, "epoch": epoch}
+            self.best_due = True
+
+    def _metric(self, values: dict[str, Any]) -> str:
+        if self._best_metric == "none":
+            return ""
+        if self._best_metric != "auto":
+            return self._best_metric
+        return str(self.best["name"]) if self.best else next((key for key in values if key.startswith("val")), "")
+
+    def beat(self, beat: Beat, device: str, accounts: Accounts) -> None:
+        """The board, mirrored for readers elsewhere."""
+        total = beat.epochs * beat.batches or None
+        info = {
+            "schema": 1,
+            "time": utc_now(),
+            "pid": beat.pid,
+            "device": device,
+            "phase": beat.phase.label,
+            "silence_s": round(beat.silence, 3),
+            "step": accounts.steps,
+            "steps_total": total,
+            "attempts": accounts.attempts + beat.attempts,
+            "epoch": beat.epoch,
+            "epochs": beat.epochs,
+            "batch": beat.batch,
+            "batches": beat.batches,
+            "loss": beat.loss,
+            "pieces": max(1, beat.pieces),
+            "rate": self.rate.per_second(),
+            "time_left_s": self.rate.time_left(accounts.steps, total),
+            "progress": {"done": beat.done, "total": beat.total, "label": beat.label} if beat.total else None,
+            "recoveries": accounts.recoveries,
+        }
+        self.run.write_beat(info)
+        self.face.beat(info)
+
+    # -- the script's own words ----------------------------------------------------------------------------
+
+    def worker_begins(self) -> None:
+        """What is printed from here on is the new worker's."""
+        self._worker_at = self.output_size()
+
+    def output_size(self) -> int:
+        with contextlib.suppress(OSError):
+            return self._output.stat().st_size
+        return 0
+
+    def pump_output(self) -> None:
+        size = self.output_size()
+        if size <= self._output_at:
+            return
+        with open(self._output, "rb") as file:
+            file.seek(self._output_at)
+            text = file.read(size - self._output_at)
+        self._output_at = size
+        self.face.output(text.decode(errors="replace"))
+
+    def last_words(self) -> str:
+        return last_words(self._output, self._worker_at)
+
+
+class Rate:
+    """Steps a second, from commits seen: a mean over the recent past that survives restarts."""
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[float, int]] = []
+
+    def note(self, step: int) -> None:
+        self._marks.append((time.monotonic(), step))
+        if len(self._marks) > 400:
+            del self._marks[: len(self._marks) // 2]
+
+    def per_second(self) -> float | None:
+        if len(self._marks) < 2:
+            return None
+        (begin, first), (end, last) = self._marks[0], self._marks[-1]
+        return None if end <= begin else round((last - first) / (end - begin), 4)
+
+    def time_left(self, step: int, total: int | None) -> float | None:
+        rate = self.per_second()
+        return None if not rate or not total else round(max(0, total - step) / rate, 1)
