@@ -181,7 +181,7 @@ def _train(config: dict[str, Any], link: SupervisedLink, rungs: list[Rung]) -> i
     settings = Settings.from_json(config["settings"])
     rung = int(config["rung"])
     device = open_device(rungs[rung].device)
-    _seed(int(config["seed"]))
+    seed_everything(int(config["seed"]))
     threads = config.get("threads")
     if threads:
         torch.set_num_threads(int(threads))
@@ -218,7 +218,7 @@ def open_device(label: str) -> torch.device:
     return device
 
 
-def _seed(seed: int) -> None:
+def seed_everything(seed: int) -> None:
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)

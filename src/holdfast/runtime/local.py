@@ -1,0 +1,234 @@
+"""A run without a supervisor: the same session in this very process, with rollback and checkpoints.
+
+    outcome = run_local(train, run_folder, settings)        # `holdfast.main(train, supervised=False)`
+
+What a step needs to be undone is in slots of this process, so running out of memory is survived. The death or
+hang of the process is not: then the newest checkpoint is what is left, and resuming starts from it.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from holdfast.errors import ExitCode, HoldfastError, ScriptFailed, Stopped, UserError
+from holdfast.events import utc_now
+from holdfast.runfolder import RunFolder, write_json
+from holdfast.runtime import checkpoint, layout
+from holdfast.runtime.accounts import Accounts
+from holdfast.runtime.board import Board
+from holdfast.runtime.faults import Fault
+from holdfast.runtime.ladder import Rung
+from holdfast.runtime.memory import Memory
+from holdfast.runtime.session import LostWorker, Run, Session, StopRun
+from holdfast.runtime.slots import Arena, Slot
+from holdfast.runtime.telling import Face, Teller
+from holdfast.runtime.worker import map_file, open_device, seed_everything
+from holdfast.settings import Settings
+
+Train = Callable[..., None]
+
+
+class LocalLink:
+    """The session's way to a run folder, with nobody in between."""
+
+    generation = 0
+
+    def __init__(self, run: RunFolder, settings: Settings, face: Face) -> None:
+        self.run = run
+        self.settings = settings
+        self.board = Board.create()
+        self.teller = Teller(run, face, settings.checkpoint.best)
+        self.memory = Memory(run, settings, portable=False, say=self.teller.emit)
+        self.accounts = Accounts.from_json(run.info.get("accounts") or {})
+        self.saved: checkpoint.Checkpoint | None = None
+        self.checkpoint: checkpoint.Checkpoint | None = None
+        self._last_save = time.monotonic()
+        self._best_now = False
+
+    def arena(self, capacity: int) -> Arena:
+        arenas = self.memory.arenas
+        return arenas[-1] if arenas and arenas[-1].capacity >= capacity else self.memory.grow(capacity)
+
+    def newest(self) -> memoryview | None:
+        return None if self.checkpoint is None else map_file(self.checkpoint.state)
+
+    def committed(self, step: int) -> None:
+        self.accounts.steps = step
+        self.teller.rate.note(step)
+        if time.monotonic() - self._last_save >= self.settings.checkpoint.every:
+            self.save()
+
+    def send(self, kind: str, **data: Any) -> None:
+        if kind == "log":
+            self.teller.log(int(data["step"]), int(data["epoch"]), data["values"])
+        elif kind == "fault":
+            fault = Fault.from_json(data["fault"])
+            self.accounts.fault(fault.kind.value)
+            self.teller.emit("fault", sentence=fault.sentence(), code=fault.code, **data)
+        elif kind == "epoch":
+            best, self.teller.best_due = self.teller.best_due, False
+            self.teller.emit("epoch", best=best, **data)
+            if best:
+                self._save_weights("best")
+        else:
+            self.teller.emit(kind, **data)
+
+    def save(self) -> None:
+        """The newest snapshot on disk; a full disk is said and training goes on."""
+        payload = self._payload()
+        self._last_save = time.monotonic()
+        if payload is None:
+            return
+        try:
+            self.saved = checkpoint.write(self.run.path / "checkpoints", payload, step=self.accounts.steps)
+            checkpoint.prune(self.run.path / "checkpoints", keep=self.settings.checkpoint.keep)
+        except OSError as error:
+            self.teller.emit("not_saved", text=str(error.strerror or error))
+        else:
+            self.teller.emit("checkpoint", step=self.saved.step, path=str(self.saved.path))
+
+    def finish(self) -> str | None:
+        """The last save and the weights alone; returns their digest."""
+        self.save()
+        payload = self._payload()
+        if payload is None:
+            return None
+        self._save_weights("final")
+        return layout.weights_sha256(payload)
+
+    def _save_weights(self, name: str) -> None:
+        payload = self._payload()
+        if payload is not None:
+            checkpoint.write_weights(self.run.path / f"{name}.safetensors", payload)
+
+    def _payload(self) -> memoryview | None:
+        found = self.memory.newest_slot()
+        if found is None:
+            return None
+        arena, commit = found
+        slot: Slot = arena.slots[commit.slot]
+        return slot.payload(commit.size)
+
+    def close(self) -> None:
+        self.memory.close()
+        self.board.close()
+
+
+def run_local(
+    train: Train,
+    run: RunFolder,
+    settings: Settings,
+    *,
+    device: str = "cpu",
+    seed: int = 0,
+    arguments: dict[str, Any] | None = None,
+    resume: checkpoint.Checkpoint | None = None,
+    face: Face | None = None,
+) -> dict[str, Any]:
+    """Train here and now; returns the receipt. Your own errors come out as they are."""
+    link = LocalLink(run, settings, face or Face())
+    link.checkpoint = resume
+    run.update_info(state="RUNNING", device=device)
+    seed_everything(seed)
+    described = Run(name=run.name, folder=run.path, seed=seed, generation=0, resumed=resume is not None)
+    session = Session(link, run=described, rungs=[Rung(device)], rung=0, settings=settings, device=open_device(device))
+    state, code = "FAILED", int(ExitCode.NO)
+    digest: str | None = None
+    try:
+        with _stop_politely(link.board):
+            train(session, **(arguments or {}))
+        session._finish()
+        digest = link.finish()
+        state, code = "FINISHED", int(ExitCode.OK)
+    except StopRun:
+        link.save()
+        state, code = "STOPPED", int(ExitCode.INTERRUPTED)
+        raise Stopped(
+            f"stopped at step {link.accounts.steps}", saved=str(link.saved.path) if link.saved else None
+        ) from None
+    except LostWorker as lost:
+        raise ScriptFailed(
+            lost.fault.sentence(),
+            cause=lost.fault.cause(),
+            saved=str(link.saved.path) if link.saved else None,
+            hints=["`holdfast train` survives this: it trains in a process that can be replaced"],
+        ) from lost.__cause__
+    except HoldfastError as error:
+        code = int(error.exit_code)
+        raise
+    finally:
+        link.accounts.attempts += link.board.read().attempts
+        receipt = _receipt(link, survived=state == "FINISHED", digest=digest)
+        write_json(run.path / "receipt.json", receipt)
+        run.update_info(
+            state=state, exit_code=code, ended=utc_now(), accounts=link.accounts.to_json(), best=link.teller.best
+        )
+        link.close()
+    return receipt
+
+
+def _receipt(link: LocalLink, *, survived: bool, digest: str | None) -> dict[str, Any]:
+    counted = link.memory.session_numbers()
+    return link.accounts.receipt(
+        steps=link.accounts.steps,
+        survived=survived,
+        skipped=int(counted.get("skipped", 0)),
+        repeated=int(counted.get("repeated", 0)),
+        sha256=digest,
+    )
+
+
+class _stop_politely:
+    """The first Ctrl-C asks the session to stop at its next commit, the second one interrupts."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.before: Any = None
+
+    def __enter__(self) -> None:
+        try:
+            self.before = signal.signal(signal.SIGINT, self._asked)
+        except ValueError:
+            self.before = None  # not the main thread, as in a notebook: Ctrl-C stays what it was
+
+    def _asked(self, _number: int, _frame: FrameType | None) -> None:
+        if self.board.stop_requested:
+            raise KeyboardInterrupt
+        self.board.request_stop()
+
+    def __exit__(self, *_: object) -> None:
+        if self.before is not None:
+            signal.signal(signal.SIGINT, self.before)
+
+
+def default_device() -> str:
+    """Where an unsupervised run goes: this process may touch the device, so torch may be asked."""
+    if torch.cuda.is_available():
+        return "cuda:0"
+    if torch.backends.mps.is_available():
+        return "mps"
+    return "cpu"
+
+
+def newest_checkpoint(run: RunFolder) -> checkpoint.Checkpoint:
+    good, rejected = checkpoint.newest_good(run.path / "checkpoints")
+    if good is None:
+        why = f"{rejected[0][0].name}: {rejected[0][1]}" if rejected else "none was written"
+        raise UserError(f"{run.name} has no checkpoint to go on from", cause=why)
+    return good
+
+
+def script_of(train: Train) -> Path | None:
+    """The file that defines `train`, if it is a script somebody started."""
+    import sys
+
+    module = sys.modules.get(getattr(train, "__module__", ""))
+    name = getattr(module, "__file__", None)
+    return Path(name).resolve() if name else None
