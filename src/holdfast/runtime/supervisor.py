@@ -162,7 +162,9 @@ class Supervisor:
         def note(number: int, _frame: FrameType | None) -> None:
             self._signals.append(number)
 
-        before = {number: signal.signal(number, note) for number in _SIGNALS}
+        ignored = getattr(signal, "SIGHUP", None)  # as nohup and a detached start leave it
+        wanted = [each for each in _SIGNALS if each != ignored or signal.getsignal(each) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, note) for number in wanted}
         wake_before = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         try:
             yield
