@@ -1,0 +1,268 @@
+"""Who shows a run while it runs: a terminal, a pipe or file, or nobody.
+
+    face = choose(output, header)              # Careful(TerminalFace | PlainFace | QuietFace)
+    Supervisor(run, plan, settings, face).run()
+    face.close()
+
+A face is told everything and asked nothing. It must never disturb the run: `Careful` silences one whose
+terminal was closed, whose pipe was broken, or which is simply wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.cli.output import Output, Screen
+from holdfast.events import Event
+from holdfast.runtime.telling import Face
+
+PROGRESS_EVERY = 60.0
+"""Seconds between two progress lines in a file."""
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
+_BARE = re.compile(r"[\w./:+@%,~\-\[\]]+")
+
+
+@dataclass(slots=True)
+class Header:
+    """What is known before the first step."""
+
+    version: str
+    run: str
+    workload: str
+    folder: str
+    device: str
+    """Device and precision of the rung it starts on."""
+    seed: int
+    differs: list[str] = field(default_factory=list)
+    """Settings and arguments that are not the default, as a person would write them."""
+    resumed_from: int | None = None
+
+
+class QuietFace(Face):
+    """Shows nothing."""
+
+    def close(self) -> None:
+        return None
+
+
+class Careful(QuietFace):
+    """A face that cannot hurt the run: when it fails, it is silent from then on."""
+
+    def __init__(self, face: QuietFace) -> None:
+        self.face: QuietFace | None = face
+        self.why: str | None = None
+
+    def event(self, event: Event) -> None:
+        self._tell(lambda face: face.event(event))
+
+    def beat(self, info: dict[str, Any]) -> None:
+        self._tell(lambda face: face.beat(info))
+
+    def output(self, text: str) -> None:
+        self._tell(lambda face: face.output(text))
+
+    def close(self) -> None:
+        self._tell(lambda face: face.close())
+
+    def _tell(self, say: Callable[[QuietFace], None]) -> None:
+        if self.face is None:
+            return
+        try:
+            say(self.face)
+        except Exception:  # an edge: whatever is wrong with the showing, the run goes on
+            self.why = traceback.format_exc()
+            broken, self.face = self.face, None
+            with contextlib.suppress(Exception):  # give the terminal its cursor back, if there still is one
+                broken.close()
+
+
+def choose(output: Output, header: Header) -> Careful:
+    """The face for these streams: the run is what was asked for, so it goes to stdout unless that is for JSON."""
+    screen = output.err if output.as_json else output.out
+    if output.quiet:
+        return Careful(QuietFace())
+    if output.as_json or output.plain or not screen.tty:
+        return Careful(PlainFace(screen, header, progress=output.progress))
+    from holdfast.cli.terminal import TerminalFace
+
+    return Careful(TerminalFace(screen, header, progress=output.progress))
+
+
+class Lines:
+    """What a script prints, whole lines only; a line that was drawn over with carriage returns counts once."""
+
+    def __init__(self) -> None:
+        self._rest = ""
+
+    def feed(self, text: str) -> list[str]:
+        *whole, self._rest = (self._rest + text).replace("\r\n", "\n").split("\n")
+        if len(self._rest) > 1 << 16:  # a script that never ends a line must not fill our memory
+            whole, self._rest = [*whole, self._rest], ""
+        elif "\r" in self._rest:
+            self._rest = "\r" + self._rest.rstrip("\r").rpartition("\r")[2]
+        return [_last_drawn(line) for line in whole]
+
+    def flush(self) -> list[str]:
+        rest, self._rest = self._rest, ""
+        return [_last_drawn(rest)] if rest.strip() else []
+
+
+def _last_drawn(line: str) -> str:
+    return line.rstrip("\r").rpartition("\r")[2]
+
+
+def without_control(text: str) -> str:
+    """Text that cannot move a cursor or change a terminal."""
+    return _CONTROL.sub("", text)
+
+
+class Epochs:
+    """The numbers of the epoch under way, until its end makes a row of them."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float | None] = {}
+        self.loss: float | None = None
+        self.began: float | None = None
+
+    def starts(self, event: Event) -> None:
+        """A worker begins: the first epoch is not charged with importing torch."""
+        if self.began is None:
+            self.began = event.seconds()
+
+    def log(self, event: Event) -> None:
+        values = event.data.get("values")
+        if isinstance(values, dict):
+            self.values.update(values)
+
+    def end(self, event: Event) -> tuple[dict[str, float | None], float | None]:
+        """The values of the epoch that ended, and its seconds."""
+        now = event.seconds()
+        seconds = None if now is None or self.began is None else now - self.began
+        values = self.values or ({} if self.loss is None else {"loss": self.loss})
+        self.values, self.began = {}, now
+        return values, seconds
+
+
+class PlainFace(QuietFace):
+    """One line an event, for files and pipes: ISO time, a word, key=value. No control characters, ever."""
+
+    def __init__(self, screen: Screen, header: Header, *, progress: bool = True) -> None:
+        self.screen = screen
+        self.header = header
+        self._every = PROGRESS_EVERY if progress else None
+        self._last_progress = time.monotonic()
+        self._lines = Lines()
+        self._epochs = Epochs()
+
+    def event(self, event: Event) -> None:
+        handler = getattr(self, f"_on_{event.kind}", None)
+        if handler is not None:
+            handler(event)
+        else:
+            self._write(event.time, event.kind, **event.data)
+
+    def _on_start(self, event: Event) -> None:
+        header = self.header
+        device, _, precision = header.device.partition(" ")
+        self._write(
+            event.time,
+            "start",
+            run=header.run,
+            workload=header.workload,
+            device=device,
+            dtype=precision,
+            seed=header.seed,
+            folder=header.folder,
+            resumed_from=header.resumed_from,
+        )
+
+    def _on_worker(self, event: Event) -> None:
+        self._epochs.starts(event)
+
+    def _on_log(self, event: Event) -> None:
+        self._epochs.log(event)
+
+    def _on_epoch(self, event: Event) -> None:
+        values, seconds = self._epochs.end(event)
+        self._write(
+            event.time,
+            "epoch",
+            epoch=int(event.data.get("epoch", 0)) + 1,
+            step=event.data.get("step"),
+            **values,
+            saved=bool(event.data.get("best")),
+            seconds=None if seconds is None else round(seconds, 1),
+            device=event.data.get("device"),
+        )
+
+    def _on_fault(self, event: Event) -> None:
+        keys = ("code", "device", "step", "phase", "kind", "action", "reason", "folder")
+        self._write(event.time, "fault", **{key: event.data.get(key) for key in keys})
+
+    def _on_end(self, event: Event) -> None:
+        for line in self._lines.flush():
+            self._write_output(event.time, line)
+        error = event.data.get("error") or {}
+        keys = ("state", "exit_code", "step")
+        known = {key: event.data.get(key) for key in keys}
+        self._write(event.time, "end", **known, message=error.get("message"), saved=error.get("saved"))
+
+    def beat(self, info: dict[str, Any]) -> None:
+        self._epochs.loss = info.get("loss")
+        now = time.monotonic()
+        if self._every is None or now - self._last_progress < self._every:
+            return
+        self._last_progress = now
+        total = info.get("steps_total")
+        step = f"{info.get('step')}/{total}" if total else info.get("step")
+        pct = round(100 * int(info.get("step") or 0) / total) if total else None
+        epoch = int(info.get("epoch") or 0) + 1 if info.get("epochs") else None
+        work = info.get("progress") or {}
+        self._write(
+            str(info.get("time")),
+            "progress",
+            phase=info.get("phase"),
+            epoch=epoch,
+            pct=pct,
+            step=step,
+            rate=info.get("rate"),
+            eta_s=info.get("time_left_s"),
+            loss=info.get("loss"),
+            setup=f"{work.get('done')}/{work.get('total')}" if work else None,
+        )
+
+    def output(self, text: str) -> None:
+        from holdfast.events import utc_now
+
+        now = utc_now()
+        for line in self._lines.feed(text):
+            self._write_output(now, line)
+
+    def _write_output(self, when: str, line: str) -> None:
+        self.screen.write(f"{to_the_second(when)} output {without_control(line)}".rstrip())
+
+    def _write(self, when: str, word: str, **values: Any) -> None:
+        pairs = [f"{key}={plain_value(value)}" for key, value in values.items() if value is not None]
+        self.screen.write(" ".join([to_the_second(when), word, *pairs]))
+
+
+def plain_value(value: Any) -> str:
+    """A value that a `split()` keeps in one piece, or JSON in quotes."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = value if isinstance(value, str) else str(value)
+    return text if _BARE.fullmatch(text) else json.dumps(without_control(text), ensure_ascii=False)
+
+
+def to_the_second(when: str) -> str:
+    """2026-11-15T09:12:04.123Z to the second."""
+    return re.sub(r"\.\d+Z$", "Z", when)

@@ -1,0 +1,264 @@
+"""`holdfast`: finds the command, runs it, and turns every way to fail into words and an exit code.
+
+    main(["train", "my_script.py", "lr=3e-4"])      # 0, or the code of the error that was printed
+
+Only the module of the command that was asked for is imported, so that `holdfast --help` costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from holdfast import __version__
+from holdfast.errors import ExitCode, HoldfastError, InternalError
+
+
+class Command(NamedTuple):
+    """Where a command lives and what it is for."""
+
+    place: str
+    """module, or module:function where a module holds several commands"""
+    help: str
+
+
+COMMANDS = {
+    "train": Command("train", "train a script under supervision; survives crashes, hangs and kill -9"),
+    "resume": Command("resume", "go on with a run after anything"),
+    "stop": Command("runs:add_stop", "stop a run with its state saved"),
+    "status": Command("runs:add_status", "where runs stand"),
+    "list": Command("runs:add_list", "every run there is"),
+    "show": Command("runs:add_show", "everything about a run"),
+    "chaos": Command("chaos", "inject faults into a run and print the receipt"),
+    "explain": Command("explain", "what a code means, what holdfast does about it, what you can do"),
+    "env": Command("env", "a report about this machine, ready to paste"),
+    "config": Command("config", "every setting and where it came from"),
+}
+
+HELLO = f"""\
+holdfast {__version__}: train PyTorch models on hardware you cannot trust
+
+  holdfast train my_script.py     a run that survives crashes, hangs and kill -9
+  holdfast status                 where runs stand
+  holdfast explain hang           what a fault means and what you can do
+
+`holdfast --help` lists every command, `holdfast train --help` shows examples.
+"""
+
+_WITH_VALUE = ("--color",)
+"""Output flags that take the next word, where they stand before the command."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; never raises, whatever happens in it."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _main(words)
+    except BrokenPipeError:  # `holdfast list | head`: the reader has what it wanted
+        code = ExitCode.OK
+    return _flushed(code)
+
+
+def _main(words: list[str]) -> int:
+    try:
+        return _dispatch(words)
+    except HoldfastError as error:
+        return _refuse(error, words)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except SystemExit as request:  # argparse, after --help
+        return request.code if isinstance(request.code, int) else ExitCode.OK
+    except Exception as error:  # the edge of the process: our bug, told with everything a report needs
+        return _refuse(_internal(error, words), words)
+
+
+def _dispatch(words: list[str]) -> int:
+    flags, command, rest = _split(words)
+    if command is None:
+        return _without_command(flags)
+    if command not in COMMANDS:
+        from holdfast.cli.usage import UsageError, similar
+
+        raise UsageError(f"unknown command `{command}`", tips=similar(command, COMMANDS, "command"))
+    for_script: list[str] | None = None
+    if "--" in rest:
+        cut = rest.index("--")
+        rest, for_script = rest[:cut], rest[cut + 1 :]
+    args = _parse(command, [*flags, *rest])
+    if for_script and not hasattr(args, "script_argv"):
+        from holdfast.cli.usage import UsageError
+
+        raise UsageError(f"`holdfast {command}` takes nothing after `--`", command=command)
+    if for_script is not None:
+        args.script_argv = for_script
+    return int(args.run(args))
+
+
+def _split(words: list[str]) -> tuple[list[str], str | None, list[str]]:
+    """Flags before the command, the command, what follows: `holdfast --json list` is `holdfast list --json`."""
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "--":
+        at += 2 if words[at] in _WITH_VALUE else 1
+    command = words[at] if at < len(words) else None
+    return words[:at], command, words[at + 1 :]
+
+
+def _without_command(flags: list[str]) -> int:
+    if "--version" in flags or "-V" in flags:
+        print(f"holdfast {__version__}")
+    elif "--help" in flags or "-h" in flags:
+        print(_help())
+    elif not flags:
+        print(HELLO, end="")
+    else:
+        from holdfast.cli.usage import UsageError
+
+        raise UsageError(f"unexpected argument `{flags[0]}`", cause="no command was given")
+    return ExitCode.OK
+
+
+def _help() -> str:
+    lines = [f"  {name:<10}{command.help}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "Train PyTorch models on hardware you cannot trust.",
+            "",
+            "usage: holdfast COMMAND [ARGUMENTS]",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "options of every command:",
+            "  --json      one JSON object on stdout",
+            "  --color W   auto, always or never; --ascii for plain signs",
+            "  -q, -v      less, more",
+            "  --help      examples and flags of a command",
+            "",
+            "exit codes: 0 it happened, 1 the answer is no, 2 usage, 3 our bug,",
+            "            4 gave up (state saved), 75 stopped (state saved),",
+            "            130 Ctrl-C (state saved), 143 stopped at once",
+        ]
+    )
+
+
+def _parse(command: str, words: list[str]) -> argparse.Namespace:
+    from holdfast.cli.usage import One
+
+    module, _, function = COMMANDS[command].place.partition(":")
+    add: Any = getattr(importlib.import_module(f"holdfast.cli.{module}"), function or "add_parser")
+    parsed: argparse.Namespace = add(One()).parse(words)
+    return parsed
+
+
+# When it does not work ------------------------------------------------------------------------------------
+
+
+def _refuse(error: HoldfastError, words: list[str]) -> int:
+    """Print an error on stderr, and with --json as the one object on stdout; returns its exit code."""
+    from holdfast.cli.output import Output, print_error
+    from holdfast.cli.usage import UsageError, print_usage_error
+
+    output = Output.from_args(_output_flags(words))
+    if output.verbose:
+        traceback.print_exception(error)
+    if isinstance(error, UsageError):
+        print_usage_error(error, output.err)
+    else:
+        print_error(error, output.err)
+    if output.as_json:
+        output.json({"error": error.to_json(), "exit_code": int(error.exit_code)})
+    return error.exit_code
+
+
+def _output_flags(words: list[str]) -> argparse.Namespace:
+    """The flags that decide how an error is shown, from a command line that may not be understood otherwise."""
+    words = words[: words.index("--")] if "--" in words else words
+    color = [words[at + 1] for at, word in enumerate(words[:-1]) if word == "--color"]
+    color += [word.partition("=")[2] for word in words if word.startswith("--color=")]
+    return argparse.Namespace(
+        json="--json" in words,
+        ascii="--ascii" in words,
+        verbose="-v" in words or "--verbose" in words,
+        color=color[-1] if color and color[-1] in ("always", "never") else "auto",
+    )
+
+
+def _internal(error: Exception, words: list[str]) -> InternalError:
+    report = _write_report(error, words)
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    where = f" ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
+    internal = InternalError(
+        "holdfast itself failed; this is a bug",
+        cause=f"{type(error).__name__}: {error}{where}",
+        hints=[f"please report it with {report}" if report else "please report it with what `-v` prints"],
+    )
+    internal.__cause__ = error
+    return internal
+
+
+def _write_report(error: Exception, words: list[str]) -> Path | None:
+    """What a report needs, in the current folder or else the temporary one; None if neither can be written."""
+    import tempfile
+    import time
+
+    from holdfast.cli.output import shorten
+    from holdfast.runfolder import redact
+
+    text = "\n".join(
+        [
+            f"holdfast {' '.join(redact(words))}",
+            "",
+            *(line.rstrip("\n") for line in traceback.format_exception(error)),
+            "",
+            *_versions(),
+        ]
+    )
+    name = f"holdfast-report-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    for folder in (Path.cwd(), Path(tempfile.gettempdir())):
+        try:
+            (folder / name).write_text(shorten(text) + "\n", encoding="utf-8")
+        except OSError:
+            continue
+        return folder / name
+    return None
+
+
+def _versions() -> list[str]:
+    try:
+        from holdfast import machine
+        from holdfast.cli.env import block
+
+        return block(machine.look())
+    except Exception as error:  # the report of one bug must not end in another
+        return [f"holdfast {__version__}, Python {sys.version}", f"({type(error).__name__}: {error})"]
+
+
+def _flushed(code: int) -> int:
+    """Leave nothing in a buffer that Python would fail to write after us, and change our exit code for it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            _to_nowhere(stream)
+    return int(code)
+
+
+def _to_nowhere(stream: Any) -> None:
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError, AttributeError):
+        return
+
+
+if __name__ == "__main__":
+    sys.exit(main())

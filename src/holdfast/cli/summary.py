@@ -1,0 +1,163 @@
+"""How a run ended, in words: the closing lines of `train` and `resume`, and the top of `show`.
+
+for line in closing(Look(run)): output.print(line)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from holdfast.cli.output import count, counted, duration, metric, percent, sparkline, table
+from holdfast.cli.reading import Look
+
+_SIGNS = {"FINISHED": "✓", "FAILED": "✗", "GAVE_UP": "✗", "CRASHED": "✗"}
+_MOST_METRICS = 6
+
+_WORDS = {
+    "out_of_memory": ("out-of-memory fault", "out-of-memory faults"),
+    "host_memory": ("shortage of host memory", "shortages of host memory"),
+    "transient": ("transient device error", "transient device errors"),
+    "device_lost": ("lost device", "lost devices"),
+    "crash": ("crash", "crashes"),
+    "killed": ("killed worker", "killed workers"),
+    "exit": ("unexpected exit", "unexpected exits"),
+    "hang": ("hang", "hangs"),
+    "loader_died": ("dead loader process", "dead loader processes"),
+    "loader_stuck": ("stuck loader process", "stuck loader processes"),
+    "nursery_died": ("dead nursery", "dead nurseries"),
+    "keeper_died": ("dead keeper", "dead keepers"),
+    "supervisor_died": ("dead supervisor", "dead supervisors"),
+    "unsupported": ("operation without a kernel", "operations without a kernel"),
+    "driver": ("driver fault", "driver faults"),
+    "user_error": ("error in the script", "errors in the script"),
+}
+
+
+def closing(look: Look) -> list[str]:
+    """All of it: a headline, sparklines, faults, receipt, files, what to do next."""
+    parts = [headline(look)], curves(look), accounts(look), files(look), next_commands(look)
+    lines: list[str] = []
+    for part in parts:
+        lines += ["", *part] if lines and part else part
+    return lines
+
+
+def headline(look: Look) -> str:
+    """✓ finished 60 epochs in 3h 18m on cuda:0 · best valid_bacc 0.8841 at epoch 52"""
+    devices = list(dict.fromkeys(str(entry.get("device")) for entry in look.device_timeline))
+    words = [_done(look)]
+    if look.lasted_s is not None:
+        words.append(f"in {duration(look.lasted_s)}")
+    if devices:
+        words.append(f"on {', then '.join(devices)}")
+    best = look.best
+    text = " ".join([_SIGNS.get(look.state, "•"), *words])
+    if best is None or not isinstance(best.get("value"), (int, float)):
+        return text
+    where = f"epoch {best['epoch']}" if best["epoch"] else f"step {count(best.get('step'))}"
+    return f"{text} · best {best['name']} {metric(best['value'])} at {where}"
+
+
+def _done(look: Look) -> str:
+    epochs = look.beat.get("epochs")
+    steps = counted(look.step or 0, "step")
+    if look.state == "FINISHED":
+        return f"finished {counted(epochs, 'epoch')}, {steps}," if epochs else f"finished {steps}"
+    verb = {"GAVE_UP": "gave up", "STOPPED": "stopped", "FAILED": "failed", "CRASHED": "crashed"}.get(look.state)
+    return f"{verb} at step {count(look.step or 0)}" if verb else f"{look.state.lower()} at step {count(look.step)}"
+
+
+def curves(look: Look) -> list[str]:
+    """One line a metric: its course, where it began and where it is now."""
+    rows = []
+    for name in look.names[:_MOST_METRICS]:
+        values = look.series(name)
+        known = [value for value in values if value is not None]
+        if known:
+            rows.append((f"  {name}", sparkline(values), f" {metric(known[0])} → {metric(values[-1])}"))
+    more = len(look.names) - _MOST_METRICS
+    return table(rows) + ([f"  and {counted(more, 'more metric')} in metrics.jsonl"] if more > 0 else [])
+
+
+def accounts(look: Look) -> list[str]:
+    """What happened to it, and what that cost."""
+    receipt = look.receipt
+    if receipt is None:
+        faults = fault_words(look.accounts.get("faults") or {})
+        return [f"  faults   {faults}"] if faults else []
+    rows = [("  faults", _faults(look)), ("  receipt", receipt_words(receipt))]
+    sha256 = receipt.get("weights_sha256")
+    if isinstance(sha256, str):
+        rows.append(("  weights", f"sha256 {sha256[:16]}…"))
+    return table(rows, gap=3)
+
+
+def _faults(look: Look) -> str:
+    receipt = look.receipt or {}
+    words = fault_words(receipt.get("faults") or {})
+    if not words:
+        return "none"
+    parts = [words]
+    if receipt.get("survived"):
+        parts.append("all recovered")
+    lost = receipt.get("seconds_lost") or 0.0
+    lasted = look.lasted_s
+    if lost:
+        share = f" ({percent(lost / lasted)})" if lasted and lost <= lasted else ""
+        parts.append(f"{duration(lost)} lost{share}")
+    return "; ".join(parts)
+
+
+def fault_words(faults: object) -> str:
+    """{"hang": 2, "crash": 1} as "2 hangs, 1 crash"."""
+    if not isinstance(faults, dict):
+        return ""
+    return ", ".join(counted(number, *_words(kind)) for kind, number in faults.items() if isinstance(number, int))
+
+
+def _words(kind: str) -> tuple[str, str]:
+    plain = kind.replace("_", " ")
+    return _WORDS.get(kind, (f"{plain} fault", f"{plain} faults"))
+
+
+def receipt_words(receipt: dict[str, object]) -> str:
+    def number(key: str) -> str:
+        value = receipt.get(key)
+        return count(value) if isinstance(value, int) else "-"
+
+    return (
+        f"{number('steps')} steps: {number('steps_repeated')} repeated, {number('steps_lost')} lost; "
+        f"samples: {number('samples_skipped')} skipped, {number('samples_repeated')} seen twice"
+    )
+
+
+def files(look: Look) -> list[str]:
+    """Where the weights are."""
+    rows = [(f"  {name}", shown(path)) for name, path in look.weights.items()]
+    if look.checkpoints and look.state != "FINISHED":
+        step, path, _ = look.checkpoints[0]
+        rows.append(("  saved", f"step {count(step)} in {shown(path)}"))
+    return table(rows, gap=3)
+
+
+def next_commands(look: Look) -> list[str]:
+    rows: list[tuple[str, str]] = []
+    if look.state in ("STOPPED", "CRASHED", "GAVE_UP", "FAILED"):
+        rows.append((f"  holdfast resume {look.name}", "go on from what was saved"))
+    rows.append((f"  holdfast show {look.name}", "everything about this run"))
+    return table(rows, gap=6)
+
+
+def shown(path: Path) -> str:
+    """Relative to here where it is below here, so that a line can be copied and is short."""
+    for base in (Path.cwd(), Path.cwd().resolve()):
+        try:
+            return str(path.relative_to(base))
+        except ValueError:
+            continue
+    return str(path)
+
+
+def indented(lines: Iterable[str], by: int = 2) -> list[str]:
+    return [" " * by + line if line else "" for line in lines]

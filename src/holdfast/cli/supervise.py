@@ -1,0 +1,141 @@
+"""From a plan to its outcome: what `train`, `resume` and their detached children share.
+
+rungs = rungs_for("auto")                          # [Rung("cuda:0"), Rung("cpu")]
+code = conduct(run, plan, settings, output)        # shows the run, prints how it ended
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import math
+from typing import Any
+
+from holdfast import __version__, machine
+from holdfast.cli import faces, summary
+from holdfast.cli.output import Output, print_error
+from holdfast.cli.reading import Look
+from holdfast.devices import inventory
+from holdfast.events import Event
+from holdfast.runfolder import RunFolder
+from holdfast.runtime.ladder import Rung
+from holdfast.runtime.script import Facts
+from holdfast.runtime.supervisor import Outcome, Plan, Supervisor
+from holdfast.settings import Settings
+
+_ALWAYS_READY = frozenset({"torch", "numpy", "holdfast", "__future__"})
+
+
+def rungs_for(device: str) -> list[Rung]:
+    """The ways to run a step, best first; the CPU is always the last."""
+    if device == "auto":
+        return [Rung(name) for name in inventory.candidates()]
+    named = inventory.check(device)
+    return [Rung(named)] if named == "cpu" else [Rung(named), Rung("cpu")]
+
+
+def threads_for(wanted: int | str) -> int:
+    """CPU threads for torch: as asked, or as many CPUs as this process may use."""
+    if isinstance(wanted, int):
+        return wanted
+    allowed = machine.usable_cpus() or 1
+    quota = machine.limits()["cpus"]
+    return max(1, min(allowed, math.ceil(quota)) if quota else allowed)
+
+
+def preload_for(facts: Facts) -> list[str]:
+    """What the nursery may import ahead: installed modules, never files beside the script, which may change."""
+    folder = facts.path.parent
+    ready = []
+    for name in facts.imports:
+        top = name.partition(".")[0]
+        if top in _ALWAYS_READY or (folder / top).is_dir() or (folder / f"{top}.py").exists():
+            continue
+        with contextlib.suppress(ImportError, ValueError):
+            if importlib.util.find_spec(top) is not None:
+                ready.append(name)
+    return ready
+
+
+def conduct(run: RunFolder, plan: Plan, settings: Settings, output: Output) -> int:
+    """Supervise the run to its end, with a face; the run is locked by the caller."""
+    face = faces.choose(output, _header(run, plan, settings))
+    start = Event.now(
+        "start",
+        run=run.name,
+        device=plan.rungs[plan.rung].label,
+        seed=plan.seed,
+        threads=plan.threads,
+        holdfast=__version__,
+        step=plan.resume.step if plan.resume else 0,
+    )
+    run.append(start)
+    face.event(start)
+    try:
+        outcome = Supervisor(run, plan, settings, face).run()
+    finally:
+        face.close()
+        run.close()
+    with contextlib.suppress(OSError, ValueError):  # nobody is there to read it; the code still counts
+        _tell(Look(run), outcome, output)
+        if output.verbose and face.why:
+            output.note(face.why)
+    return int(outcome.exit_code)
+
+
+def _tell(look: Look, outcome: Outcome, output: Output) -> None:
+    """How it ended: JSON, or words that fit the face."""
+    error = outcome.error
+    if error is not None and outcome.state != "STOPPED":
+        output.note()
+        print_error(error, output.err)
+    if output.as_json:
+        output.json({**look.result(), "error": error.to_json() if error else None})
+    elif output.quiet:
+        output.print(summary.shown(look.run.path))
+    elif output.plain or not output.out.tty:
+        _plain(look, output)
+    else:
+        output.print()
+        for line in summary.closing(look):
+            output.print(line)
+
+
+def _plain(look: Look, output: Output) -> None:
+    """The same facts as one line each, in the form of the lines before it."""
+    receipt = {key: value for key, value in (look.receipt or {}).items() if key not in ("schema", "recovery_s")}
+    faults = summary.fault_words(receipt.pop("faults", None)) or "none"
+    pairs = {**receipt, "faults": faults}
+    stamp = Event.now("").time
+    _line(output, stamp, "receipt", pairs)
+    kept: dict[str, Any] = {name: summary.shown(path) for name, path in look.weights.items()}
+    if look.checkpoints:
+        kept["checkpoint"] = summary.shown(look.checkpoints[0][1])
+    _line(output, stamp, "files", {**kept, "folder": summary.shown(look.run.path)})
+
+
+def _line(output: Output, stamp: str, word: str, values: dict[str, Any]) -> None:
+    pairs = [f"{key}={faces.plain_value(value)}" for key, value in values.items() if value is not None]
+    output.print(" ".join([faces.to_the_second(stamp), word, *pairs]))
+
+
+def _header(run: RunFolder, plan: Plan, settings: Settings) -> faces.Header:
+    hidden = {"run.folder", "run.seed", "run.device"}
+    differs = [f"{key}={value}" for key, value in plan.arguments.items()]
+    differs += [
+        f"{key} {settings.shown(key)}{_from(settings.source(key))}" for key in settings.changed() if key not in hidden
+    ]
+    return faces.Header(
+        version=__version__,
+        run=run.name,
+        workload=str(run.info.get("workload")),
+        folder=summary.shown(run.path),
+        device=plan.rungs[plan.rung].label,
+        seed=plan.seed,
+        differs=differs,
+        resumed_from=plan.resume.step if plan.resume else None,
+    )
+
+
+def _from(source: str) -> str:
+    return "" if source == "command line" else f" ({source})"

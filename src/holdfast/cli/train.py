@@ -1,0 +1,193 @@
+"""`holdfast train`: a supervised run of a script.
+
+    holdfast train my_script.py                        on the best device here
+    holdfast train my_script.py lr=3e-4 epochs=20      arguments of its train(session, lr=…, epochs=…)
+    holdfast train my_script.py checkpoint.every=30s   settings of holdfast have a dot
+    holdfast train my_script.py --detach               in the background
+
+The script is read before anything starts, so that a typo costs milliseconds, not the import of torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+from holdfast import __version__
+from holdfast.cli.output import Output, add_flags
+from holdfast.cli.usage import Parser, UsageError
+from holdfast.errors import UserError
+from holdfast.events import utc_now
+from holdfast.runfolder import RunFolder, redact
+from holdfast.runtime import script
+from holdfast.settings import Settings, parse_overrides
+
+
+def add_parser(subparsers: Any) -> Parser:
+    """Add the command to the command line."""
+    parser: Parser = subparsers.add_parser(
+        "train",
+        help="a supervised run",
+        description="""\
+Train a script under supervision. It survives crashes, hangs, kill -9 and memory
+exhaustion of the process that trains it, and ends with the same weights.
+
+examples:
+  holdfast train my_script.py                       on the best device here
+  holdfast train my_script.py lr=3e-4 epochs=20     arguments of its train(session, …)
+  holdfast train my_script.py checkpoint.every=30s  a setting of holdfast: it has a dot
+  holdfast train my_script.py --detach              in the background
+  holdfast train my_script.py -- --data /datasets   sys.argv of the script
+""",
+    )
+    parser.for_script()
+    add_script_arguments(parser)
+    add_device(parser)
+    parser.add_argument("--detach", action="store_true", help="leave the run in the background")
+    parser.add_argument("--background", metavar="FOLDER", help=argparse.SUPPRESS)
+    add_flags(parser, plain=True, progress=True)
+    parser.set_defaults(run=run, script_argv=[])
+    return parser
+
+
+def add_script_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("script", metavar="SCRIPT", help="a Python file with `def train(session)`")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="an argument of train(), or with a dot a setting: `holdfast config` lists them",
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="the same as run.seed=N (default: 0)")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", metavar="D", help="auto, cpu, cuda:0, …; the CPU stays as the last resort (default: auto)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check everything that can be checked, make the run folder, supervise."""
+    output = Output.from_args(args)
+    order = read_order(args)
+    from holdfast.cli.supervise import rungs_for
+
+    rungs = rungs_for(order.settings.run.device)
+    if args.detach:
+        from holdfast.cli import detach
+
+        return detach.train(_create(order), args, output)
+    run_folder = RunFolder.open(Path(args.background)) if args.background else _create(order)
+    if args.background:
+        from holdfast.cli import detach
+
+        detach.survive_hangup()
+    return _supervise(run_folder, order, rungs, output)
+
+
+def _supervise(run_folder: RunFolder, order: Order, rungs: list[Any], output: Output) -> int:
+    from holdfast.cli.supervise import conduct, preload_for
+    from holdfast.runtime.supervisor import Plan
+
+    run_folder.lock()
+    plan = Plan(
+        script=order.facts.path,
+        argv=order.argv,
+        arguments=order.arguments,
+        rungs=rungs,
+        seed=order.settings.run.seed,
+        threads=order.threads,
+        preload=preload_for(order.facts),
+    )
+    return conduct(run_folder, plan, order.settings, output)
+
+
+class Order:
+    """What was asked for, checked."""
+
+    def __init__(
+        self, facts: script.Facts, argv: list[str], arguments: dict[str, str], settings: Settings, threads: int
+    ) -> None:
+        self.facts = facts
+        self.argv = argv
+        self.arguments = arguments
+        self.settings = settings
+        self.threads = threads
+
+
+def read_order(args: argparse.Namespace) -> Order:
+    """UserError for a script that cannot be one, a key that does not exist, a value that is not allowed."""
+    from holdfast.cli.supervise import threads_for
+
+    arguments, overrides = split_words(args.words)
+    if getattr(args, "device", None):
+        overrides["run.device"] = args.device
+    if args.seed is not None:
+        overrides["run.seed"] = str(args.seed)
+    facts = read_script(args.script)
+    script.check_arguments(facts, arguments)
+    settings = Settings.load(overrides)
+    return Order(facts, list(args.script_argv), arguments, settings, threads_for(settings.run.threads))
+
+
+def split_words(words: list[str], command: str = "train") -> tuple[dict[str, str], dict[str, str]]:
+    """Arguments of the script, and settings of holdfast, which have a dot."""
+    arguments: dict[str, str] = {}
+    dotted = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(
+                f"`{word}` is not a setting",
+                command=command,
+                cause="after the script, words are written as key=value",
+                tips=[f"arguments for the script's sys.argv stand after `--`: `-- {word}`"],
+            )
+        if "." in key:
+            dotted.append(word)
+        else:
+            arguments[key.strip()] = value
+    return arguments, dict(parse_overrides(dotted))
+
+
+def read_script(asked: str, command: str = "train") -> script.Facts:
+    """The script as it was named, for messages; its absolute path, so that a run can be resumed from anywhere."""
+    path = Path(asked).expanduser()
+    try:
+        facts = script.read(path)
+    except UserError as error:
+        if path.exists():
+            raise
+        raise UsageError(error.message, command=command, cause=error.cause, tips=error.hints) from None
+    return dataclasses.replace(facts, path=path.absolute())
+
+
+def _create(order: Order) -> RunFolder:
+    path = order.facts.path
+    workload = re.sub(r"[^\w.-]+", "-", path.stem).strip("-") or "run"
+    return RunFolder.create(Path(order.settings.run.folder), workload, run_info(order))
+
+
+def run_info(order: Order) -> dict[str, Any]:
+    """What run.json says before the supervisor adds to it."""
+    pairs = redact([f"{key}={value}" for key, value in order.arguments.items()])
+    return {
+        "created": utc_now(),
+        "state": "STARTING",
+        "script": str(order.facts.path),
+        "script_sha256": hashlib.sha256(order.facts.path.read_bytes()).hexdigest(),
+        "argv": redact(order.argv),
+        "arguments": dict(pair.split("=", 1) for pair in pairs),
+        "seed": order.settings.run.seed,
+        "threads": order.threads,
+        "settings": order.settings.to_json(),
+        "holdfast": __version__,
+        "python": platform.python_version(),
+        "exit_code": None,
+    }
