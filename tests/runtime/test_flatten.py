@@ -63,6 +63,10 @@ VALUES: dict[str, Any] = {
     "default": defaultdict(int, {"a": 1}),
     "default of lists": defaultdict(list, {2: [1]}),
     "counter": Counter("abracadabra"),
+    "long lists": [
+        *([0.5] * 20, list(range(20)), ["a"] * 20, [True, False] * 10, [1.0, float("nan")] * 10),
+        *([1, 2.0] * 10, [2**70] * 20, [None] * 20, [True, 1] * 10, tuple(range(20)), deque(range(20))),
+    ],
     "deque": deque([1, 2, 3], maxlen=5),
     "tensors": [torch.arange(6).view(2, 3), torch.zeros(()), torch.empty(0, 4), torch.eye(3)[:, 1]],
     "array kinds": [
@@ -140,6 +144,13 @@ def test_arrays_are_shared_not_copied_while_saving() -> None:
     array[2] = 5
     assert flat.slots[0].name == "world.grid"
     assert flat.slots[0].tensor.tolist() == [0, 0, 5, 0]
+
+
+def test_a_list_that_grows_is_seen_to_have_grown() -> None:
+    history = [0.5] * 20
+    node = Flattener("world").encode({"history": history})
+    history.append(1.5)
+    assert len(node["history"]) == 20
 
 
 def test_a_module_inside_a_state_dict_keeps_its_layer_versions() -> None:

@@ -717,6 +717,26 @@ def test_tensors_made_anew_at_each_look_do_not_change_the_layout() -> None:
     assert protected.tensors() is live
 
 
+def test_an_array_is_used_in_place_even_after_a_restore() -> None:
+    class Memory:
+        def __init__(self) -> None:
+            self.data = np.zeros(1000)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"data": self.data}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.data = state["data"]
+
+    memory = Memory()
+    protected = Protected({"memory": memory}, CPU)
+    for _ in range(3):
+        load(protected, save(protected))
+        protected.layout()
+        assert protected.tensors()[0].data_ptr() == memory.data.ctypes.data
+        assert not protected.changed()
+
+
 def test_generators() -> None:
     named: dict[str, Any] = {
         "torch_rng": torch.Generator().manual_seed(1),

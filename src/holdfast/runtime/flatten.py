@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +29,9 @@ Node = Any
 Read = Callable[[str], Tensor]
 """Gives the stored tensor of that name as a CPU tensor, which may be a view of memory that will be reused."""
 
-MAX_DEPTH = 200
+MAX_DEPTH = 100
+LONG_LIST = 16
+"""From this length on a list is tried as a whole before its members are looked at one by one."""
 INLINE_BYTES = 256
 """Byte strings up to this long stand in the JSON; longer ones become a tensor."""
 
@@ -160,7 +162,9 @@ class Flattener:
         self.slots.append(Slot(name, tensor))
         return name
 
-    def _items(self, values: Iterable[Any], path: tuple[Any, ...]) -> list[Node]:
+    def _items(self, values: Sequence[Any], path: tuple[Any, ...]) -> list[Node]:
+        if len(values) >= LONG_LIST and _is_uniform(values):
+            return list(values)
         return [self._encode(value, (*path, index)) for index, value in enumerate(values)]
 
     def _dict(self, value: dict[Any, Any], path: tuple[Any, ...]) -> Node:
@@ -244,6 +248,16 @@ def _array_tensor(value: np.ndarray[Any, Any], plain: bool) -> Tensor:
     if not value.flags.writeable or any(stride < 0 for stride in value.strides):
         value = value.copy()
     return torch.from_numpy(value)
+
+
+def _is_uniform(values: Sequence[Any]) -> bool:
+    """Plain values of one type that JSON takes as they are: a history of losses should not cost a call for each."""
+    kinds = set(map(type, values))
+    if kinds == {float}:
+        return all(map(math.isfinite, values))
+    if kinds == {int}:
+        return bool(min(values) >= -_SAFE_INT and max(values) < _SAFE_INT)
+    return kinds in ({str}, {bool})
 
 
 def _step(key: Any) -> str:

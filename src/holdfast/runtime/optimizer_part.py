@@ -39,7 +39,19 @@ def make_optimizer(name: str, optimizer: Optimizer, names: Names) -> Part:
     own = cls.state_dict is Optimizer.state_dict and cls.load_state_dict is Optimizer.load_state_dict
     if own and not any(getattr(optimizer, key, None) for key in _HOOKS):
         return OptimizerPart(name, optimizer, names)
-    return ObjectPart(name, optimizer, "optimizer")
+    return CustomOptimizerPart(name, optimizer)
+
+
+class CustomOptimizerPart(ObjectPart):
+    """An optimizer that has a say in how it is saved."""
+
+    def __init__(self, name: str, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._riding: set[tuple[int, str]] = set()
+        super().__init__(name, optimizer, "optimizer")
+
+    def move(self, device: torch.device) -> None:
+        _follow_params(self._optimizer, device, self._riding)
 
 
 class OptimizerPart(Part):
@@ -54,6 +66,8 @@ class OptimizerPart(Part):
         self._start_groups = len(optimizer.param_groups)
         self._capturable: set[int] = set()
         """Groups whose capturable=True is set aside because this device does not know it."""
+        self._riding: set[tuple[int, str]] = set()
+        """Options (group, key) that are tensors on the accelerator, when there is one."""
         self._group_cache: dict[int, tuple[list[Any], Node]] = {}
         self._node: Node = None
         self._values: list[Any] = []
@@ -241,14 +255,7 @@ class OptimizerPart(Part):
 
     def move(self, device: torch.device) -> None:
         self._fit_device(device)
-        for group in self._optimizer.param_groups:
-            for key, value in group.items():
-                if isinstance(value, Tensor) and value.device.type != "cpu":
-                    group[key] = value.to(device)
-            for param in group["params"]:
-                row = self._optimizer.state.get(param) or {}
-                for key, value in row.items():
-                    row[key] = _place(key, value, param, group)
+        _follow_params(self._optimizer, device, self._riding)
         self.refresh(force=True)
 
     def _fit_device(self, device: torch.device) -> None:
@@ -272,6 +279,19 @@ class OptimizerPart(Part):
                     size = param.numel() * max(param.element_size(), 4)
                     missing += int(count * size) + 8
         return missing
+
+
+def _follow_params(optimizer: Optimizer, device: torch.device, riding: set[tuple[int, str]]) -> None:
+    """State goes where its parameter is; options that were on an accelerator once go to `device`."""
+    for at, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if isinstance(value, Tensor) and (value.device.type != "cpu" or (at, key) in riding):
+                riding.add((at, key))
+                group[key] = value.to(device)
+        for param in group["params"]:
+            row = optimizer.state.get(param) or {}
+            for key, value in row.items():
+                row[key] = _place(key, value, param, group)
 
 
 def _states_per_param(cls: str, group: Mapping[str, Any]) -> float:

@@ -118,6 +118,9 @@ class Protected:
     def look(self) -> None:
         """Look at every object. What tensors(), meta() and the others say with look=False is as of now."""
         force, self._dirty = self._dirty, False
+        if force:
+            # After a restore every object has other memory, once. That is no sign that it moves at each look.
+            self._held = {name: place for name, place in self._held.items() if place.own}
         replaced = force
         for part in self._parts.values():
             replaced = part.refresh(force=force) or replaced
@@ -168,14 +171,17 @@ class Protected:
             known = self._json[name] = node, dump_json(node)
         return known[1]
 
-    def stamp(self, *, look: bool = True) -> tuple[object, ...]:
-        """Differs from an earlier one if anything protected was written to since.
+    def versions(self) -> tuple[int, ...]:
+        """Differs from an earlier one if a tensor was written to since: torch counts, numpy's memory is read.
 
         Writes through `tensor.data` leave no trace in torch and are missed.
         """
+        return sum(map(_version, self._tensors)), *map(_crc, self._foreign)
+
+    def stamp(self, *, look: bool = True) -> tuple[object, ...]:
+        """Differs from an earlier one if anything protected was written to since, tensor or not."""
         text = self.meta_json(look=look)
-        versions = sum(map(_version, self._tensors))
-        return versions, len(self._tensors), text, *(_crc(tensor) for tensor in self._foreign)
+        return self._tensors is self._laid_out, len(self._tensors), *self.versions(), text
 
     def _hold_fresh(self) -> bool:
         """Give tensors that are made anew at each look a place that stays. False if the places do not fit."""
