@@ -112,7 +112,10 @@ class Channel:
     def _next(self) -> Message:
         line, _, rest = bytes(self._buffer).partition(b"\n")
         self._buffer = bytearray(rest)
-        message = json.loads(line)
+        try:
+            message = json.loads(line)
+        except ValueError:
+            message = None
         if not isinstance(message, dict):
             raise Closed("the other process sent something that is not a message")
         return message
