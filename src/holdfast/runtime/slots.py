@@ -18,6 +18,7 @@ import errno
 import mmap
 import os
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from enum import IntEnum
@@ -27,6 +28,19 @@ from holdfast.errors import UserError
 
 HEADER = 4096
 _MAGIC = 0x484F4C44534C4F54  # "HOLDSLOT"
+
+
+_turnstile = threading.Lock()
+
+
+def fence() -> None:
+    """Everything stored before is visible before anything stored after, on processors that reorder (ARM).
+
+    Python has no barrier of its own. Taking and leaving a lock is half of one, doing it twice is a whole one.
+    """
+    for _ in range(2):
+        with _turnstile:
+            pass
 
 
 class _Word(IntEnum):
@@ -66,6 +80,7 @@ class Slot:
         """Mark the slot as being written: from here until `commit` it does not exist for readers."""
         self.words[_Word.SEQUENCE] = 2 * sequence - 1
         self.words[_Word.MAGIC] = _MAGIC
+        fence()
 
     def commit(self, *, sequence: int, step: int, generation: int, size: int, resumable: bool = True) -> None:
         """Make the slot whole. The sequence is stored last: it is what readers trust."""
@@ -75,12 +90,15 @@ class Slot:
         words[_Word.BYTES] = size
         words[_Word.TIME] = time.time_ns()
         words[_Word.RESUMABLE] = int(resumable)
+        fence()
         words[_Word.SEQUENCE] = 2 * sequence
 
     def read(self) -> Commit | None:
         """What the slot holds, or None if it is empty, torn, being written, or only a savepoint."""
         words = self.words
+        fence()  # a copy made before this look was made before it
         sequence = words[_Word.SEQUENCE]
+        fence()
         if words[_Word.MAGIC] != _MAGIC or sequence <= 0 or sequence % 2 or not words[_Word.RESUMABLE]:
             return None
         commit = Commit(
