@@ -17,7 +17,7 @@ from typing import Any
 
 from holdfast.runtime import checkpoint, layout
 from holdfast.runtime.channel import Channel, Closed
-from holdfast.runtime.slots import Arena, Commit, Slot
+from holdfast.runtime.slots import Arena, Commit, Slot, fence
 
 _SETTLE = 0.005
 """Seconds between a lease and the first look: longer than a worker takes from choosing a slot to marking it."""
@@ -116,6 +116,7 @@ class Keeper:
         return arena.slots[commit.slot], commit
 
     def _check_untouched(self, slot: Slot, commit: Commit) -> None:
+        fence()  # the copy was made before this look
         if slot.read() != commit:
             raise OSError("the snapshot was overwritten while it was copied")
 

@@ -20,6 +20,7 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -33,14 +34,15 @@ _MAGIC = 0x484F4C44534C4F54  # "HOLDSLOT"
 _turnstile = threading.Lock()
 
 
-def fence() -> None:
+def fence(acquire: Callable[[], bool] = _turnstile.acquire, release: Callable[[], None] = _turnstile.release) -> None:
     """Everything stored before is visible before anything stored after, on processors that reorder (ARM).
 
     Python has no barrier of its own. Taking and leaving a lock is half of one, doing it twice is a whole one.
     """
-    for _ in range(2):
-        with _turnstile:
-            pass
+    acquire()
+    release()
+    acquire()
+    release()
 
 
 class _Word(IntEnum):
@@ -96,9 +98,7 @@ class Slot:
     def read(self) -> Commit | None:
         """What the slot holds, or None if it is empty, torn, being written, or only a savepoint."""
         words = self.words
-        fence()  # a copy made before this look was made before it
         sequence = words[_Word.SEQUENCE]
-        fence()
         if words[_Word.MAGIC] != _MAGIC or sequence <= 0 or sequence % 2 or not words[_Word.RESUMABLE]:
             return None
         commit = Commit(
