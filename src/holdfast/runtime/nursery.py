@@ -165,4 +165,6 @@ def _flush() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    nursery_code = main(sys.argv[1:])
+    _flush()
+    os._exit(nursery_code)  # nothing here is worth the second or two that Python takes to unload torch
