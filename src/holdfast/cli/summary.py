@@ -85,12 +85,14 @@ def accounts(look: Look) -> list[str]:
     receipt = look.receipt
     if receipt is None:
         faults = fault_words(look.accounts.get("faults") or {})
-        return [f"  faults   {faults}"] if faults else []
-    rows = [("  faults", _faults(look)), ("  receipt", receipt_words(receipt))]
+        return [_labelled("faults", faults)] if faults else []
+    lines = [_labelled("faults", _faults(look)), _labelled("receipt", receipt_words(receipt))]
     sha256 = receipt.get("weights_sha256")
-    if isinstance(sha256, str):
-        rows.append(("  weights", f"sha256 {sha256[:16]}…"))
-    return table(rows, gap=3)
+    return [*lines, _labelled("weights", f"sha256 {sha256[:16]}…")] if isinstance(sha256, str) else lines
+
+
+def _labelled(label: str, text: str) -> str:
+    return f"  {label:<9}{text}"
 
 
 def _faults(look: Look) -> str:
@@ -134,11 +136,11 @@ def receipt_words(receipt: dict[str, object]) -> str:
 
 def files(look: Look) -> list[str]:
     """Where the weights are."""
-    rows = [(f"  {name}", shown(path)) for name, path in look.weights.items()]
+    lines = [_labelled(name, shown(path)) for name, path in look.weights.items()]
     if look.checkpoints and look.state != "FINISHED":
         step, path, _ = look.checkpoints[0]
-        rows.append(("  saved", f"step {count(step)} in {shown(path)}"))
-    return table(rows, gap=3)
+        lines.append(_labelled("saved", f"step {count(step)} in {shown(path)}"))
+    return lines
 
 
 def next_commands(look: Look) -> list[str]:

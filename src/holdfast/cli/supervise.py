@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
+import os
 from typing import Any
 
 from holdfast import __version__, machine
@@ -59,6 +60,7 @@ def preload_for(facts: Facts) -> list[str]:
 
 def conduct(run: RunFolder, plan: Plan, settings: Settings, output: Output) -> int:
     """Supervise the run to its end, with a face; the run is locked by the caller."""
+    plan.chaos = _chaos()
     face = faces.choose(output, _header(run, plan, settings))
     start = Event.now(
         "start",
@@ -81,6 +83,15 @@ def conduct(run: RunFolder, plan: Plan, settings: Settings, output: Output) -> i
         if output.verbose and face.why:
             output.note(face.why)
     return int(outcome.exit_code)
+
+
+def _chaos() -> dict[str, Any] | None:
+    """Faults to inject, where `holdfast chaos` started this process."""
+    if not os.environ.get("HOLDFAST_CHAOS"):
+        return None
+    from holdfast.testing.chaos import from_environment
+
+    return from_environment()
 
 
 def _tell(look: Look, outcome: Outcome, output: Output) -> None:

@@ -49,7 +49,7 @@ class TerminalFace(QuietFace):
         self._lines = Lines()
         self._epochs = Epochs()
         self._columns: list[str] = []
-        self._state = "starting"
+        self._state = "starting: importing torch"
 
     # -- what happens --------------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ class TerminalFace(QuietFace):
             self._print(line)
         if self._live is not None:
             self._live.start()
-            self._draw(Text(self._fit(" starting: importing torch")))
+            self._draw(Text(f" {self._state}"))
 
     def _on_worker(self, event: Event) -> None:
         self._state = ""

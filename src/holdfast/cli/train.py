@@ -15,6 +15,7 @@ import dataclasses
 import hashlib
 import platform
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ examples:
     parser.for_script()
     add_script_arguments(parser)
     add_device(parser)
+    parser.add_argument("--seed", type=int, metavar="N", help="the same as run.seed=N (default: 0)")
     parser.add_argument("--detach", action="store_true", help="leave the run in the background")
     parser.add_argument("--background", metavar="FOLDER", help=argparse.SUPPRESS)
     add_flags(parser, plain=True, progress=True)
@@ -63,7 +65,6 @@ def add_script_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="an argument of train(), or with a dot a setting: `holdfast config` lists them",
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="the same as run.seed=N (default: 0)")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +76,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked, make the run folder, supervise."""
     output = Output.from_args(args)
-    order = read_order(args)
+    order = read_order(args.script, args.words, device=args.device, seed=args.seed, argv=args.script_argv)
     from holdfast.cli.supervise import rungs_for
 
     rungs = rungs_for(order.settings.run.device)
@@ -108,35 +109,41 @@ def _supervise(run_folder: RunFolder, order: Order, rungs: list[Any], output: Ou
     return conduct(run_folder, plan, order.settings, output)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class Order:
     """What was asked for, checked."""
 
-    def __init__(
-        self, facts: script.Facts, argv: list[str], arguments: dict[str, str], settings: Settings, threads: int
-    ) -> None:
-        self.facts = facts
-        self.argv = argv
-        self.arguments = arguments
-        self.settings = settings
-        self.threads = threads
+    facts: script.Facts
+    argv: list[str]
+    arguments: dict[str, str]
+    settings: Settings
+    threads: int
 
 
-def read_order(args: argparse.Namespace) -> Order:
+def read_order(
+    asked: str,
+    words: list[str],
+    *,
+    device: str | None = None,
+    seed: int | None = None,
+    argv: Sequence[str] = (),
+    command: str = "train",
+) -> Order:
     """UserError for a script that cannot be one, a key that does not exist, a value that is not allowed."""
     from holdfast.cli.supervise import threads_for
 
-    arguments, overrides = split_words(args.words)
-    if getattr(args, "device", None):
-        overrides["run.device"] = args.device
-    if args.seed is not None:
-        overrides["run.seed"] = str(args.seed)
-    facts = read_script(args.script)
+    arguments, overrides = split_words(words, command)
+    if device is not None:
+        overrides["run.device"] = device
+    if seed is not None:
+        overrides["run.seed"] = str(seed)
+    facts = read_script(asked, command)
     script.check_arguments(facts, arguments)
     settings = Settings.load(overrides)
-    return Order(facts, list(args.script_argv), arguments, settings, threads_for(settings.run.threads))
+    return Order(facts, list(argv), arguments, settings, threads_for(settings.run.threads))
 
 
-def split_words(words: list[str], command: str = "train") -> tuple[dict[str, str], dict[str, str]]:
+def split_words(words: list[str], command: str) -> tuple[dict[str, str], dict[str, str]]:
     """Arguments of the script, and settings of holdfast, which have a dot."""
     arguments: dict[str, str] = {}
     dotted = []
@@ -156,7 +163,7 @@ def split_words(words: list[str], command: str = "train") -> tuple[dict[str, str
     return arguments, dict(parse_overrides(dotted))
 
 
-def read_script(asked: str, command: str = "train") -> script.Facts:
+def read_script(asked: str, command: str) -> script.Facts:
     """The script as it was named, for messages; its absolute path, so that a run can be resumed from anywhere."""
     path = Path(asked).expanduser()
     try:

@@ -1,0 +1,109 @@
+"""`holdfast chaos`: inject faults into a run and print the receipt.
+
+    holdfast chaos my_script.py                                       a few random faults
+    holdfast chaos my_script.py --faults sigkill@40,hang@60:backward  these, at these steps and phases
+    holdfast chaos my_script.py --random 20 --seed 3                  twenty, drawn by seed
+
+The reference is run first, twice: a job that is not deterministic by itself is told so.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.cli import summary
+from holdfast.cli.output import Output, add_flags, counted, duration
+from holdfast.cli.train import add_device, add_script_arguments, read_order
+from holdfast.cli.usage import Parser
+from holdfast.errors import ExitCode
+
+if TYPE_CHECKING:
+    from holdfast.testing.chaos import FaultPlan
+
+FEW = 5
+"""Faults that are drawn when none were asked for."""
+
+
+def add_parser(subparsers: Any) -> Parser:
+    """Add the command to the command line."""
+    parser: Parser = subparsers.add_parser(
+        "chaos",
+        help="inject faults into a run and print the receipt",
+        description="""\
+Run a script without faults, then with faults, and compare: survived, steps
+repeated and lost, seconds, weights equal.
+
+examples:
+  holdfast chaos my_script.py                         a few random faults
+  holdfast chaos my_script.py --faults sigkill@40,hang@60:backward
+                                                      these, at a step and a phase
+  holdfast chaos my_script.py --random 20 --seed 3    twenty, drawn by seed
+""",
+    )
+    add_script_arguments(parser)
+    add_device(parser)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--faults", metavar="KIND[@STEP][:PHASE],…", help="the faults to inject")
+    which.add_argument("--random", type=int, metavar="N", help=f"so many, drawn by the seed (default: {FEW})")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="draws the random faults (default: 0)")
+    add_flags(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the order, run the experiment, print what it showed."""
+    from holdfast.testing import experiment
+    from holdfast.testing.chaos import FaultPlan
+
+    output = Output.from_args(args)
+    order = read_order(args.script, args.words, device=args.device, command="chaos")
+    chosen = FaultPlan.parse(args.faults) if args.faults else None
+
+    def make_plan(steps: int) -> FaultPlan:
+        wanted = FEW if args.random is None else args.random
+        return chosen or FaultPlan.random(wanted, steps=steps, seed=args.seed)
+
+    words = [*args.words, *([f"run.device={args.device}"] if args.device else [])]
+    folder = Path(order.settings.run.folder)
+    result = experiment.run(order.facts.path, words, make_plan, runs=folder, say=output.note)
+    if output.as_json:
+        output.json(result.summary)
+    else:
+        for line in verdict(result.summary):
+            output.print(line)
+    return exit_code(result.receipt)
+
+
+def exit_code(receipt: dict[str, Any]) -> ExitCode:
+    """The answer is no where a fault was not survived or where equal weights could be asked for and are not."""
+    good = receipt.get("survived") and receipt.get("weights_equal") is not False
+    return ExitCode.OK if good else ExitCode.NO
+
+
+def verdict(result: dict[str, Any]) -> list[str]:
+    """The receipt of an experiment in words."""
+    receipt: dict[str, Any] = result.get("receipt") or {}
+    good = exit_code(receipt) is ExitCode.OK
+    sign = "✗" if not good else "✓" if receipt.get("weights_equal") else "•"
+    injected = receipt.get("faults_injected")
+    lines = [
+        f"{sign} {'survived' if receipt.get('survived') else 'did not survive'} "
+        f"{counted(injected, 'injected fault') if isinstance(injected, int) else 'the faults'}",
+        "",
+        f"  faults   {summary.fault_words(receipt.get('faults')) or 'none'}",
+        f"  receipt  {summary.receipt_words(receipt)}",
+        f"  time     {duration(receipt.get('seconds_lost'))} lost",
+        f"  weights  {_equal_words(receipt)}",
+        "",
+        f"  holdfast show {result.get('run')}      everything about the run with faults",
+    ]
+    return lines
+
+
+def _equal_words(receipt: dict[str, Any]) -> str:
+    why = str(receipt.get("why") or "")
+    difference = receipt.get("max_rel_diff")
+    return f"{why}; largest relative difference {difference:.1e}" if difference else why

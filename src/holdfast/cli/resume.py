@@ -1,0 +1,284 @@
+"""`holdfast resume`: go on with a run after anything.
+
+    holdfast resume calm-heron                     from the newest checkpoint that verifies
+    holdfast resume calm-heron --device cpu        on another device
+    holdfast resume latest checkpoint.every=10s    with another setting
+
+The run keeps its name, folder, seed and threads. A keeper that outlived a killed supervisor may still be saving
+the last snapshot: resume waits for it, so that not even `kill -9` costs a committed step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from holdfast.cli.output import Output, add_flags, count
+from holdfast.cli.reading import Look
+from holdfast.cli.runs import root_of, supervisor_pid
+from holdfast.cli.train import add_device
+from holdfast.cli.usage import Parser, UsageError
+from holdfast.errors import ExitCode, UserError
+from holdfast.runfolder import LIVE_STATES, RunFolder, find_run, read_json
+from holdfast.runtime import checkpoint, script
+from holdfast.runtime.accounts import Accounts
+from holdfast.settings import COMMAND_LINE, Settings, parse_overrides
+
+HIDDEN = "***"
+"""What `runfolder.redact` puts in the place of a secret."""
+KEEPER_PATIENCE = 60.0
+
+
+def add_parser(subparsers: Any) -> Parser:
+    """Add the command to the command line."""
+    parser: Parser = subparsers.add_parser(
+        "resume",
+        help="go on with a run after anything",
+        description="""\
+Go on with a run that was stopped, crashed, gave up or failed, from the newest
+checkpoint that verifies.
+
+examples:
+  holdfast resume calm-heron                   by name, folder, or `latest`
+  holdfast resume calm-heron --device cpu      on another device
+  holdfast resume latest checkpoint.every=10s  with another setting
+""",
+    )
+    parser.add_argument("name", metavar="RUN", help="a name such as calm-heron, a folder, or `latest`")
+    parser.add_argument("words", nargs="*", metavar="SECTION.KEY=VALUE", help="a setting: `holdfast config` lists them")
+    add_device(parser)
+    parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
+    parser.add_argument("--detach", action="store_true", help="leave the run in the background")
+    parser.add_argument("--background", action="store_true", help=argparse.SUPPRESS)
+    add_flags(parser, plain=True, progress=True)
+    parser.set_defaults(run=run, script_argv=[])
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Find it, take it, find what was saved, go on."""
+    output = Output.from_args(args)
+    overrides = _overrides(args)
+    folder = find_run(root_of(args), args.name)
+    if _finished(folder, output):
+        return ExitCode.OK
+    facts, argv, arguments = _script(folder, args.script_argv)
+    settings = _settings(folder, overrides)
+    if args.detach:
+        return _detach(folder, args, output)
+    if args.background:
+        from holdfast.cli import detach
+
+        detach.survive_hangup()
+    _take(folder, output)
+    return _go_on(folder, facts, argv, arguments, settings, args, output)
+
+
+def _overrides(args: argparse.Namespace) -> dict[str, str]:
+    for word in args.words:
+        if "." not in word.partition("=")[0]:
+            raise UsageError(
+                f"`{word}` is not a setting",
+                command="resume",
+                cause="a run keeps the arguments of its script; settings are written as section.key=value",
+                tips=["start a new run to train with other arguments"],
+            )
+    overrides = dict(parse_overrides(args.words))
+    return {**overrides, "run.device": args.device} if args.device else overrides
+
+
+def _finished(folder: RunFolder, output: Output) -> bool:
+    """Nothing is left to do; that is an answer, not an error."""
+    if folder.info.get("state") != "FINISHED":
+        return False
+    look = Look(folder)
+    if output.as_json:
+        output.json(look.result())
+    else:
+        output.print(f"✓ {look.name} is finished: {count(look.step)} steps")
+        output.print(f"  holdfast show {look.name}      everything about this run")
+    return True
+
+
+def _script(folder: RunFolder, given: list[str]) -> tuple[script.Facts, list[str], dict[str, str]]:
+    """The script as it is now, with the words it was started with."""
+    info = folder.info
+    if not isinstance(info.get("script"), str):
+        raise UserError(f"{folder.path} does not say which script it ran", cause="its run.json has no `script`")
+    facts = script.read(Path(info["script"]))
+    argv = given or [str(word) for word in info.get("argv") or []]
+    saved = info.get("arguments")
+    arguments = {str(key): str(value) for key, value in saved.items()} if isinstance(saved, dict) else {}
+    if any(HIDDEN in word for word in (*argv, *arguments.values())):
+        raise UserError(
+            "a secret this run was started with was not kept",
+            cause="run.json holds *** in its place",
+            hints=[f"give the script's arguments again: `holdfast resume {folder.name} -- …`"],
+        )
+    script.check_arguments(facts, arguments)
+    return facts, argv, arguments
+
+
+def _settings(folder: RunFolder, overrides: dict[str, str]) -> Settings:
+    saved = folder.info.get("settings")
+    try:
+        settings = Settings.from_json(saved if isinstance(saved, dict) else {})
+    except (AttributeError, TypeError):
+        raise UserError(f"the settings in {folder.path / 'run.json'} cannot be read") from None
+    return settings.override(overrides, COMMAND_LINE)
+
+
+def _detach(folder: RunFolder, args: argparse.Namespace, output: Output) -> int:
+    from holdfast.cli import detach
+
+    if folder.in_use() and supervisor_pid(folder) is not None:
+        folder.lock()  # says who has it
+    words = ["resume", str(folder.path.absolute()), *args.words, "--background"]
+    words += ["--device", args.device] if args.device else []
+    words += ["--", *args.script_argv] if args.script_argv else []
+    return detach.start(folder, words, output)
+
+
+def _take(folder: RunFolder, output: Output) -> None:
+    """The lock: at once, or when the keeper of a dead supervisor has saved what it holds."""
+    if folder.in_use() and supervisor_pid(folder) is None:
+        output.note(f"{folder.name} is still being saved by its keeper; waiting")
+        folder.lock(wait=KEEPER_PATIENCE)
+    else:
+        folder.lock()
+
+
+def _go_on(
+    folder: RunFolder,
+    facts: script.Facts,
+    argv: list[str],
+    arguments: dict[str, str],
+    settings: Settings,
+    args: argparse.Namespace,
+    output: Output,
+) -> int:
+    from holdfast.cli.supervise import conduct, preload_for, rungs_for, threads_for
+    from holdfast.runtime.supervisor import Plan
+
+    info = folder.info
+    rungs = rungs_for(settings.run.device)
+    good = _newest(folder, output)
+    _note_changes(facts, info, output)
+    _account(folder, good)
+    before = info.get("device")
+    here = [number for number, rung in enumerate(rungs) if rung.device == before]
+    threads = info.get("threads")
+    asked_threads = "run.threads" in {word.partition("=")[0] for word in args.words}
+    plan = Plan(
+        script=facts.path,
+        argv=argv,
+        arguments=arguments,
+        rungs=rungs,
+        rung=here[0] if here and not args.device else 0,  # where the ladder had brought it
+        seed=int(info.get("seed") or 0),
+        threads=threads if isinstance(threads, int) and not asked_threads else threads_for(settings.run.threads),
+        resume=good,
+        preload=preload_for(facts),
+    )
+    folder.update_info(settings=settings.to_json(), threads=plan.threads)
+    return conduct(folder, plan, settings, output)
+
+
+def _newest(folder: RunFolder, output: Output) -> checkpoint.Checkpoint | None:
+    good, rejected = checkpoint.newest_good(folder.path / "checkpoints")
+    for path, reason in rejected:
+        output.note(f"! checkpoint {path.name} is passed over: {reason}")
+    if good is None:
+        output.note(f"• nothing was saved of {folder.name} yet: starting from the beginning")
+    return good
+
+
+def _note_changes(facts: script.Facts, info: dict[str, Any], output: Output) -> None:
+    before = info.get("script_sha256")
+    now = hashlib.sha256(facts.path.read_bytes()).hexdigest()
+    if isinstance(before, str) and before != now:
+        output.note(f"! {facts.path.name} has changed since the run began: it goes on with the new one")
+
+
+# The books ------------------------------------------------------------------------------------------------
+
+
+def _account(folder: RunFolder, good: checkpoint.Checkpoint | None) -> None:
+    """What the last supervisor could not write down itself, and where the count goes on."""
+    info = folder.info
+    accounts = Accounts.from_json(info.get("accounts") or {})
+    step = good.step if good else 0
+    crashed = info.get("state") in LIVE_STATES or info.get("state") == "CRASHED"
+    for name in ("journal.jsonl", "metrics.jsonl"):
+        end_line(folder.path / name)
+    if crashed:
+        accounts = with_last_beat(accounts, read_json(folder.path / "beat.json") or {}, step)
+    accounts.restored(accounts.steps, step)
+    accounts.steps = step
+    if crashed:
+        _record_death(folder, accounts)
+    folder.update_info(accounts=accounts.to_json(), exit_code=None)
+
+
+def with_last_beat(accounts: Accounts, beat: dict[str, Any], saved: int) -> Accounts:
+    """The accounts of a supervisor that died: its last worker's steps are only in the beat, a second old at most.
+
+    The keeper may have saved steps that were committed after that beat; each of them was begun as well.
+    """
+    attempts, step = beat.get("attempts"), beat.get("step")
+    if not isinstance(attempts, int) or not isinstance(step, int):
+        return accounts
+    later = max(0, saved - step)
+    return dataclasses.replace(
+        accounts,
+        attempts=max(accounts.attempts, attempts + later),
+        steps=max(accounts.steps, step + later),
+    )
+
+
+def _record_death(folder: RunFolder, accounts: Accounts) -> None:
+    from holdfast.events import Event
+    from holdfast.runtime import evidence
+    from holdfast.runtime.faults import Fault, Kind
+    from holdfast.runtime.ladder import Action, Move
+
+    beat = read_json(folder.path / "beat.json") or {}
+    fault = Fault(
+        Kind.SUPERVISOR_DIED,
+        message="the supervisor ended without a word",
+        evidence={"pid": folder.info.get("pid"), "last_beat": beat.get("time"), "phase": beat.get("phase")},
+    )
+    move = Move(Action.REPLACE, 0, reason="resumed by hand", new_worker=True)
+    kept = evidence.collect(folder, fault, move, None, "", {}, "")
+    accounts.fault(fault.kind.value)
+    folder.append(
+        Event.now(
+            "fault",
+            code=fault.code,
+            kind=fault.kind.value,
+            device=folder.info.get("device"),
+            step=beat.get("step"),
+            phase=beat.get("phase"),
+            sentence=fault.sentence(),
+            action=move.action.value,
+            reason=move.reason,
+            folder=str(kept),
+        )
+    )
+
+
+def end_line(path: Path) -> None:
+    """Give a file that was cut off in the middle of a line its end, or the next line would be lost with it."""
+    try:
+        with open(path, "rb+") as file:
+            if file.seek(0, os.SEEK_END) == 0:
+                return
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+    except OSError:
+        return
