@@ -737,6 +737,17 @@ def test_an_array_is_used_in_place_even_after_a_restore() -> None:
         assert not protected.changed()
 
 
+def test_a_number_that_becomes_another_type_is_seen() -> None:
+    world = World(1)
+    protected = Protected({"world": world}, CPU)
+    for value in (1, 1.0, True, 0.0, -0.0):
+        world.best = value
+        protected.meta_json()
+        other = World(2)
+        load(Protected({"world": other}, CPU), save(protected))
+        assert repr(other.best) == repr(value)
+
+
 def test_generators() -> None:
     named: dict[str, Any] = {
         "torch_rng": torch.Generator().manual_seed(1),
@@ -983,6 +994,14 @@ def test_stamp_changes_with_what_is_protected(what: str) -> None:
     assert protected.stamp() == before
     STAMPS[what](model, optimizer, world)
     assert protected.stamp() != before
+
+
+def test_arrays_too_large_to_read_count_as_written() -> None:
+    world = World(3)
+    world.grid = np.zeros(3 << 20)
+    protected = Protected({"world": world}, CPU)
+    protected.layout()
+    assert protected.versions() != protected.versions()
 
 
 def test_estimate_is_enough_for_the_state_to_come() -> None:

@@ -40,7 +40,10 @@ class Job:
     def __init__(self, name: str, seed: int, device: torch.device) -> None:
         torch.manual_seed(seed)
         self.device = device
-        self.model: Any = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 6))
+        # No bias before the normalization: its gradient is rounding noise, which Adam would make large.
+        self.model: Any = nn.Sequential(
+            nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 6)
+        )
         self.optimizer = OPTIMIZERS[name](self.model.parameters())
         self.scaler: Any = torch.amp.GradScaler("cuda", init_scale=64.0, growth_interval=2)
         self.protected = Protected({"model": self.model, "optimizer": self.optimizer, "scaler": self.scaler}, device)

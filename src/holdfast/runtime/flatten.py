@@ -51,11 +51,14 @@ _SAFE_INT = 2**63
 
 
 class Slot(NamedTuple):
-    """A live tensor and the name it is stored under. `lazy`: only optimizer.step() changes it."""
+    """A live tensor and the name it is stored under."""
 
     name: str
     tensor: Tensor
     lazy: bool = False
+    """Only optimizer.step() changes it."""
+    foreign: bool = False
+    """Its memory is numpy's: torch does not see it written to."""
 
 
 def carrier(tensor: Tensor) -> Tensor:
@@ -157,9 +160,9 @@ class Flattener:
         self._names.add(name)
         return name
 
-    def _store(self, tensor: Tensor, path: tuple[Any, ...]) -> str:
+    def _store(self, tensor: Tensor, path: tuple[Any, ...], *, foreign: bool = False) -> str:
         name = self._name(path)
-        self.slots.append(Slot(name, tensor))
+        self.slots.append(Slot(name, tensor, foreign=foreign))
         return name
 
     def _items(self, values: Sequence[Any], path: tuple[Any, ...]) -> list[Node]:
@@ -230,7 +233,7 @@ class Flattener:
             raise self._refuse(path, "is a numpy array of Python objects")
         plain = dtype.isnative and dtype.kind in "biuf" and dtype.itemsize <= 8
         if name is None:
-            name = self._store(_array_tensor(value, plain), path)
+            name = self._store(_array_tensor(value, plain), path, foreign=True)
             self._seen[id(value)] = name
             self._alive.append(value)
         node: dict[str, Node] = {"$": "array", "at": name}

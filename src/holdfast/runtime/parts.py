@@ -85,9 +85,8 @@ class ObjectPart(Part):
 
     def refresh(self, *, force: bool = False) -> bool:
         flat = Flattener(self.name)
-        node = flat.encode(self._target.state_dict())
-        if node != self._node:
-            self._node = node
+        # No comparison with the last one: 1, 1.0 and True are equal, and are not the same to whoever saved them.
+        self._node = flat.encode(self._target.state_dict())
         self.fresh = flat.slots
         return False
 
@@ -109,8 +108,7 @@ class CustomModulePart(ObjectPart):
         flat = Flattener(self.name)
         state = self._module.state_dict()
         rows = [[key, flat.encode(value, key.replace("_orig_mod.", ""))] for key, value in state.items()]
-        if self._node is None or rows != self._node["custom"]:
-            self._node = {"custom": rows}
+        self._node = {"custom": rows}
         self.fresh = flat.slots
         return False
 

@@ -49,6 +49,9 @@ _HEADER_BYTES = 160
 """A header row of a tensor with a long name."""
 _SPARE_BYTES = 1 << 20
 
+FOREIGN_LIMIT = 16 << 20
+"""Bytes of numpy memory that versions() reads. Above, a copy of the whole costs less than the reading."""
+
 
 class Protected:
     """Every object a run protects, by name. One for a run."""
@@ -63,6 +66,7 @@ class Protected:
         self._aliases: dict[str, str] = {}
         self._held: dict[str, Place] = {}
         self._foreign: list[Tensor] = []
+        self._unread = 0
         self._json: dict[str, tuple[Any, str]] = {}
         self._dirty = True
         self.add(named)
@@ -174,9 +178,13 @@ class Protected:
     def versions(self) -> tuple[int, ...]:
         """Differs from an earlier one if a tensor was written to since: torch counts, numpy's memory is read.
 
-        Writes through `tensor.data` leave no trace in torch and are missed.
+        Writes through `tensor.data` leave no trace in torch and are missed. Arrays too large to read at each
+        step are always taken to be written to.
         """
-        return sum(map(_version, self._tensors)), *map(_crc, self._foreign)
+        too_large = sum(tensor.nbytes for tensor in self._foreign) > FOREIGN_LIMIT
+        self._unread += too_large
+        digests = () if too_large else map(_crc, self._foreign)
+        return sum(map(_version, self._tensors)), self._unread, *digests
 
     def stamp(self, *, look: bool = True) -> tuple[object, ...]:
         """Differs from an earlier one if anything protected was written to since, tensor or not."""
@@ -198,13 +206,14 @@ class Protected:
     def _new_places(self) -> None:
         """A tensor that has moved before gets memory of ours; one that stays where it is is used directly."""
         held = self._held
-        self._held = {}
+        self._held, self._foreign = {}, []
         for slot in (slot for part in self._parts.values() for slot in part.fresh):
             place = held.get(slot.name)
             if place is None or not place.take(slot.tensor):
                 place = Place(slot.tensor, own=place is not None and place.moved)
             self._held[slot.name] = place
-        self._foreign = [place.tensor for place in self._held.values() if not place.own]
+            if slot.foreign and not place.own:
+                self._foreign.append(place.tensor)
 
     def _gather(self) -> None:
         """Build the list of tensors anew. A tensor seen before under another name becomes an alias of it."""
@@ -327,8 +336,7 @@ _version = attrgetter("_version")
 
 def _crc(tensor: Tensor) -> int:
     """For memory that others write to behind torch's back: numpy arrays."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return zlib.crc32(flat.numpy().tobytes())
+    return zlib.crc32(tensor.numpy().tobytes())
 
 
 def dtype_of(code: str) -> torch.dtype:
