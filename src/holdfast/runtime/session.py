@@ -73,6 +73,23 @@ class Run:
     """True if state from before was found: `protect` restored it."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Landing:
+    """Where a restored run goes on. What the script does to protected objects on its way there does not count."""
+
+    at: str
+    of: str | None
+    """The name of the loader whose batch it was."""
+    payload: memoryview
+    meta: dict[str, Any]
+    tensors: list[torch.Tensor]
+    stamp: tuple[object, ...]
+    """What was protected, right after the first restore."""
+
+    def here(self, at: str, of: str | None) -> bool:
+        return (at, of) == (self.at, self.of) or self.at in ("start", "free")
+
+
 @dataclass(slots=True)
 class _Position:
     """Where the run is. Saved with every snapshot."""
@@ -99,8 +116,7 @@ class Session:
         self._protected: Protected | None = None
         self._snapshots: snapshot.Snapshots | None = None
         self._named: dict[str, Any] = {}
-        self._pending_rng: dict[str, Any] | None = None
-        self._restored_at: str | None = None
+        self._landing: _Landing | None = None
         self._started = False
         self._inside: list[str] = []
         self._loss: torch.Tensor | None = None
@@ -155,16 +171,14 @@ class Session:
             return
         self._check_same_objects(read_meta(payload))
         meta = snapshot.restore(self._protected, payload)
-        read = snapshot.reader(payload)
         session = meta["session"]
         self._position = _Position(int(session["step"]), int(session["epoch"]), int(session["samples"]))
         self._board.commit(self._position.step, self._position.samples)
-        names = [str(name) for name in meta["rng_names"]]
-        self._pending_rng = {"tensors": {name: read(name).clone() for name in names}, "words": meta["rng"]}
-        self._restored_at = str(session["at"])
+        at, of, stamp = str(session["at"]), session.get("of"), self._protected.stamp()
+        self._landing = _Landing(at, of, payload, meta, self._protected.tensors(), stamp)
         self._started = True
         self._snapshots.start_after(int(session["sequence"]))
-        self._apply_rng()
+        self._restore_rng(self._landing)
 
     def _check_same_objects(self, meta: dict[str, Any]) -> None:
         before, now = set(meta["parts"]), set(self._named)
@@ -175,9 +189,10 @@ class Session:
                 hints=["start a new run, or protect the same names"],
             )
 
-    def _apply_rng(self) -> None:
-        if self._pending_rng is not None:
-            restore_rng(self._pending_rng["tensors"], self._pending_rng["words"], self.device)
+    def _restore_rng(self, landing: _Landing) -> None:
+        read = snapshot.reader(landing.payload)
+        tensors = {str(name): read(str(name)).clone() for name in landing.meta["rng_names"]}
+        restore_rng(tensors, landing.meta["rng"], self.device)
 
     # -- the loop ------------------------------------------------------------------------------------------
 
@@ -206,6 +221,7 @@ class Session:
             finally:
                 self._inside.pop()
             self._end_epoch(epoch)
+        self._land("epoch")
 
     def _end_epoch(self, epoch: int) -> None:
         for loader in self._loaders():
@@ -217,59 +233,75 @@ class Session:
 
     def batches(self, data: Loader) -> Iterator[Any]:
         """The batches of this epoch that are still to do; a batch is done when the loop comes back for the next."""
-        self._check_data(data)
+        name = self._name_of(data)
         self._enter(Phase.DATA)
         total = len(data)
         for batch in data.batches(data.epoch, data.cursor):
             self._show_position(batch.index, total)
             self._enter(Phase.LOOP)
-            self._arrive("batch")
+            self._arrive("batch", name)
             self._inside.append("batch")
             try:
                 yield batch.value
             finally:
                 self._inside.pop()
-            self._end_batch(data, batch)
+            self._end_batch(data, name, batch)
+        self._land("batch", name)  # killed after the last batch of the epoch: none is left to go on with
         self._enter(Phase.EVALUATE)  # what follows the last batch is often an evaluation, declared or not
 
-    def _check_data(self, data: Any) -> None:
+    def _name_of(self, data: Any) -> str:
         if not isinstance(data, Loader):
             raise UserError(
                 f"session.batches takes a holdfast.Loader, not a {type(data).__name__}",
                 cause="only a Loader can say which samples were used when a worker is replaced",
                 hints=["`data = holdfast.Loader(dataset, batch_size=…, shuffle=True)` takes the same dataset"],
             )
-        if not any(data is value for value in self._named.values()):
-            raise UserError(
-                "this Loader was not protected",
-                cause="its position would be lost when a worker is replaced",
-                hints=["add it to the call: `session.protect(model=…, optimizer=…, data=data)`"],
-            )
+        for name, value in self._named.items():
+            if value is data:
+                return name
+        raise UserError(
+            "this Loader was not protected",
+            cause="its position would be lost when a worker is replaced",
+            hints=["add it to the call: `session.protect(model=…, optimizer=…, data=data)`"],
+        )
 
-    def _end_batch(self, loader: Loader, batch: Batch) -> None:
+    def _end_batch(self, loader: Loader, name: str, batch: Batch) -> None:
         loader.advance(batch)
         self._position.samples += len(batch.samples)
-        self._commit("batch")
+        self._commit("batch", name)
         self._enter(Phase.DATA)
 
     def _show_position(self, index: int, total: int) -> None:
         self._board.position(epoch=self._position.epoch, epochs=self._epochs_total, batch=index, batches=total)
 
-    def _arrive(self, where: str) -> None:
-        """The loop begins or goes on here: the first snapshot of a new run, or the generators of a restored one."""
+    def _arrive(self, at: str, of: str | None = None) -> None:
+        """The loop begins or goes on here: the first snapshot of a new run, or the landing of a restored one."""
         if self._protected is None:
             raise UserError(
                 "nothing is protected",
                 cause="the loop began before session.protect was called",
                 hints=["call `session.protect(model=…, optimizer=…, data=…)` before the loop"],
             )
-        if self._pending_rng is not None:
-            self._apply_rng()
-            if where == self._restored_at or self._restored_at in ("start", "free"):
-                self._pending_rng = None
-        elif not self._started:
+        self._land(at, of)
+        if not self._started:
             self._started = True
             self._commit("start")
+
+    def _land(self, at: str, of: str | None = None) -> None:
+        """If this is where the snapshot was taken: everything protected again as it was then.
+
+        The script ran up to here once more, with the body of the epoch up to its batches; what that did to
+        protected objects is part of the snapshot already.
+        """
+        landing = self._landing
+        if landing is None or not landing.here(at, of):
+            return
+        self._landing = None
+        protected = self._protected
+        assert protected is not None
+        if protected.stamp() != landing.stamp or protected.tensors() is not landing.tensors:
+            protected.restore(snapshot.reader(landing.payload), landing.meta)
+        self._restore_rng(landing)
 
     # -- one step ------------------------------------------------------------------------------------------
 
@@ -438,20 +470,20 @@ class Session:
 
     # -- committing ----------------------------------------------------------------------------------------
 
-    def _commit(self, at: str) -> None:
+    def _commit(self, at: str, of: str | None = None) -> None:
         """The boundary: what happened before it is kept, and a wish to stop is honoured."""
         snapshots = self._need_snapshots()
         due = at != "batch" or self._uncommitted >= self.settings.snapshot.every or self._board.stop_requested
         if due:
             self._enter(Phase.SNAPSHOT)
-            self._take(at, resumable=True)
+            self._take(at, of, resumable=True)
             self._uncommitted = 0
         if self._board.stop_requested:
             snapshots.flush()
             self._link.send("stopped", step=self._position.step)
             raise StopRun
 
-    def _take(self, at: str, *, resumable: bool) -> None:
+    def _take(self, at: str, of: str | None = None, *, resumable: bool) -> None:
         snapshots = self._need_snapshots()
         snapshots.poll()
         position = self._position
@@ -463,6 +495,7 @@ class Session:
                 "epoch": position.epoch,
                 "samples": position.samples,
                 "at": at,
+                "of": of,
                 "sequence": snapshots.next_sequence,
                 "skipped": skipped,
                 "repeated": repeated,
