@@ -106,7 +106,7 @@ class Keeper:
             if slot.read() == commit:
                 return slot, commit
             slot.release()
-        return None
+        raise OSError("the worker overwrites its snapshots faster than they can be held")
 
     def _newest(self) -> tuple[Slot, Commit] | None:
         found = [(arena, commit) for arena in self.arenas if (commit := arena.newest()) is not None]
