@@ -49,7 +49,9 @@ examples:
 """,
     )
     parser.add_argument("name", metavar="RUN", help="a name such as calm-heron, a folder, or `latest`")
-    parser.add_argument("words", nargs="*", metavar="SECTION.KEY=VALUE", help="a setting: `holdfast config` lists them")
+    parser.add_argument(
+        "words", nargs="*", default=[], metavar="SECTION.KEY=VALUE", help="a setting: `holdfast config` lists them"
+    )
     add_device(parser)
     parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
     parser.add_argument("--detach", action="store_true", help="leave the run in the background")

@@ -240,7 +240,7 @@ def page(look: Look, *, verbose: bool = False) -> list[str]:
     """All of it, in sections."""
     sections = [
         [f"{look.name} · {look.info.get('workload')} · {look.state}"],
-        ["How it went", *_indent([summary.headline(look)]), *summary.curves(look), *summary.accounts(look)],
+        ["How it went", *_indent(summary.headline(look)), *summary.curves(look), *summary.accounts(look)],
         ["What it is", *_indent(table(_identity(look)))],
         ["Devices", *_indent(_devices(look))],
         ["Faults", *_indent(_faults(look, verbose))],

@@ -5,6 +5,7 @@ for line in closing(Look(run)): output.print(line)
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -34,29 +35,35 @@ _WORDS = {
 }
 
 
-def closing(look: Look) -> list[str]:
+def closing(look: Look, width: int = 100) -> list[str]:
     """All of it: a headline, sparklines, faults, receipt, files, what to do next."""
-    parts = [headline(look)], curves(look), accounts(look), files(look), next_commands(look)
+    parts = headline(look, width), curves(look), accounts(look, width), files(look), next_commands(look)
     lines: list[str] = []
     for part in parts:
         lines += ["", *part] if lines and part else part
     return lines
 
 
-def headline(look: Look) -> str:
+def headline(look: Look, width: int = 100) -> list[str]:
     """✓ finished 60 epochs in 3h 18m on cuda:0 · best valid_bacc 0.8841 at epoch 52"""
     devices = list(dict.fromkeys(str(entry.get("device")) for entry in look.device_timeline))
-    words = [_done(look)]
+    words = [_SIGNS.get(look.state, "•"), _done(look)]
     if look.lasted_s is not None:
         words.append(f"in {duration(look.lasted_s)}")
     if devices:
         words.append(f"on {', then '.join(devices)}")
+    text, best = " ".join(words), _best(look)
+    if not best:
+        return [text]
+    return [f"{text} · {best}"] if len(text) + len(best) + 3 <= width else [text, f"  {best}"]
+
+
+def _best(look: Look) -> str:
     best = look.best
-    text = " ".join([_SIGNS.get(look.state, "•"), *words])
     if best is None or not isinstance(best.get("value"), (int, float)):
-        return text
+        return ""
     where = f"epoch {best['epoch']}" if best["epoch"] else f"step {count(best.get('step'))}"
-    return f"{text} · best {best['name']} {metric(best['value'])} at {where}"
+    return f"best {best['name']} {metric(best['value'])} at {where}"
 
 
 def _done(look: Look) -> str:
@@ -80,19 +87,23 @@ def curves(look: Look) -> list[str]:
     return table(rows) + ([f"  and {counted(more, 'more metric')} in metrics.jsonl"] if more > 0 else [])
 
 
-def accounts(look: Look) -> list[str]:
+def accounts(look: Look, width: int = 100) -> list[str]:
     """What happened to it, and what that cost."""
     receipt = look.receipt
     if receipt is None:
         faults = fault_words(look.accounts.get("faults") or {})
-        return [_labelled("faults", faults)] if faults else []
-    lines = [_labelled("faults", _faults(look)), _labelled("receipt", receipt_words(receipt))]
+        return _labelled("faults", faults, width) if faults else []
+    lines = _labelled("faults", _faults(look), width) + _labelled("receipt", receipt_words(receipt), width)
     sha256 = receipt.get("weights_sha256")
-    return [*lines, _labelled("weights", f"sha256 {sha256[:16]}…")] if isinstance(sha256, str) else lines
+    return lines + _labelled("weights", f"sha256 {sha256[:16]}…", width) if isinstance(sha256, str) else lines
 
 
-def _labelled(label: str, text: str) -> str:
-    return f"  {label:<9}{text}"
+def _labelled(label: str, text: str, width: int = 10_000) -> list[str]:
+    """A label and its text, which goes on under itself."""
+    first = f"  {label:<9}"
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False
+    ) or [first.rstrip()]
 
 
 def _faults(look: Look) -> str:
@@ -136,10 +147,10 @@ def receipt_words(receipt: dict[str, object]) -> str:
 
 def files(look: Look) -> list[str]:
     """Where the weights are."""
-    lines = [_labelled(name, shown(path)) for name, path in look.weights.items()]
+    lines = [line for name, path in look.weights.items() for line in _labelled(name, shown(path))]
     if look.checkpoints and look.state != "FINISHED":
         step, path, _ = look.checkpoints[0]
-        lines.append(_labelled("saved", f"step {count(step)} in {shown(path)}"))
+        lines += _labelled("saved", f"step {count(step)} in {shown(path)}")
     return lines
 
 

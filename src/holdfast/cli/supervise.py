@@ -108,7 +108,7 @@ def _tell(look: Look, outcome: Outcome, output: Output) -> None:
         _plain(look, output)
     else:
         output.print()
-        for line in summary.closing(look):
+        for line in summary.closing(look, output.out.width):
             output.print(line)
 
 

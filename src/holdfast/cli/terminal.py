@@ -7,6 +7,7 @@ The line is drawn when the supervisor beats, once a second, so no thread is need
 from __future__ import annotations
 
 import signal
+import textwrap
 from typing import Any
 
 from rich.console import Console
@@ -140,7 +141,7 @@ class TerminalFace(QuietFace):
     def beat(self, info: dict[str, Any]) -> None:
         self._epochs.loss = info.get("loss")
         if self._live is not None:
-            width = self._console.width
+            width = self._console.width - 3  # room for the ^C that a terminal echoes at the end of the line
             self._draw(Text(self._fit(live_line(info, width, self._state)), no_wrap=True, overflow="crop"))
 
     def _draw(self, text: Text) -> None:
@@ -150,11 +151,8 @@ class TerminalFace(QuietFace):
     # -- lines that stay -----------------------------------------------------------------------------------
 
     def _mark(self, event: Event, sign: str, text: str, style: str, *, right: str = "") -> None:
-        line = f" {local_time(event)}  {sign} {text}"
-        room = self._console.width - len(self._fit(line)) - 1
-        self._print(
-            line + f"{right:>{room}}" if right and room > len(right) + 1 else f"{line}  {right}".rstrip(), style
-        )
+        for line in marked_lines(local_time(event), sign, text, right, self._console.width):
+            self._print(line, style)
 
     def _below(self, sign: str, text: str, style: str) -> None:
         self._print(f"{_INDENT}{sign} {text}", style)
@@ -225,6 +223,15 @@ def _fitting(columns: list[str], width: int) -> tuple[list[str], int]:
     while shown and sum(_widths(shown)) + 2 * (len(shown) + 3) + 1 > width:
         shown.pop()
     return shown, len(columns) - len(shown)
+
+
+def marked_lines(when: str, sign: str, text: str, right: str, width: int) -> list[str]:
+    """A sign under a time of day, a text that goes on under itself, a code at the right edge."""
+    first = f" {when}  {sign} "
+    room = max(20, width - len(first) - (len(right) + 2 if right else 0) - 1)
+    head, *rest = textwrap.wrap(text, room, break_long_words=False) or [""]
+    line = f"{first}{head:<{room}}  {right}" if right else first + head
+    return [line.rstrip(), *(" " * len(first) + more for more in rest)]
 
 
 def live_line(info: dict[str, Any], width: int, state: str = "") -> str:

@@ -62,6 +62,7 @@ def add_script_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "words",
         nargs="*",
+        default=[],
         metavar="KEY=VALUE",
         help="an argument of train(), or with a dot a setting: `holdfast config` lists them",
     )

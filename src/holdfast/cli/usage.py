@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         for word in rest:
             if word.startswith("-") or not isinstance(getattr(args, "words", None), list):
                 raise self._unexpected(word)
-            args.words.append(word)
+            args.words = [*args.words, word]
         return args
 
     def _unexpected(self, word: str) -> UsageError:

@@ -1,0 +1,217 @@
+"""The command itself: help, usage errors, exit codes, and what happens when holdfast is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast import __version__
+
+from .driving import environment, holdfast
+
+HELLO = f"""\
+holdfast {__version__}: train PyTorch models on hardware you cannot trust
+
+  holdfast train my_script.py     a run that survives crashes, hangs and kill -9
+  holdfast status                 where runs stand
+  holdfast explain hang           what a fault means and what you can do
+
+`holdfast --help` lists every command, `holdfast train --help` shows examples.
+"""
+
+
+def test_alone_it_says_what_it_is(tmp_path: Path) -> None:
+    done = holdfast(cwd=tmp_path)
+    assert (done.out, done.err, done.code) == (HELLO, "", 0)
+
+
+def test_help_names_every_command_and_fits_a_terminal(tmp_path: Path) -> None:
+    done = holdfast("--help", cwd=tmp_path)
+    assert (done.err, done.code) == ("", 0)
+    for command in ("train", "resume", "stop", "status", "list", "show", "chaos", "explain", "env", "config"):
+        assert f"\n  {command} " in done.out
+    assert max(map(len, done.out.splitlines())) <= 80
+
+
+def test_version(tmp_path: Path) -> None:
+    assert holdfast("--version", cwd=tmp_path).out == f"holdfast {__version__}\n"
+
+
+IMPORTS = """\
+import sys
+from holdfast.cli.main import main
+code = main(sys.argv[1:])
+heavy = [name for name in ("torch", "numpy", "rich", "asyncio") if name in sys.modules]
+assert not heavy, heavy
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["train", "--help"], ["list"], ["status"], ["explain", "F001"], ["config"], ["resume", "--help"]],
+    ids=" ".join,
+)
+def test_no_torch_where_none_is_needed(words: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS, *words], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_is_cheap(tmp_path: Path) -> None:
+    """0.2 s of CPU is the promise; the best of three, because other programs heat the same caches."""
+    spent = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        holdfast("--help", cwd=tmp_path)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(spent) < 0.2
+
+
+USAGE = {
+    ("trian",): """\
+error: unknown command `trian`
+
+  tip: a similar command exists: `train`
+
+For more information, try `holdfast --help`
+""",
+    ("train",): """\
+error: the following arguments are required: SCRIPT
+
+For more information, try `holdfast train --help`
+""",
+    ("train", "x.py", "--devise", "cpu"): """\
+error: unexpected argument `--devise`
+
+  tip: a similar one exists: `--device`
+  tip: to pass it to the script, write it after `--`: `-- --devise`
+
+For more information, try `holdfast train --help`
+""",
+    ("train", "x.py", "--seed", "seven"): """\
+error: argument --seed: invalid int value: 'seven'
+
+For more information, try `holdfast train --help`
+""",
+    ("list", "all"): """\
+error: unexpected argument `all`
+
+For more information, try `holdfast list --help`
+""",
+    ("list", "--", "all"): """\
+error: `holdfast list` takes nothing after `--`
+
+For more information, try `holdfast list --help`
+""",
+    ("--frobnicate",): """\
+error: unexpected argument `--frobnicate`
+  cause: no command was given
+
+For more information, try `holdfast --help`
+""",
+}
+
+
+@pytest.mark.parametrize("words", USAGE, ids=" ".join)
+def test_usage_errors(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = holdfast(*words, cwd=tmp_path)
+    assert (done.out, done.err, done.code) == ("", USAGE[words], 2)
+
+
+def test_an_error_as_json_is_the_one_object_on_stdout(tmp_path: Path) -> None:
+    done = holdfast("--json", "show", "calm-heron", cwd=tmp_path)
+    assert done.code == 2
+    assert done.json == {
+        "schema": 1,
+        "exit_code": 2,
+        "error": {
+            "error": "UserError",
+            "message": "no run `calm-heron` in runs",
+            "cause": None,
+            "saved": None,
+            "hints": ["`holdfast list` shows the runs there are"],
+            "exit_code": 2,
+        },
+    }
+    assert done.err == "error: no run `calm-heron` in runs\n\nhint: `holdfast list` shows the runs there are\n"
+
+
+def test_flags_may_stand_before_the_command(tmp_path: Path) -> None:
+    assert holdfast("--json", "list", cwd=tmp_path).json == {"schema": 1, "runs": []}
+    done = holdfast("--color", "always", "show", "x", cwd=tmp_path)
+    assert "\x1b[1;31merror:\x1b[0m" in done.err
+
+
+def test_verbose_adds_the_traceback(tmp_path: Path) -> None:
+    assert "Traceback" not in holdfast("show", "x", cwd=tmp_path).err
+    assert "Traceback" in holdfast("show", "x", "-v", cwd=tmp_path).err
+
+
+BUG = """\
+import sys, types
+from holdfast.cli import main as cli
+
+def explode(args):
+    raise RuntimeError("a bug of ours")
+
+def add_parser(subparsers):
+    parser = subparsers.add_parser("boom")
+    parser.set_defaults(run=explode)
+    parser.add_argument("--token")
+    return parser
+
+sys.modules["holdfast.cli.boom"] = types.SimpleNamespace(add_parser=add_parser)
+cli.COMMANDS["boom"] = cli.Command("boom", "")
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_a_bug_of_ours_writes_a_report_without_secrets(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BUG, "boom", "--token", "hunter2"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    (report,) = tmp_path.glob("holdfast-report-*.txt")
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith(
+        "error: holdfast itself failed; this is a bug\n  cause: RuntimeError: a bug of ours (<string>:5)\n"
+    )
+    assert f"hint: please report it with {report}" in done.stderr
+    text = report.read_text()
+    assert "RuntimeError: a bug of ours" in text and "Python" in text and "torch" in text
+    assert "hunter2" not in text and "--token ***" in text
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", "config"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_output_that_no_ascii_terminal_could_show(tmp_path: Path) -> None:
+    done = holdfast("explain", "hang", cwd=tmp_path, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert done.code == 0
+    assert done.out.isascii()
+    assert json.loads(holdfast("explain", "hang", "--json", cwd=tmp_path).out)["schema"] == 1
