@@ -51,11 +51,14 @@ def merge_known(known: Known, beat: Beat) -> dict[Phase, PhaseTimes]:
     """What a dead worker taught: its counts and slowest times, for the next one's first steps."""
     merged = dict(known)
     for phase, times in beat.times.items():
+        if times.count == 0:
+            continue
         before = merged.get(phase, PhaseTimes())
-        if times.count >= before.count or times.count >= FIRST_TIMES:
-            merged[phase] = PhaseTimes(
-                count=max(before.count, times.count),
-                slowest_s=times.slowest_s,
-                first_s=max(before.first_s, times.first_s),
-            )
+        settled = times.count >= FIRST_TIMES
+        merged[phase] = PhaseTimes(
+            # Workers that die young teach together what one of them could not.
+            count=before.count + times.count,
+            slowest_s=times.slowest_s if settled else max(before.slowest_s, times.slowest_s),
+            first_s=max(before.first_s, times.first_s),
+        )
     return merged
