@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ast
 import difflib
+import keyword
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,4 +156,5 @@ def _bad(key: str, text: str, wanted: str) -> UserError:
 def module_name(path: Path) -> str:
     """The name under which the script is imported; loader processes find its classes by it."""
     stem = "".join(char if char.isalnum() else "_" for char in path.stem)
-    return stem if stem.isidentifier() and stem not in ("torch", "numpy", "holdfast") else f"script_{stem}"
+    taken = stem in sys.stdlib_module_names or stem in ("torch", "numpy", "holdfast") or keyword.iskeyword(stem)
+    return stem if stem.isidentifier() and not taken else f"script_{stem}"
