@@ -124,9 +124,7 @@ def record(loader: Loader, events: list[Event]) -> Loader:
     return loader
 
 
-def values(
-    loader: Loader, epochs: int = 2, each: Callable[[Batch], None] = lambda batch: None
-) -> torch.Tensor:
+def values(loader: Loader, epochs: int = 2, each: Callable[[Batch], None] = lambda batch: None) -> torch.Tensor:
     rows = []
     for epoch in range(epochs):
         for batch in loader.batches(epoch, 0):
@@ -228,9 +226,7 @@ def test_the_generators_of_the_training_are_left_alone(workers: int) -> None:
 
 def test_a_loader_without_a_seed_follows_the_script() -> None:
     def order() -> list[int]:
-        return [
-            index for batch in Loader(Augmented(), 5, shuffle=True).batches(0, 0) for index in batch.samples
-        ]
+        return [index for batch in Loader(Augmented(), 5, shuffle=True).batches(0, 0) for index in batch.samples]
 
     torch.manual_seed(1)
     first = order()
@@ -330,9 +326,7 @@ def test_killed_children_cost_no_batch(workers: int, undisturbed: torch.Tensor, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT])
-def test_any_signal_is_survived(
-    number: signal.Signals, undisturbed: torch.Tensor, events: list[Event]
-) -> None:
+def test_any_signal_is_survived(number: signal.Signals, undisturbed: torch.Tensor, events: list[Event]) -> None:
     loader = record(make(), events)
 
     def kill(batch: Batch) -> None:
@@ -400,9 +394,7 @@ def leave() -> None:
 
 
 @pytest.mark.parametrize(("act", "end"), [(os.abort, "SIGABRT"), (leave, "status 3")])
-def test_a_sample_that_always_kills_is_named(
-    act: Callable[[], None], end: str, undisturbed: torch.Tensor
-) -> None:
+def test_a_sample_that_always_kills_is_named(act: Callable[[], None], end: str, undisturbed: torch.Tensor) -> None:
     index = int(undisturbed[22, 0])  # in batch 5
     loader = make(At(index, act))
     got = []
@@ -481,16 +473,16 @@ def stacked(items: list[Any]) -> Any:
 
 
 def test_a_child_stopped_in_the_middle_of_a_message_is_replaced(events: list[Event]) -> None:
-    loader = record(make(Wide(), collate_fn=stacked), events)
+    loader = record(make(Wide(80), collate_fn=stacked), events)
     got = []
     for batch in loader.batches(0, 0):
         got.append(batch.index)
         assert batch.value[:, 0].tolist() == batch.samples.tolist()
-        if batch.index in (0, 5):
+        if batch.index in (0, 8):
             time.sleep(0.3)  # the pipe is full now, and both children are writing
             for pid in loader._pool.pids:
                 os.kill(pid, signal.SIGSTOP)
-    assert got == list(range(10))
+    assert got == list(range(20))
     assert [name for name, _ in events] == ["loader_stuck", "loader_stuck"]
     loader.close()
 
@@ -512,9 +504,7 @@ def hang() -> None:
     threading.Event().wait()
 
 
-def test_a_hang_is_ended_and_its_sample_named(
-    tmp_path: Path, undisturbed: torch.Tensor, events: list[Event]
-) -> None:
+def test_a_hang_is_ended_and_its_sample_named(tmp_path: Path, undisturbed: torch.Tensor, events: list[Event]) -> None:
     loader = record(make(At(17, hang, tmp_path / "done")), events)
     assert torch.equal(values(loader, epochs=1), undisturbed[:LENGTH])
     assert [(name, details["samples"]) for name, details in events] == [("loader_stuck", [17])]
@@ -571,6 +561,48 @@ def test_a_wait_can_be_left_by_raising(undisturbed: torch.Tensor) -> None:
     loader.on_wait = None
     assert torch.equal(values(loader), undisturbed)
     loader.close()
+
+
+# Short of memory.
+
+
+def test_batches_sent_by_value_are_the_same(undisturbed: torch.Tensor) -> None:
+    loader = make()
+    loader._fetcher.by_value = True
+    assert torch.equal(values(loader), undisturbed)
+    loader.close()
+
+
+SHORT = """
+import resource, sys, torch
+from holdfast.runtime.loader import Loader
+
+class Data:
+    def __len__(self): return 24
+    def __getitem__(self, index):
+        return [torch.full((size,), index) for size in sizes]
+
+for limit, sizes in [(None, [300_000]), (50, [3] * 30)]:
+    if limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    loader = Loader(Data(), 4, num_workers=2)
+    for batch in loader.batches(0, 0):
+        assert batch.value[0][:, 0].tolist() == batch.samples.tolist()
+    loader.close()
+print("done", batch.index)
+"""
+
+
+def test_full_shared_memory_and_too_few_descriptors_are_survived() -> None:
+    """A container gives 64 MB of shared memory; here it is 8 MB, and then 50 open files."""
+    small = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$@"', "sh"]
+    try:
+        subprocess.run([*small, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs a mount namespace of its own")
+    ended = subprocess.run([*small, sys.executable, "-c", SHORT], capture_output=True, text=True, timeout=100)
+    assert ended.stdout == "done 5\n", ended.stderr
+    assert "batches go by value" in ended.stderr
 
 
 # Errors of the user's code.
@@ -737,7 +769,6 @@ print(*loader._pool.pids, flush=True)
 ENDS = {
     "killed": "time.sleep(600)",
     "with a stopped child": "os.kill(loader._pool.pids[0], signal.SIGSTOP)",
-    "with dead children": "[os.kill(pid, signal.SIGKILL) for pid in loader._pool.pids]",
     "as usual": "",
 }
 
@@ -797,6 +828,35 @@ def test_what_cannot_be_spawned_is_the_users_to_fix(monkeypatch: pytest.MonkeyPa
     loader = make(collate_fn=lambda items: items, workers=1)
     with pytest.raises(UserError, match="cannot be sent"):
         next(loader.batches(0, 0))
+
+
+# Devices.
+
+
+def test_a_device_that_is_not_in_use_is_not_woken_up_to_pin_memory() -> None:
+    loader = make(pin_memory=True, workers=0)
+    loader.device = torch.device("cpu")  # a run that has left its accelerator
+    assert loader._pin_device() is None
+    loader.device = None
+    assert loader._pin_device() is None or torch.cuda.is_initialized()
+
+
+@pytest.mark.hardware
+@pytest.mark.parametrize("workers", [0, 2])
+def test_memory_is_pinned_through_a_kill(workers: int, undisturbed: torch.Tensor) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs CUDA")
+    loader = make(pin_memory=True, workers=workers)
+    loader.device = torch.device("cuda")
+
+    def check(batch: Batch) -> None:
+        assert batch.value.is_pinned()
+        assert torch.equal(batch.value.to("cuda", non_blocking=True).cpu(), batch.value)
+        if batch.index == 3 and workers:
+            os.kill(loader._pool.pids[0], signal.SIGKILL)
+
+    assert torch.equal(values(loader, each=check), undisturbed)
+    loader.close()
 
 
 # Settings.

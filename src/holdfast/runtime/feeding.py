@@ -90,9 +90,6 @@ def start_method() -> str:
 class Feed:
     """Loader children and their reader. When one of them fails, the whole generation is stopped."""
 
-    DEPTH = 2
-    """Values ready in this process, on top of what the children prefetch."""
-
     def __init__(self, fetcher: Fetcher, job: Job, *, workers: int, prefetch: int, pin: torch.device | None) -> None:
         context = self._context()
         fetcher.progress = self.progress = context.RawArray("q", [IDLE] * workers)
@@ -183,7 +180,7 @@ class Feed:
             self._stopping = True
             self._changed.notify_all()
         here = threading.current_thread() is self._thread  # the collector may run anywhere
-        if grace > 0 and not here and not self.dead():
+        if grace > 0 and not here and not self.dead() and not any(map(is_stopped, self.pids())):
             self._thread.join(grace)
         self._kill()
         if not here:
@@ -225,9 +222,11 @@ class Feed:
         job = self._plan.job
         iterator = self._iterator
         while True:
-            for parcel in iterator:
-                if not self._hand_over(job, self._open(parcel)):
+            while self._wanted(job):
+                parcel = next(iterator, None)
+                if parcel is None:
                     break
+                self._hand_over(job, self._open(parcel))
             following = self._next_job(job)
             if following is None:
                 return
@@ -245,22 +244,36 @@ class Feed:
                 return Item(parcel.batch, parcel.seconds, error=error)
         return Item(parcel.batch, parcel.seconds, value=value)
 
-    def _hand_over(self, job: Job, item: Item) -> bool:
-        """Wait for room and leave the item there. False if nobody wants it any more."""
+    def _wanted(self, job: Job) -> bool:
+        """Wait until the last item is taken: one is ready here, the rest of the prefetching is the children's.
+
+        Shared memory may be as little as 64 MB in a container. False if the job is no longer the current one.
+        """
         with self._changed:
-            while len(self._ready) >= self.DEPTH and self.job is job and not self._stopping:
+            while self._ready and self.job is job and not self._stopping:
                 self._changed.wait()
-            if self.job is not job or self._stopping:
-                return False
-            self._ready.append(item)
-            self._changed.notify_all()
-            return True
+            return self.job is job and not self._stopping
+
+    def _hand_over(self, job: Job, item: Item) -> None:
+        with self._changed:
+            if self.job is job:
+                self._ready.append(item)
+                self._changed.notify_all()
 
     def _next_job(self, done: Job) -> Job | None:
         with self._changed:
             while self.job is done and not self._stopping:
                 self._changed.wait()
             return None if self._stopping else self.job
+
+
+def is_stopped(pid: int | None) -> bool:
+    """Is that process stopped (SIGSTOP)? Unknown counts as no."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] in (b"T", b"t")
+    except OSError:
+        return False
 
 
 @contextmanager

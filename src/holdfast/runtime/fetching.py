@@ -12,18 +12,21 @@ An error in the user's dataset is carried over whole: its type, its arguments, i
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import pickle
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data._utils import worker
 
 from holdfast.runtime.sampling import (
     Indices,
@@ -32,6 +35,8 @@ from holdfast.runtime.sampling import (
     sample_seeds,
     seed_generators,
 )
+
+log = logging.getLogger(__name__)
 
 IDLE, COLLATING = -1, -2
 """Where a child is when it is at no sample; see `Fetcher.progress`."""
@@ -63,6 +68,8 @@ class Fetcher:
         self.collate_fn = default_collate if collate_fn is None else collate_fn
         self.draws = collate_fn is not None or _may_draw(dataset)
         """False where nothing can draw a random number: seeding costs more than indexing a tensor."""
+        self.by_value = False
+        """Send tensors through the pipe: slower, but needs neither shared memory nor file descriptors."""
         self.progress: Any = None
         """Shared with the parent: the sample each child is at. What a crash leaves here names its sample."""
 
@@ -76,11 +83,24 @@ class Fetcher:
         began = time.monotonic()
         failed = False
         try:
-            payload = _dumps(self.fetch(ticket, at))
+            payload = self._packed(ticket, at)
         except Exception as error:
             payload, failed = pack_error(error), True
         at(IDLE)
         return Parcel(ticket.batch, time.monotonic() - began, failed, payload)
+
+    def _packed(self, ticket: Ticket, at: Callable[[int], None]) -> bytes:
+        if not self.by_value:
+            try:
+                return _dumps(self.fetch(ticket, at))
+            except (OSError, RuntimeError) as error:
+                if not _is_shortage(error):
+                    raise
+                log.warning("batches go by value, without shared memory: %s", error)
+                self.by_value = True
+        # default_collate of a loader child builds the batch in shared memory; elsewhere it does not.
+        with _not_a_loader_child():
+            return pickle.dumps(self.fetch(ticket, at), protocol=pickle.HIGHEST_PROTOCOL)
 
     def fetch(self, ticket: Ticket, at: Callable[[int], None] | None = None) -> Any:
         """The value of one batch. Leaves the three global generators seeded."""
@@ -119,6 +139,21 @@ def fetch_here(fetcher: Fetcher, ticket: Ticket) -> Any:
             return fetcher.fetch(ticket)
         finally:
             torch.set_num_threads(threads)
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Is it shared memory or file descriptors that ran out? torch says so in words only."""
+    text = str(error)
+    return "shared memory" in text or "(shm)" in text or "Too many open files" in text
+
+
+@contextmanager
+def _not_a_loader_child() -> Iterator[None]:
+    info, worker._worker_info = worker._worker_info, None
+    try:
+        yield
+    finally:
+        worker._worker_info = info
 
 
 def _may_draw(dataset: Any) -> bool:

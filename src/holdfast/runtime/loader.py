@@ -140,13 +140,14 @@ class Loader:
         return plan
 
     def _pin_device(self) -> torch.device | None:
-        if not self.pin_memory:
+        device = self.device
+        if device is None and torch.cuda.is_initialized():
+            device = torch.device("cuda")
+        if not self.pin_memory or device is None or device.type not in ("cuda", "xpu"):
             return None
-        if self.device is not None:
-            return self.device if self.device.type in ("cuda", "xpu") else None
-        if torch.cuda.is_initialized():
+        if device.type == "cuda" and device.index is None:
             return torch.device("cuda", torch.cuda.current_device())
-        return None
+        return device
 
     def close(self) -> None:
         """End the loader children and wait until they are gone. The next iteration starts new ones."""

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from holdfast.errors import ExitCode, HoldfastError, InternalError, UserError
-from holdfast.runtime.feeding import Feed, Item, Job, start_method
+from holdfast.runtime.feeding import Feed, Item, Job, is_stopped, start_method
 from holdfast.runtime.fetching import IDLE, Fetcher, listed
 from holdfast.runtime.sampling import Epoch
 
@@ -132,8 +132,11 @@ class Pool:
         """One batch, whatever it takes."""
         attempt = 0
         while True:
-            # From the second respawn on, only this batch is ordered: then no later one can be to blame.
-            job = Job(claim, epoch, batch, batch + 1 if attempt >= 2 else len(epoch))
+            # From the second respawn on only this batch is ordered, so that no later one can be to blame;
+            # and by value, so that neither shared memory nor descriptors can.
+            careful = attempt >= 2
+            self.fetcher.by_value |= careful
+            job = Job(claim, epoch, batch, batch + 1 if careful else len(epoch))
             outcome = self._try(job, attempt)
             if isinstance(outcome, Item):
                 if outcome.error is not None:
@@ -193,7 +196,7 @@ class Pool:
                 if self.on_wait is not None:
                     self.on_wait()
             child = feed.children[(batch - feed.job.start) % self.workers]  # torch deals them out in turn
-            stopped = waited > self.patience.floor_s and _is_stopped(child.pid)
+            stopped = waited > self.patience.floor_s and is_stopped(child.pid)
             if stopped or waited > limit:
                 return self._stuck(feed, child, batch, waited, limit, stopped)
 
@@ -225,6 +228,8 @@ class Pool:
             hints.update(dict.fromkeys(_hints(name, samples)))
             details = _details(feed.job, feed.next, child.pid, samples)
             trouble.events.append(("loader_died", {**details, "signal": name, "exitcode": child.exitcode}))
+            if name == "SIGBUS":  # shared memory is full: a full tmpfs kills whoever writes to it
+                self.fetcher.by_value = True
         return _Trouble(trouble.events, trouble.suspects, trouble.line, tuple(hints))
 
     def _stuck(
@@ -238,12 +243,13 @@ class Pool:
         return _Trouble([("loader_stuck", event)], samples, line, _hints(None, samples))
 
     def _unreadable(self, feed: Feed, batch: int, error: BaseException | None) -> _Trouble:
-        """Reading failed: mostly because a child has died, which is seen a moment later."""
+        """Reading failed: mostly because a child has died, seen a moment later; or descriptors ran out."""
         deadline = time.monotonic() + 1.0
         while time.monotonic() < deadline:
             if dead := feed.dead():
                 return self._died(feed, dead)
             time.sleep(POLL_S)
+        self.fetcher.by_value = True
         samples = feed.job.epoch.samples(batch).tolist()
         details = _details(feed.job, batch, None, samples)
         event = {**details, "signal": None, "exitcode": None, "error": repr(error)}
@@ -312,12 +318,3 @@ def _signal_name(exitcode: int | None) -> str | None:
         return signal.Signals(-exitcode).name
     except ValueError:
         return f"signal {-exitcode}"
-
-
-def _is_stopped(pid: int | None) -> bool:
-    """Is that process stopped (SIGSTOP)? Unknown counts as no."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2][:1] in (b"T", b"t")
-    except OSError:
-        return False
