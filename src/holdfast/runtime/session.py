@@ -372,6 +372,7 @@ class Session:
         if not snapshots.fresh() and self.settings.snapshot.every == 1:
             self._take("save", resumable=False)
         meta, before = snapshots.meta_now(), capture_rng(self.device)
+        pieces = self._pieces
         while True:
             self._board.begin_attempt(self._position.step + 1)
             try:
@@ -381,7 +382,7 @@ class Session:
                 move = self._judge(error, work)
                 self._roll_back(meta, before)
                 self._cpu_next = move.action is Action.CPU_BATCH
-                self._apply(move)
+                self._apply(move, pieces)
                 continue
             if self._history and self._history[-1].fault.step == self._position.step + 1:
                 self._link.send("recovered", step=self._position.step + 1, in_process=True)
@@ -435,12 +436,12 @@ class Session:
         self._need_snapshots().roll_back(meta)
         restore_rng(*before, self.device)
 
-    def _apply(self, move: Move) -> None:
-        if move.action is Action.CPU_BATCH:
-            return
-        if move.pieces != self._pieces:
-            self._pieces = move.pieces
-            self._board.pieces(move.pieces)
+    def _apply(self, move: Move, before: int) -> None:
+        """The pieces for the next try. A batch that did not fit in any says nothing about those after it."""
+        pieces = before if move.action is Action.CPU_BATCH else move.pieces
+        if pieces != self._pieces:
+            self._pieces = pieces
+            self._board.pieces(pieces)
         self._pieces_until = self._position.step + self._grow_wait
 
     def _grow_back(self) -> None:
@@ -450,7 +451,8 @@ class Session:
             self._grow_wait = min(self._grow_wait * 2, 10_000)
             self._pieces_until = self._position.step + self._grow_wait
             self._board.pieces(self._pieces)
-            self._link.send("note", text=f"memory: trying {self._pieces} pieces again", pieces=self._pieces)
+            what = f"{self._pieces} pieces" if self._pieces > 1 else "the whole batch"
+            self._link.send("note", text=f"memory: trying {what} again", pieces=self._pieces)
 
     def _on_the_cpu(self, perform: Callable[[torch.device], T]) -> T:
         """This one batch where there is room, and back."""

@@ -208,9 +208,11 @@ def _train(config: dict[str, Any], link: SupervisedLink, rungs: list[Rung]) -> i
 
 
 def open_device(label: str) -> torch.device:
-    """The torch device of a rung. `pretend:0` computes on the CPU and fails on request (holdfast.testing)."""
+    """The torch device of a rung. `pretend:0` computes on the CPU and fails on request (holdfast.testing.pretend)."""
     if label.startswith("pretend"):
-        return torch.device("cpu")
+        from holdfast.testing import pretend
+
+        return pretend.DEVICE
     device = torch.device(label)
     if device.type == "cuda":
         torch.cuda.set_device(device)
