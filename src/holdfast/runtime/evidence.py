@@ -42,31 +42,49 @@ def last_words(path: Path, offset: int) -> str:
 
 
 def ask_for_stacks(pid: int, path: Path, *, native: bool) -> dict[str, str]:
-    """Python stacks by signal, native ones by py-spy where it is installed; a stopped process gives none."""
-    found: dict[str, str] = {}
-    before = path.stat().st_size if path.exists() else 0
-    number = getattr(signal, "SIGUSR2", None)
+    """Python stacks by signal, native ones by py-spy where it is installed.
+
+    A process that is stopped or sits in the kernel takes no signal and cannot be paused: there py-spy reads the
+    Python stack out of its memory.
+    """
     info = process.inspect(pid)
-    if number is not None and (info is None or info.state not in "TtD") and process.send(pid, number):
-        deadline = time.monotonic() + _STACK_WAIT
-        while time.monotonic() < deadline and (not path.exists() or path.stat().st_size == before):
-            time.sleep(0.02)
-        time.sleep(0.02)
-        with contextlib.suppress(OSError):
-            found["python"] = path.read_text(errors="replace")[before:]
-    spy = _py_spy()
-    if native and spy is not None:
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            dump = subprocess.run(
-                [spy, "dump", "--native", "--nonblocking", "--pid", str(pid)],
-                capture_output=True,
-                text=True,
-                timeout=_NATIVE_WAIT,
-                check=False,
-            )
-            if dump.returncode == 0 and dump.stdout:
-                found["native"] = dump.stdout
+    answers = info is None or info.state not in "TtD"
+    found = _by_signal(pid, path) if answers else {}
+    if native:
+        name, flag = ("native", "--native") if answers else ("python", "--nonblocking")
+        text = _by_py_spy(pid, flag)
+        if text:
+            found[name] = text
     return found
+
+
+def _by_signal(pid: int, path: Path) -> dict[str, str]:
+    """What faulthandler in the worker writes when it is asked."""
+    number = getattr(signal, "SIGUSR2", None)
+    before = path.stat().st_size if path.exists() else 0
+    if number is None or not process.send(pid, number):
+        return {}
+    deadline = time.monotonic() + _STACK_WAIT
+    while time.monotonic() < deadline and (not path.exists() or path.stat().st_size == before):
+        time.sleep(0.02)
+    time.sleep(0.02)
+    with contextlib.suppress(OSError):
+        return {"python": path.read_bytes()[before:].decode(errors="replace")}
+    return {}
+
+
+def _by_py_spy(pid: int, flag: str) -> str | None:
+    """`--native` pauses the process and `--nonblocking` does not; py-spy refuses the two together."""
+    spy = _py_spy()
+    if spy is None:
+        return None
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        dump = subprocess.run(
+            [spy, "dump", flag, "--pid", str(pid)], capture_output=True, text=True, timeout=_NATIVE_WAIT, check=False
+        )
+        if dump.returncode == 0 and dump.stdout:
+            return dump.stdout
+    return None
 
 
 def _py_spy() -> str | None:
