@@ -8,6 +8,7 @@ forking is safe, so before every fork the nursery checks itself: one thread, no 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import select
@@ -89,6 +90,9 @@ class Nursery:
                     os.environ[name] = value
         import torch
 
+        # A worker that is out of memory collects garbage; without this it would look through all of torch each time.
+        gc.collect()
+        gc.freeze()
         self.channel.send({"ready": torch.__version__, "seconds": time.monotonic() - began})
 
     def _preload(self) -> None:
