@@ -60,6 +60,8 @@ class WatchdogSettings:
     """How long each phase of a worker's first step may take: kernels are chosen, loaded and built there."""
     setup: float = setting(1800.0, DURATION)
     """How long a script may prepare without a sign of life; each `session.progress()` is one."""
+    loop: float = setting(60.0, DURATION)
+    """The shortest silence called a hang in your own code between steps and in evaluations: it may save or draw."""
     evaluate: float = setting(600.0, DURATION)
     """How long the first evaluation may take; later ones are held to what was measured."""
     compile: float = setting(1800.0, DURATION)

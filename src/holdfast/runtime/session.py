@@ -156,7 +156,8 @@ class Session:
         protected.move(self.device)
         self._named = objects
         self._protected = protected
-        self._snapshots = snapshot.Snapshots(protected, self._link, self.device)
+        optimizers = [value for value in objects.values() if isinstance(value, torch.optim.Optimizer)]
+        self._snapshots = snapshot.Snapshots(protected, self._link, self.device, optimizers)
         self._compiled_steps = 2 if any(_is_compiled(value) for value in everything.values()) else 0
         self._snapshots.reserve()
         self._restore()
@@ -331,11 +332,10 @@ class Session:
             split=split,
             compiled=self._compiled_steps > 0,
         )
-        loss: Loss = self._transact(lambda device: self._perform(work, device), work)
+        self._loss = self._transact(lambda device: self._perform(work, device), work)
         self._compiled_steps = max(0, self._compiled_steps - 1)
-        self._loss = loss.tensor
         self._leave_step()
-        return loss
+        return Loss(self._loss, self._waiting)
 
     def transaction(self, fn: Callable[[], T]) -> T:
         """Several updates as one: `fn()` happens whole or not at all, and counts as one step.
@@ -359,10 +359,16 @@ class Session:
             self._commit("free")
         self._enter(Phase.LOOP)
 
-    def _perform(self, work: Work, device: torch.device) -> Loss:
-        snapshots = self._need_snapshots()
+    def _perform(self, work: Work, device: torch.device) -> torch.Tensor:
         work.pieces = self._pieces
-        return transaction.perform(work, device, self._enter, snapshots.before_update)
+        return transaction.perform(work, device, self._enter)
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """A loss is read: what the device has not done yet is waited for here, and a hung kernel shows here."""
+        self._board.enter(Phase.BACKWARD)
+        yield
+        self._board.enter(Phase.LOOP)
 
     def _transact(self, perform: Callable[[torch.device], T], work: Work | None) -> T:
         """Try until it is done: roll back, then do what the ladder says."""

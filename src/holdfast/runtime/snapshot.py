@@ -1,7 +1,7 @@
 """Taking snapshots: every committed step, the whole state goes into a slot of shared memory.
 
     snapshots = Snapshots(protected, link, device)
-    snapshots.take(meta, step=12, loss=loss)       # at the step boundary; on a device the copy runs behind the next step
+    snapshots.take(meta, step=12, loss=loss)       # at the step boundary; a device copies behind the next step
     snapshots.poll()                               # commit copies that have arrived
     snapshots.roll_back()                          # the state of the last take, in place
 
@@ -12,7 +12,7 @@ committed when the copy has arrived, so no step ever waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,10 +21,9 @@ from torch import Tensor
 
 from holdfast.runtime import layout as layouts
 from holdfast.runtime.board import Board
-from holdfast.runtime.flatten import TORCH_DTYPES
 from holdfast.runtime.rng import capture_rng, rng_specs
 from holdfast.runtime.slots import HEADER, Arena, Slot
-from holdfast.runtime.state import Protected
+from holdfast.runtime.state import Protected, view_bytes
 
 RNG = "holdfast.rng."
 FLAT_LIMIT = 512 << 20
@@ -54,6 +53,8 @@ class Taken:
     samples: int
     event: Any = None
     lazy: bool = False
+    """Its copy reads straight from the state, which must not change until it has arrived."""
+    torn: bool = False
     done: bool = False
 
 
@@ -66,13 +67,17 @@ class _Views:
     host: list[Tensor]
     rng: dict[str, Tensor]
     loss: Tensor
+    data: Tensor
+    """All bytes after the header."""
     meta: slice = field(default_factory=lambda: slice(0))
 
 
 class Snapshots:
     """Every snapshot of one worker."""
 
-    def __init__(self, protected: Protected, link: Link, device: torch.device) -> None:
+    def __init__(
+        self, protected: Protected, link: Link, device: torch.device, optimizers: Sequence[torch.optim.Optimizer] = ()
+    ) -> None:
         self.protected = protected
         self.link = link
         self.device = device
@@ -86,8 +91,11 @@ class Snapshots:
         self._views: dict[int, _Views] = {}
         self._pending: list[Taken] = []
         self._sequence = 0
-        self._versions = -1
+        self._versions: tuple[int, ...] = ()
         self._cuda: _CudaCopies | None = _CudaCopies(device) if device.type == "cuda" else None
+        if self._cuda is not None:
+            for optimizer in optimizers:
+                optimizer.register_step_pre_hook(lambda *_: self._before_update())
 
     # -- taking --------------------------------------------------------------------------------------------
 
@@ -101,7 +109,7 @@ class Snapshots:
         """Copy the state as it is now. `resumable` is False for a savepoint inside a loop body."""
         rng_tensors, rng_json = capture_rng(self.device)
         changed = self.protected.changed()
-        text = self.protected.meta_json({**meta, "rng": rng_json, "rng_names": list(rng_tensors)})
+        text = self.protected.meta_json({**meta, "rng": rng_json, "rng_names": list(rng_tensors)}, look=False)
         self._arrange(changed, len(text))
         plan = self._plan
         arena = self._arena
@@ -116,7 +124,7 @@ class Snapshots:
             views.rng[name].copy_(source)
         self._copy(taken, views, loss)
         self.last = taken
-        self._versions = self._version_sum()
+        self._versions = self.protected.versions()
 
     def _copy(self, taken: Taken, views: _Views, loss: Tensor | None) -> None:
         on_device = self._live[: self._device_count]
@@ -133,7 +141,7 @@ class Snapshots:
                     views.loss[0].copy_(loss)
                 self._finish(taken, views)
             else:
-                self._cuda.copy(taken, views.device, views.loss, on_device, loss)
+                self._cuda.copy(taken, views, on_device, loss)
                 self._pending.append(taken)
 
     def fresh(self) -> bool:
@@ -141,19 +149,24 @@ class Snapshots:
 
         What is not a tensor may have changed (a scheduler stepped before the step): `meta_now` keeps that.
         """
-        if self.last is None or self.protected.changed() or self.protected.tensors() is not self._base:
+        if self.last is None:
             return False
-        return self._version_sum() == self._versions
+        same = not self.protected.changed() and self.protected.tensors() is self._base
+        if same and self.protected.versions() == self._versions:
+            return True
+        self._give_up_torn()
+        return False
+
+    def _give_up_torn(self) -> None:
+        """Something was written outside a step while copies were still reading it: they never become commits."""
+        for taken in self._pending:
+            taken.torn = taken.torn or taken.lazy
+        if self.last is not None and self.last.torn:
+            self.last = None
 
     def meta_now(self) -> dict[str, Any]:
-        """Everything that is not a tensor, as of the last look `fresh` took."""
-        return self.protected.meta()
-
-    def _version_sum(self) -> int:
-        total = 0
-        for tensor in self._live:
-            total += tensor._version
-        return total
+        """Everything that is not a tensor, as of the last look `fresh` or `take` took."""
+        return self.protected.meta(look=False)
 
     # -- arrival -------------------------------------------------------------------------------------------
 
@@ -168,8 +181,8 @@ class Snapshots:
             self._pending[0].event.synchronize()
             self._arrived()
 
-    def before_update(self) -> None:
-        """The optimizer is about to write: it waits, on the device, for copies that read straight from the state."""
+    def _before_update(self) -> None:
+        """An optimizer is about to write: it waits, on the device, for copies that read straight from the state."""
         if self._cuda is not None:
             self._cuda.guard(self._pending)
 
@@ -178,6 +191,8 @@ class Snapshots:
         self._finish(taken, self._slot_views(taken.slot, taken.plan))
 
     def _finish(self, taken: Taken, views: _Views) -> None:
+        if taken.torn:
+            return
         value = float(views.loss[0])
         views.loss[1] = 1.0 if value - value == 0.0 else 0.0
         taken.slot.commit(
@@ -203,7 +218,7 @@ class Snapshots:
         self.protected.restore(reader(self.last.slot.payload(self.last.plan.total_bytes)), meta)
         if not self.protected.changed():
             self._refresh_live()
-            self._versions = self._version_sum()
+            self._versions = self.protected.versions()
 
     def moved(self, device: torch.device) -> None:
         """The protected objects are on another device now: the live tensors are others."""
@@ -235,7 +250,8 @@ class Snapshots:
             self._use(self.link.arena(new.total_bytes + new.total_bytes // 16))
         self._views.clear()
         if self._cuda is not None:
-            self._cuda.arrange(new, self._live[: self._device_count])
+            lazy = self.protected.lazy()
+            self._cuda.arrange(new, [lazy[index] for index in self._order[: self._device_count]])
 
     def _refresh_live(self) -> None:
         """Follow tensors that were replaced by others of the same shape."""
@@ -278,11 +294,6 @@ class Snapshots:
         return views
 
 
-def view_bytes(raw: Tensor, dtype: str, shape: tuple[int, ...]) -> Tensor:
-    """A run of bytes as the tensor it holds."""
-    return raw.view(TORCH_DTYPES[dtype]).view(shape)
-
-
 def _make_views(slot: Slot, plan: layouts.Layout) -> _Views:
     slot.memory[HEADER : HEADER + plan.data_start] = plan.header
     whole = torch.frombuffer(slot.memory, dtype=torch.uint8, offset=HEADER, count=plan.total_bytes)
@@ -295,64 +306,72 @@ def _make_views(slot: Slot, plan: layouts.Layout) -> _Views:
         host=[tensor for name, tensor in extra.items() if not name.startswith(RNG)],
         rng={name: tensor for name, tensor in extra.items() if name.startswith(RNG)},
         loss=whole[plan.span(layouts.LOSS)].view(torch.float32),
+        data=data,
         meta=slice(HEADER + meta.start, HEADER + meta.stop),
     )
 
 
 class _CudaCopies:
-    """The device side of a take: gather, side stream, page-locked slots."""
+    """The device side of a take: gather, side stream, page-locked slots.
+
+    A small state is gathered into one flat buffer first: one long copy instead of many short ones. Of a large
+    one, only what may change at any time (buffers, averages) is gathered; parameters and optimizer state change
+    in `optimizer.step()` alone and are copied straight out, during the next forward and backward.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream: Any = torch.cuda.Stream(device)
+        self.straight: list[int] = []
+        self.gathered: list[int] = []
         self.flat: Tensor | None = None
         self.flat_views: list[Tensor] = []
-        self.runs: list[tuple[int, int]] = []
+        self.runs: list[tuple[int, int, int]] = []
         self._flat_free: Any = None
         self._locked: set[int] = set()
 
-    def arrange(self, plan: layouts.Layout, tensors: list[Tensor]) -> None:
-        """Decide how to copy: gathered while that is small, straight out of the tensors when they are large."""
-        self.runs = _runs([(entry.start, entry.stop) for entry in plan.live])
-        total = sum(stop - start for start, stop in self.runs)
-        self.flat, self.flat_views, self._flat_free = None, [], None
-        if 0 < total <= FLAT_LIMIT:
-            self.flat = torch.empty(max(stop for _, stop in self.runs), dtype=torch.uint8, device=self.device)
-            self.flat_views = [view_bytes(self.flat[e.start : e.stop], e.dtype, e.shape) for e in plan.live]
+    def arrange(self, plan: layouts.Layout, lazy: list[bool]) -> None:
+        """Decide what is gathered and what is copied straight."""
+        entries = plan.live
+        small = sum(entry.stop - entry.start for entry in entries) <= FLAT_LIMIT
+        self.gathered = [index for index, flag in enumerate(lazy) if small or not flag]
+        self.straight = [index for index, flag in enumerate(lazy) if flag and not small]
+        self.flat, self.flat_views, self.runs, self._flat_free = None, [], [], None
+        chosen = [entries[index] for index in self.gathered]
+        self.runs = _runs([(entry.start, entry.stop) for entry in chosen])
+        size = sum(stop - start for start, stop, _ in self.runs)
+        if size == 0:
+            return
+        self.flat = torch.empty(size, dtype=torch.uint8, device=self.device)
+        at = 0
+        for entry in chosen:
+            length = entry.stop - entry.start
+            self.flat_views.append(view_bytes(self.flat[at : at + length], entry.dtype, entry.shape))
+            at += length
 
-    def copy(
-        self,
-        taken: Taken,
-        targets: list[Tensor],
-        loss_target: Tensor,
-        sources: list[Tensor],
-        loss: Tensor | None,
-    ) -> None:
+    def copy(self, taken: Taken, views: _Views, sources: list[Tensor], loss: Tensor | None) -> None:
         main = torch.cuda.current_stream(self.device)
         if self.flat is not None:
             if self._flat_free is not None:
                 main.wait_event(self._flat_free)
-            torch._foreach_copy_(self.flat_views, sources)
+            torch._foreach_copy_(self.flat_views, [sources[index] for index in self.gathered])
         self.stream.wait_stream(main)
         with torch.cuda.stream(self.stream):
-            if self.flat is not None:
-                data = taken.plan.data_start
-                whole = torch.frombuffer(
-                    taken.slot.memory, dtype=torch.uint8, offset=HEADER + data, count=taken.plan.data_bytes
-                )
-                for start, stop in self.runs:
-                    whole[start:stop].copy_(self.flat[start:stop], non_blocking=True)
-            elif sources:
-                torch._foreach_copy_(targets, sources, non_blocking=True)
+            for start, stop, at in self.runs:
+                assert self.flat is not None
+                views.data[start:stop].copy_(self.flat[at : at + stop - start], non_blocking=True)
+            if self.straight:
+                targets = [views.device[index] for index in self.straight]
+                torch._foreach_copy_(targets, [sources[index] for index in self.straight], non_blocking=True)
                 taken.lazy = True
             if loss is None:
-                loss_target[0] = float("nan")
+                views.loss[0] = float("nan")
             else:
-                loss_target[0].copy_(loss.detach().float(), non_blocking=True)
+                views.loss[0].copy_(loss.detach().float(), non_blocking=True)
                 loss.record_stream(self.stream)
             taken.event = torch.cuda.Event()
             taken.event.record(self.stream)
-        self._flat_free = taken.event if self.flat is not None else None
+        self._flat_free = taken.event
 
     def guard(self, pending: list[Taken]) -> None:
         for taken in pending:
@@ -369,14 +388,16 @@ class _CudaCopies:
             self._locked.add(view.data_ptr())
 
 
-def _runs(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Neighbouring spans joined: each run is one copy."""
-    runs: list[tuple[int, int]] = []
-    for start, stop in sorted(spans):
+def _runs(spans: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Neighbouring spans joined, each with its place in the gathered buffer: one copy a run."""
+    runs: list[tuple[int, int, int]] = []
+    at = 0
+    for start, stop in spans:
         if runs and runs[-1][1] == start:
-            runs[-1] = (runs[-1][0], stop)
+            runs[-1] = (runs[-1][0], stop, runs[-1][2])
         elif stop > start:
-            runs.append((start, stop))
+            runs.append((start, stop, at))
+        at += stop - start
     return runs
 
 

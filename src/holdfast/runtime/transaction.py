@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,16 +28,18 @@ Splitter = Callable[[Any, int], Sequence[Piece]]
 class Loss:
     """The loss of a step. Reading it waits for the device; keeping it does not."""
 
-    __slots__ = ("_value", "tensor")
+    __slots__ = ("_value", "_waiting", "tensor")
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self.tensor = tensor
         """The loss as it is on the device, without its graph."""
         self._value: float | None = None
+        self._waiting = waiting
 
     def item(self) -> float:
         if self._value is None:
-            self._value = float(self.tensor)
+            with self._waiting():
+                self._value = float(self.tensor)
         return self._value
 
     __float__ = item
@@ -68,19 +71,16 @@ class Work:
     at_phase: list[Callable[[Phase], None]] = field(default_factory=list)
 
 
-def perform(
-    work: Work, device: torch.device, enter: Callable[[Phase], None], before_update: Callable[[], None]
-) -> Loss:
+def perform(work: Work, device: torch.device, enter: Callable[[Phase], None]) -> Tensor:
     """Forward, backward and update of one batch on one device. Raises whatever goes wrong, half done."""
     if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in work.optimizers):
-        return _perform_closure(work, device, enter, before_update)
+        return _perform_closure(work, device, enter)
     for optimizer in work.optimizers:
         optimizer.zero_grad(set_to_none=True)
     loss = _gradients(work, device, enter)
     enter(Phase.OPTIMIZER)
-    before_update()
     _update(work)
-    return Loss(loss)
+    return loss
 
 
 def _gradients(work: Work, device: torch.device, enter: Callable[[Phase], None]) -> Tensor:
@@ -116,9 +116,7 @@ def _update(work: Work) -> None:
         scaler.update()
 
 
-def _perform_closure(
-    work: Work, device: torch.device, enter: Callable[[Phase], None], before_update: Callable[[], None]
-) -> Loss:
+def _perform_closure(work: Work, device: torch.device, enter: Callable[[Phase], None]) -> Tensor:
     """Optimizers that evaluate the loss several times in one update."""
     first: list[Tensor] = []
 
@@ -132,9 +130,8 @@ def _perform_closure(
     if len(work.optimizers) != 1 or work.scaler is not None:
         raise UserError("LBFGS takes a step of its own, without a GradScaler or another optimizer beside it")
     optimizer = work.optimizers[0]
-    before_update()
     optimizer.step(closure)  # type: ignore[arg-type]
-    return Loss(first[0])
+    return first[0]
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from holdfast.runtime.board import Beat, Phase, PhaseTimes
 from holdfast.settings import WatchdogSettings
 
+EVALUATION_SEEN = 0.5
+"""Seconds from which on an evaluation counts as one."""
 Known = Mapping[Phase, PhaseTimes]
 FIRST_TIMES = 3
 """So many times a phase counts as new: warm-up, autotuning and lazy initialisation come in the first few."""
@@ -28,13 +30,21 @@ def allowed_silence(beat: Beat, known: Known, settings: WatchdogSettings, *, str
     times = beat.times[beat.phase]
     if beat.phase in (Phase.SETUP, Phase.COMPILE, Phase.SAVE):
         return max(_first_allowance(beat.phase, settings), settings.factor * times.slowest_s) * stretch
-    if times.count >= FIRST_TIMES or (beat.phase is Phase.EVALUATE and times.count >= 1):
-        return max(settings.floor, settings.factor * times.slowest_s) * stretch
+    floor = settings.loop if beat.phase in (Phase.LOOP, Phase.EVALUATE) else settings.floor
+    if _has_learned(beat.phase, times):
+        return max(floor, settings.factor * times.slowest_s) * stretch
     earlier = known.get(beat.phase)
-    if earlier is not None and earlier.count >= FIRST_TIMES:
+    if earlier is not None and _has_learned(beat.phase, earlier):
         slowest = max(earlier.first_s, earlier.slowest_s, times.slowest_s)
-        return max(settings.floor, settings.factor * slowest) * stretch
+        return max(floor, settings.factor * slowest) * stretch
     return _first_allowance(beat.phase, settings) * stretch
+
+
+def _has_learned(phase: Phase, times: PhaseTimes) -> bool:
+    """Three times make a habit; one evaluation does, if it was one: the phase is entered after every last batch."""
+    if phase is Phase.EVALUATE:
+        return times.slowest_s >= EVALUATION_SEEN
+    return times.count >= FIRST_TIMES
 
 
 def _first_allowance(phase: Phase, settings: WatchdogSettings) -> float:
