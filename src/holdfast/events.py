@@ -36,7 +36,7 @@ class Event:
     def from_line(cls, line: str) -> Event | None:
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         if not isinstance(record, dict) or not isinstance(record.get("event"), str):
             return None

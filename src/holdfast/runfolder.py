@@ -32,9 +32,23 @@ FORMAT = 1
 LIVE_STATES = frozenset({"STARTING", "RUNNING", "RECOVERING", "MOVED", "PAUSED"})
 _MAX_JSON = 16 << 20
 
-_ADJECTIVES = ["amber", "bold", "brave", "bright", "brisk", "calm", "candid", "clear", "cobalt", "crisp", "deep", "eager", "early", "fair", "fleet", "fond", "frank", "gentle", "glad", "golden", "grand", "hardy", "hazel", "honest", "humble", "jolly", "keen", "kind", "lively", "lucid", "lucky", "mellow", "merry", "mild", "misty", "modest", "neat", "noble", "olive", "patient", "plain", "plucky", "polite", "prime", "proud", "quick", "quiet", "rapid", "ready", "royal", "rustic", "sandy", "sharp", "silent", "silver", "sincere", "slate", "sober", "solid", "spry", "stable", "steady", "still", "stout", "sturdy", "sunny", "sure", "swift", "tidy", "tranquil", "true", "upbeat", "vivid", "warm", "wise", "witty", "young", "zesty"]
-_ANIMALS = ["auk", "badger", "bat", "bear", "beaver", "bison", "bittern", "boar", "bobcat", "bream", "buck", "bunting", "carp", "cod", "condor", "coot", "coyote", "crane", "crow", "curlew", "deer", "dipper", "dove", "duck", "dunlin", "eagle", "egret", "elk", "ermine", "falcon", "ferret", "finch", "fox", "gannet", "gecko", "goat", "goose", "grouse", "gull", "hare", "hawk", "heron", "hoopoe", "ibex", "ibis", "jackdaw", "jay", "kestrel", "kite", "lark", "lemur", "linnet", "lynx", "marten", "martin", "merlin", "mole", "moose", "moth", "newt", "oriole", "osprey", "otter", "owl", "oyster", "pelican", "perch", "petrel", "pike", "pipit", "plover", "puffin", "quail", "rail", "raven", "robin", "rook", "ruff", "salmon", "seal", "shrew", "shrike", "siskin", "skua", "snipe", "sparrow", "stoat", "stork", "swan", "swift", "teal", "tern", "thrush", "trout", "vole", "wagtail", "walrus", "weasel", "whale", "wolf", "wombat", "wren", "yak", "zebra"]
-_SECRET = re.compile(r"(token|secret|passw|api[-_]?key|credential|private)", re.IGNORECASE)
+_ADJECTIVES = """
+    amber bold brave bright brisk calm candid clear cobalt crisp deep eager early fair fleet fond frank gentle
+    glad golden grand hardy hazel honest humble jolly keen kind lively lucid lucky mellow merry mild misty
+    modest neat noble olive patient plain plucky polite prime proud quick quiet rapid ready royal rustic sandy
+    sharp silent silver sincere slate sober solid spry stable steady still stout sturdy sunny sure swift tidy
+    tranquil true upbeat vivid warm wise witty young zesty
+""".split()
+_ANIMALS = """
+    auk badger bat bear beaver bison bittern boar bobcat bream buck bunting carp cod condor coot coyote crane
+    crow curlew deer dipper dove duck dunlin eagle egret elk ermine falcon ferret finch fox gannet gecko goat
+    goose grouse gull hare hawk heron hoopoe ibex ibis jackdaw jay kestrel kite lark lemur linnet lynx marten
+    martin merlin mole moose moth newt oriole osprey otter owl oyster pelican perch petrel pike pipit plover
+    puffin quail rail raven robin rook ruff salmon seal shrew shrike siskin skua snipe sparrow stoat stork swan
+    swift teal tern thrush trout vole wagtail walrus weasel whale wolf wombat wren yak zebra
+""".split()
+_SECRET = re.compile(r"(token(?![a-z])|secret|passw|api[-_]?key|credential|private)", re.IGNORECASE)
+"""`hf_token` is one, `max_tokens` and `tokenizer` are not: a resumed run needs them."""
 
 
 def new_name(taken: set[str]) -> str:
@@ -82,7 +96,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         if path.stat().st_size > _MAX_JSON:
             return None
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
 
@@ -214,7 +228,7 @@ class RunFolder:
 
     def append(self, event: Event) -> None:
         if self._journal is None:
-            self._journal = open(self.path / "journal.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+            self._journal = _open_lines(self.path / "journal.jsonl")
         self._journal.write(event.to_line() + "\n")
         self._journal.flush()
         if event.kind in DURABLE:
@@ -222,7 +236,7 @@ class RunFolder:
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         if self._metrics is None:
-            self._metrics = open(self.path / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+            self._metrics = _open_lines(self.path / "metrics.jsonl")
         self._metrics.write(json.dumps(record) + "\n")
         self._metrics.flush()
 
@@ -267,6 +281,16 @@ def name_of(path: Path) -> str:
     return match.group(1) if match else path.name
 
 
+def _open_lines(path: Path) -> IO[str]:
+    """Append to a file of lines. One that was cut off by a power cut is ended first, or it would swallow ours."""
+    with open(path, "ab+") as file:
+        if file.tell() > 0:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+    return open(path, "a", encoding="utf-8")
+
+
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """JSON objects of an appended file; torn and foreign lines are passed over."""
     try:
@@ -277,7 +301,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(record, dict):
                 yield record
