@@ -38,7 +38,7 @@ _ADJECTIVES = """
     modest neat noble olive patient plain plucky polite prime proud quick quiet rapid ready royal rustic sandy
     sharp silent silver sincere slate sober solid spry stable steady still stout sturdy sunny sure swift tidy
     tranquil true upbeat vivid warm wise witty young zesty
-""".split()
+"""
 _ANIMALS = """
     auk badger bat bear beaver bison bittern boar bobcat bream buck bunting carp cod condor coot coyote crane
     crow curlew deer dipper dove duck dunlin eagle egret elk ermine falcon ferret finch fox gannet gecko goat
@@ -46,7 +46,7 @@ _ANIMALS = """
     martin merlin mole moose moth newt oriole osprey otter owl oyster pelican perch petrel pike pipit plover
     puffin quail rail raven robin rook ruff salmon seal shrew shrike siskin skua snipe sparrow stoat stork swan
     swift teal tern thrush trout vole wagtail walrus weasel whale wolf wombat wren yak zebra
-""".split()
+"""
 _SECRET = re.compile(r"(token(?![a-z])|secret|passw|api[-_]?key|credential|private)", re.IGNORECASE)
 """`hf_token` is one, `max_tokens` and `tokenizer` are not: a resumed run needs them."""
 
@@ -54,8 +54,9 @@ _SECRET = re.compile(r"(token(?![a-z])|secret|passw|api[-_]?key|credential|priva
 def new_name(taken: set[str]) -> str:
     """A name a person can say; drawn from the system's own randomness, never from the user's seed."""
     source = random.SystemRandom()
+    adjectives, animals = _ADJECTIVES.split(), _ANIMALS.split()
     for _ in range(100):
-        name = f"{source.choice(_ADJECTIVES)}-{source.choice(_ANIMALS)}"
+        name = f"{source.choice(adjectives)}-{source.choice(animals)}"
         if name not in taken:
             return name
     return f"{name}-{source.randrange(1000, 9999)}"
