@@ -91,7 +91,8 @@ class _Crisis:
 
     since: float
     last_commit_ns: int
-    committed: int
+    sequence: int
+    """Of the last snapshot there was. Steps do not tell: a worker may be lost after the last of them."""
 
 
 class Supervisor:
@@ -361,7 +362,7 @@ class Supervisor:
                 self.history[-1] = dataclasses.replace(past, committed=committed)
             self.accounts.steps = newest.step
         crisis = self._crisis
-        if crisis is not None and newest.generation == self.generation - 1 and newest.step > crisis.committed:
+        if crisis is not None and newest.generation == self.generation - 1 and newest.sequence > crisis.sequence:
             seconds = time.monotonic() - crisis.since
             lost_s = (newest.time_ns - crisis.last_commit_ns) / 1e9
             self.accounts.recovered(seconds, lost_s)
@@ -446,13 +447,17 @@ class Supervisor:
 
     def _recover(self, move: Move) -> None:
         """A new worker from the newest snapshot, on the rung the ladder chose."""
+        if self.memory.session_numbers().get("at") == "end":  # it was lost after `train` had returned
+            self._save_last(weights=["final"])
+            self._end("FINISHED", ExitCode.OK, None)
+            return
         newest = self.memory.newest()
         committed = self.accounts.steps
         step = newest.step if newest else (self.plan.resume.step if self.plan.resume else 0)
         self.accounts.restored(committed, step)
         since = self._crisis.since if self._crisis else time.monotonic()
         commit_ns = self._crisis.last_commit_ns if self._crisis else (newest.time_ns if newest else time.time_ns())
-        self._crisis = _Crisis(since, commit_ns, step)
+        self._crisis = _Crisis(since, commit_ns, newest.sequence if newest else 0)
         self._set_state("RECOVERING")
         if move.rung != self.rung:
             self._change_rung(move.rung, step)
