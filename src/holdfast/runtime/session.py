@@ -45,8 +45,8 @@ class StopRun(BaseException):
     """The run was asked to stop and its state is committed. Let it propagate: it is not an error."""
 
 
-class LostWorker(Exception):
-    """This process cannot go on with the device; a new one will, from the last commit."""
+class LostWorker(BaseException):
+    """This process cannot go on with the device; a new one will, from the last commit. Let it propagate as well."""
 
     def __init__(self, fault: Fault, move: Move) -> None:
         super().__init__(fault.sentence())
@@ -117,6 +117,8 @@ class Session:
         self._snapshots: snapshot.Snapshots | None = None
         self._named: dict[str, Any] = {}
         self._landing: _Landing | None = None
+        self._over: StopRun | LostWorker | None = None
+        """Why nothing more is done here: said again to a script whose bare `except:` went on regardless."""
         self._started = False
         self._inside: list[str] = []
         self._loss: torch.Tensor | None = None
@@ -372,6 +374,7 @@ class Session:
 
     def _transact(self, perform: Callable[[torch.device], T], work: Work | None) -> T:
         """Try until it is done: roll back, then do what the ladder says."""
+        self._check_not_over()
         self._arrive("free")
         snapshots = self._need_snapshots()
         self._grow_back()
@@ -416,7 +419,8 @@ class Session:
         )
         in_process = move.action in (Action.RETRY, Action.SPLIT, Action.CPU_BATCH)
         if not in_process or fault.health is not Health.ALIVE or not self._can_roll_back():
-            raise LostWorker(fault, move) from error
+            self._over = LostWorker(fault, move)
+            raise self._over from error
         self._history.append(Past(fault, move, self._rung))
         self._link.send("fault", fault=fault.to_json(), move=move.to_json())
         error.__traceback__ = None  # the frames hold the tensors we are about to free
@@ -480,6 +484,7 @@ class Session:
 
     def _commit(self, at: str, of: str | None = None) -> None:
         """The boundary: what happened before it is kept, and a wish to stop is honoured."""
+        self._check_not_over()
         snapshots = self._need_snapshots()
         due = at != "batch" or self._uncommitted >= self.settings.snapshot.every or self._board.stop_requested
         if due:
@@ -489,7 +494,8 @@ class Session:
         if self._board.stop_requested:
             snapshots.flush()
             self._link.send("stopped", step=self._position.step)
-            raise StopRun
+            self._over = StopRun()
+            raise self._over
 
     def _take(self, at: str, of: str | None = None, *, resumable: bool) -> None:
         snapshots = self._need_snapshots()
@@ -513,6 +519,7 @@ class Session:
 
     def _finish(self) -> None:
         """The script's `train` has returned: the last commit."""
+        self._check_not_over()
         if self._snapshots is not None and self._started:
             self._take("end", resumable=True)
             self._snapshots.flush()
@@ -554,6 +561,10 @@ class Session:
         self._board.enter(phase)
         for hook in self._phase_hooks:
             hook(phase)
+
+    def _check_not_over(self) -> None:
+        if self._over is not None:
+            raise self._over
 
     def _need_snapshots(self) -> snapshot.Snapshots:
         assert self._snapshots is not None, "protect() comes first"

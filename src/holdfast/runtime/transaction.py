@@ -150,6 +150,7 @@ def _as_loss(value: Any) -> Tensor:
         raise UserError(
             "the loss given to session.step has no gradient",
             cause="no protected parameter that requires one took part in it, or it was detached",
+            hints=["return it as it comes out of the model: without .item(), .detach() and torch.no_grad()"],
         )
     return value if value.dim() == 0 else value.reshape(())
 

@@ -172,9 +172,14 @@ def _last_words(link: SupervisedLink, error: BaseException, device: str) -> int:
 def _own_traceback(error: BaseException) -> str:
     """The user's traceback, from the first frame of their own code on."""
     frame = error.__traceback__
-    while frame is not None and Path(frame.tb_frame.f_code.co_filename).parent == Path(__file__).parent:
+    while frame is not None and _is_ours(frame.tb_frame.f_code.co_filename):
         frame = frame.tb_next
     return "".join(traceback.format_exception(type(error), error, frame or error.__traceback__)).rstrip()
+
+
+def _is_ours(filename: str) -> bool:
+    """A frame on the way from the worker to the script: this package, or the import of the script."""
+    return Path(filename).parent == Path(__file__).parent or filename.startswith("<frozen importlib")
 
 
 def _train(config: dict[str, Any], link: SupervisedLink, rungs: list[Rung]) -> int:
