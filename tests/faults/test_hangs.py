@@ -1,0 +1,108 @@
+"""Silence: noticed in time, its stacks kept, the worker replaced. And the slow but healthy left alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holdfast.events import Event
+from holdfast.runtime import evidence
+from tests.faults.conftest import Drive
+from tests.faults.driving import JOBS, Run, assert_exact
+
+SLOW = JOBS / "slow.py"
+HANGS = ("hang", "hang_c", "hang_gil", "sigstop")
+SLACK = 5.0
+"""Seconds a detection may come late on a busy machine; 0.1 to 0.3 were seen."""
+
+
+def fired(run: Run, number: int) -> float:
+    """When the chaos kit let fault `number` loose."""
+    return float((run.folder / "chaos" / str(number)).read_text().split()[1])
+
+
+def seconds(event: Event) -> float:
+    when = event.seconds()
+    assert when is not None
+    return when
+
+
+def test_hangs_are_detected_and_their_stacks_kept(drive: Drive, reference: Drive) -> None:
+    """In Python, in C with and without the interpreter's lock, and by SIGSTOP."""
+    phases = ("forward", "backward", "optimizer", "backward")
+    plan = ",".join(f"{hang}@{5 + 4 * at}:{phases[at]}" for at, hang in enumerate(HANGS))
+    run = drive(faults=plan)
+    assert_exact(run, reference(), faults=len(HANGS))
+    assert run.faults() == ["hang"] * len(HANGS)
+    assert run.actions() == ["replace"] * len(HANGS)
+    for at, (hang, event) in enumerate(zip(HANGS, run.of("fault"), strict=True)):
+        assert event.data["phase"] == phases[at]
+        check_detection(run, at, event)
+        check_stacks(run.evidence(at + 1), hang)
+
+
+def check_detection(run: Run, at: int, event: Event) -> None:
+    """Within max(floor, 4 x the slowest recent step of that phase)."""
+    record = json.loads((run.evidence(at + 1) / "fault.json").read_text())
+    slowest = record["board"]["times"][event.data["phase"]]["slowest_s"]
+    limit = record["fault"]["evidence"]["limit_s"]
+    assert limit == pytest.approx(max(1.0, 4 * slowest), rel=0.1)
+    assert limit <= record["fault"]["evidence"]["silence_s"] <= limit + SLACK
+    assert seconds(event) - fired(run, at) <= limit + SLACK
+
+
+def check_stacks(folder: Path, hang: str) -> None:
+    spy = evidence._py_spy() is not None
+    python = (folder / "stacks-python.txt").read_text() if hang != "sigstop" or spy else ""
+    if python:
+        assert f"_{hang}" in python, python
+        assert "job.py" in python, python  # and whose step it was
+    if spy and hang != "sigstop":  # a stopped process cannot be paused, which native stacks need
+        assert f"_{hang}" in (folder / "stacks-native.txt").read_text()
+    state = json.loads((folder / "fault.json").read_text())["fault"]["evidence"]["process_state"]
+    assert state == ("T" if hang == "sigstop" else "S")
+
+
+def test_hang_in_the_data_and_in_the_evaluation(drive: Drive, reference: Drive) -> None:
+    run = drive(faults="hang@11:data,hang@16:evaluate", settings={"watchdog.evaluate": "1s"})
+    assert_exact(run, reference(), faults=2)
+    assert [event.data["phase"] for event in run.of("fault")] == ["data", "evaluate"]
+
+
+def test_the_second_hang_at_one_step_moves_to_the_next_rung(drive: Drive, reference: Drive) -> None:
+    run = drive(faults="hang@5,hang@5", device="pretend:0")
+    assert_exact(run, reference(), faults=2)
+    assert run.actions() == ["replace", "next_rung"]
+    assert [event.data["after"] for event in run.of("moved")] == ["cpu fp32"]
+    first, second = (run.fault(number)["evidence"]["limit_s"] for number in (1, 2))
+    assert second == pytest.approx(4 * first)  # had it only been slow, it would have passed now
+
+
+def test_a_step_that_was_only_slow_passes_the_second_time(drive: Drive, reference: Drive) -> None:
+    """One false alarm, and no harm done: nothing lost, still on its device."""
+    run = drive(SLOW, step=12, step_s=1.5, device="pretend:0", settings={"watchdog.floor": "0.5s"})
+    assert_exact(run, reference(SLOW), faults=1)
+    assert run.actions() == ["replace"]
+    assert not run.of("moved")
+
+
+def test_slow_but_healthy_raises_no_alarm(drive: Drive, reference: Drive) -> None:
+    """Set-up, first step and evaluation many times as long as the shortest hang; steps that differ by ten."""
+    settings = {
+        "watchdog.floor": "0.4s",
+        "watchdog.loop": "0.4s",
+        "watchdog.setup": "1s",  # for each sign of life
+        "watchdog.first_step": "8s",
+        "watchdog.evaluate": "8s",
+    }
+    run = drive(SLOW, setup=2.0, first=2.0, evaluation=1.5, uneven="true", settings=settings)
+    assert_exact(run, reference(SLOW), faults=0)
+
+
+def test_slow_but_healthy_after_a_kill(drive: Drive, reference: Drive) -> None:
+    """A new worker's first steps are judged by what the old one has taught, and not as first steps of all."""
+    settings = {"watchdog.floor": "0.4s", "watchdog.first_step": "8s"}
+    run = drive(SLOW, uneven="true", faults="sigkill@6,sigkill@18", settings=settings)
+    assert_exact(run, reference(SLOW), faults=2)
