@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from . import driving
+from .driving import holdfast
+
 # One command alone, the way `holdfast` runs it: what is tested is that command's own imports and words.
 DRIVER = """\
 import argparse, importlib, sys
@@ -69,3 +72,34 @@ def command(tmp_path: Path) -> Command:
 def here(tmp_path: Path, command: Command) -> Path:
     """The folder that `command` runs in."""
     return tmp_path / "here"
+
+
+# Runs that several tests look at: each costs an import of torch, so they are made once.
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A run that went undisturbed to its end, with --json."""
+    folder = job_folder(tmp_path_factory)
+    return Finished(folder, holdfast("train", "job.py", "lr=0.1", "epochs=3", "run.threads=1", "--json", cwd=folder))
+
+
+@dataclass(frozen=True)
+class Finished:
+    cwd: Path
+    done: driving.Done
+
+    @property
+    def name(self) -> str:
+        return str(self.done.json["run"])
+
+    @property
+    def path(self) -> Path:
+        return Path(self.done.json["folder"])
+
+
+def job_folder(factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small script in it."""
+    folder = factory.mktemp("job")
+    (folder / "job.py").write_text(driving.SCRIPT)
+    return folder

@@ -61,7 +61,27 @@ def train(session, lr=0.05, epochs=3, nap=0.0, fail_at=-1):
             session.log(train_loss=loss, valid_loss=sum(loss_of(batch) for batch in data) / 8)
 '''
 
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>78]|\r")
+_PIECES = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b[=>78]|(\r)|(\n)|([^\x1b\r\n]+)")
+
+
+def drawn(raw: str) -> str:
+    """What a terminal without a bottom shows: lines drawn over and erased as the codes say."""
+    lines, row, column = [""], 0, 0
+    for number, code, back, down, text in _PIECES.findall(raw):
+        if code == "A":
+            row = max(0, row - int(number or 1))
+        elif code == "K":
+            lines[row] = "" if number == "2" else lines[row][:column]
+        elif back:
+            column = 0
+        elif down:
+            row, column = row + 1, 0
+            lines += [""] * (row + 1 - len(lines))
+        elif text:
+            before = lines[row].ljust(column)
+            lines[row] = before[:column] + text + before[column + len(text) :]
+            column += len(text)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 @dataclass(frozen=True)
@@ -131,8 +151,8 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """All that was written, without the codes that move the cursor."""
-        return _CONTROL.sub("", self.raw)
+        """All lines that were written, as they look now."""
+        return drawn(self.raw)
 
     def read(self, seconds: float = 0.1) -> bool:
         """Take what is there; False at the end."""

@@ -22,7 +22,7 @@ from holdfast.cli.output import Output, table
 from holdfast.cli.reading import Look
 from holdfast.cli.summary import shown
 from holdfast.errors import ExitCode, InternalError, from_json
-from holdfast.runfolder import RunFolder
+from holdfast.runfolder import LIVE_STATES, RunFolder
 
 LOG = "supervisor.log"
 PATIENCE = 20.0
@@ -72,7 +72,7 @@ def _await_life(run: RunFolder, child: subprocess.Popen[bytes], before: object) 
         if child.poll() is not None:
             return True
         info = run.info
-        if info.get("pid") == child.pid != before and info.get("state") not in (None, "STARTING"):
+        if info.get("pid") == child.pid != before and info.get("state") in LIVE_STATES - {"STARTING"}:
             return False
         time.sleep(0.05)
     return False

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.cli.output import Output, Screen
+from holdfast.cli.text import Lines, without_control
 from holdfast.events import Event
 from holdfast.runtime.telling import Face
 
 PROGRESS_EVERY = 60.0
 """Seconds between two progress lines in a file."""
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
 _BARE = re.compile(r"[\w./:+@%,~\-\[\]]+")
 
 
@@ -93,34 +93,6 @@ def choose(output: Output, header: Header) -> Careful:
     from holdfast.cli.terminal import TerminalFace
 
     return Careful(TerminalFace(screen, header, progress=output.progress))
-
-
-class Lines:
-    """What a script prints, whole lines only; a line that was drawn over with carriage returns counts once."""
-
-    def __init__(self) -> None:
-        self._rest = ""
-
-    def feed(self, text: str) -> list[str]:
-        *whole, self._rest = (self._rest + text).replace("\r\n", "\n").split("\n")
-        if len(self._rest) > 1 << 16:  # a script that never ends a line must not fill our memory
-            whole, self._rest = [*whole, self._rest], ""
-        elif "\r" in self._rest:
-            self._rest = "\r" + self._rest.rstrip("\r").rpartition("\r")[2]
-        return [_last_drawn(line) for line in whole]
-
-    def flush(self) -> list[str]:
-        rest, self._rest = self._rest, ""
-        return [_last_drawn(rest)] if rest.strip() else []
-
-
-def _last_drawn(line: str) -> str:
-    return line.rstrip("\r").rpartition("\r")[2]
-
-
-def without_control(text: str) -> str:
-    """Text that cannot move a cursor or change a terminal."""
-    return _CONTROL.sub("", text)
 
 
 class Epochs:

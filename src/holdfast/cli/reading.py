@@ -65,9 +65,9 @@ class Look:
     @property
     def step(self) -> int | None:
         """Steps committed, by the newest source that says so."""
-        known = [_whole(self.accounts.get("steps")), _whole(self.beat.get("step"))]
+        known = [whole(self.accounts.get("steps")), whole(self.beat.get("step"))]
         if self.receipt:
-            known.append(_whole(self.receipt.get("steps")))
+            known.append(whole(self.receipt.get("steps")))
         return max((step for step in known if step is not None), default=None)
 
     @property
@@ -78,7 +78,15 @@ class Look:
     def device_timeline(self) -> list[dict[str, Any]]:
         timeline = self.accounts.get("timeline")
         if isinstance(timeline, list) and timeline:
-            return [entry for entry in timeline if isinstance(entry, dict)]
+            return [
+                {
+                    "device": _text(entry.get("device")),
+                    "from_step": whole(entry.get("from_step")),
+                    "to_step": whole(entry.get("to_step")),
+                }
+                for entry in timeline
+                if isinstance(entry, dict)
+            ]
         return [{"device": self.device, "from_step": 0, "to_step": None}] if self.device else []
 
     @property
@@ -93,14 +101,19 @@ class Look:
     def best(self) -> dict[str, Any] | None:
         """Name, value, step and epoch (counted from 1) of the best; None if nothing was judged."""
         best = self.info.get("best")
-        if not isinstance(best, dict):
+        if not isinstance(best, dict) or number(best.get("value")) is None:
             return None
-        epoch = _whole(best.get("epoch"))
-        return {**best, "epoch": None if epoch is None else epoch + 1}
+        epoch = whole(best.get("epoch"))
+        return {
+            "name": str(best.get("name")),
+            "value": number(best.get("value")),
+            "step": whole(best.get("step")),
+            "epoch": None if epoch is None else epoch + 1,
+        }
 
     def series(self, name: str) -> list[float | None]:
         """All values of a metric, in order."""
-        return [_number(record[name]) for record in self.metrics if name in record]
+        return [number(record[name]) for record in self.metrics if name in record]
 
     @property
     def names(self) -> list[str]:
@@ -133,7 +146,7 @@ class Look:
         found = []
         for path in _folders(self.run.path / "checkpoints"):
             digest = read_json(path / "digest.json") or {}
-            found.append((int(path.name), path, _whole(digest.get("bytes")) or 0))
+            found.append((int(path.name), path, whole(digest.get("bytes")) or 0))
         return sorted(found, reverse=True)
 
     @property
@@ -148,7 +161,7 @@ class Look:
             "run": self.name,
             "folder": str(self.run.path.absolute()),
             "state": self.state,
-            "exit_code": None if self.live else self.info.get("exit_code"),
+            "exit_code": None if self.live else whole(self.info.get("exit_code")),
             "device_timeline": self.device_timeline,
             "metrics": self.last_metrics,
             "best": self.best,
@@ -165,21 +178,21 @@ class Look:
             "state": self.state,
             "device": self.device,
             "step": self.step,
-            "steps_total": _whole(self.beat.get("steps_total")),
-            "time_left_s": _number(self.beat.get("time_left_s")) if live else None,
+            "steps_total": whole(self.beat.get("steps_total")),
+            "time_left_s": number(self.beat.get("time_left_s")) if live else None,
             "recoveries": self.recoveries,
             "created": self.info.get("created"),
             "pid": self.info.get("pid") if live else None,
-            "epoch": _whole(self.beat.get("epoch")),
-            "epochs": _whole(self.beat.get("epochs")) or None,
-            "rate": _number(self.beat.get("rate")) if live else None,
+            "epoch": whole(self.beat.get("epoch")),
+            "epochs": whole(self.beat.get("epochs")) or None,
+            "rate": number(self.beat.get("rate")) if live else None,
             "last_beat_s": _rounded(self.age_s) if live else None,
         }
 
     @property
     def recoveries(self) -> int:
         sources = (self.receipt or {}, self.accounts, self.beat)
-        return max((_whole(source.get("recoveries")) or 0 for source in sources), default=0)
+        return max((whole(source.get("recoveries")) or 0 for source in sources), default=0)
 
 
 def local_time(event: Event) -> str:
@@ -208,11 +221,13 @@ def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-def _whole(value: object) -> int | None:
+def whole(value: object) -> int | None:
+    """A whole number, or None for whatever else a foreign file may hold."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _number(value: object) -> float | None:
+def number(value: object) -> float | None:
+    """A finite number, or None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)

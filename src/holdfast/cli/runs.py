@@ -22,6 +22,7 @@ from typing import Any
 from holdfast.cli import summary
 from holdfast.cli.output import Output, add_flags, count, counted, duration, metric, percent, size, table
 from holdfast.cli.reading import Look, local_time
+from holdfast.cli.text import without_control
 from holdfast.cli.usage import Parser
 from holdfast.errors import ExitCode, UserError
 from holdfast.runfolder import LIVE_STATES, RunFolder, find_run, list_runs
@@ -121,7 +122,7 @@ def _print_table(looks: list[Look], output: Output) -> None:
     header, *lines = table(rows, header=names, right=(4, 6, 7))
     output.print(output.out.style(header, "dim"))
     for line in lines:
-        output.print(line)
+        output.print(without_control(line))
 
 
 def _steps(row: dict[str, Any]) -> str:
@@ -151,7 +152,7 @@ def status(args: argparse.Namespace) -> int:
             if number:
                 output.print()
             for line in standing(look):
-                output.print(line)
+                output.print(without_control(line))
     return ExitCode.OK
 
 
@@ -218,7 +219,7 @@ def show(args: argparse.Namespace) -> int:
         output.json({**look.result(), **_more(look)})
         return ExitCode.OK
     for line in page(look, verbose=bool(output.verbose)):
-        output.print(line)
+        output.print(without_control(line))
     return ExitCode.OK
 
 
@@ -399,7 +400,7 @@ def _await_end(run: RunFolder, output: Output) -> int:
     elif look.state == "STOPPED":
         output.print(f"✓ {look.name} stopped at step {count(look.step)}")
         for line in [*summary.files(look), f"  go on with `holdfast resume {look.name}`"]:
-            output.print(line)
+            output.print(without_control(line))
     else:
         output.print(f"{look.name} is {look.state}")
     return ExitCode.OK

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from holdfast.cli.output import count, counted, duration, metric, percent, sparkline, table
-from holdfast.cli.reading import Look
+from holdfast.cli.reading import Look, number, whole
 
 _SIGNS = {"FINISHED": "✓", "FAILED": "✗", "GAVE_UP": "✗", "CRASHED": "✗"}
 _MOST_METRICS = 6
@@ -60,14 +60,14 @@ def headline(look: Look, width: int = 100) -> list[str]:
 
 def _best(look: Look) -> str:
     best = look.best
-    if best is None or not isinstance(best.get("value"), (int, float)):
+    if best is None:
         return ""
-    where = f"epoch {best['epoch']}" if best["epoch"] else f"step {count(best.get('step'))}"
+    where = f"epoch {best['epoch']}" if best["epoch"] else f"step {count(best['step'])}"
     return f"best {best['name']} {metric(best['value'])} at {where}"
 
 
 def _done(look: Look) -> str:
-    epochs = look.beat.get("epochs")
+    epochs = whole(look.beat.get("epochs"))
     steps = counted(look.step or 0, "step")
     if look.state == "FINISHED":
         return f"finished {counted(epochs, 'epoch')}, {steps}," if epochs else f"finished {steps}"
@@ -114,7 +114,7 @@ def _faults(look: Look) -> str:
     parts = [words]
     if receipt.get("survived"):
         parts.append("all recovered")
-    lost = receipt.get("seconds_lost") or 0.0
+    lost = number(receipt.get("seconds_lost"))
     lasted = look.lasted_s
     if lost:
         share = f" ({percent(lost / lasted)})" if lasted and lost <= lasted else ""
@@ -126,7 +126,7 @@ def fault_words(faults: object) -> str:
     """{"hang": 2, "crash": 1} as "2 hangs, 1 crash"."""
     if not isinstance(faults, dict):
         return ""
-    return ", ".join(counted(number, *_words(kind)) for kind, number in faults.items() if isinstance(number, int))
+    return ", ".join(counted(times, *_words(kind)) for kind, times in faults.items() if isinstance(times, int))
 
 
 def _words(kind: str) -> tuple[str, str]:
@@ -135,13 +135,12 @@ def _words(kind: str) -> tuple[str, str]:
 
 
 def receipt_words(receipt: dict[str, object]) -> str:
-    def number(key: str) -> str:
-        value = receipt.get(key)
-        return count(value) if isinstance(value, int) else "-"
+    def of(key: str) -> str:
+        return count(whole(receipt.get(key)))
 
     return (
-        f"{number('steps')} steps: {number('steps_repeated')} repeated, {number('steps_lost')} lost; "
-        f"samples: {number('samples_skipped')} skipped, {number('samples_repeated')} seen twice"
+        f"{of('steps')} steps: {of('steps_repeated')} repeated, {of('steps_lost')} lost; "
+        f"samples: {of('samples_skipped')} skipped, {of('samples_repeated')} seen twice"
     )
 
 

@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from holdfast.cli.faces import Epochs, Header, Lines, QuietFace, without_control
+from holdfast.cli.faces import Epochs, Header, QuietFace
 from holdfast.cli.output import Screen, count, duration, metric, percent
 from holdfast.cli.reading import local_time
+from holdfast.cli.text import Lines, without_control
 from holdfast.events import Event
 
 _INDENT = " " * 11

@@ -23,6 +23,12 @@ from holdfast.errors import UserError
 ROOT = Path("/")
 KINDS = ("cpu", "cuda", "mps", "xpu", "pretend")
 """`cuda` is also what torch calls ROCm; `pretend` computes on the CPU and fails on request (holdfast.testing)."""
+_MEANT = {
+    **dict.fromkeys(("gpu", "nvidia", "amd", "rocm", "hip"), "cuda:0"),
+    **dict.fromkeys(("metal", "apple"), "mps"),
+    **dict.fromkeys(("intel", "arc"), "xpu:0"),
+}
+"""What people call them."""
 _NAME = re.compile(r"([a-z]+)(?::(\d+))?")
 
 
@@ -73,7 +79,7 @@ def _unknown(name: str, kind: str) -> UserError:
     import difflib
 
     here = candidates()
-    close = difflib.get_close_matches(kind or name, KINDS[:-1], n=1, cutoff=0.5)
+    close = [_MEANT[kind]] if kind in _MEANT else difflib.get_close_matches(kind or name, KINDS[:-1], n=1)
     return UserError(
         f"unknown device `{name}`",
         cause="devices are named as in torch: cpu, cuda:0, mps, xpu:0, or auto",
