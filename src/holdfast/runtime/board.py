@@ -215,6 +215,10 @@ class Board:
     def stop_requested(self) -> bool:
         return bool(self._words[_Word.STOP])
 
+    @property
+    def phase(self) -> Phase:
+        return Phase(self._words[_Word.PHASE])
+
     # -- the supervisor writes -----------------------------------------------------------------------------
 
     def request_stop(self) -> None:
@@ -255,6 +259,10 @@ class Board:
             slowest_s=words[_Word.SLOWEST + phase] / 1e9,
             first_s=words[_Word.FIRST + phase] / 1e9,
         )
+
+    @property
+    def closed(self) -> bool:
+        return self._page.closed
 
     def close(self) -> None:
         self._words.release()

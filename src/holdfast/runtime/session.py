@@ -368,9 +368,13 @@ class Session:
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
         """A loss is read: what the device has not done yet is waited for here, and a hung kernel shows here."""
+        if self.device.type == "cpu" or self._board.closed:  # nothing to wait for, or read after the run
+            yield
+            return
+        phase = self._board.phase
         self._board.enter(Phase.BACKWARD)
         yield
-        self._board.enter(Phase.LOOP)
+        self._board.enter(phase)
 
     def _transact(self, perform: Callable[[torch.device], T], work: Work | None) -> T:
         """Try until it is done: roll back, then do what the ladder says."""
