@@ -176,20 +176,27 @@ class Feed:
 
     def stop(self, *, grace: float) -> None:
         """End children and thread: politely for `grace` seconds, then by SIGKILL, stopped ones too."""
+        here = threading.current_thread() is self._thread  # the collector may run anywhere
+        politely = grace > 0 and not self.dead() and not any(map(is_stopped, self.pids()))
+        if not politely:
+            self._disown()
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        here = threading.current_thread() is self._thread  # the collector may run anywhere
-        if grace > 0 and not here and not self.dead() and not any(map(is_stopped, self.pids())):
+        if politely and not here:
             self._thread.join(grace)
         self._kill()
         if not here:
             self._thread.join(LEAVE_S)  # a daemon: should it still be stuck, it holds nothing that matters
 
+    def _disown(self) -> None:
+        """Keep the DataLoader from shutting down by itself, see the third point above."""
+        if (iterator := self._iterator) is not None:
+            iterator._shutdown = True
+
     def _kill(self) -> None:
         iterator = self._iterator
-        if iterator is not None:
-            iterator._shutdown = True  # see the third point above
+        self._disown()
         for child in self.children:
             if child.pid is not None and child.exitcode is None:
                 child.kill()
