@@ -295,6 +295,7 @@ def make_run(root: Path, state: str, **info: Any) -> RunFolder:
     events = [
         {"time": "2026-11-15T09:00:00Z", "event": "start"},
         {"time": "2026-11-15T09:10:00Z", "event": "fault", "kind": "hang", "code": "F005"},
+        {"time": "2026-11-15T09:59:00Z", "event": "epoch", "epoch": 2},
         {"time": "2026-11-15T10:00:00Z", "event": "end", "state": state},
     ]
     (path / "journal.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"torn')

@@ -20,6 +20,7 @@ from typing import Any
 from holdfast.events import Event
 from holdfast.runfolder import LIVE_STATES, RunFolder, read_json
 
+_LOGGED = '"event": "log"'
 _NOT_METRICS = frozenset({"time", "step", "epoch"})
 
 
@@ -51,8 +52,13 @@ class Look:
 
     @functools.cached_property
     def events(self) -> list[Event]:
-        """Everything but the numbers, which are many and in `metrics`."""
-        return [event for event in self.run.events() if event.kind != "log"]
+        """Everything but the numbers, which are many and in `metrics`: their lines are not even parsed."""
+        try:
+            with open(self.run.path / "journal.jsonl", encoding="utf-8", errors="replace") as file:
+                parsed = (Event.from_line(line) for line in file if _LOGGED not in line)
+                return [event for event in parsed if event is not None]
+        except OSError:
+            return []
 
     @functools.cached_property
     def faults(self) -> list[Event]:
@@ -69,6 +75,16 @@ class Look:
         if self.receipt:
             known.append(whole(self.receipt.get("steps")))
         return max((step for step in known if step is not None), default=None)
+
+    @property
+    def steps_total(self) -> int | None:
+        """As the worker said; a short run may end before the first beat that knows."""
+        return self.step if self.state == "FINISHED" else whole(self.beat.get("steps_total"))
+
+    @property
+    def epochs_done(self) -> int:
+        ended = [whole(event.data.get("epoch")) for event in self.events if event.kind == "epoch"]
+        return max((epoch + 1 for epoch in ended if epoch is not None), default=0)
 
     @property
     def device(self) -> str | None:
@@ -178,7 +194,7 @@ class Look:
             "state": self.state,
             "device": self.device,
             "step": self.step,
-            "steps_total": whole(self.beat.get("steps_total")),
+            "steps_total": self.steps_total,
             "time_left_s": number(self.beat.get("time_left_s")) if live else None,
             "recoveries": self.recoveries,
             "created": self.info.get("created"),

@@ -67,7 +67,7 @@ def _best(look: Look) -> str:
 
 
 def _done(look: Look) -> str:
-    epochs = whole(look.beat.get("epochs"))
+    epochs = look.epochs_done
     steps = counted(look.step or 0, "step")
     if look.state == "FINISHED":
         return f"finished {counted(epochs, 'epoch')}, {steps}," if epochs else f"finished {steps}"

@@ -1,0 +1,238 @@
+"""`list`, `status`, `show`, `stop`: what they say of a live, a finished, a crashed and a copied run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.runs import supervisor_pid
+from holdfast.runfolder import RunFolder, write_json
+
+from .conftest import Finished, job_folder
+from .driving import Terminal, holdfast, run_folder, wait_until
+
+LIST_FIELDS = {"run", "workload", "state", "device", "step", "steps_total", "time_left_s", "recoveries"}
+SHOW_FIELDS = {"run", "folder", "state", "exit_code", "device_timeline", "metrics", "best", "receipt"}
+
+
+@dataclass(frozen=True)
+class Background:
+    cwd: Path
+    path: Path
+    pid: int
+    said: str
+
+    @property
+    def name(self) -> str:
+        return RunFolder(self.path).name
+
+    @property
+    def step(self) -> int:
+        return int(json.loads((self.path / "beat.json").read_text())["step"])
+
+
+@pytest.fixture(scope="module")
+def background(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Background]:
+    """A detached run whose terminal has been closed and whose supervisor was sent SIGHUP on top."""
+    cwd = job_folder(tmp_path_factory)
+    terminal = Terminal("train", "job.py", "epochs=5000", "nap=0.05", "--detach", cwd=cwd)
+    assert terminal.wait() == 0, terminal.text
+    said = terminal.text
+    terminal.end()
+    path = run_folder(cwd)
+    pid = int(json.loads((path / "run.json").read_text())["pid"])
+    os.kill(pid, signal.SIGHUP)
+    live = Background(cwd, path, pid, said)
+    wait_until(lambda: (path / "beat.json").exists() and live.step >= 20, what="20 steps")
+    yield live
+    holdfast("stop", live.name, "--now", "-q", cwd=cwd)
+
+
+# A live run -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(300)
+def test_detach_says_where_the_run_is_and_how_to_reach_it(background: Background) -> None:
+    name = background.name
+    assert background.said.splitlines() == [
+        f"{name} is running in the background, pid {background.pid}",
+        f"  folder  runs/{background.path.name}",
+        f"  log     runs/{background.path.name}/supervisor.log",
+        f"  status  holdfast status {name}",
+        f"  stop    holdfast stop {name}",
+    ]
+
+
+def test_status_of_a_live_run(background: Background) -> None:
+    done = holdfast("status", cwd=background.cwd)
+    first, second, *rest = done.out.splitlines()
+    assert re.fullmatch(rf"{background.name} · job · RUNNING [\d.m s]+ · cpu", first)
+    assert re.match(r"  epoch \d+/5000  step \d+/40 000  .* steps/s  .* left$", second)
+    assert rest[-1].startswith("  no faults")
+
+
+def test_json_of_a_live_run(background: Background) -> None:
+    row = holdfast("status", background.name, "--json", cwd=background.cwd).json["runs"][0]
+    assert row.keys() >= LIST_FIELDS
+    assert (row["run"], row["workload"], row["state"]) == (background.name, "job", "RUNNING")
+    assert row["step"] >= 20 and row["steps_total"] == 40_000 and row["time_left_s"] > 0
+    shown = holdfast("show", "latest", "--json", cwd=background.cwd).json
+    assert shown.keys() >= SHOW_FIELDS
+    assert (shown["state"], shown["exit_code"], shown["receipt"]) == ("RUNNING", None, None)
+
+
+def test_a_run_in_use_names_its_holder(background: Background) -> None:
+    done = holdfast("resume", background.name, cwd=background.cwd)
+    assert (done.out, done.code) == ("", 2)
+    assert done.err == (
+        f"error: {background.name} is in use\n  cause: it is held by pid {background.pid}\n\n"
+        f"hint: watch it with `holdfast status {background.name}`\n"
+        f"hint: stop it with `holdfast stop {background.name}`\n"
+    )
+
+
+def test_only_the_process_that_holds_the_lock_is_signalled(background: Background, tmp_path: Path) -> None:
+    """Process numbers are used again, and folders are copied: neither may get a stranger killed."""
+    assert supervisor_pid(RunFolder(background.path)) == background.pid
+    copy = tmp_path / background.path.name
+    shutil.copytree(background.path, copy)
+    assert supervisor_pid(RunFolder(copy)) is None
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        (copy / "lock").write_text(f"pid {stranger.pid}\n")
+        write_json(copy / "run.json", {**RunFolder(copy).info, "pid": stranger.pid})
+        done = holdfast("stop", str(copy), cwd=tmp_path)
+        assert (done.code, stranger.poll()) == (0, None)
+        stranger.kill()
+    assert " is not running: it is CRASHED at step " in done.out
+
+
+def test_stop_saves_and_says_where(background: Background) -> None:
+    done = holdfast("stop", background.name, cwd=background.cwd)
+    assert done.code == 0
+    assert done.err == f"asked {background.name} (pid {background.pid}) to save and stop\n"
+    receipt = json.loads((background.path / "receipt.json").read_text())
+    lines = done.out.splitlines()
+    assert lines[0] == f"✓ {background.name} stopped at step {receipt['steps']:,}".replace(",", " ")
+    assert re.match(rf"  saved    step [\d ]+ in runs/.*/checkpoints/{receipt['steps']:06d}$", lines[-2])
+    assert lines[-1] == f"  go on with `holdfast resume {background.name}`"
+    info = json.loads((background.path / "run.json").read_text())
+    assert (info["state"], info["exit_code"]) == ("STOPPED", 75)
+    assert receipt["steps_repeated"] == receipt["samples_skipped"] == 0
+    again = holdfast("stop", background.name, cwd=background.cwd)
+    assert (again.code, again.err) == (0, "")
+    assert again.out.startswith(f"{background.name} is not running: it is STOPPED at step ")
+
+
+def test_nothing_is_left_of_a_stopped_run(background: Background) -> None:
+    holdfast("stop", background.name, cwd=background.cwd)
+    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert str(background.path) not in processes
+    assert not (background.path / "slots").exists()
+
+
+# Finished, crashed, copied --------------------------------------------------------------------------------
+
+
+def test_list_of_a_finished_run(finished: Finished) -> None:
+    best = finished.done.json["best"]
+    done = holdfast("list", cwd=finished.cwd)
+    header, line = done.out.splitlines()
+    assert header.split() == ["RUN", "WORKLOAD", "STATE", "DEVICE", "STEP", "BEST", "RECOVERED", "TIME"]
+    assert line.split()[:7] == [finished.name, "job", "FINISHED", "cpu", "24/24", "valid_loss", f"{best['value']:.4f}"]
+    row = holdfast("list", "--json", cwd=finished.cwd).json["runs"][0]
+    assert row.keys() >= LIST_FIELDS
+    assert (row["step"], row["steps_total"], row["time_left_s"], row["recoveries"]) == (24, 24, None, 0)
+    plain = holdfast("list", "--plain", cwd=finished.cwd)
+    assert plain.out.split("\t")[:5] == [finished.name, "job", "FINISHED", "cpu", "24"]
+
+
+def test_show_of_a_finished_run(finished: Finished) -> None:
+    done = holdfast("show", finished.name, cwd=finished.cwd)
+    assert (done.code, done.err) == (0, "")
+    for part in (
+        f"{finished.name} · job · FINISHED\n",
+        "\n  ✓ finished 3 epochs, 24 steps, in ",
+        "\n  receipt  24 steps: 0 repeated, 0 lost; samples: 0 skipped, 0 seen twice\n",
+        "\n  script     job.py\n  arguments  lr=0.1 epochs=3\n  seed       0, 1 threads\n",
+        "\n  settings   run.threads 1\n",
+        "\nDevices\n  cpu  step 0 to 24\n",
+        f"\n  folder   runs/{finished.path.name}\n",
+    ):
+        assert part in done.out, part
+    data = holdfast("show", finished.name, "--json", cwd=finished.cwd).json
+    same = {key: value for key, value in finished.done.json.items() if key != "error"}
+    assert {key: data[key] for key in same} == same
+
+
+def test_a_copied_run_is_read_where_it_is(finished: Finished, tmp_path: Path) -> None:
+    copy = tmp_path / "from-elsewhere"
+    shutil.copytree(finished.path, copy)
+    for path in (copy, *copy.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    data = holdfast("show", str(copy), "--json", cwd=tmp_path).json
+    assert (data["state"], data["folder"], data["receipt"]["steps"]) == ("FINISHED", str(copy), 24)
+    assert data["weights"]["final"] == str(copy / "final.safetensors")
+    for path in (copy, *copy.rglob("*")):
+        path.chmod(0o755)
+
+
+def test_a_crashed_run_is_called_crashed(finished: Finished, tmp_path: Path) -> None:
+    """Its run.json says RUNNING, and nobody holds its lock: the power went, or everything was killed."""
+    copy = tmp_path / "runs" / finished.path.name
+    shutil.copytree(finished.path, copy)
+    write_json(copy / "run.json", {**RunFolder(copy).info, "state": "RUNNING"})
+    (copy / "receipt.json").unlink()
+    shown = holdfast("status", cwd=tmp_path)
+    assert shown.out.startswith(f"{finished.name} · job · CRASHED ")
+    assert shown.out.endswith(f"\n  go on with `holdfast resume {finished.name}`\n")
+    assert holdfast("show", "latest", "--json", cwd=tmp_path).json["state"] == "CRASHED"
+
+
+def test_a_folder_from_a_newer_holdfast(finished: Finished, tmp_path: Path) -> None:
+    copy = tmp_path / "runs" / finished.path.name
+    shutil.copytree(finished.path, copy)
+    write_json(copy / "run.json", {**RunFolder(copy).info, "format": 99})
+    done = holdfast("show", finished.name, cwd=tmp_path)
+    assert (done.out, done.code) == ("", 2)
+    assert done.err == (
+        f"error: runs/{copy.name} was written by a newer holdfast\n"
+        "  cause: its format is 99, this holdfast reads up to 1\n\n"
+        "hint: update holdfast: `pip install -U holdfast`\n"
+    )
+
+
+def test_a_folder_that_was_made_to_harm(finished: Finished, tmp_path: Path) -> None:
+    """Words from a foreign folder reach the terminal without the codes that would drive it."""
+    copy = tmp_path / "runs" / finished.path.name
+    shutil.copytree(finished.path, copy)
+    info = {**RunFolder(copy).info, "workload": "\x1b]0;owned\x07job\x1b[2J", "device": "\x1b[31mcpu"}
+    write_json(copy / "run.json", {**info, "accounts": [], "settings": {"sources": {"run.seed": 1, "x": 2}}})
+    with open(copy / "journal.jsonl", "a") as file:
+        file.write('{"event": "fault", "time": "\x1b[5m", "sentence": "\\u001b[2Jgone", "code": ["F"]}\n[]\n{"torn')
+    for command in ("list", "status", "show"):
+        words = [finished.name] if command == "show" else []
+        done = holdfast(command, *words, "-v", cwd=tmp_path)
+        assert (done.code, done.err) == (0, "")
+        assert "\x1b" not in done.out
+
+
+def test_a_name_that_is_nearly_right(finished: Finished) -> None:
+    done = holdfast("show", finished.name[:-1], cwd=finished.cwd)
+    assert done.code == 2
+    assert done.err.endswith(f"\n\nhint: a similar run exists: `{finished.name}`\n")
+
+
+def test_no_runs_at_all(tmp_path: Path) -> None:
+    for command in ("list", "status"):
+        done = holdfast(command, cwd=tmp_path)
+        assert (done.out, done.err, done.code) == ("", "no runs in runs\n", 0)
