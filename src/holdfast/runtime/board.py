@@ -113,6 +113,14 @@ class Beat:
     loss: float | None
     times: dict[Phase, PhaseTimes] = field(default_factory=dict)
 
+    @property
+    def at(self) -> int | None:
+        """The step at hand: the one in flight, or else the next to come. None during set-up.
+
+        Two workers that fail at the same place give the same number, whether they had begun the step or not.
+        """
+        return None if self.phase is Phase.SETUP else max(self.attempt, self.step + 1)
+
 
 class Board:
     """The page itself. The worker enters phases, the supervisor asks it to stop, anybody reads."""

@@ -124,7 +124,7 @@ class Supervisor:
         self._stop_deadline = 0.0
         self._exit_deadline = 0.0
         self._crisis: _Crisis | None = None
-        self._stretch: dict[int, float] = {}
+        self._stretch: dict[int | None, float] = {}
         self._oom_kills = 0
         self._last_beat = 0.0
 
@@ -338,7 +338,7 @@ class Supervisor:
         if worker.pid == 0 or beat.pid == 0:
             self._look_at_birth(worker)
             return
-        stretch = self._stretch.get(beat.attempt, 1.0)
+        stretch = self._stretch.get(beat.at, 1.0)
         limit = allowed_silence(beat, self.known, self.settings.watchdog, stretch=stretch)
         if beat.silence > limit:
             self._worker_hangs(worker, beat, limit)
@@ -376,7 +376,7 @@ class Supervisor:
         fault = Fault(
             Kind.HANG,
             device=self.device,
-            step=beat.attempt or None,
+            step=beat.at,
             phase=beat.phase.label,
             message=f"silent for {beat.silence:.1f} s in {beat.phase.label}, allowed {limit:.1f} s",
             evidence={
@@ -385,7 +385,7 @@ class Supervisor:
                 "process_state": info.state if info else None,
             },
         )
-        self._stretch[beat.attempt] = 4.0 * self._stretch.get(beat.attempt, 1.0)
+        self._stretch[beat.at] = 4.0 * self._stretch.get(beat.at, 1.0)
         path = self.run_folder.path / f"stacks-{worker.generation}.txt"
         stacks = evidence.ask_for_stacks(worker.pid, path, native=True) if self.settings.run.stacks else {}
         dead = self._end_worker(worker, gently=True)
@@ -420,7 +420,7 @@ class Supervisor:
                 last_words=self.teller.last_words(),
                 oom_kills=process.memory_kills() - self._oom_kills,
                 device=self.device,
-            ).at(step=beat.attempt or None, phase=beat.phase.label)
+            ).at(step=beat.at, phase=beat.phase.label)
             self._after_death(worker, fault, {})
 
     def _after_death(self, worker: WorkerProcess, fault: Fault, stacks: dict[str, str]) -> None:
@@ -441,7 +441,9 @@ class Supervisor:
             self._gave_up(fault)
         elif move.action is Action.FAIL:
             self._save_last()
-            self._end_with(ScriptFailed(fault.sentence(), cause=fault.cause()))
+            hints = [f"`holdfast explain {fault.code}` says what this means", f"what was found is in {folder}"]
+            error = ScriptFailed(fault.sentence(), cause=fault.cause(), saved=self._saved(), hints=hints)
+            self._end_with(error)
         else:
             self._recover(move)
 
@@ -491,7 +493,7 @@ class Supervisor:
             self._finished(worker)
             return
         beat = worker.board.read()
-        fault = Fault(Kind.NURSERY_DIED, step=beat.attempt or None, phase=beat.phase.label, message="the nursery ended")
+        fault = Fault(Kind.NURSERY_DIED, step=beat.at, phase=beat.phase.label, message="the nursery ended")
         self._after_death(worker, fault, {})
 
     # -- ending a worker -----------------------------------------------------------------------------------
@@ -566,13 +568,13 @@ class Supervisor:
     def _stopped(self, number: int) -> None:
         self._save_last()
         code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.RESUME_ME
-        saved = self.keeping.saved.get("path")
-        error = Stopped(
-            f"stopped at step {self.accounts.steps}",
-            saved=f"step {self.keeping.saved['step']} in {saved}" if saved else None,
-            hints=[self._resume_hint()],
-        )
+        error = Stopped(f"stopped at step {self.accounts.steps}", saved=self._saved(), hints=[self._resume_hint()])
         self._end("STOPPED", code, error)
+
+    def _saved(self) -> str | None:
+        """What the keeper wrote last, for the error that ends the run."""
+        saved = self.keeping.saved
+        return f"step {saved['step']} in {saved['path']}" if saved else None
 
     def _resume_hint(self) -> str:
         return f"go on with `holdfast resume {self.run_folder.name}`"
@@ -587,10 +589,9 @@ class Supervisor:
     def _failed(self, said: dict[str, Any]) -> None:
         self.accounts.fault(Kind.USER_ERROR.value)
         self._save_last()
-        saved = self.keeping.saved.get("path")
         error = ScriptFailed(
             f"{self.plan.script.name} raised {said['summary']}",
-            saved=f"step {self.keeping.saved['step']} in {saved}" if saved else None,
+            saved=self._saved(),
             hints=[f"its traceback and output are in {self.run_folder.path / 'output.log'}"],
         )
         (self.run_folder.path / "traceback.txt").write_text(str(said.get("traceback", "")) + "\n")
@@ -603,12 +604,12 @@ class Supervisor:
     def _gave_up(self, fault: Fault) -> None:
         self._save_last()
         tries = sum(past.fault.step == fault.step for past in self.history)
-        saved = self.keeping.saved.get("path")
+        saved = self._saved()
         self._end_with(
             GaveUp(
                 f"{self.device} failed {tries} times at the same step and no other device is left",
                 cause=f"{fault.code}, {fault.sentence()}",
-                saved=f"step {self.keeping.saved['step']} in {saved} (verified)" if saved else None,
+                saved=f"{saved} (verified)" if saved else None,
                 hints=[
                     f"continue elsewhere with `holdfast resume {self.run_folder.name} --device cpu`",
                     f"`holdfast explain {fault.code}` says what this means",
