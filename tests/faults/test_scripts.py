@@ -105,7 +105,9 @@ def test_a_scripts_own_exception_is_never_retried(
     assert len(run.of("worker")) <= 1
     words = (run.folder / "traceback.txt").read_text()
     assert words.startswith("Traceback")
-    assert 'script.py", line' in words and "in helper" in words and words.rstrip().endswith("LookupError: no such table")
+    assert (
+        'script.py", line' in words and "in helper" in words and words.rstrip().endswith("LookupError: no such table")
+    )
     assert words.strip() in (run.folder / "output.log").read_text()
     first = words.splitlines()[1]
     assert "script.py" in first, first  # the user's own frames, not ours, come first
@@ -295,5 +297,3 @@ def test_a_resumed_script_that_protects_other_objects(drive: Drive, tmp_path: Pa
     assert again.outcome.exit_code == 2, again.story()
     assert "other objects" in str(again.outcome.error)
     assert run.checkpoint().step == 2  # what was saved is still there; the body of step 3 was not over
-
-

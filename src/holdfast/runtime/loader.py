@@ -107,6 +107,11 @@ class Loader:
     def on_wait(self, call: Callable[[], None] | None) -> None:
         self._pool.on_wait = call
 
+    def be_patient(self, *, floor_s: float, first_wait_s: float) -> None:
+        """How long a batch may take before its child is called stuck; see `Patience`."""
+        self._pool.patience.floor_s = floor_s
+        self._pool.patience.first_wait_s = first_wait_s
+
     # Reading.
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:

@@ -123,8 +123,9 @@ class Session:
         self._inside: list[str] = []
         self._loss: torch.Tensor | None = None
         self._pieces = 1
-        self._pieces_until = 0
+        self._pieces_until = settings.oom.grow_back_steps
         self._grow_wait = settings.oom.grow_back_steps
+        self._grown = False
         self._history: list[Past] = []
         self._compiled_steps = 0
         self._uncommitted = 0
@@ -135,7 +136,6 @@ class Session:
     def begin_with(self, *, pieces: int, cpu_batch: bool) -> None:
         """What the ladder decided for the first step of this worker, after its predecessor was lost in it."""
         self._pieces = max(1, pieces)
-        self._pieces_until = self._grow_wait
         self._cpu_next = cpu_batch
 
     # -- protecting ----------------------------------------------------------------------------------------
@@ -167,6 +167,7 @@ class Session:
             loader.on_event = self._loader_event
             loader.on_wait = self._loader_wait
             loader.device = self.device
+            loader.be_patient(floor_s=self.settings.loader.stuck_floor, first_wait_s=self.settings.loader.first_wait)
 
     def _restore(self) -> None:
         payload = self._link.newest()
@@ -176,6 +177,7 @@ class Session:
         meta = snapshot.restore(self._protected, payload)
         session = meta["session"]
         self._position = _Position(int(session["step"]), int(session["epoch"]), int(session["samples"]))
+        self._pieces_until = self._position.step + self._grow_wait
         self._board.commit(self._position.step, self._position.samples)
         at, of, stamp = str(session["at"]), session.get("of"), self._protected.stamp()
         self._landing = _Landing(at, of, payload, meta, self._protected.tensors(), stamp)
@@ -382,8 +384,10 @@ class Session:
         self._arrive("free")
         snapshots = self._need_snapshots()
         self._grow_back()
-        if not snapshots.fresh() and self.settings.snapshot.every == 1:
+        exact = snapshots.fresh()
+        if not exact and self.settings.snapshot.every == 1:
             self._take("save", resumable=False)
+            exact = True
         meta, before = snapshots.meta_now(), capture_rng(self.device)
         pieces = self._pieces
         while True:
@@ -392,7 +396,12 @@ class Session:
                 result = self._on_the_cpu(perform) if self._cpu_next else perform(self.device)
                 self._cpu_next = False
             except Exception as error:
-                move = self._judge(error, work)
+                fault = classify_exception(error, device=self._rungs[self._rung].device)
+                if fault is None:  # the script's own error: it may go on, and must not find half a step
+                    if exact:
+                        self._roll_back(meta, before)
+                    raise
+                move = self._judge(fault, error, work, exact)
                 self._roll_back(meta, before)
                 self._cpu_next = move.action is Action.CPU_BATCH
                 self._apply(move, pieces)
@@ -401,12 +410,8 @@ class Session:
                 self._link.send("recovered", step=self._position.step + 1, in_process=True)
             return result
 
-    def _judge(self, error: Exception, work: Work | None) -> Move:
-        """Whose fault is it, and what now? A user's own error, and what this process cannot mend, is raised."""
-        label = self._rungs[self._rung].device
-        fault = classify_exception(error, device=label)
-        if fault is None:
-            raise error
+    def _judge(self, fault: Fault, error: Exception, work: Work | None, exact: bool) -> Move:
+        """What now? What this process cannot mend is raised: also if it has no `exact` state to go back to."""
         fault = fault.at(
             step=self._position.step + 1,
             phase=self._board.read().phase.label,
@@ -422,16 +427,13 @@ class Session:
             limits=Limits(tries=self.settings.retry.same_step, outside=self.settings.retry.without_progress),
         )
         in_process = move.action in (Action.RETRY, Action.SPLIT, Action.CPU_BATCH)
-        if not in_process or fault.health is not Health.ALIVE or not self._can_roll_back():
+        if not in_process or fault.health is not Health.ALIVE or not exact:
             self._over = LostWorker(fault, move)
             raise self._over from error
         self._history.append(Past(fault, move, self._rung))
         self._link.send("fault", fault=fault.to_json(), move=move.to_json())
         error.__traceback__ = None  # the frames hold the tensors we are about to free
         return move
-
-    def _can_roll_back(self) -> bool:
-        return self.settings.snapshot.every == 1 or self._uncommitted == 0
 
     def _splittable(self, work: Work) -> bool:
         if not self.settings.oom.split:
@@ -453,6 +455,9 @@ class Session:
     def _apply(self, move: Move, before: int) -> None:
         """The pieces for the next try. A batch that did not fit in any says nothing about those after it."""
         pieces = before if move.action is Action.CPU_BATCH else move.pieces
+        if self._grown and pieces > self._pieces:
+            self._grow_wait = min(self._grow_wait * 2, 10_000)
+            self._grown = False
         if pieces != self._pieces:
             self._pieces = pieces
             self._board.pieces(pieces)
@@ -462,7 +467,7 @@ class Session:
         """After enough steps in pieces, try larger ones; if that fails, wait twice as long the next time."""
         if self._pieces > 1 and self._position.step >= self._pieces_until:
             self._pieces //= 2
-            self._grow_wait = min(self._grow_wait * 2, 10_000)
+            self._grown = True
             self._pieces_until = self._position.step + self._grow_wait
             self._board.pieces(self._pieces)
             what = f"{self._pieces} pieces" if self._pieces > 1 else "the whole batch"

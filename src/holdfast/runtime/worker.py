@@ -35,6 +35,7 @@ from holdfast.runtime.channel import Channel
 from holdfast.runtime.faults import classify_exception
 from holdfast.runtime.ladder import Rung
 from holdfast.runtime.launch import connect_back
+from holdfast.runtime.loader import LoaderFailed
 from holdfast.runtime.session import LostWorker, Run, Session, StopRun
 from holdfast.runtime.slots import Arena
 from holdfast.settings import Settings
@@ -142,6 +143,8 @@ def _live(config: dict[str, Any], channel: Channel, board: Board, arenas: list[A
         code = STOPPED
     except LostWorker as lost:
         link.send("lost", fault=lost.fault.to_json(), move=lost.move.to_json())
+    except LoaderFailed as error:  # the ladder decides: a new worker, and new children, may read it
+        code = _last_words(link, error, rungs[config["rung"]].device)
     except HoldfastError as error:
         code = FAILED
         link.send("refused", **error.to_json())
@@ -156,7 +159,7 @@ def _last_words(link: SupervisedLink, error: BaseException, device: str) -> int:
     fault = classify_exception(error, device=device) if isinstance(error, Exception) else None
     if fault is not None:
         beat = link.board.read()
-        fault = fault.at(step=beat.attempt or None, phase=beat.phase.label)
+        fault = fault.at(step=beat.at, phase=beat.phase.label)
         link.send("lost", fault=fault.to_json(), move=None)
         return LOST
     text = _own_traceback(error)

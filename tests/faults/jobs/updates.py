@@ -18,9 +18,7 @@ def train(session: holdfast.Session, *, epochs: int = 2, fail: int = 0) -> None:
     average = AveragedModel(first)
     optimizers = [torch.optim.Adam(model.parameters(), lr=1e-2) for model in (first, second)]
     data = holdfast.Loader(Augmented(), batch_size=BATCH, shuffle=True)
-    session.protect(
-        first=first, second=second, average=average, one=optimizers[0], other=optimizers[1], data=data
-    )
+    session.protect(first=first, second=second, average=average, one=optimizers[0], other=optimizers[1], data=data)
     failed = session.run.folder / "failed"
 
     def update(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
