@@ -167,6 +167,7 @@ class Session:
             loader.on_event = self._loader_event
             loader.on_wait = self._loader_wait
             loader.device = self.device
+            loader.be_patient(floor_s=self.settings.loader.stuck_floor, first_wait_s=self.settings.loader.first_wait)
 
     def _restore(self) -> None:
         payload = self._link.newest()
