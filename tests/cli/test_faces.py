@@ -20,7 +20,9 @@ from holdfast.cli.text import Lines, without_control
 from holdfast.events import Event
 from holdfast.runfolder import RunFolder, write_json
 
-HEADER = Header("0.1.0", "calm-heron", "eeg", "runs/eeg-20261115-0912-calm-heron", "cuda:0 fp32", 7, ["lr=3e-4"])
+HEADER = Header(
+    "0.1.0", "calm-heron", "calm-heron", "eeg", "runs/eeg-20261115-0912-calm-heron", "cuda:0 fp32", 7, ["lr=3e-4"]
+)
 
 HISTORY = """
 {"time": "2026-11-15T09:12:04.118Z", "event": "start", "run": "calm-heron"}
@@ -360,6 +362,7 @@ STOPPED = """\
 
 def test_the_closing_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_RUN_FOLDER", ".")
     run = make_run(tmp_path, "FINISHED", exit_code=0, **BOOKS)
     for name in ("best", "final"):
         (run.path / f"{name}.safetensors").write_bytes(b"")
@@ -369,6 +372,10 @@ def test_the_closing_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_closing_of_a_stopped_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = make_run(tmp_path, "STOPPED", exit_code=75, **BOOKS)
+    assert "\n".join(summary.closing(Look(run), 100)) + "\n" == STOPPED.replace(
+        "holdfast resume calm-heron ", f"holdfast resume {run.path.name} "
+    ).replace("holdfast show calm-heron ", f"holdfast show {run.path.name} "), "not where runs usually are"
+    monkeypatch.setenv("HOLDFAST_RUN_FOLDER", ".")
     assert "\n".join(summary.closing(Look(run), 100)) + "\n" == STOPPED
 
 

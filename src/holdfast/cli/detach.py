@@ -20,7 +20,7 @@ from typing import Any
 
 from holdfast.cli.output import Output, table
 from holdfast.cli.reading import Look
-from holdfast.cli.summary import shown
+from holdfast.cli.summary import handle, shown
 from holdfast.errors import ExitCode, InternalError, from_json
 from holdfast.runfolder import LIVE_STATES, RunFolder
 
@@ -96,8 +96,8 @@ def _tell(run: RunFolder, child: subprocess.Popen[bytes], ended: bool, output: O
     rows = [
         ("  folder", shown(run.path)),
         ("  log", shown(run.path / LOG)),
-        ("  status", f"holdfast status {look.name}"),
-        ("  stop", f"holdfast stop {look.name}"),
+        ("  status", f"holdfast status {handle(run)}"),
+        ("  stop", f"holdfast stop {handle(run)}"),
     ]
     for line in table(rows):
         output.print(line)

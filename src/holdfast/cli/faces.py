@@ -35,6 +35,8 @@ class Header:
 
     version: str
     run: str
+    handle: str
+    """What to call it in a command: its name, or its folder."""
     workload: str
     folder: str
     device: str

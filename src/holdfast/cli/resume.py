@@ -20,6 +20,7 @@ from typing import Any
 from holdfast.cli.output import Output, add_flags, count
 from holdfast.cli.reading import Look
 from holdfast.cli.runs import root_of, supervisor_pid
+from holdfast.cli.summary import handle
 from holdfast.cli.train import add_device
 from holdfast.cli.usage import Parser, UsageError
 from holdfast.errors import ExitCode, UserError
@@ -102,7 +103,7 @@ def _finished(folder: RunFolder, output: Output) -> bool:
         output.json(look.result())
     else:
         output.print(f"✓ {look.name} is finished: {count(look.step)} steps")
-        output.print(f"  holdfast show {look.name}      everything about this run")
+        output.print(f"  holdfast show {handle(folder)}      everything about this run")
     return True
 
 

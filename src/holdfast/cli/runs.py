@@ -172,7 +172,7 @@ def standing(look: Look) -> list[str]:
     lines += summary.curves(look)
     lines += [f"  {_trouble(look)}"]
     if look.state in ("STOPPED", "CRASHED", "GAVE_UP", "FAILED"):
-        lines += [f"  go on with `holdfast resume {look.name}`"]
+        lines += [f"  go on with `holdfast resume {summary.handle(look.run)}`"]
     return lines
 
 
@@ -399,7 +399,7 @@ def _await_end(run: RunFolder, output: Output) -> int:
         output.json(look.result())
     elif look.state == "STOPPED":
         output.print(f"✓ {look.name} stopped at step {count(look.step)}")
-        for line in [*summary.files(look), f"  go on with `holdfast resume {look.name}`"]:
+        for line in [*summary.files(look), f"  go on with `holdfast resume {summary.handle(look.run)}`"]:
             output.print(without_control(line))
     else:
         output.print(f"{look.name} is {look.state}")

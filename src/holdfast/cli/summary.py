@@ -11,6 +11,9 @@ from pathlib import Path
 
 from holdfast.cli.output import count, counted, duration, metric, percent, sparkline, table
 from holdfast.cli.reading import Look, number, whole
+from holdfast.errors import UserError
+from holdfast.runfolder import RunFolder
+from holdfast.settings import Settings
 
 _SIGNS = {"FINISHED": "✓", "FAILED": "✗", "GAVE_UP": "✗", "CRASHED": "✗"}
 _MOST_METRICS = 6
@@ -35,9 +38,10 @@ _WORDS = {
 }
 
 
-def closing(look: Look, width: int = 100) -> list[str]:
-    """All of it: a headline, sparklines, faults, receipt, files, what to do next."""
-    parts = headline(look, width), curves(look), accounts(look, width), files(look), next_commands(look)
+def closing(look: Look, width: int = 100, *, failed: bool = False) -> list[str]:
+    """A headline, sparklines, faults, receipt; then files and what to do next, unless an error says that."""
+    parts = [headline(look, width), curves(look), accounts(look, width)]
+    parts += [] if failed else [files(look), next_commands(look)]
     lines: list[str] = []
     for part in parts:
         lines += ["", *part] if lines and part else part
@@ -138,8 +142,9 @@ def receipt_words(receipt: dict[str, object]) -> str:
     def of(key: str) -> str:
         return count(whole(receipt.get(key)))
 
+    steps = counted(whole(receipt.get("steps")) or 0, "step")
     return (
-        f"{of('steps')} steps: {of('steps_repeated')} repeated, {of('steps_lost')} lost; "
+        f"{steps}: {of('steps_repeated')} repeated, {of('steps_lost')} lost; "
         f"samples: {of('samples_skipped')} skipped, {of('samples_repeated')} seen twice"
     )
 
@@ -147,18 +152,30 @@ def receipt_words(receipt: dict[str, object]) -> str:
 def files(look: Look) -> list[str]:
     """Where the weights are."""
     lines = [line for name, path in look.weights.items() for line in _labelled(name, shown(path))]
-    if look.checkpoints and look.state != "FINISHED":
-        step, path, _ = look.checkpoints[0]
-        lines += _labelled("saved", f"step {count(step)} in {shown(path)}")
-    return lines
+    if look.state == "FINISHED" or look.live:
+        return lines
+    if not look.checkpoints:
+        return [*lines, *_labelled("saved", "nothing yet")]
+    step, path, _ = look.checkpoints[0]
+    return lines + _labelled("saved", f"step {count(step)} in {shown(path)}")
 
 
 def next_commands(look: Look) -> list[str]:
     rows: list[tuple[str, str]] = []
     if look.state in ("STOPPED", "CRASHED", "GAVE_UP", "FAILED"):
-        rows.append((f"  holdfast resume {look.name}", "go on from what was saved"))
-    rows.append((f"  holdfast show {look.name}", "everything about this run"))
+        what = "go on from what was saved" if look.checkpoints else "start it again"
+        rows.append((f"  holdfast resume {handle(look.run)}", what))
+    rows.append((f"  holdfast show {handle(look.run)}", "everything about this run"))
     return table(rows, gap=6)
+
+
+def handle(run: RunFolder) -> str:
+    """What to call a run in a command that is typed here: its name, or its folder where the name is not found."""
+    try:
+        root = Path(Settings.load().run.folder)
+    except UserError:
+        return run.name
+    return run.name if run.path.absolute().parent == root.absolute() else shown(run.path)
 
 
 def shown(path: Path) -> str:

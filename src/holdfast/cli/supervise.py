@@ -95,21 +95,21 @@ def _chaos() -> dict[str, Any] | None:
 
 
 def _tell(look: Look, outcome: Outcome, output: Output) -> None:
-    """How it ended: JSON, or words that fit the face."""
-    error = outcome.error
-    if error is not None and outcome.state != "STOPPED":
-        output.note()
-        print_error(error, output.err)
+    """How it ended: JSON, or words that fit the face. An error comes last, where it is looked for."""
+    error = None if outcome.state == "STOPPED" else outcome.error
     if output.as_json:
-        output.json({**look.result(), "error": error.to_json() if error else None})
+        output.json({**look.result(), "error": outcome.error.to_json() if outcome.error else None})
     elif output.quiet:
         output.print(summary.shown(look.run.path))
     elif output.plain or not output.out.tty:
         _plain(look, output)
-    else:
+    elif error is None or look.step:
         output.print()
-        for line in summary.closing(look, output.out.width):
+        for line in summary.closing(look, output.out.width, failed=error is not None):
             output.print(line)
+    if error is not None:
+        output.note()
+        print_error(error, output.err)
 
 
 def _plain(look: Look, output: Output) -> None:
@@ -139,6 +139,7 @@ def _header(run: RunFolder, plan: Plan, settings: Settings) -> faces.Header:
     return faces.Header(
         version=__version__,
         run=run.name,
+        handle=summary.handle(run),
         workload=str(run.info.get("workload")),
         folder=summary.shown(run.path),
         device=plan.rungs[plan.rung].label,

@@ -176,7 +176,7 @@ def header_lines(header: Header, width: int) -> list[str]:
     return [
         f"holdfast {header.version} · {header.workload} · {header.device} · seed {header.seed}{resumed}",
         f"run    {header.folder}",
-        f"look   holdfast status {header.run}      stop   holdfast stop {header.run}",
+        f"look   holdfast status {header.handle}      stop   holdfast stop {header.handle}",
         last if len(last) <= width else last[: width - 1] + "…",
     ]
 
