@@ -15,6 +15,7 @@ watchdog.floor             90 s    ./holdfast.toml:2
 watchdog.factor            4       default
 watchdog.first_step        3m      default
 watchdog.setup             30m     default
+watchdog.loop              60 s    default
 watchdog.evaluate          10m     default
 watchdog.compile           30m     default
 watchdog.term_grace        2 s     default
