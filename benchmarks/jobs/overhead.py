@@ -28,7 +28,7 @@ import holdfast
 
 
 class Bank:
-    """Random windows that lie on the device: the loaders deliver numbers of windows, so the loop is what is measured."""
+    """Random windows that lie on the device: the loaders deliver numbers, so the loop is what is measured."""
 
     def __init__(self, size: str, device: torch.device) -> None:
         shape = models.SIZES[size]

@@ -54,9 +54,13 @@ QUICK = 0.01
 BEAT_EVERY = 1.0
 STOP_PATIENCE = 30.0
 """Seconds a worker has to reach its next commit when the run is asked to stop."""
+KEEPER_PATIENCE, KEEPER_HURRY = 60.0, 1.0
+"""Seconds the keeper has to leave at the end of a run, and when nobody wants to wait."""
 MIN_EPOCH_SAVE = 5.0
 """Epochs shorter than this do not each get a checkpoint."""
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
+_URGENT = (signal.SIGINT, signal.SIGTERM)
+"""Those that mean "now" when they come a second time. A terminal that closes may say so twice: kernel and shell."""
 
 
 @dataclass(slots=True)
@@ -122,6 +126,7 @@ class Supervisor:
         """The worker's last words, once it has spoken them."""
         self._stopping: int | None = None
         self._stop_deadline = 0.0
+        self._at_once = False
         self._exit_deadline = 0.0
         self._crisis: _Crisis | None = None
         self._stretch: dict[int | None, float] = {}
@@ -244,8 +249,13 @@ class Supervisor:
             number = self._signals.pop(0)
             if self._stopping is None:
                 self._ask_to_stop(number)
-            else:
+            elif number in _URGENT:
                 self._stop_at_once(number)
+
+    def _hurried(self) -> bool:
+        """During the last save: has somebody asked, for the second time, not to wait any longer?"""
+        urgent = sum(number in _URGENT for number in self._signals)
+        return urgent > (0 if self._stopping is not None else 1)
 
     def _hear_launcher(self) -> None:
         if self._launcher is None:
@@ -340,7 +350,7 @@ class Supervisor:
             return
         stretch = self._stretch.get(beat.at, 1.0)
         limit = allowed_silence(beat, self.known, self.settings.watchdog, stretch=stretch)
-        if beat.silence > limit:
+        if beat.silence > limit - TICK:  # the next look would come too late
             self._worker_hangs(worker, beat, limit)
         elif self._stopping is not None and time.monotonic() > self._stop_deadline:
             self._end_worker(worker, gently=False)
@@ -450,8 +460,7 @@ class Supervisor:
     def _recover(self, move: Move) -> None:
         """A new worker from the newest snapshot, on the rung the ladder chose."""
         if self.memory.session_numbers().get("at") == "end":  # it was lost after `train` had returned
-            self._save_last(weights=["final"])
-            self._end("FINISHED", ExitCode.OK, None)
+            self._finish()
             return
         newest = self.memory.newest()
         committed = self.accounts.steps
@@ -547,15 +556,18 @@ class Supervisor:
         self._stop_deadline = time.monotonic() + STOP_PATIENCE
         self.teller.emit("stopping", signal=signal.Signals(number).name, step=self.accounts.steps)
         worker = self.worker
-        if worker is None:
+        if worker is not None and worker.pid == 0 and not process.exists(worker.board.read().pid):
+            self._drop_worker()  # not born yet: the nursery, which may still import torch, is ended with its wish
+        if self.worker is None:
             self._stopped(number)
             return
-        worker.board.request_stop()
-        if worker.pid and worker.board.read().phase is Phase.SETUP:
-            self._end_worker(worker, gently=True)  # nothing is committed yet: there is no boundary to wait for
+        self.worker.board.request_stop()
+        if self.worker.pid and self.worker.board.read().phase is Phase.SETUP:
+            self._end_worker(self.worker, gently=True)  # there is no boundary to wait for
 
     def _stop_at_once(self, number: int) -> None:
         """The second signal: nothing is waited for; the last verified checkpoint is named."""
+        self._at_once = True
         if self.worker is not None:
             if self.worker.pid:
                 self._end_worker(self.worker, gently=False)
@@ -567,6 +579,9 @@ class Supervisor:
 
     def _stopped(self, number: int) -> None:
         self._save_last()
+        if self._hurried():
+            self._stop_at_once(self._signals[-1])
+            return
         code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.RESUME_ME
         error = Stopped(f"stopped at step {self.accounts.steps}", saved=self._saved(), hints=[self._resume_hint()])
         self._end("STOPPED", code, error)
@@ -583,8 +598,14 @@ class Supervisor:
 
     def _finished(self, worker: WorkerProcess) -> None:
         self._account_for(worker)
+        self._finish()
+
+    def _finish(self) -> None:
         self._save_last(weights=["final"])
-        self._end("FINISHED", ExitCode.OK, None)
+        if self._hurried():
+            self._stop_at_once(self._signals[-1])
+        else:
+            self._end("FINISHED", ExitCode.OK, None)
 
     def _failed(self, said: dict[str, Any]) -> None:
         self.accounts.fault(Kind.USER_ERROR.value)
@@ -652,7 +673,7 @@ class Supervisor:
             self._drop_worker()
         if self._launcher is not None:
             self._launcher.close()
-        self.keeping.close()
+        self.keeping.close(patience=KEEPER_HURRY if self._at_once else KEEPER_PATIENCE)
         self.memory.close()
         self._wake.close()
         self._waker.close()
@@ -693,7 +714,7 @@ class Supervisor:
         """The state as it is now, on disk and verified, before the run ends."""
         for _ in range(3):
             try:
-                self._note_saves(self.keeping.finish(weights))
+                self._note_saves(self.keeping.finish(weights, hurry=self._hurried))
                 return
             except KeeperDied as died:
                 self._keeper_died(died)
