@@ -10,12 +10,16 @@ A shared nursery saves ten seconds a test, the import of torch. Tests about the 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections import Counter
@@ -248,8 +252,7 @@ class Command:
             [sys.executable, "-m", "holdfast", *map(str, words), f"run.folder={runs}", "run.threads=1"],
             env={**clean, **(env or {})},
             cwd=runs,
-            stdin=subprocess.DEVNULL,
-            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more},
+            **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more},
         )
         self.family: set[int] = {self.process.pid}
 
@@ -301,6 +304,53 @@ class Command:
     def run(self) -> Run:
         """What it left, read from the run folder."""
         return read_run(self.folder)
+
+
+class Terminal(Command):
+    """`holdfast …` in the foreground of a terminal: what is typed there comes as signals from the kernel."""
+
+    def __init__(self, runs: Path, *words: object) -> None:
+        self.master, slave = pty.openpty()
+        self.shown = b""
+        try:
+            super().__init__(
+                runs,
+                *words,
+                stdin=slave,
+                stdout=slave,
+                stderr=slave,
+                start_new_session=True,
+                preexec_fn=lambda: fcntl.ioctl(slave, termios.TIOCSCTTY, 0),
+            )
+        finally:
+            os.close(slave)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the terminal is closed, or its last process has ended
+            while select.select([self.master], [], [])[0] and (data := os.read(self.master, 65536)):
+                self.shown += data
+
+    def type(self, keys: bytes) -> None:
+        self.note_family()
+        os.write(self.master, keys)
+
+    def close(self) -> None:
+        """Close the window."""
+        if self.master >= 0:
+            self.note_family()
+            master, self.master = self.master, -1
+            os.close(master)
+
+    def words(self) -> str:
+        self.process.wait(60.0)
+        self._reader.join(5.0)
+        return self.shown.decode(errors="replace")
+
+    def __exit__(self, *problem: object) -> None:
+        super().__exit__(*problem)
+        self.close()
 
 
 def read_run(folder: Path) -> Run:

@@ -12,6 +12,7 @@ import contextlib
 import select
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,11 @@ class Keeping:
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
+
+    @property
+    def idle(self) -> bool:
+        """Everything wished for is done."""
+        return self._busy is None and not self._wishes
 
     def start(self) -> None:
         self._process, self.channel = launch.start_keeper(
@@ -138,24 +144,26 @@ class Keeping:
             self.final = report
         return Report(report, message.get("not_saved"), float(message.get("seconds", 0.0)), str(message.get("reason")))
 
-    def finish(self, weights: list[str] | None = None) -> list[Report]:
-        """The state as it is now, on disk and verified. Waits for what is under way first."""
+    def finish(self, weights: list[str] | None = None, *, hurry: Callable[[], bool]) -> list[Report]:
+        """The state as it is now, on disk and verified. Waits for what is under way first, until `hurry()`."""
         if self.memory.newest() is None:
             return []
         deadline = time.monotonic() + PATIENCE
-        reports = self._drain(deadline)
+        reports = self._drain(deadline, hurry)
         self._wishes.clear()
         self.wish("end", weights=weights)
-        return reports + self._drain(deadline)
+        return reports + self._drain(deadline, hurry)
 
-    def _drain(self, deadline: float) -> list[Report]:
+    def _drain(self, deadline: float, hurry: Callable[[], bool]) -> list[Report]:
         reports = []
-        while (self._busy is not None or self._wishes) and self.channel is not None and time.monotonic() < deadline:
-            select.select([self.channel], [], [], 0.5)
+        while (self._busy is not None or self._wishes) and self.channel is not None:
+            if time.monotonic() > deadline or hurry():
+                break
+            select.select([self.channel], [], [], 0.2)
             reports += self.hear()
         return reports
 
-    def close(self) -> None:
+    def close(self, *, patience: float = 60.0) -> None:
         if self.channel is not None:
             with contextlib.suppress(Closed):
                 self.channel.send({"quit": True})
@@ -163,7 +171,7 @@ class Keeping:
             self.channel = None
         if self._process is not None:
             try:
-                self._process.wait(60.0)
+                self._process.wait(patience)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

@@ -578,8 +578,7 @@ class Supervisor:
         self._end("STOPPED", code, error)
 
     def _stopped(self, number: int) -> None:
-        self._save_last()
-        if self._hurried():
+        if not self._save_last():
             self._stop_at_once(self._signals[-1])
             return
         code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.RESUME_ME
@@ -601,11 +600,10 @@ class Supervisor:
         self._finish()
 
     def _finish(self) -> None:
-        self._save_last(weights=["final"])
-        if self._hurried():
-            self._stop_at_once(self._signals[-1])
-        else:
+        if self._save_last(weights=["final"]):
             self._end("FINISHED", ExitCode.OK, None)
+        else:
+            self._stop_at_once(self._signals[-1])
 
     def _failed(self, said: dict[str, Any]) -> None:
         self.accounts.fault(Kind.USER_ERROR.value)
@@ -710,14 +708,15 @@ class Supervisor:
         folder = evidence.collect(self.run_folder, fault, move, self._read_board(), "", {}, "")
         self.teller.emit_fault(fault, move, folder)
 
-    def _save_last(self, weights: list[str] | None = None) -> None:
-        """The state as it is now, on disk and verified, before the run ends."""
+    def _save_last(self, weights: list[str] | None = None) -> bool:
+        """The state as it is now, on disk and verified, before the run ends. False if a signal cut it short."""
         for _ in range(3):
             try:
                 self._note_saves(self.keeping.finish(weights, hurry=self._hurried))
-                return
+                return self.keeping.idle or not self._hurried()
             except KeeperDied as died:
                 self._keeper_died(died)
+        return True
 
     # -- every now and then --------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from typing import Any
 
 import numpy
@@ -75,8 +76,11 @@ def make_model(norm: str = "none", dropout: float = 0.1) -> nn.Module:
 class Job:
     """Everything protected, and one step of it; scripts with a twist of their own build on it."""
 
-    def __init__(self, session: holdfast.Session, *, workers: int = 0, norm: str = "none", dropout: float = 0.1):
+    def __init__(
+        self, session: holdfast.Session, *, workers: int = 0, norm: str = "none", dropout: float = 0.1, pause: float = 0
+    ) -> None:
         self.session = session
+        self.pause = pause
         self.model = make_model(norm, dropout)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 100)
@@ -96,6 +100,7 @@ class Job:
     def loss(self, batch: Any) -> torch.Tensor:
         x, y, index = batch
         self.witness.saw(index)
+        time.sleep(self.pause)
         return cross_entropy(self.model(x), y)
 
     def step(self, batch: Any) -> None:
@@ -114,8 +119,11 @@ class Job:
             self.session.log(valid_loss=float(cross_entropy(self.model(x), torch.arange(16) % CLASSES)))
 
 
-def train(session: holdfast.Session, *, epochs: int = 3, workers: int = 0, norm: str = "none") -> None:
-    job = Job(session, workers=workers, norm=norm)
+def train(
+    session: holdfast.Session, *, epochs: int = 3, workers: int = 0, norm: str = "none", pause: float = 0.0
+) -> None:
+    """`pause`: seconds each step takes, for tests that have to meet one."""
+    job = Job(session, workers=workers, norm=norm, pause=pause)
     for _ in session.epochs(epochs):
         job.diary.draw()
         for batch in session.batches(job.data):
