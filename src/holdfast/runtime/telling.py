@@ -43,6 +43,8 @@ class Teller:
         self.best_due = False
         """True from a new best value to the end of its epoch, when the weights that made it are committed."""
         self._best_metric = best_metric
+        self._batches = 0
+        """Of the last epoch that had any: between two epochs the board knows none, and a total must not flicker."""
         self._output = run.path / "output.log"
         self._output_at = self.output_size()
         self._worker_at = self._output_at
@@ -87,7 +89,8 @@ class Teller:
 
     def beat(self, beat: Beat, device: str, accounts: Accounts) -> None:
         """The board, mirrored for readers elsewhere."""
-        total = beat.epochs * beat.batches or None
+        batches = self._batches = beat.batches or self._batches
+        total = beat.epochs * batches or None
         info = {
             "schema": 1,
             "time": utc_now(),
@@ -101,7 +104,7 @@ class Teller:
             "epoch": beat.epoch,
             "epochs": beat.epochs,
             "batch": beat.batch,
-            "batches": beat.batches,
+            "batches": batches,
             "loss": beat.loss,
             "pieces": max(1, beat.pieces),
             "rate": self.rate.per_second(),
