@@ -165,9 +165,12 @@ class Loader:
         self.cursor += 1
         self._coverage.add(batch.samples)
 
-    def finish_epoch(self) -> None:
-        """On to the next epoch, after comparing what was seen with what there was."""
-        skipped, repeated = self._coverage.compare(self._epoch(self.epoch).expected())
+    def finish_epoch(self, *, left: bool = False) -> None:
+        """On to the next epoch, after comparing what was seen with what there was.
+
+        `left`: the script went on before the last batch, so what came after the cursor was not skipped.
+        """
+        skipped, repeated = self._coverage.compare(self._epoch(self.epoch).expected(self.cursor if left else None))
         self.skipped += skipped
         self.repeated += repeated
         self._coverage = Coverage()

@@ -94,9 +94,9 @@ class Epoch:
         # A copy: a batch that outlives its epoch must not keep the whole order alive.
         return self._order[begin : begin + self.batch_size].copy()
 
-    def expected(self) -> Coverage:
-        """What is covered when every batch was trained on exactly once."""
-        seen = self._order[: len(self) * self.batch_size]
+    def expected(self, batches: int | None = None) -> Coverage:
+        """What is covered when every batch, or so many from the first on, was trained on exactly once."""
+        seen = self._order[: (len(self) if batches is None else batches) * self.batch_size]
         return Coverage(len(seen), fingerprint(seen))
 
 

@@ -87,7 +87,7 @@ class _Landing:
     """What was protected, right after the first restore."""
 
     def here(self, at: str, of: str | None) -> bool:
-        return (at, of) == (self.at, self.of) or self.at in ("start", "free")
+        return (at, of) == (self.at, self.of) or self.at in ("start", "free", "end")
 
 
 @dataclass(slots=True)
@@ -97,6 +97,21 @@ class _Position:
     step: int = 0
     epoch: int = 0
     samples: int = 0
+
+    @classmethod
+    def of(cls, meta: dict[str, Any]) -> _Position:
+        session = meta["session"]
+        return cls(int(session["step"]), int(session["epoch"]), int(session["samples"]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """The batch whose loop body is running."""
+
+    loader: Loader
+    batch: Batch
+    step: int
+    """Steps done when it began."""
 
 
 class Session:
@@ -120,7 +135,10 @@ class Session:
         self._over: StopRun | LostWorker | None = None
         """Why nothing more is done here: said again to a script whose bare `except:` went on regardless."""
         self._started = False
-        self._inside: list[str] = []
+        self._in_epoch = False
+        self._open: _Open | None = None
+        self._passes: dict[str, bool] = {}
+        """The loaders used in this epoch, and whether all their batches were."""
         self._loss: torch.Tensor | None = None
         self._pieces = 1
         self._pieces_until = settings.oom.grow_back_steps
@@ -176,7 +194,7 @@ class Session:
         self._check_same_objects(read_meta(payload))
         meta = snapshot.restore(self._protected, payload)
         session = meta["session"]
-        self._position = _Position(int(session["step"]), int(session["epoch"]), int(session["samples"]))
+        self._position = _Position.of(meta)
         self._pieces_until = self._position.step + self._grow_wait
         self._board.commit(self._position.step, self._position.samples)
         at, of, stamp = str(session["at"]), session.get("of"), self._protected.stamp()
@@ -203,7 +221,13 @@ class Session:
 
     @property
     def step_count(self) -> int:
-        """Steps done, those of earlier workers included."""
+        """Steps done, those of earlier workers included.
+
+        A loop without epochs and batches goes on from here: `while session.step_count < total:`. So this is also
+        where a restored run lands in it, before the loop body draws its batch.
+        """
+        if self._protected is not None and not self._in_epoch and self._open is None:
+            self._arrive("free")
         return self._position.step
 
     @property
@@ -215,23 +239,29 @@ class Session:
         """Count epochs from where the run is to `total`; each is committed when its body is over."""
         if not isinstance(total, int) or total < 0:
             raise UserError(f"session.epochs takes a whole number of epochs, not {total!r}")
+        if self._in_epoch:
+            raise UserError("session.epochs was called inside another", cause="a run has one count of epochs")
         self._board.position(epoch=self._position.epoch, epochs=total, batch=0, batches=0)
         for epoch in range(self._position.epoch, total):
             self._arrive("epoch")
-            self._inside.append("epoch")
+            self._in_epoch = True
+            self._passes.clear()
             self._board.position(epoch=epoch, epochs=total, batch=0, batches=0)
             self._epochs_total = total
             try:
                 yield epoch
             finally:
-                self._inside.pop()
+                self._in_epoch = False
             self._end_epoch(epoch)
         self._land("epoch")
 
     def _end_epoch(self, epoch: int) -> None:
-        for loader in self._loaders():
-            if loader.epoch == epoch and loader.cursor:
-                loader.finish_epoch()
+        if self._open is not None:
+            self._leave_batch(self._open)
+        self._land_at_last()
+        for name, whole in self._passes.items():
+            self._named[name].finish_epoch(left=not whole)
+        self._passes.clear()
         self._position.epoch = epoch + 1
         self._commit("epoch")
         self._link.send("epoch", epoch=epoch, step=self._position.step)
@@ -239,20 +269,39 @@ class Session:
     def batches(self, data: Loader) -> Iterator[Any]:
         """The batches of this epoch that are still to do; a batch is done when the loop comes back for the next."""
         name = self._name_of(data)
+        self._check_pass(name)
+        self._passes[name] = False
         self._enter(Phase.DATA)
         total = len(data)
         for batch in data.batches(data.epoch, data.cursor):
             self._show_position(batch.index, total)
             self._enter(Phase.LOOP)
             self._arrive("batch", name)
-            self._inside.append("batch")
+            opened = self._open = _Open(data, batch, self._position.step)
             try:
                 yield batch.value
-            finally:
-                self._inside.pop()
-            self._end_batch(data, name, batch)
+            except GeneratorExit:
+                self._leave_batch(opened)
+                raise
+            self._end_batch(opened, name)
         self._land("batch", name)  # killed after the last batch of the epoch: none is left to go on with
+        self._passes[name] = True
+        if not self._in_epoch:
+            data.finish_epoch()
         self._enter(Phase.EVALUATE)  # what follows the last batch is often an evaluation, declared or not
+
+    def _check_pass(self, name: str) -> None:
+        if self._open is not None:
+            raise UserError(
+                "session.batches was called inside another",
+                cause="a body is committed with the batch of one Loader: a fault would tear a pair of batches apart",
+                hints=["make one dataset whose samples hold both parts"],
+            )
+        if self._in_epoch and self._passes.get(name):
+            raise UserError(
+                f"all batches of this epoch were used already: session.batches({name}) was called again",
+                hints=["go round once more with session.epochs: each epoch is one pass over the data"],
+            )
 
     def _name_of(self, data: Any) -> str:
         if not isinstance(data, Loader):
@@ -270,11 +319,26 @@ class Session:
             hints=["add it to the call: `session.protect(model=…, optimizer=…, data=data)`"],
         )
 
-    def _end_batch(self, loader: Loader, name: str, batch: Batch) -> None:
-        loader.advance(batch)
-        self._position.samples += len(batch.samples)
+    def _end_batch(self, opened: _Open, name: str) -> None:
+        if self._open is not opened:
+            raise UserError("this iterator over session.batches is of an earlier epoch", hints=["make a new one"])
+        if self._position.step == opened.step:
+            self._uncommitted += 1  # a body without a step is done as well
+        self._count_batch(opened)
         self._commit("batch", name)
         self._enter(Phase.DATA)
+
+    def _leave_batch(self, opened: _Open) -> None:
+        """The loop was left by `break`: a batch that was trained on is done, one that was looked at is not."""
+        if self._open is opened and self._position.step > opened.step:
+            self._count_batch(opened)
+        elif self._open is opened:
+            self._open = None
+
+    def _count_batch(self, opened: _Open) -> None:
+        self._open = None
+        opened.loader.advance(opened.batch)
+        self._position.samples += len(opened.batch.samples)
 
     def _show_position(self, index: int, total: int) -> None:
         self._board.position(epoch=self._position.epoch, epochs=self._epochs_total, batch=index, batches=total)
@@ -298,10 +362,16 @@ class Session:
         The script ran up to here once more, with the body of the epoch up to its batches; what that did to
         protected objects is part of the snapshot already.
         """
-        landing = self._landing
-        if landing is None or not landing.here(at, of):
+        if self._landing is not None and self._landing.here(at, of):
+            self._land_at_last()
+
+    def _land_at_last(self) -> None:
+        """Land here, or where the script has gone another way than before and is past the place."""
+        landing, self._landing = self._landing, None
+        if landing is None:
             return
-        self._landing = None
+        self._position = _Position.of(landing.meta)
+        self._uncommitted = 0
         protected = self._protected
         assert protected is not None
         if protected.stamp() != landing.stamp or protected.tensors() is not landing.tensors:
@@ -359,7 +429,7 @@ class Session:
     def _leave_step(self) -> None:
         self._position.step += 1
         self._uncommitted += 1
-        if not self._inside:
+        if not self._in_epoch and self._open is None:
             self._commit("free")
         self._enter(Phase.LOOP)
 
@@ -496,6 +566,8 @@ class Session:
         self._check_not_over()
         snapshots = self._need_snapshots()
         due = at != "batch" or self._uncommitted >= self.settings.snapshot.every or self._board.stop_requested
+        if self._landing is not None:
+            due = False  # on its way to where the snapshot was taken: nothing of this counts
         if due:
             self._enter(Phase.SNAPSHOT)
             self._take(at, of, resumable=True)
@@ -530,8 +602,10 @@ class Session:
         """The script's `train` has returned: the last commit."""
         self._check_not_over()
         if self._snapshots is not None and self._started:
+            self._land_at_last()
             self._take("end", resumable=True)
             self._snapshots.flush()
+        self._started = True
         for loader in self._loaders():
             loader.close()
 
