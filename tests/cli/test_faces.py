@@ -279,7 +279,8 @@ def test_which_face(tmp_path: Path) -> None:
         (Output(out=terminal, err=terminal, plain=True), PlainFace),
         (Output(out=to_pipe, err=terminal), PlainFace),
         (Output(out=terminal, err=terminal, quiet=True), QuietFace),
-        (Output(out=terminal, err=terminal, as_json=True), PlainFace),
+        (Output(out=to_pipe, err=terminal, as_json=True), TerminalFace),
+        (Output(out=terminal, err=to_pipe, as_json=True), PlainFace),
     ]
     for output, kind in cases:
         assert type(choose(output, HEADER).face) is kind

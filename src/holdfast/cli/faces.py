@@ -90,7 +90,7 @@ def choose(output: Output, header: Header) -> Careful:
     screen = output.err if output.as_json else output.out
     if output.quiet:
         return Careful(QuietFace())
-    if output.as_json or output.plain or not screen.tty:
+    if output.plain or not screen.tty:
         return Careful(PlainFace(screen, header, progress=output.progress))
     from holdfast.cli.terminal import TerminalFace
 
