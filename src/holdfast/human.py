@@ -107,8 +107,7 @@ def table(
     for row in everything:
         padded = zip(row, widths, strict=False)
         cells = [
-            cell.rjust(width) if i in to_the_right else cell.ljust(width)
-            for i, (cell, width) in enumerate(padded)
+            cell.rjust(width) if i in to_the_right else cell.ljust(width) for i, (cell, width) in enumerate(padded)
         ]
         lines.append((" " * gap).join(cells).rstrip())
     return lines

@@ -420,9 +420,7 @@ def _similar(key: str) -> list[str]:
     section, _, name = key.partition(".")
     group = [known for known in kinds() if known.startswith(f"{section}.")]
     if group:  # the section is right: compare what follows it, or every name in it looks alike
-        close = [
-            f"{section}.{found}" for found in _close(name, [known.split(".")[1] for known in group], 0.6)
-        ]
+        close = [f"{section}.{found}" for found in _close(name, [known.split(".")[1] for known in group], 0.6)]
     else:
         same_name = [known for known in kinds() if known.endswith("." + (name or section))]
         close = same_name if len(same_name) == 1 else _close(key, kinds(), 0.6)

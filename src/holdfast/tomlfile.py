@@ -16,9 +16,7 @@ from typing import Any
 from holdfast.errors import UserError
 
 
-def read(
-    path: Path, shown: str, table: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], object, int]]:
+def read(path: Path, shown: str, table: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object, int]]:
     """(key parts, value, line) of each value below `table`; nothing if the file is missing.
 
     `shown` is the file's name in messages. UserError if the file cannot be read or is not TOML.

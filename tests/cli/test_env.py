@@ -53,13 +53,9 @@ def amd_laptop(tmp_path: Path) -> Path:
             "dev/dri/renderD128": "",
         },
     )
-    card(
-        root, "0000:03:00.0", "amdgpu", **{"class": "0x030000\n", "vendor": "0x1002\n", "device": "0x744c\n"}
-    )
+    card(root, "0000:03:00.0", "amdgpu", **{"class": "0x030000\n", "vendor": "0x1002\n", "device": "0x744c\n"})
     tree(root, {"sys/bus/pci/devices/0000:03:00.0/mem_info_vram_total": "25753026560\n"})
-    card(
-        root, "0000:0d:00.0", "amdgpu", **{"class": "0x038000\n", "vendor": "0x1002\n", "device": "0x15bf\n"}
-    )
+    card(root, "0000:0d:00.0", "amdgpu", **{"class": "0x038000\n", "vendor": "0x1002\n", "device": "0x15bf\n"})
     card(root, "0000:41:00.0", None, **{"class": "0x030200\n", "vendor": "0x10de\n", "device": "0x2335\n"})
     card(root, "0000:00:1f.3", None, **{"class": "0x040300\n", "vendor": "0x8086\n", "device": "0x51c8\n"})
     return root
@@ -307,9 +303,7 @@ def test_the_block_of_a_machine_that_tells_nothing(tmp_path: Path) -> None:
     facts = example([]) | {
         "holdfast": None,
         "cpu": {"model": None, "count": None, "usable": None},
-        "memory": dict.fromkeys(
-            ("total_bytes", "available_bytes", "swap_bytes", "shm_bytes", "shm_free_bytes")
-        ),
+        "memory": dict.fromkeys(("total_bytes", "available_bytes", "swap_bytes", "shm_bytes", "shm_free_bytes")),
         "limits": machine.limits(tmp_path),
         "torch": dict.fromkeys(("version", "cuda", "hip", "rocm", "xpu", "git")),
         "packages": {"numpy": None},

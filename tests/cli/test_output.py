@@ -72,9 +72,7 @@ def test_who_decides_about_colour(flag: str, env: dict[str, str], tty: bool, exp
 
 
 def test_each_stream_is_judged_by_itself() -> None:
-    output = Output.from_args(
-        argparse.Namespace(), stdout=io.StringIO(), stderr=Terminal(), env={"TERM": "xterm"}
-    )
+    output = Output.from_args(argparse.Namespace(), stdout=io.StringIO(), stderr=Terminal(), env={"TERM": "xterm"})
     assert (output.out.color, output.err.color) == (False, True)
     assert output.out.style("x", "bold") == "x"
     assert output.err.style("x", "bold") == "\x1b[1mx\x1b[0m"

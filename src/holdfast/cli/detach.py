@@ -20,8 +20,8 @@ from typing import Any
 
 from holdfast.cli.output import Output, table
 from holdfast.cli.reading import Look
-from holdfast.cli.summary import handle, shown
 from holdfast.errors import ExitCode, InternalError, from_json
+from holdfast.naming import handle, shown
 from holdfast.runfolder import LIVE_STATES, RunFolder
 
 LOG = "supervisor.log"

@@ -20,10 +20,10 @@ from typing import Any
 from holdfast.cli.output import Output, add_flags, count
 from holdfast.cli.reading import Look
 from holdfast.cli.runs import root_of, supervisor_pid
-from holdfast.cli.summary import handle
 from holdfast.cli.train import add_device
 from holdfast.cli.usage import Parser, UsageError
 from holdfast.errors import ExitCode, UserError
+from holdfast.naming import handle
 from holdfast.runfolder import LIVE_STATES, RunFolder, find_run, read_json
 from holdfast.runtime import checkpoint, script
 from holdfast.runtime.accounts import Accounts

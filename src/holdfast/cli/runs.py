@@ -25,6 +25,7 @@ from holdfast.cli.reading import Look, local_time
 from holdfast.cli.text import without_control
 from holdfast.cli.usage import Parser
 from holdfast.errors import ExitCode, UserError
+from holdfast.naming import handle, shown
 from holdfast.runfolder import LIVE_STATES, RunFolder, find_run, list_runs
 from holdfast.settings import Settings, known
 
@@ -172,7 +173,7 @@ def standing(look: Look) -> list[str]:
     lines += summary.curves(look)
     lines += [f"  {_trouble(look)}"]
     if look.state in ("STOPPED", "CRASHED", "GAVE_UP", "FAILED"):
-        lines += [f"  go on with `holdfast resume {summary.handle(look.run)}`"]
+        lines += [f"  go on with `holdfast resume {handle(look.run)}`"]
     return lines
 
 
@@ -261,7 +262,7 @@ def _indent(lines: list[str]) -> list[str]:
 def _identity(look: Look) -> list[tuple[str, str]]:
     info = look.info
     arguments = info.get("arguments")
-    rows = [("script", summary.shown(Path(str(info.get("script") or "-"))))]
+    rows = [("script", shown(Path(str(info.get("script") or "-"))))]
     if isinstance(arguments, dict) and arguments:
         rows.append(("arguments", " ".join(f"{key}={value}" for key, value in arguments.items())))
     if info.get("argv"):
@@ -280,14 +281,14 @@ def _changed(look: Look) -> list[str]:
     sources = saved.get("sources") if isinstance(saved, dict) else None
     if not isinstance(saved, dict) or not isinstance(sources, dict):
         return []
-    shown = []
+    lines = []
     for key in sources:
         section, _, name = str(key).partition(".")
         try:
-            shown.append(f"{key} {known(str(key)).show(saved[section][name])}")
+            lines.append(f"{key} {known(str(key)).show(saved[section][name])}")
         except (UserError, LookupError, TypeError, ValueError, AttributeError):
             continue
-    return shown
+    return lines
 
 
 def _devices(look: Look) -> list[str]:
@@ -301,10 +302,10 @@ def _devices(look: Look) -> list[str]:
 
 def _faults(look: Look, verbose: bool) -> list[str]:
     events = look.faults
-    shown = events if verbose else events[-10:]
-    hidden = len(events) - len(shown)
+    latest = events if verbose else events[-10:]
+    hidden = len(events) - len(latest)
     lines = [f"{hidden} earlier ones; `-v` shows all"] if hidden else []
-    for event in shown:
+    for event in latest:
         folder = Path(str(event.data.get("folder") or "")).name
         code, sentence = event.data.get("code") or "-", event.data.get("sentence") or event.data.get("kind")
         lines.append(f"{event.time[:10]} {local_time(event)}  {code}  {sentence}  faults/{folder}")
@@ -312,7 +313,7 @@ def _faults(look: Look, verbose: bool) -> list[str]:
 
 
 def _files(look: Look) -> list[tuple[str, str]]:
-    rows = [("folder", summary.shown(look.run.path))]
+    rows = [("folder", shown(look.run.path))]
     rows += [(name, f"{name}.safetensors, {size(path.stat().st_size)}") for name, path in look.weights.items()]
     rows += [(f"step {count(step)}", f"checkpoints/{path.name}, {size(n)}") for step, path, n in look.checkpoints]
     names = ("output.log", "traceback.txt", "supervisor.log", "metrics.jsonl", "journal.jsonl", "receipt.json")
@@ -399,7 +400,7 @@ def _await_end(run: RunFolder, output: Output) -> int:
         output.json(look.result())
     elif look.state == "STOPPED":
         output.print(f"✓ {look.name} stopped at step {count(look.step)}")
-        for line in [*summary.files(look), f"  go on with `holdfast resume {summary.handle(look.run)}`"]:
+        for line in [*summary.files(look), f"  go on with `holdfast resume {handle(look.run)}`"]:
             output.print(without_control(line))
     else:
         output.print(f"{look.name} is {look.state}")

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable
-from pathlib import Path
 
 from holdfast.cli.output import count, counted, duration, metric, percent, sparkline, table
 from holdfast.cli.reading import Look, number, whole
-from holdfast.errors import UserError
-from holdfast.runfolder import RunFolder
-from holdfast.settings import Settings
+from holdfast.naming import handle, shown
 
 _SIGNS = {"FINISHED": "✓", "FAILED": "✗", "GAVE_UP": "✗", "CRASHED": "✗"}
 _MOST_METRICS = 6
@@ -167,25 +164,6 @@ def next_commands(look: Look) -> list[str]:
         rows.append((f"  holdfast resume {handle(look.run)}", what))
     rows.append((f"  holdfast show {handle(look.run)}", "everything about this run"))
     return table(rows, gap=6)
-
-
-def handle(run: RunFolder) -> str:
-    """What to call a run in a command that is typed here: its name, or its folder where the name is not found."""
-    try:
-        root = Path(Settings.load().run.folder)
-    except UserError:
-        return run.name
-    return run.name if run.path.absolute().parent == root.absolute() else shown(run.path)
-
-
-def shown(path: Path) -> str:
-    """Relative to here where it is below here, so that a line can be copied and is short."""
-    for base in (Path.cwd(), Path.cwd().resolve()):
-        try:
-            return str(path.relative_to(base))
-        except ValueError:
-            continue
-    return str(path)
 
 
 def indented(lines: Iterable[str], by: int = 2) -> list[str]:

@@ -18,6 +18,7 @@ from holdfast.cli.output import Output, print_error
 from holdfast.cli.reading import Look
 from holdfast.devices import inventory
 from holdfast.events import Event
+from holdfast.naming import handle, shown
 from holdfast.runfolder import RunFolder
 from holdfast.runtime.ladder import Rung
 from holdfast.runtime.script import Facts
@@ -100,7 +101,7 @@ def _tell(look: Look, outcome: Outcome, output: Output) -> None:
     if output.as_json:
         output.json({**look.result(), "error": outcome.error.to_json() if outcome.error else None})
     elif output.quiet:
-        output.print(summary.shown(look.run.path))
+        output.print(shown(look.run.path))
     elif output.plain or not output.out.tty:
         _plain(look, output)
     elif error is None or look.step:
@@ -119,10 +120,10 @@ def _plain(look: Look, output: Output) -> None:
     pairs = {**receipt, "faults": faults}
     stamp = Event.now("").time
     _line(output, stamp, "receipt", pairs)
-    kept: dict[str, Any] = {name: summary.shown(path) for name, path in look.weights.items()}
+    kept: dict[str, Any] = {name: shown(path) for name, path in look.weights.items()}
     if look.checkpoints:
-        kept["checkpoint"] = summary.shown(look.checkpoints[0][1])
-    _line(output, stamp, "files", {**kept, "folder": summary.shown(look.run.path)})
+        kept["checkpoint"] = shown(look.checkpoints[0][1])
+    _line(output, stamp, "files", {**kept, "folder": shown(look.run.path)})
 
 
 def _line(output: Output, stamp: str, word: str, values: dict[str, Any]) -> None:
@@ -139,9 +140,9 @@ def _header(run: RunFolder, plan: Plan, settings: Settings) -> faces.Header:
     return faces.Header(
         version=__version__,
         run=run.name,
-        handle=summary.handle(run),
+        handle=handle(run),
         workload=str(run.info.get("workload")),
-        folder=summary.shown(run.path),
+        folder=shown(run.path),
         device=plan.rungs[plan.rung].label,
         seed=plan.seed,
         differs=differs,

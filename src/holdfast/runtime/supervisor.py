@@ -33,6 +33,7 @@ from holdfast.errors import (
     from_json,
 )
 from holdfast.events import utc_now
+from holdfast.naming import handle
 from holdfast.runfolder import RunFolder, write_json
 from holdfast.runtime import checkpoint, evidence, launch, process
 from holdfast.runtime.accounts import Accounts
@@ -311,7 +312,7 @@ class Supervisor:
         except UserError as error:
             worker.channel.send({"error": True, **error.to_json()})
             return
-        if self._portable:
+        if worker.spawned:
             worker.channel.send({"paths": launch.slot_paths(arena)})
         else:
             worker.channel.send({"where": arena.where, "slots": len(arena.slots)}, arena.fds)
@@ -590,8 +591,8 @@ class Supervisor:
         saved = self.keeping.saved
         return f"step {saved['step']} in {saved['path']}" if saved else None
 
-    def _resume_hint(self) -> str:
-        return f"go on with `holdfast resume {self.run_folder.name}`"
+    def _resume_hint(self, flags: str = "") -> str:
+        return f"go on with `holdfast resume {handle(self.run_folder)}{flags}`"
 
     # -- the end -------------------------------------------------------------------------------------------
 
@@ -630,7 +631,7 @@ class Supervisor:
                 cause=f"{fault.code}, {fault.sentence()}",
                 saved=f"{saved} (verified)" if saved else None,
                 hints=[
-                    f"continue elsewhere with `holdfast resume {self.run_folder.name} --device cpu`",
+                    *([] if self.plan.rungs[self.rung].on_cpu else [self._resume_hint(" --device cpu")]),
                     f"`holdfast explain {fault.code}` says what this means",
                     f"the worker's last words are in {self.run_folder.path / 'faults'}",
                 ],
