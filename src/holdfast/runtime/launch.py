@@ -45,6 +45,11 @@ class WorkerProcess:
     started: float = field(default_factory=time.monotonic)
     popen: subprocess.Popen[bytes] | None = None
 
+    @property
+    def spawned(self) -> bool:
+        """Started over loopback, where no descriptor can be passed: it opens its slots by path."""
+        return self.popen is not None
+
     def identify(self, pid: int) -> None:
         self.pid = pid
         self.pidfd = process.open_pidfd(pid)

@@ -131,6 +131,18 @@ def group_members(pgid: int) -> list[int]:
     return found
 
 
+def children(pid: int) -> dict[int, str]:
+    """The direct children of a process and their command lines; none where there is no /proc."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            text = (entry / "stat").read_text()
+            if int(text[text.rindex(")") + 2 :].split()[1]) == pid:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                found[int(entry.name)] = b" ".join(words).decode(errors="replace").strip()
+    return found
+
+
 def thread_count() -> int | None:
     """Threads of this process, or None where the system does not say."""
     try:

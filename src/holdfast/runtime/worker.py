@@ -28,11 +28,12 @@ from typing import Any
 import numpy
 import torch
 
-from holdfast.errors import HoldfastError, UserError
+from holdfast.errors import HoldfastError, InternalError, UserError
 from holdfast.runtime import process, script
 from holdfast.runtime.board import Board
 from holdfast.runtime.channel import Channel
 from holdfast.runtime.faults import classify_exception
+from holdfast.runtime.fetching import FromChild
 from holdfast.runtime.ladder import Rung
 from holdfast.runtime.launch import connect_back
 from holdfast.runtime.loader import LoaderFailed
@@ -167,6 +168,9 @@ def _last_words(link: SupervisedLink, error: BaseException, device: str) -> int:
     if isinstance(error, SystemExit) and error.code in (None, 0):
         link.send("refused", **UserError("the script called sys.exit()", cause="the run is not over").to_json())
         return FAILED
+    if _raised_here(error):
+        link.send("refused", **InternalError("holdfast failed, not the script", cause=repr(error)).to_json())
+        return FAILED
     summary = traceback.format_exception_only(type(error), error)[-1].strip()
     link.send("failed", summary=summary, traceback=text, step=link.board.read().step)
     return FAILED
@@ -178,6 +182,16 @@ def _own_traceback(error: BaseException) -> str:
     while frame is not None and _is_ours(frame.tb_frame.f_code.co_filename):
         frame = frame.tb_next
     return "".join(traceback.format_exception(type(error), error, frame or error.__traceback__)).rstrip()
+
+
+def _raised_here(error: BaseException) -> bool:
+    """Holdfast's own code raised what it never raises on purpose: our bug, which is not the script's to explain."""
+    if isinstance(error.__cause__, FromChild):  # the dataset raised it in a loader child; we only hand it on
+        return False
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and Path(frame.tb_frame.f_code.co_filename).parent == Path(__file__).parent
 
 
 def _is_ours(filename: str) -> bool:

@@ -1,0 +1,128 @@
+"""The processes around the worker are killed: nursery, keeper, supervisor. The run goes on, or can be resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import Drive
+from tests.faults.driving import JOB, JOBS, Command, alive, assert_exact, drive, wait_until
+
+
+def test_keeper_killed(drive: Drive, reference: Drive) -> None:
+    """In the middle of a run that saves all the time, twice, and just before the last save of all."""
+    faults = "keeper_kill@4,sigkill@8,keeper_kill@12:data,keeper_kill@24:snapshot"
+    run = drive(faults=faults, settings={"checkpoint.every": "0.05s"}, pause=0.02)
+    assert_exact(run, reference(), faults=4)
+    assert run.faults().count("keeper_died") == 3
+    assert run.of("checkpoint")[-1].data["step"] == 24
+    assert not list((run.folder / "checkpoints").glob(".*")), "half of a checkpoint was left"
+
+
+def test_nursery_killed(tmp_path: Path, reference: Drive) -> None:
+    """The kernel ends its worker with it; a new nursery imports torch, and a new worker goes on."""
+    run = drive(tmp_path, nursery=None, faults="nursery_kill@5")
+    assert_exact(run, reference(), faults=1)
+    assert run.faults() == ["nursery_died"]
+
+
+def test_nursery_unfit_to_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Drive) -> None:
+    """A library started a thread in it, as some do at import. Then workers are spawned: slower, and as exact."""
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "sitecustomize.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(library))
+    run = drive(tmp_path, nursery=None, faults="sigkill@5")
+    assert_exact(run, reference(), faults=1)
+    assert [note.data["text"] for note in run.of("note")] == [
+        "workers are spawned instead of forked: 2 threads are running"
+    ]
+
+
+def test_supervisor_killed_and_resumed(tmp_path: Path, reference: Drive) -> None:
+    """No orphan is left, and the keeper's last act was to save: no committed step is lost."""
+    with Command(tmp_path, "train", JOB, "workers=2", "pause=0.1", "--device", "cpu") as command:
+        command.wait_for_step(6)
+        assert len(command.note_family()) >= 6  # supervisor, keeper, nursery, worker, two loader children
+        command.process.kill()
+        command.process.wait()
+        seen = command.step()
+        assert wait_until(lambda: not alive(command.family)), alive(command.family)
+    run = command.run()
+    assert run.outcome.state == "RUNNING"  # nobody was there to write it down
+    assert seen - 1 <= run.checkpoint().step <= seen + 1
+    with Command(tmp_path, "resume", command.folder, "--json") as again:
+        assert again.end() == 0, again.words()
+        again.words()
+        assert wait_until(lambda: not alive(again.family))
+    run = again.run()
+    assert run.outcome.state == "FINISHED"
+    assert run.receipt["faults"] == {"supervisor_died": 1}
+    assert_exact(run, reference(), faults=1)
+
+
+# The kernel's own kill for memory ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A memory cgroup of our own below the one we are in, or a skip that says why not."""
+    folder = _own_group()
+    if folder is None:
+        pytest.skip("no memory cgroup is mounted here")
+    group = folder / f"holdfast-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        limit = group / ("memory.max" if (group / "memory.max").exists() else "memory.limit_in_bytes")
+        limit.write_text(str(3 << 30))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"a memory cgroup cannot be made: {error}")
+    yield group
+    assert wait_until(lambda: not (group / "cgroup.procs").read_text().strip())
+    group.rmdir()
+
+
+def _own_group() -> Path | None:
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        root = Path("/sys/fs/cgroup") / ("memory" if "memory" in controllers.split(",") else "")
+        folder = root / path.lstrip("/")
+        if any((folder / name).exists() for name in ("memory.max", "memory.limit_in_bytes")):
+            return folder
+    return None
+
+
+def test_killed_by_the_kernel_for_memory(tmp_path: Path, memory_group: Path, reference: Drive) -> None:
+    """Told from any other SIGKILL by the kernel's own count."""
+
+    def enter() -> None:
+        (memory_group / "cgroup.procs").write_text(str(os.getpid()))
+
+    with Command(
+        tmp_path, "train", JOBS / "host.py", "how=cgroup", "--device", "cpu", "--json", preexec_fn=enter
+    ) as command:
+        command.words()
+        assert command.end(100.0) == 0
+    run = command.run()
+    assert run.faults() == ["host_memory"], run.story()
+    assert run.fault()["evidence"]["signal"] == "SIGKILL"
+    assert run.fault()["evidence"]["oom_kills"] >= 1
+    assert_exact(run, reference(), faults=1)
+
+
+def test_a_killed_worker_takes_its_children_with_it(drive: Drive) -> None:
+    """Even those that asked for nothing of the kind: the whole group is killed before a new worker starts."""
+    script = JOBS / "children.py"
+    run = drive(script, faults="sigkill@5")
+    assert run.outcome.state == "FINISHED", run.story()
+    pids = {int(line) for line in (run.folder / "children.txt").read_text().split()}
+    assert len(pids) == 2
+    assert wait_until(lambda: not alive(pids)), pids
