@@ -366,21 +366,111 @@ def test_steps_without_any_loop_of_ours(tmp_path: Path) -> None:
     assert outcome.receipt["steps"] == 8
 
 
-def test_the_first_batch_of_a_loop_of_ones_own_is_drawn_once(tmp_path: Path) -> None:
-    """Killed in its first step, a run goes on from before its first random number."""
+def own_loop(session: Session, stage: Stage) -> None:
+    """As language models and players are trained: the script draws its own batches."""
+    torch.rand(2)
+    session.protect(**stage.objects)
+    torch.rand(3)
+    while session.step_count < 6:
+        index = torch.randint(0, 100, (3,))
+        stage.diary.lines.append(index.tolist())
+        if session.step_count % 2 == 0:
+            stage.draw()
+        session.step(lambda b: stage.model(b).square().mean(), index[:, None] / (1 + torch.rand(3, 4)))
+
+
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        ["forward 1"],
+        ["forward 1", "backward 1", "optimizer 2"],
+        ["loop 1", "loop 2", "loop 1"],
+        ["snapshot 2", "snapshot 3", "snapshot 1"],
+        ["snapshot 5", "loop 1"],
+    ],
+    ids=" ".join,
+)
+def test_a_loop_of_ones_own_that_asks_for_the_step_count(deaths: list[str], tmp_path: Path) -> None:
+    _, outcome = same_with_deaths(tmp_path, own_loop, deaths)
+    assert outcome.receipt["steps"] == 6
+
+
+def test_a_loop_of_ones_own_with_fewer_snapshots(tmp_path: Path) -> None:
+    same_with_deaths(tmp_path, own_loop, ["forward 5", "forward 3"], snapshot__every=3)
+
+
+def test_what_follows_a_step_goes_into_its_transaction(tmp_path: Path) -> None:
+    def script(session: Session, stage: Stage) -> None:
+        session.protect(**stage.objects)
+        for number in range(session.step_count, 5):
+            inputs = torch.rand(3, 4)
+
+            def update(inputs: Tensor = inputs, number: int = number) -> None:
+                stage.optimizer.zero_grad()
+                stage.model(inputs).square().mean().backward()
+                stage.optimizer.step()
+                stage.diary.lines.append(number)
+
+            session.transaction(update)
+
+    diary, _ = same_with_deaths(tmp_path, script, ["forward 3", "loop 1", "snapshot 2"])
+    assert diary == [0, 1, 2, 3, 4]
+
+
+def test_asking_for_the_step_count_inside_a_step_commits_nothing(tmp_path: Path) -> None:
+    def script(session: Session, stage: Stage) -> None:
+        session.protect(**stage.objects)
+        while session.step_count < 4:
+
+            def fn(batch: Tensor) -> Tensor:
+                stage.diary.lines.append(session.step_count)
+                return stage.model(batch).square().mean()
+
+            session.step(fn, torch.rand(3, 4))
+
+    diary, _ = same_with_deaths(tmp_path, script, ["backward 2", "backward 1"])
+    assert diary == [0, 1, 2, 3]
+
+
+def test_warming_up_before_the_epochs(tmp_path: Path) -> None:
+    """Steps of both kinds in one script; those before the epochs are not made again in the middle of an epoch."""
 
     def script(session: Session, stage: Stage) -> None:
         session.protect(**stage.objects)
-        torch.rand(5)
-        for _ in range(session.step_count, 4):
-            index = torch.randint(0, 100, (3,))
-            session.step(lambda b: stage.model(b).square().mean(), index[:, None] / torch.rand(3, 4))
-            stage.diary.lines.append(index.tolist())
+        while session.step_count < 3:
+            session.step(lambda b: stage.model(b).square().mean(), torch.rand(3, 4))
+        stage.draw()
+        for _ in session.epochs(2):
+            for batch in session.batches(stage.data):
+                stage.step(session, batch)
 
-    expected, diary, _ = outcome_of(tmp_path, script, [])
-    result, its_diary, _ = outcome_of(tmp_path, script, ["forward 1", "backward 1"])
-    equal(result, expected)
-    assert its_diary[-1] == diary[-1]
+    deaths = ["forward 2", "forward 4", "forward 3", f"data {BATCHES}"]
+    _, outcome = same_with_deaths(tmp_path, script, deaths)
+    assert outcome.receipt["steps"] == 3 + 2 * BATCHES
+
+
+def test_warming_up_without_asking(tmp_path: Path) -> None:
+    """The warm-up runs again on the way to the middle of an epoch, and does not count."""
+
+    def script(session: Session, stage: Stage) -> None:
+        session.protect(**stage.objects)
+        for number in range(3):
+            stage.step(session, (torch.rand(3, 4), torch.tensor([number])))
+        for _ in session.epochs(2):
+            for batch in session.batches(stage.data):
+                stage.step(session, batch)
+
+    diary, outcome = same_with_deaths(tmp_path, script, ["forward 6", "forward 7", "forward 2", f"forward {BATCHES}"])
+    assert len(diary) == outcome.receipt["steps"] == 3 + 2 * BATCHES
+
+
+def test_a_step_inside_a_step_is_refused(tmp_path: Path) -> None:
+    def script(session: Session, stage: Stage) -> None:
+        session.protect(**stage.objects)
+        session.transaction(lambda: stage.step(session, (torch.rand(2, 4), torch.tensor([0]))))
+
+    with pytest.raises(holdfast.UserError, match="inside a step"):
+        outcome_of(tmp_path, script, [])
 
 
 def test_an_update_that_goes_past_the_session_is_kept_too(tmp_path: Path) -> None:
@@ -436,7 +526,8 @@ def test_a_stop_is_honoured_at_the_next_boundary_and_nothing_is_lost(where: str,
         if where == "free":
             while session.step_count < 6:
                 ask(session, "free")
-                stage.step(session, (torch.rand(2, 4), torch.tensor([session.step_count])))
+                stage.draw()
+                session.step(lambda b: stage.model(b).square().mean(), torch.rand(2, 4))
             return
         for _ in session.epochs(2):
             ask(session, "head")

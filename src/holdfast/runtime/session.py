@@ -87,6 +87,8 @@ class _Landing:
     """What was protected, right after the first restore."""
 
     def here(self, at: str, of: str | None) -> bool:
+        if at == "asked":  # the head of a loop without epochs and batches, before it draws its batch
+            return self.at in ("free", "end")
         return (at, of) == (self.at, self.of) or self.at in ("start", "free", "end")
 
 
@@ -135,6 +137,8 @@ class Session:
         self._over: StopRun | LostWorker | None = None
         """Why nothing more is done here: said again to a script whose bare `except:` went on regardless."""
         self._started = False
+        self._busy = False
+        """Inside a step, or past the end."""
         self._in_epoch = False
         self._open: _Open | None = None
         self._passes: dict[str, bool] = {}
@@ -223,11 +227,12 @@ class Session:
     def step_count(self) -> int:
         """Steps done, those of earlier workers included.
 
-        A loop without epochs and batches goes on from here: `while session.step_count < total:`. So this is also
-        where a restored run lands in it, before the loop body draws its batch.
+        A loop without epochs and batches asks this at its head, `while session.step_count < total:`, and a restored
+        run goes on from there. Each of its steps is committed by itself: what else belongs to a step goes into
+        `session.transaction`.
         """
-        if self._protected is not None and not self._in_epoch and self._open is None:
-            self._arrive("free")
+        if not self._busy and not self._in_epoch and self._open is None:
+            self._land("asked")
         return self._position.step
 
     @property
@@ -354,7 +359,8 @@ class Session:
         self._land(at, of)
         if not self._started:
             self._started = True
-            self._commit("start")
+            if at != "free":  # there the body has begun already: what it drew cannot be drawn again
+                self._commit("start")
 
     def _land(self, at: str, of: str | None = None) -> None:
         """If this is where the snapshot was taken: everything protected again as it was then.
@@ -449,13 +455,23 @@ class Session:
         self._board.enter(phase)
 
     def _transact(self, perform: Callable[[torch.device], T], work: Work | None) -> T:
-        """Try until it is done: roll back, then do what the ladder says."""
+        """Whole or not at all."""
         self._check_not_over()
+        if self._busy:
+            raise UserError("session.step was called inside a step", cause="a step is rolled back as a whole")
         self._arrive("free")
+        self._busy = True
+        try:
+            return self._try_until_done(perform, work)
+        finally:
+            self._busy = False
+
+    def _try_until_done(self, perform: Callable[[torch.device], T], work: Work | None) -> T:
+        """After a fault: roll back, then do what the ladder says."""
         snapshots = self._need_snapshots()
         self._grow_back()
         exact = snapshots.fresh()
-        if not exact and self.settings.snapshot.every == 1:
+        if not exact and (self.settings.snapshot.every == 1 or snapshots.last is None):
             self._take("save", resumable=False)
             exact = True
         meta, before = snapshots.meta_now(), capture_rng(self.device)
@@ -565,7 +581,11 @@ class Session:
         """The boundary: what happened before it is kept, and a wish to stop is honoured."""
         self._check_not_over()
         snapshots = self._need_snapshots()
-        due = at != "batch" or self._uncommitted >= self.settings.snapshot.every or self._board.stop_requested
+        due = (
+            at not in ("batch", "free")
+            or self._uncommitted >= self.settings.snapshot.every
+            or self._board.stop_requested
+        )
         if self._landing is not None:
             due = False  # on its way to where the snapshot was taken: nothing of this counts
         if due:
@@ -605,7 +625,7 @@ class Session:
             self._land_at_last()
             self._take("end", resumable=True)
             self._snapshots.flush()
-        self._started = True
+        self._busy = True
         for loader in self._loaders():
             loader.close()
 
