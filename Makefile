@@ -35,7 +35,7 @@ help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: $(READY)
-	$(HOLDFAST) chaos examples/windows.py
+	$(HOLDFAST) chaos examples/windows.py --faults sigkill@40,hang@70,oom_in_step@100
 
 test: check
 	$(PYTEST)
@@ -53,10 +53,11 @@ fix: $(READY)
 
 bench: $(READY)
 	mkdir -p benchmarks/results
-	$(PYTEST) -m bench --timeout 7200 -o faulthandler_timeout=0 tests benchmarks
+	$(PY) benchmarks/bench.py
 
 hardware: $(READY)
 	$(PYTEST) -m hardware --timeout 600 tests
+	$(PY) benchmarks/hardware.py --out benchmarks/results/hardware.json
 
 setup: $(READY)
 

@@ -368,7 +368,8 @@ class _CudaCopies:
                 views.loss[0] = float("nan")
             else:
                 views.loss[0].copy_(loss.detach().float(), non_blocking=True)
-                loss.record_stream(self.stream)
+                if loss.is_cuda:  # a batch that was computed on the CPU leaves its loss there
+                    loss.record_stream(self.stream)
             taken.event = torch.cuda.Event()
             taken.event.record(self.stream)
         self._flat_free = taken.event
