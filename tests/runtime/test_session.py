@@ -310,7 +310,6 @@ def test_resumed_after_deaths(job: Job, tmp_path: Path) -> None:
 def test_out_of_memory_once(job: Job, phase: str, tmp_path: Path) -> None:
     if isinstance(job, Several) and phase != "forward":
         pytest.skip("a transaction is one phase")
-    phase = "compile" if isinstance(job, Compiled) and phase == "forward" else phase
     results: list[dict[str, Any]] = []
     outcome = run(tmp_path, job.trainer(results), hooks=[Raise(oom, phase, 1), Raise(oom, phase, 6)])
     equal(results[-1], job.run_bare(), tolerance=job.tolerance)
@@ -330,6 +329,45 @@ def test_the_weights_file_loads_into_the_bare_model(job: Job, tmp_path: Path) ->
         own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
         module.load_state_dict(own, strict=True)
     assert not any("_orig_mod" in key for key in weights)
+
+
+def test_compiling_is_a_phase_of_its_own_whenever_it_happens(tmp_path: Path) -> None:
+    """At the first step, and again for the smaller batch at the end of an epoch; however it was compiled."""
+    phases: list[list[str]] = [[]]
+
+    class Net(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).tanh()
+
+    def train(session: Session) -> None:
+        model = Net(6, 3)
+        model.compile(backend="eager", dynamic=False)
+        data = holdfast.Loader(torch.utils.data.TensorDataset(*dataset()), SIZE)
+        session.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data=data)
+        session._phase_hooks.append(lambda phase: phases[-1].append(phase.label))
+        for _ in session.epochs(EPOCHS):
+            for batch in session.batches(data):
+                phases.append([])
+                session.step(lambda b: cross_entropy(model(b[0]), b[1]), batch)
+
+    torch._dynamo.reset()
+    run(tmp_path, train)
+    del phases[0]
+    compiled = ["compile" in step for step in phases]
+    assert compiled == [True, *[False] * 4, True, *[False] * 6]
+    assert phases[0][:5] == ["to-device", "forward", "compile", "forward", "backward"]
+    assert torch._dynamo.callback.callback_handler.start_callbacks == [], "nothing is left behind"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_fault_while_compiling(count: int, tmp_path: Path) -> None:
+    job = Compiled()
+    expected = job.run_bare()
+    torch._dynamo.reset()
+    results: list[dict[str, Any]] = []
+    outcome = run(tmp_path, job.trainer(results), hooks=[Raise(oom, "compile", count)])
+    equal(results[-1], expected)
+    assert outcome.moves == ["retry"]
 
 
 @pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="needs a C++ compiler")

@@ -29,6 +29,7 @@ import torch
 from holdfast.errors import UserError
 from holdfast.runtime import snapshot, transaction
 from holdfast.runtime.board import Phase
+from holdfast.runtime.compiling import CompileWatch
 from holdfast.runtime.faults import Fault, Health, Kind, classify_exception
 from holdfast.runtime.ladder import Action, Limits, Move, Past, Rung, next_move
 from holdfast.runtime.layout import read_meta
@@ -149,7 +150,7 @@ class Session:
         self._grow_wait = settings.oom.grow_back_steps
         self._grown = False
         self._history: list[Past] = []
-        self._compiled_steps = 0
+        self._compiling = CompileWatch(link.board, self._enter)
         self._uncommitted = 0
         self._epochs_total = 0
         self._cpu_next = False
@@ -182,7 +183,6 @@ class Session:
         self._protected = protected
         optimizers = [value for value in objects.values() if isinstance(value, torch.optim.Optimizer)]
         self._snapshots = snapshot.Snapshots(protected, self._link, self.device, optimizers)
-        self._compiled_steps = 2 if any(_is_compiled(value) for value in everything.values()) else 0
         self._snapshots.reserve()
         self._restore()
         for loader in self._loaders():
@@ -330,7 +330,7 @@ class Session:
         if self._position.step == opened.step:
             self._uncommitted += 1  # a body without a step is done as well
         self._count_batch(opened)
-        self._commit("batch", name)
+        self._commit("batch", name, last=opened.loader.cursor >= len(opened.loader))
         self._enter(Phase.DATA)
 
     def _leave_batch(self, opened: _Open) -> None:
@@ -410,10 +410,8 @@ class Session:
             clip=clip,
             accumulate=max(1, int(accumulate)),
             split=split,
-            compiled=self._compiled_steps > 0,
         )
         self._loss = self._transact(lambda device: self._perform(work, device), work)
-        self._compiled_steps = max(0, self._compiled_steps - 1)
         self._leave_step()
         return Loss(self._loss, self._waiting)
 
@@ -460,6 +458,7 @@ class Session:
         if self._busy:
             raise UserError("session.step was called inside a step", cause="a step is rolled back as a whole")
         self._arrive("free")
+        self._compiling.begin()
         self._busy = True
         try:
             return self._try_until_done(perform, work)
@@ -480,6 +479,7 @@ class Session:
             self._board.begin_attempt(self._position.step + 1)
             try:
                 result = self._on_the_cpu(perform) if self._cpu_next else perform(self.device)
+                self._compiling.check()
                 self._cpu_next = False
             except Exception as error:
                 fault = classify_exception(error, device=self._rungs[self._rung].device)
@@ -577,8 +577,12 @@ class Session:
 
     # -- committing ----------------------------------------------------------------------------------------
 
-    def _commit(self, at: str, of: str | None = None) -> None:
-        """The boundary: what happened before it is kept, and a wish to stop is honoured."""
+    def _commit(self, at: str, of: str | None = None, *, last: bool = False) -> None:
+        """The boundary: what happened before it is kept, and a wish to stop is honoured.
+
+        The last batch of an epoch is kept together with what follows it. A run restored in between does that
+        batch again, so names the loop leaves behind, like its last loss, exist for the code after the loop.
+        """
         self._check_not_over()
         snapshots = self._need_snapshots()
         due = (
@@ -590,7 +594,7 @@ class Session:
             due = False  # on its way to where the snapshot was taken: nothing of this counts
         if due:
             self._enter(Phase.SNAPSHOT)
-            self._take(at, of, resumable=True)
+            self._take(at, of, resumable=not last)
             self._uncommitted = 0
         if self._board.stop_requested:
             snapshots.flush()
@@ -626,6 +630,7 @@ class Session:
             self._take("end", resumable=True)
             self._snapshots.flush()
         self._busy = True
+        self._compiling.end()
         for loader in self._loaders():
             loader.close()
 
@@ -725,13 +730,9 @@ def _number(name: str, value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _is_compiled(value: Any) -> bool:
-    return hasattr(value, "_orig_mod")
-
-
 def _unwrapped(value: Any) -> Any:
     """The module under torch.compile, so that a checkpoint fits with and without compiling."""
-    return value._orig_mod if _is_compiled(value) else value
+    return getattr(value, "_orig_mod", value)
 
 
 def _named_by_kind(values: tuple[Any, ...], taken: set[str]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""One step as a transaction: forward, backward and update, or nothing.
+"""One step: forward, backward and update, whole or in pieces of exact weight.
 
-    attempt = Attempt(session, fn, batch, ...)
-    loss = run(attempt)          # retried, split or moved to the CPU by the ladder when memory runs out
+    work = Work(fn=fn, batch=batch, optimizers=[optimizer], ...)     # what one session.step call asks for
+    loss = perform(work, device, enter)                              # raises whatever goes wrong, half done
 
-What happens inside a step is here; when it is committed and to where is the session's and the snapshot's.
+What happens inside a step is here; undoing half of one is the session's and the snapshot's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import gc
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -62,13 +62,8 @@ class Work:
     clip: float | None
     accumulate: int
     split: Splitter | None
-    compiled: bool = False
     pieces: int = 1
     """How often memory made us split, on top of `accumulate`."""
-
-    """Where tests and the chaos kit may reach in: called when a phase begins."""
-
-    at_phase: list[Callable[[Phase], None]] = field(default_factory=list)
 
 
 def perform(work: Work, device: torch.device, enter: Callable[[Phase], None]) -> Tensor:
@@ -89,11 +84,10 @@ def _gradients(work: Work, device: torch.device, enter: Callable[[Phase], None])
     for piece, weight in pieces_of(work):
         enter(Phase.TO_DEVICE)
         moved = to_device(piece, device)
-        enter(Phase.COMPILE if work.compiled else Phase.FORWARD)
+        enter(Phase.FORWARD)
         loss = _as_loss(work.fn(moved))
         weighted = loss if weight == 1.0 else loss * weight
-        if not work.compiled:
-            enter(Phase.BACKWARD)
+        enter(Phase.BACKWARD)
         (weighted if work.scaler is None else work.scaler.scale(weighted)).backward()
         part = weighted.detach()
         total = part if total is None else total + part
