@@ -327,6 +327,20 @@ def test_a_frozen_batchnorm_mixes_nothing(tmp_path: Path) -> None:
     assert outcome.moves[:2] == ["retry", "split 2"]
 
 
+def test_time_is_not_split_for_samples(tmp_path: Path) -> None:
+    """The script turned the batch: its first dimension is not the samples of the Loader any more."""
+
+    def body(session: Session, objects: dict[str, Any], batch: Any, memory: Memory) -> None:
+        def fn(turned: Tensor) -> Tensor:
+            memory.use(turned.shape[1])
+            return objects["model"](turned.T).square().mean()
+
+        session.step(fn, batch[0].T)
+
+    with pytest.raises(holdfast.ScriptFailed):
+        trained(tmp_path, body, memory=Memory(4))
+
+
 def test_splitting_can_be_forbidden(tmp_path: Path) -> None:
     with pytest.raises(holdfast.ScriptFailed):
         trained(tmp_path, memory=Memory(4), oom__split="false")

@@ -524,10 +524,17 @@ class Session:
     def _splittable(self, work: Work) -> bool:
         if not self.settings.oom.split:
             return False
-        if work.split is None and transaction.batch_size(work.batch) is None:
+        if work.split is None and not self._samples_come_first(work):
             return False
         modules = [value for value in self._named.values() if isinstance(value, torch.nn.Module)]
         return self.settings.oom.allow_batchnorm_split or not transaction.mixes_samples(modules)
+
+    def _samples_come_first(self, work: Work) -> bool:
+        """Whether cutting the batch along its first dimension is known to part samples, not time or channels."""
+        size = transaction.batch_size(work.batch)
+        if size is None or self._open is None or work.accumulate > 1:
+            return size is not None
+        return size == len(self._open.batch.samples)
 
     def _roll_back(self, meta: dict[str, Any], before: tuple[dict[str, torch.Tensor], dict[str, Any]]) -> None:
         """Everything protected, and the generators, as they were when the step began."""
@@ -683,7 +690,7 @@ class Session:
 
     def _scaler(self) -> Any | None:
         scalers = [value for value in self._named.values() if isinstance(value, torch.amp.GradScaler)]
-        return scalers[0] if scalers else None
+        return next((scaler for scaler in scalers if scaler.is_enabled()), None)
 
     def _optimizers(self, wanted: Any) -> list[torch.optim.Optimizer]:
         known = [value for value in self._named.values() if isinstance(value, torch.optim.Optimizer)]

@@ -8,6 +8,7 @@ What happens inside a step is here; undoing half of one is the session's and the
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -119,6 +121,8 @@ def _perform_closure(work: Work, device: torch.device, enter: Callable[[Phase], 
         loss = _gradients(work, device, enter)
         first.append(loss)
         enter(Phase.OPTIMIZER)
+        if work.clip is not None:
+            torch.nn.utils.clip_grad_norm_(_parameters(optimizer), work.clip)
         return loss
 
     if len(work.optimizers) != 1 or work.scaler is not None:
@@ -161,7 +165,7 @@ def to_device(value: Any, device: torch.device) -> Any:
             else value
         )
     if isinstance(value, dict):
-        return type(value)({key: to_device(item, device) for key, item in value.items()})
+        return _like(value, {key: to_device(item, device) for key, item in value.items()})
     if isinstance(value, tuple):
         moved = [to_device(item, device) for item in value]
         return type(value)(*moved) if hasattr(value, "_fields") else tuple(moved)
@@ -215,16 +219,26 @@ def split_batch(batch: Any, count: int) -> list[Piece]:
 def _cut(value: Any, start: int, stop: int, size: int) -> Any:
     if isinstance(value, Tensor):
         return value[start:stop] if value.dim() > 0 and value.shape[0] == size else value
+    if isinstance(value, np.ndarray):
+        return value[start:stop] if value.ndim > 0 and len(value) == size else value
     if isinstance(value, dict):
-        return type(value)({key: _cut(item, start, stop, size) for key, item in value.items()})
-    if isinstance(value, tuple):
+        return _like(value, {key: _cut(item, start, stop, size) for key, item in value.items()})
+    if isinstance(value, (list, tuple)):
+        named = hasattr(value, "_fields")
+        if len(value) == size and not named and not any(True for _ in _tensors(value)):
+            return value[start:stop]  # one thing a sample: file names, ids
         parts = [_cut(item, start, stop, size) for item in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    if isinstance(value, list):
-        if len(value) == size and not any(isinstance(item, Tensor) for item in value):
-            return value[start:stop]
-        return [_cut(item, start, stop, size) for item in value]
+        return type(value)(*parts) if named else type(value)(parts)
     return value
+
+
+def _like(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    """A dict of the same kind: an OrderedDict, a defaultdict, one of the user's own."""
+    if type(value) is dict:
+        return items
+    made = copy.copy(value)
+    made.update(items)
+    return made
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:
