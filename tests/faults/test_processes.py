@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,14 +49,20 @@ def test_nursery_unfit_to_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 def test_supervisor_killed_and_resumed(tmp_path: Path, reference: Drive) -> None:
     """No orphan is left, and the keeper's last act was to save: no committed step is lost."""
-    with Command(tmp_path, "train", JOB, "workers=2", "pause=0.1", "--device", "cpu") as command:
+    temporary = Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
+    env = {"TMPDIR": str(temporary)}
+    with Command(tmp_path, "train", JOB, "workers=2", "pause=0.1", "--device", "cpu", env=env) as command:
         command.wait_for_step(6)
         assert len(command.note_family()) >= 6  # supervisor, keeper, nursery, worker, two loader children
         command.process.kill()
         command.process.wait()
         seen = command.step()
         assert wait_until(lambda: not alive(command.family)), alive(command.family)
+    left = [entry.name for entry in temporary.iterdir()]
+    assert all(name.startswith("torchinductor") for name in left), left  # torch's own cache, one for each user
+    shutil.rmtree(temporary)
     run = command.run()
+    assert not (run.folder / "slots").exists()
     assert run.outcome.state == "RUNNING"  # nobody was there to write it down
     assert seen - 1 <= run.checkpoint().step <= seen + 1
     with Command(tmp_path, "resume", command.folder, "--json") as again:

@@ -80,6 +80,25 @@ def test_descriptors_travel_with_their_message() -> None:
     right.close()
 
 
+def test_descriptors_belong_to_their_message_when_several_arrive_at_once() -> None:
+    left, right = Channel.pair()
+    reading, writing = os.pipe()
+    left.send({"first": 1})
+    left.send({"second": 2}, fds=[writing])
+    left.send({"third": 3})
+    os.close(writing)
+    assert right.receive() == ({"first": 1}, [])
+    message, (mine,) = right.receive()
+    assert message == {"second": 2}
+    assert right.receive() == ({"third": 3}, [])
+    os.write(mine, b"through")
+    assert os.read(reading, 10) == b"through"
+    for fd in (mine, reading):
+        os.close(fd)
+    left.close()
+    right.close()
+
+
 def test_descriptors_travel_beside_a_message_of_many_chunks() -> None:
     left, right = Channel.pair()
     reading, writing = os.pipe()

@@ -20,6 +20,8 @@ Message = dict[str, Any]
 _CHUNK = 1 << 16
 _MAX_LINE = 64 << 20
 _MAX_FDS = 64
+_COUNT = "descriptors"
+"""The key that says how many come with a message."""
 
 
 class Closed(ConnectionError):
@@ -49,6 +51,8 @@ class Channel:
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send one message; raises `Closed` if nobody is there to read it."""
+        if fds:
+            message = {**message, _COUNT: len(fds)}
         data = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         try:
             if fds:
@@ -66,8 +70,7 @@ class Channel:
                 self._read()
         finally:
             self.sock.settimeout(None)
-        fds, self._fds = self._fds, []
-        return self._next(), fds
+        return self._next()
 
     def pending(self) -> Iterator[Message]:
         """Every message that has arrived; raises `Closed` once the other end is gone and all is read."""
@@ -84,7 +87,10 @@ class Channel:
             if self.sock.fileno() >= 0:
                 self.sock.setblocking(True)
         while b"\n" in self._buffer:
-            yield self._next()
+            message, fds = self._next()
+            for fd in fds:
+                os.close(fd)
+            yield message
         if gone is not None:
             raise gone
 
@@ -109,7 +115,7 @@ class Channel:
         if len(self._buffer) > _MAX_LINE:
             raise Closed("the other process sent a line without end")
 
-    def _next(self) -> Message:
+    def _next(self) -> tuple[Message, list[int]]:
         line, _, rest = bytes(self._buffer).partition(b"\n")
         self._buffer = bytearray(rest)
         try:
@@ -118,4 +124,6 @@ class Channel:
             message = None
         if not isinstance(message, dict):
             raise Closed("the other process sent something that is not a message")
-        return message
+        count = int(message.pop(_COUNT, 0))  # one read may bring several messages, and the descriptors of a later one
+        fds, self._fds = self._fds[:count], self._fds[count:]
+        return message, fds

@@ -35,6 +35,7 @@ from holdfast.runtime.sampling import (
     sample_seeds,
     seed_generators,
 )
+from holdfast.runtime.scratch import note_child
 
 log = logging.getLogger(__name__)
 
@@ -200,6 +201,7 @@ class Start:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held back by the parent until here
         if sys.platform == "linux":
             _die_with_parent(self.parent)
+        note_child()
 
 
 def _die_with_parent(parent: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from typing import Any
 
 from holdfast.runtime import checkpoint, layout
 from holdfast.runtime.channel import Channel, Closed
+from holdfast.runtime.scratch import Scratch
 from holdfast.runtime.slots import Arena, Commit, Slot, fence
 
 _SETTLE = 0.005
@@ -33,6 +35,7 @@ class Keeper:
         self.keep = keep
         self.arenas: list[Arena] = []
         self.saved_sequence = -1
+        self.scratch: Scratch | None = None
 
     def serve(self) -> None:
         """Answer until told to quit or until the supervisor is gone."""
@@ -41,6 +44,8 @@ class Keeper:
                 message, fds = self.channel.receive()
                 if "arenas" in message:
                     self._adopt(message, fds)
+                elif "scratch" in message:
+                    self.scratch = Scratch(Path(message["scratch"]))
                 elif "save" in message:
                     self.channel.send(self._answer(message["save"]))
                 elif "quit" in message:
@@ -134,6 +139,14 @@ class Keeper:
                 arena.release_all()
             with contextlib.suppress(OSError):
                 self._save({"checkpoint": True})
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        """What the supervisor would have removed."""
+        if self.scratch is not None:
+            self.scratch.remove()
+        if sys.platform != "win32":  # there the lock is not inherited, and the next supervisor may be at work already
+            shutil.rmtree(self.run / "slots", ignore_errors=True)
 
 
 def _echo(request: dict[str, Any]) -> dict[str, Any]:

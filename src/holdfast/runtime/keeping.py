@@ -20,6 +20,7 @@ from holdfast.runfolder import RunFolder
 from holdfast.runtime import launch
 from holdfast.runtime.channel import Channel, Closed
 from holdfast.runtime.memory import Memory
+from holdfast.runtime.scratch import Scratch
 from holdfast.settings import Settings
 
 PATIENCE = 600.0
@@ -48,8 +49,9 @@ class Report:
 class Keeping:
     """The keeper process and what is asked of it."""
 
-    def __init__(self, run: RunFolder, settings: Settings, memory: Memory, *, portable: bool) -> None:
+    def __init__(self, run: RunFolder, settings: Settings, memory: Memory, scratch: Scratch, *, portable: bool) -> None:
         self.run = run
+        self.scratch = scratch
         self.settings = settings
         self.memory = memory
         self.portable = portable
@@ -76,6 +78,8 @@ class Keeping:
         self._process, self.channel = launch.start_keeper(
             self.run.path, self.settings.checkpoint.keep, self.run.lock_fd, portable=self.portable
         )
+        with contextlib.suppress(Closed):
+            self.channel.send({"scratch": str(self.scratch.path)})
         if self._busy is not None:
             self._wishes.insert(0, self._busy)
             self._busy = None

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -242,8 +242,9 @@ def start_keeper(
 ) -> tuple[subprocess.Popen[bytes], Channel]:
     """The keeper, holding the run's lock beside us."""
     if portable:
+        command = ["holdfast.runtime.keeper", "port:{port}", str(run), str(keep)]
         with socket.create_server(("127.0.0.1", 0)) as server:
-            return spawn(["holdfast.runtime.keeper", "port:{port}", str(run), str(keep)], server, {})
+            return spawn(command, server, {}, keep_open=[] if lock_fd is None else [lock_fd])
     ours, theirs = Channel.pair()
     fds = [theirs.fileno()] + ([lock_fd] if lock_fd is not None else [])
     popen = subprocess.Popen(
@@ -256,7 +257,9 @@ def start_keeper(
     return popen, ours
 
 
-def spawn(command: list[str], server: socket.socket, env: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], Channel]:
+def spawn(
+    command: list[str], server: socket.socket, env: Mapping[str, str], keep_open: Sequence[int] = ()
+) -> tuple[subprocess.Popen[bytes], Channel]:
     """A fresh interpreter that calls back over loopback and proves itself with a token."""
     token = secrets.token_hex(16)
     port = server.getsockname()[1]
@@ -264,6 +267,7 @@ def spawn(command: list[str], server: socket.socket, env: Mapping[str, str]) -> 
         [sys.executable, "-m", *(word.replace("{port}", str(port)) for word in command)],
         stdin=subprocess.DEVNULL,
         env={**os.environ, **env, "HOLDFAST_PORT": str(port), "HOLDFAST_TOKEN": token},
+        pass_fds=() if sys.platform == "win32" else tuple(keep_open),
         **_own_group(),
     )
     server.settimeout(0.2)

@@ -44,6 +44,7 @@ from holdfast.runtime.keeping import KeeperDied, Keeping, Report
 from holdfast.runtime.ladder import Action, Limits, Move, Past, Rung, next_move
 from holdfast.runtime.launch import CannotFork, Launcher, NurseryDied, WorkerProcess
 from holdfast.runtime.memory import Memory
+from holdfast.runtime.scratch import Scratch
 from holdfast.runtime.telling import Face, Teller
 from holdfast.runtime.watchdog import allowed_silence, merge_known
 from holdfast.settings import Settings
@@ -113,7 +114,8 @@ class Supervisor:
         portable = process.portable() or settings.run.portable
         self.teller = Teller(run, face or Face(), settings.checkpoint.best)
         self.memory = Memory(run, settings, portable=portable, say=self.teller.emit)
-        self.keeping = Keeping(run, settings, self.memory, portable=portable)
+        self.scratch = Scratch.create()
+        self.keeping = Keeping(run, settings, self.memory, self.scratch, portable=portable)
         self.accounts = Accounts.from_json(run.info.get("accounts") or {})
         self.history: list[Past] = []
         self.known: dict[Phase, PhaseTimes] = {}
@@ -229,6 +231,7 @@ class Supervisor:
             "pieces": move.pieces if move else 1,
             "cpu_batch": move is not None and move.action is Action.CPU_BATCH,
             "chaos": self.plan.chaos or chaos.from_environment(),
+            "scratch": str(self.scratch.path),
             "pids": self._pids(),
             "checkpoint": str(self.plan.resume.state) if self.plan.resume and newest is None else None,
         }
@@ -549,6 +552,7 @@ class Supervisor:
         if worker is not None:
             self.teller.pump_output()
             worker.close()
+            self.scratch.sweep()
 
     # -- stopping ------------------------------------------------------------------------------------------
 
@@ -674,6 +678,7 @@ class Supervisor:
             self._launcher.close()
         self.keeping.close(patience=KEEPER_HURRY if self._at_once else KEEPER_PATIENCE)
         self.memory.close()
+        self.scratch.remove()
         self._wake.close()
         self._waker.close()
         for path in self.run_folder.path.glob("stacks-*.txt"):

@@ -37,6 +37,7 @@ from holdfast.runtime.fetching import FromChild
 from holdfast.runtime.ladder import Rung
 from holdfast.runtime.launch import connect_back
 from holdfast.runtime.loader import LoaderFailed
+from holdfast.runtime.scratch import Scratch
 from holdfast.runtime.session import LostWorker, Run, Session, StopRun
 from holdfast.runtime.slots import Arena
 from holdfast.settings import Settings
@@ -132,6 +133,7 @@ def _live(config: dict[str, Any], channel: Channel, board: Board, arenas: list[A
     board.identify(os.getpid())
     folder = Path(config["folder"])
     _redirect_output(folder / "output.log")
+    Scratch(Path(config["scratch"])).adopt()
     _prepare_stacks(folder / f"stacks-{config['generation']}.txt")
     link = SupervisedLink(channel, board, int(config["generation"]), arenas)
     if config.get("checkpoint"):
