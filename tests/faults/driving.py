@@ -201,7 +201,7 @@ def drive(
             arguments={key: str(value) for key, value in arguments.items()},
             rungs=rungs,
             threads=1,
-            chaos=plan.to_json(folder.path / "chaos") if plan.faults else None,
+            chaos=plan.to_json(folder.path / ("chaos" if resume is None else "chaos-again")) if plan.faults else None,
             resume=good,
             preload=preload or [],
         ),
