@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from holdfast.events import Event
 from holdfast.runtime import evidence
+from holdfast.runtime.supervisor import Supervisor
 from tests.faults.conftest import Drive
-from tests.faults.driving import JOBS, Run, assert_exact
+from tests.faults.driving import JOBS, Run, assert_exact, wait_until
 
 SLOW = JOBS / "slow.py"
 HANGS = ("hang", "hang_c", "hang_gil", "sigstop")
@@ -106,3 +109,36 @@ def test_slow_but_healthy_after_a_kill(drive: Drive, reference: Drive) -> None:
     settings = {"watchdog.floor": "0.4s", "watchdog.first_step": "8s"}
     run = drive(SLOW, uneven="true", faults="sigkill@6,sigkill@18", settings=settings)
     assert_exact(run, reference(SLOW), faults=2)
+
+
+@pytest.fixture
+def freezer() -> Iterator[Path]:
+    """A group whose processes can be frozen so hard that not even SIGKILL ends them, or a skip that says why not."""
+    group = Path("/sys/fs/cgroup/freezer") / f"holdfast-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no freezer: {error}")
+    yield group
+    (group / "freezer.state").write_text("THAWED")
+    assert wait_until(lambda: not (group / "cgroup.procs").read_text().strip())
+    group.rmdir()
+
+
+def test_a_worker_that_cannot_be_killed_is_abandoned(drive: Drive, reference: Drive, freezer: Path) -> None:
+    """As one in a driver's endless wait: the run goes on without it, from a copy of the state it cannot reach."""
+
+    def freeze(supervisor: Supervisor) -> None:
+        assert wait_until(lambda: supervisor.accounts.steps >= 5)
+        assert supervisor.worker is not None
+        arenas = list(supervisor.memory.arenas)
+        (freezer / "cgroup.procs").write_text(str(supervisor.worker.pid))
+        (freezer / "freezer.state").write_text("FROZEN")
+        assert wait_until(lambda: supervisor.accounts.recoveries == 1)
+        assert not set(map(id, arenas)) & set(map(id, supervisor.memory.arenas))
+        (freezer / "freezer.state").write_text("THAWED")
+
+    run = drive(pause=0.1, meanwhile=freeze, settings={"watchdog.kill_grace": "0.5s"})
+    assert_exact(run, reference(), faults=1)
+    assert run.faults() == ["hang"]
+    assert len(run.of("abandoned")) == 1
