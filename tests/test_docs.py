@@ -1,0 +1,196 @@
+"""What README.md and docs/ show is so: scripts run, commands parse, links lead somewhere, generated pages are new."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from holdfast.cli import main as cli
+from holdfast.cli.usage import One
+from holdfast.settings import kinds
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PRELUDE = {"torch", "session", "model", "optimizer", "scheduler", "data", "batch", "mse_loss"}
+"""Names that a fragment may use without saying where they come from: those of the first script."""
+
+DRIVER = """
+import importlib, json, sys
+from holdfast.runtime.entry import run_unsupervised
+receipts = {}
+for name in sys.argv[1:]:
+    train = importlib.import_module(name).train
+    receipts[name] = run_unsupervised(train, ["run.threads=1", "run.device=cpu"])
+print(json.dumps(receipts))
+"""
+
+
+class Block(NamedTuple):
+    page: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks(language: str) -> Iterator[Block]:
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8")
+        for match in re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            yield Block(path.relative_to(ROOT).as_posix(), text.count("\n", 0, match.start()) + 2, match[1])
+
+
+SCRIPTS = [block for block in blocks("python") if re.search(r"^def train\(", block.text, re.MULTILINE)]
+FRAGMENTS = [block for block in blocks("python") if block not in SCRIPTS]
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """`holdfast …` as it is typed in console blocks and named in the text."""
+    for block in blocks("console"):
+        for number, line in enumerate(block.text.splitlines()):
+            match = re.match(r"\$ (?:[A-Z_]+=\S+ )*(holdfast\b.*)", line)
+            if match:
+                yield f"{block.page}:{block.line + number}", match[1]
+    for path in PAGES:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            for text in re.findall(r"`(holdfast [a-z][^`…]*)`", line):
+                yield f"{path.name}:{number}", f"{text} # named"
+
+
+# Scripts and fragments ------------------------------------------------------------------------------------
+
+
+def run(words: list[str], folder: Path, limit: float = 100.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=limit, check=False
+    )
+
+
+def test_there_is_something_to_test() -> None:
+    assert len(SCRIPTS) >= 7
+    assert any(block.page == "README.md" for block in SCRIPTS)
+    assert len(FRAGMENTS) >= 3
+
+
+def test_every_script_on_a_page_trains(tmp_path: Path) -> None:
+    """All of them in one process: importing torch takes longer than training what is shown here."""
+    names = {}
+    for block in SCRIPTS:
+        name = f"{Path(block.page).stem.replace('-', '_').lower()}_{block.line}"
+        (tmp_path / f"{name}.py").write_text(block.text, encoding="utf-8")
+        names[name] = block
+    (tmp_path / "driver.py").write_text(DRIVER, encoding="utf-8")
+    done = run(["driver.py", *names], tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    receipts = json.loads(done.stdout.splitlines()[-1])
+    for name, block in names.items():
+        assert receipts[name]["survived"], str(block)
+        assert receipts[name]["steps"] >= 10, str(block)
+        assert receipts[name]["samples_skipped"] == receipts[name]["samples_repeated"] == 0, str(block)
+
+
+def test_the_script_of_the_readme_trains_under_supervision(tmp_path: Path) -> None:
+    script = next(block for block in SCRIPTS if block.page == "README.md")
+    (tmp_path / "my_script.py").write_text(script.text, encoding="utf-8")
+    done = run(["my_script.py", "--json", "--device", "cpu"], tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout)
+    assert result["state"] == "FINISHED"
+    assert result["receipt"]["faults"] == {}
+    assert "train_loss" in result["metrics"]
+
+
+@pytest.mark.parametrize("block", FRAGMENTS, ids=str)
+def test_fragments_compile_and_use_names_that_were_introduced(block: Block) -> None:
+    tree = ast.parse(block.text, filename=str(block))
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    made = {node.id for node in names if not isinstance(node.ctx, ast.Load)}
+    made |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            made |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    used = {node.id for node in names} - set(dir(builtins))
+    assert sorted(used - made - PRELUDE) == []
+
+
+# Commands, settings, links --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("place", "text"), sorted(set(commands())))
+def test_commands_are_known_with_those_flags(place: str, text: str) -> None:
+    words = shlex.split(text, comments=True)[1:]
+    words = words[: words.index("--")] if "--" in words else words
+    command, *rest = words
+    assert command in cli.COMMANDS
+    if text.endswith("# named"):  # in a sentence a command may stand without its script or run
+        assert {word for word in rest if word.startswith("-")} <= flags_of(command)
+        return
+    args = cli._parse(command, rest)
+    dotted = [word.partition("=")[0] for word in getattr(args, "words", []) if "." in word.partition("=")[0]]
+    assert [key for key in dotted if key not in kinds()] == []
+
+
+def flags_of(command: str) -> set[str]:
+    module, _, function = cli.COMMANDS[command].place.partition(":")
+    add = getattr(importlib.import_module(f"holdfast.cli.{module}"), function or "add_parser")
+    return {flag for action in add(One())._actions for flag in action.option_strings}
+
+
+def test_settings_named_in_the_text_exist() -> None:
+    sections = {key.partition(".")[0] for key in kinds()}
+    for path in PAGES:
+        named = re.findall(rf"`((?:{'|'.join(sections)})\.[a-z_]+)(?:=[^`]*)?`", path.read_text(encoding="utf-8"))
+        unknown = {name for name in named if name not in kinds()} - {"run.json", "snapshot.py", "watchdog.py"}
+        assert unknown == set(), path.name
+
+
+def test_make_targets_named_in_the_text_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8")
+        named = set(re.findall(r"(?:`|^\$ )make ([a-z-]+)", text, re.MULTILINE))
+        assert named <= targets, path.name
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        there = path.parent / file if file else path
+        assert there.exists(), target
+        if anchor:
+            assert anchor in anchors(there), target
+
+
+def anchors(path: Path) -> set[str]:
+    text = path.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return slugs | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    missing = [path.name for path in (ROOT / "docs").glob("*.md") if f"({path.name})" not in index]
+    assert missing == ["README.md"]
+
+
+def test_the_page_of_settings_is_up_to_date() -> None:
+    done = run([str(ROOT / "scripts" / "make_settings_docs.py"), "--check"], ROOT)
+    assert done.returncode == 0, "run scripts/make_settings_docs.py"
