@@ -26,13 +26,13 @@ class Data(torch.utils.data.Dataset):
 
 
 class Net(nn.Module):
-    def __init__(self, norm: bool) -> None:
+    def __init__(self, norm: bool, dropout: float) -> None:
         super().__init__()
         self.features = nn.Sequential(
             nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64) if norm else nn.Identity(), nn.ReLU(),
             nn.Conv2d(64, 128, 3, stride=2, padding=1), nn.ReLU(),
         )  # fmt: skip
-        self.attention = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.1, batch_first=True)
+        self.attention = nn.TransformerEncoderLayer(128, 4, 256, dropout=dropout, batch_first=True)
         self.head = nn.Linear(128, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -45,18 +45,22 @@ def train(
     *,
     epochs: int = 8,
     norm: bool = True,
+    dropout: float = 0.1,
+    sgd: bool = False,
     greedy: int = 0,
     cap_gb: float = 0.0,
     need_gb: float = 0.0,
 ) -> None:
     torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.allow_tf32 = False  # its rounding would be most of what the comparison sees
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     if cap_gb and session.device.type == "cuda":
         total = torch.cuda.get_device_properties(session.device).total_memory
         torch.cuda.set_per_process_memory_fraction(cap_gb * 2**30 / total)
-    model = Net(norm)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model = Net(norm, dropout)
+    kind = torch.optim.SGD if sgd else torch.optim.AdamW
+    optimizer = kind(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)
     data = holdfast.Loader(Data(), batch_size=32, shuffle=True)
     session.protect(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
