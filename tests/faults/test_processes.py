@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.runtime.supervisor import Supervisor
 from tests.faults.conftest import Drive
 from tests.faults.driving import JOB, JOBS, Command, alive, assert_exact, drive, wait_until
 
@@ -134,3 +135,29 @@ def test_a_killed_worker_takes_its_children_with_it(drive: Drive) -> None:
     pids = {int(line) for line in (run.folder / "children.txt").read_text().split()}
     assert len(pids) == 2
     assert wait_until(lambda: not alive(pids)), pids
+
+
+def test_a_keeper_that_dies_now_and_then_is_replaced_for_ever(drive: Drive, reference: Drive) -> None:
+    """What counts is how often in a row: a save that worked begins the count anew."""
+    faults = ",".join(f"keeper_kill@{step}" for step in (3, 7, 11, 15, 19))
+    settings = {"checkpoint.every": "0.05s", "retry.without_progress": "2"}
+    run = drive(faults=faults, settings=settings, pause=0.1)
+    assert_exact(run, reference(), faults=5)
+
+
+def test_a_result_that_cannot_be_saved_is_not_called_finished(drive: Drive, reference: Drive) -> None:
+    def meanwhile(supervisor: Supervisor) -> None:
+        assert wait_until(lambda: supervisor.accounts.steps >= 5)
+        folder = supervisor.run_folder.path / "checkpoints"
+        folder.rename(folder.with_name("moved"))
+        folder.write_text("a file, and no folder")
+
+    run = drive(pause=0.02, meanwhile=meanwhile)
+    assert (run.outcome.state, run.outcome.exit_code) == ("GAVE_UP", 4), run.story()
+    assert run.outcome.error.cause == "Not a directory"
+    assert run.of("not_saved")
+    (run.folder / "checkpoints").unlink()
+    (run.folder / "moved").rename(run.folder / "checkpoints")
+    again = drive(resume=run.folder)
+    assert again.outcome.state == "FINISHED"
+    assert again.state() == reference().state()

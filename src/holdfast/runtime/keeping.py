@@ -59,7 +59,9 @@ class Keeping:
         self.saved: dict[str, Any] = {}
         """The newest checkpoint written, as the keeper reported it."""
         self.final: dict[str, Any] = {}
-        """The report that carries the digest of the weights."""
+        """The report of the save that wrote the final weights, with their digest."""
+        self.problem: str | None = None
+        """Why the last save did not happen; None if it did."""
         self.channel: Channel | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._busy: dict[str, Any] | None = None
@@ -113,10 +115,10 @@ class Keeping:
         """Pass the next wish on, if the keeper is free and there is something to save."""
         if self.channel is None or self._busy is not None or not self._wishes or self.memory.newest() is None:
             return
-        wish = self._wishes.pop(0)
-        with contextlib.suppress(Closed):
+        wish = self._wishes[0]
+        with contextlib.suppress(Closed):  # then it stays for the next keeper
             self.channel.send({"save": wish})
-            self._busy = wish
+            self._busy = self._wishes.pop(0)
             self.last_wish = time.monotonic()
 
     def hear(self) -> list[Report]:
@@ -142,9 +144,10 @@ class Keeping:
             return None
         self._busy = None
         report: dict[str, Any] | None = message.get("saved")
+        self.problem = None if report is not None else str(message.get("not_saved") or "it found no snapshot to save")
         if report is not None and "path" in report:
             self.saved = report
-        if report is not None and report.get("weights_sha256"):
+        if report is not None and "final" in message.get("weights", ()):
             self.final = report
         return Report(report, message.get("not_saved"), float(message.get("seconds", 0.0)), str(message.get("reason")))
 

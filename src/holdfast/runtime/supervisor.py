@@ -605,10 +605,21 @@ class Supervisor:
         self._finish()
 
     def _finish(self) -> None:
-        if self._save_last(weights=["final"]):
-            self._end("FINISHED", ExitCode.OK, None)
-        else:
+        if not self._save_last(weights=["final"]):
             self._stop_at_once(self._signals[-1])
+        elif self.memory.newest() is not None and "weights_sha256" not in self.keeping.final:
+            self._end_with(self._not_saved())
+        else:
+            self._end("FINISHED", ExitCode.OK, None)
+
+    def _not_saved(self) -> GaveUp:
+        """A run whose weights are nowhere is not finished, however well it trained."""
+        return GaveUp(
+            "training is over, but its result could not be saved",
+            cause=self.keeping.problem or "the keeper ended again and again",
+            saved=self._saved(),
+            hints=[f"make room in {self.run_folder.path}", self._resume_hint()],
+        )
 
     def _failed(self, said: dict[str, Any]) -> None:
         self.accounts.fault(Kind.USER_ERROR.value)
@@ -699,6 +710,7 @@ class Supervisor:
             if report.why is not None:
                 self.teller.emit("not_saved", text=report.why, reason=report.reason)
             elif report.saved is not None and "path" in report.saved:
+                self._keeper_deaths = 0
                 saved, seconds = report.saved, round(report.seconds, 3)
                 self.teller.emit("checkpoint", step=saved["step"], path=saved["path"], seconds=seconds)
 
