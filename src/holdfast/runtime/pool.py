@@ -219,6 +219,8 @@ class Pool:
     # Naming what happened.
 
     def _died(self, feed: Feed, dead: list[BaseProcess]) -> _Trouble:
+        for child in dead:
+            child.join(1.0)  # its descriptors close a moment before its exit status can be read
         trouble = _Trouble([], [], "; ".join(f"loader child {child.pid} {_end(child)}" for child in dead))
         hints: dict[str, None] = {}
         for child in dead:
