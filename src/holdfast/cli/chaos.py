@@ -48,7 +48,7 @@ examples:
     which.add_argument("--faults", metavar="KIND[@STEP][:PHASE],…", help="the faults to inject")
     which.add_argument("--random", type=int, metavar="N", help=f"so many, drawn by the seed (default: {FEW})")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="draws the random faults (default: 0)")
-    add_flags(parser)
+    add_flags(parser, plain=True, progress=True)
     parser.set_defaults(run=run)
     return parser
 
@@ -67,8 +67,9 @@ def run(args: argparse.Namespace) -> int:
         return chosen or FaultPlan.random(wanted, steps=steps, seed=args.seed)
 
     words = [*args.words, *([f"run.device={args.device}"] if args.device else [])]
+    flags = [flag for flag, wanted in (("-q", output.quiet), ("--plain", output.plain)) if wanted]
     folder = Path(order.settings.run.folder)
-    result = experiment.run(order.facts.path, words, make_plan, runs=folder, say=output.note)
+    result = experiment.run(order.facts.path, words, make_plan, runs=folder, say=output.note, flags=flags)
     if output.as_json:
         output.json(result.summary)
     else:
@@ -78,9 +79,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def exit_code(receipt: dict[str, Any]) -> ExitCode:
-    """The answer is no where a fault was not survived or where equal weights could be asked for and are not."""
-    good = receipt.get("survived") and receipt.get("weights_equal") is not False
+    """The answer is no where a fault was not survived, did not come, or left other weights where equal ones are due."""
+    good = receipt.get("survived") and receipt.get("weights_equal") is not False and not _missing(receipt)
     return ExitCode.OK if good else ExitCode.NO
+
+
+def _missing(receipt: dict[str, Any]) -> int:
+    """Faults that were planned and did not come: their step or phase was never reached."""
+    planned, injected = receipt.get("faults_planned"), receipt.get("faults_injected")
+    return planned - injected if isinstance(planned, int) and isinstance(injected, int) else 0
 
 
 def verdict(result: dict[str, Any]) -> list[str]:
@@ -88,10 +95,11 @@ def verdict(result: dict[str, Any]) -> list[str]:
     receipt: dict[str, Any] = result.get("receipt") or {}
     good = exit_code(receipt) is ExitCode.OK
     sign = "✗" if not good else "✓" if receipt.get("weights_equal") else "•"
-    injected = receipt.get("faults_injected")
+    injected, missing = receipt.get("faults_injected"), _missing(receipt)
     lines = [
         f"{sign} {'survived' if receipt.get('survived') else 'did not survive'} "
         f"{counted(injected, 'injected fault') if isinstance(injected, int) else 'the faults'}",
+        *([f"  {counted(missing, 'fault')} did not come: step or phase was never reached"] if missing else []),
         "",
         f"  faults   {summary.fault_words(receipt.get('faults')) or 'none'}",
         f"  receipt  {summary.receipt_words(receipt)}",

@@ -135,6 +135,8 @@ class Supervisor:
         self._stretch: dict[int | None, float] = {}
         self._oom_kills = 0
         self._last_beat = 0.0
+        self._limit_in = TICK
+        """Seconds until the worker's silence would be too long: the next look comes no later."""
 
     # -- the loop ------------------------------------------------------------------------------------------
 
@@ -193,7 +195,7 @@ class Supervisor:
         if self.keeping.channel is not None:
             sources.append(self.keeping.channel)
         patience = QUICK if self._crisis is not None or (self.worker and self.worker.gone) else TICK
-        ready, _, _ = select.select(sources, [], [], patience)
+        ready, _, _ = select.select(sources, [], [], max(0.001, min(patience, self._limit_in)))
         if self._wake in ready:
             with contextlib.suppress(BlockingIOError):
                 self._wake.recv(4096)
@@ -340,6 +342,7 @@ class Supervisor:
 
     def _look(self) -> None:
         """Has the worker ended, has it gone silent, has it committed?"""
+        self._limit_in = TICK
         worker = self.worker
         if worker is None:
             return
@@ -354,7 +357,8 @@ class Supervisor:
             return
         stretch = self._stretch.get(beat.at, 1.0)
         limit = allowed_silence(beat, self.known, self.settings.watchdog, stretch=stretch)
-        if beat.silence > limit - TICK:  # the next look would come too late
+        self._limit_in = limit - beat.silence
+        if self._limit_in <= 0:
             self._worker_hangs(worker, beat, limit)
         elif self._stopping is not None and time.monotonic() > self._stop_deadline:
             self._end_worker(worker, gently=False)
@@ -661,7 +665,7 @@ class Supervisor:
         counted = self.memory.session_numbers()
         receipt = self.accounts.receipt(
             steps=self.accounts.steps,
-            survived=state == "FINISHED",
+            survived=state in ("FINISHED", "STOPPED"),
             skipped=int(counted.get("skipped", 0)),
             repeated=int(counted.get("repeated", 0)),
             sha256=self.keeping.final.get("weights_sha256") if state == "FINISHED" else None,

@@ -43,7 +43,7 @@ class InjectedFault:
 
     kind: str
     step: int
-    phase: str = "backward"
+    phase: str = "forward"
     amount: int = 0
     """For `oom_split`: the number of pieces from which on the step fits."""
 
@@ -68,7 +68,7 @@ class FaultPlan:
                     f"`{word}` is not a fault",
                     hints=["write KIND@STEP:PHASE, for example `sigkill@17:backward`"],
                 )
-            chosen = phase or DEFAULT_PHASES.get(kind, "backward")
+            chosen = phase or DEFAULT_PHASES.get(kind, "forward")
             faults.append(InjectedFault(kind, int(step or 3 * (index + 1)), chosen))
         return cls(faults)
 
