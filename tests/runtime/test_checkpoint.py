@@ -188,6 +188,13 @@ def test_the_last_one_is_never_pruned(folder: Path) -> None:
     assert newest_step(folder) == 30
 
 
+def test_one_written_after_damaged_later_ones_is_kept_before_them(folder: Path) -> None:
+    """Steps 20 and 30 are damaged, the run went on from 10: what it writes now is the newest."""
+    checkpoint.write(folder, payload(), step=12)
+    assert checkpoint.prune(folder, keep=1, newest=12) == [10, 30, 20]
+    assert newest_step(folder) == 12
+
+
 def test_a_checkpoint_trains_on(folder: Path) -> None:
     """Loaded back into other objects, one more step gives the same bits."""
     model, optimizer = trained(30)

@@ -17,6 +17,7 @@ import pytest
 from holdfast.runfolder import RunFolder
 from holdfast.runtime import checkpoint, launch, layout
 from holdfast.runtime.channel import Channel
+from holdfast.runtime.keeper import Keeper
 from holdfast.runtime.slots import Arena
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="descriptors are not inherited")
@@ -162,6 +163,35 @@ def test_every_save_beside_a_writer_that_never_waits_is_one_whole_snapshot(kept:
     assert steps == sorted(set(steps)), "each save is a newer one"
     assert len(list((kept.run.path / "checkpoints").iterdir())) == 3
     assert all(not slot.leased for slot in kept.arena.slots)
+
+
+def test_a_snapshot_overwritten_while_it_is_copied_leaves_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker held up between choosing a slot and marking it writes into the lease: the mix has a good digest."""
+    arena = Arena.create(PLAN.total_bytes, slots=4)
+    commit(arena, 1)
+    ours, theirs = Channel.pair()
+    keeper = Keeper(theirs, tmp_path, 3)
+    keeper.arenas = [arena]
+    copy = checkpoint._write_bytes
+
+    def interrupted(path: Path, pieces: Any) -> str:
+        written = copy(path, pieces)
+        newest = arena.newest()
+        assert newest is not None
+        arena.slots[newest.slot].begin(99)
+        return written
+
+    monkeypatch.setattr(checkpoint, "_write_bytes", interrupted)
+    assert "overwritten" in keeper._answer({"reason": "test"})["not_saved"]
+    assert checkpoint.candidates(tmp_path / "checkpoints") == []
+    commit(arena, 2)
+    assert "overwritten" in keeper._answer({"checkpoint": False, "weights": ["best"]})["not_saved"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoints"]
+    ours.close()
+    theirs.close()
+    arena.close()
 
 
 def test_a_place_that_cannot_be_written_to_is_said_and_survived(kept: Kept) -> None:

@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,14 +40,22 @@ class Checkpoint:
         return self.path / STATE
 
 
-def write(folder: Path, payload: memoryview, *, step: int) -> Checkpoint:
-    """Write one checkpoint and read it back; what is not the same bytes never gets its final name."""
+def _nothing() -> None:
+    return None
+
+
+def write(folder: Path, payload: memoryview, *, step: int, check: Callable[[], None] = _nothing) -> Checkpoint:
+    """Write one checkpoint and read it back; what is not the same bytes never gets its final name.
+
+    `check` raises OSError if the payload changed while it was copied: a mix of two steps has a good digest too.
+    """
     final = folder / f"{step:06d}"
     temporary = folder / f".{step:06d}.{os.getpid()}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(mode=0o700, parents=True)
     try:
         sha256 = _write_bytes(temporary / STATE, [payload])
+        check()
         if file_sha256(temporary / STATE) != sha256:
             raise OSError(f"{temporary / STATE} does not hold what was written to it")
         record = {"schema": 1, "step": step, "bytes": len(payload), "sha256": sha256, "created": utc_now()}
@@ -62,12 +70,17 @@ def write(folder: Path, payload: memoryview, *, step: int) -> Checkpoint:
     return Checkpoint(final, step, len(payload), sha256)
 
 
-def write_weights(path: Path, payload: memoryview) -> None:
+def write_weights(path: Path, payload: memoryview, *, check: Callable[[], None] = _nothing) -> None:
     """Write the protected modules alone: what `model.load_state_dict(load_file(path))` takes."""
     header, pieces = layout.weights_only(payload)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    _write_bytes(temporary, [memoryview(header), *(payload[start:stop] for start, stop in pieces)])
-    os.replace(temporary, path)
+    try:
+        _write_bytes(temporary, [memoryview(header), *(payload[start:stop] for start, stop in pieces)])
+        check()
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 
@@ -108,10 +121,17 @@ def newest_good(folder: Path) -> tuple[Checkpoint | None, list[tuple[Path, str]]
     return None, rejected
 
 
-def prune(folder: Path, *, keep: int) -> list[int]:
-    """Remove all but the newest `keep` checkpoints, and what half-written ones left; returns removed steps."""
+def prune(folder: Path, *, keep: int, newest: int | None = None) -> list[int]:
+    """Remove all but the newest `keep` checkpoints, and what half-written ones left; returns removed steps.
+
+    `newest` is the step just written. A run that went on from an older one, because those after it were damaged,
+    leaves higher numbers behind: they go first.
+    """
+    found = candidates(folder)
+    if newest is not None:
+        found.sort(key=lambda path: int(path.name) > newest)  # stable: within both parts the newest stay first
     removed = []
-    for path in candidates(folder)[max(1, keep) :]:
+    for path in found[max(1, keep) :]:
         shutil.rmtree(path, ignore_errors=True)
         removed.append(int(path.name))
     for leftover in folder.glob(".*.tmp"):

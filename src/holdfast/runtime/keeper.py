@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,18 +84,18 @@ class Keeper:
         slot, commit = leased
         try:
             payload = slot.payload(commit.size)
+            check = partial(self._check_untouched, slot, commit)
             report: dict[str, Any] = {"step": commit.step, "sequence": commit.sequence, "bytes": commit.size}
             if request.get("checkpoint", True) and commit.sequence != self.saved_sequence:
-                written = checkpoint.write(self.run / "checkpoints", payload, step=commit.step)
-                self._check_untouched(slot, commit)
+                written = checkpoint.write(self.run / "checkpoints", payload, step=commit.step, check=check)
                 report["path"], report["sha256"] = str(written.path), written.sha256
                 self.saved_sequence = commit.sequence
-                checkpoint.prune(self.run / "checkpoints", keep=self.keep)
+                checkpoint.prune(self.run / "checkpoints", keep=self.keep, newest=commit.step)
             for name in request.get("weights", []):
-                checkpoint.write_weights(self.run / f"{name}.safetensors", payload)
+                checkpoint.write_weights(self.run / f"{name}.safetensors", payload, check=check)
             if request.get("weights"):
-                self._check_untouched(slot, commit)
                 report["weights_sha256"] = layout.weights_sha256(payload)
+                check()
             return report
         finally:
             slot.release()

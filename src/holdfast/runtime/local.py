@@ -88,7 +88,8 @@ class LocalLink:
             return
         try:
             self.saved = checkpoint.write(self.run.path / "checkpoints", payload, step=self.accounts.steps)
-            checkpoint.prune(self.run.path / "checkpoints", keep=self.settings.checkpoint.keep)
+            keep, newest = self.settings.checkpoint.keep, self.saved.step
+            checkpoint.prune(self.run.path / "checkpoints", keep=keep, newest=newest)
         except OSError as error:
             self.teller.emit("not_saved", text=str(error.strerror or error))
         else:
