@@ -29,7 +29,7 @@ def test_kill_hang_memory_and_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert run.checkpoint().step >= 12
     assert not (run.folder / "slots").exists()
     again = drive(tmp_path, nursery=None, resume=run.folder, faults="hang@19")
-    assert_exact(again, wanted, faults=3)
+    assert_exact(again, wanted, faults=3, stops=1)
     assert again.faults() == ["hang"]
     assert "_hang" in (again.evidence(3) / "stacks-python.txt").read_text()
 
