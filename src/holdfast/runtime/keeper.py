@@ -78,7 +78,8 @@ class Keeper:
 
     def _save(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """Copy the newest snapshot; None if there is none yet."""
-        leased = self._lease()
+        wanted = request.get("sequence")
+        leased = self._lease() if wanted is None else self._held(int(wanted))
         if leased is None:
             return None
         slot, commit = leased
@@ -99,6 +100,18 @@ class Keeper:
             return report
         finally:
             slot.release()
+            if wanted is not None:
+                slot.let_go()
+
+    def _held(self, sequence: int) -> tuple[Slot, Commit]:
+        """The snapshot the worker held for us."""
+        for arena in self.arenas:
+            slot = arena.find(sequence)
+            commit = slot.read() if slot is not None else None
+            if slot is not None and commit is not None:
+                slot.lease()
+                return slot, commit
+        raise OSError("the snapshot that was to be saved is gone")
 
     def _lease(self) -> tuple[Slot, Commit] | None:
         """Hold the newest snapshot so that the worker writes elsewhere."""

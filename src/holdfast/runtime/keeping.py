@@ -100,16 +100,32 @@ class Keeping:
         with contextlib.suppress(Closed):
             self.channel.send({"arenas": described}, fds)
 
-    def wish(self, reason: str, *, weights: list[str] | None = None, checkpoint: bool = True) -> None:
-        """Ask for a save of the newest snapshot."""
-        wish: dict[str, Any] = {"reason": reason, "weights": weights or [], "checkpoint": checkpoint}
+    def wish(
+        self, reason: str, *, weights: list[str] | None = None, checkpoint: bool = True, sequence: int | None = None
+    ) -> None:
+        """Ask for a save: of the newest snapshot, or of the one with this sequence, which is held until then."""
+        wish: dict[str, Any] = {
+            "reason": reason,
+            "weights": weights or [],
+            "checkpoint": checkpoint,
+            "sequence": sequence,
+        }
         if self._wishes:
             last = self._wishes[-1]
             last["weights"] = sorted({*last["weights"], *wish["weights"]})
             last["checkpoint"] = last["checkpoint"] or checkpoint
+            if sequence is not None:
+                self.memory.let_go(last["sequence"])
+                last["sequence"] = sequence
         else:
             self._wishes.append(wish)
         self.send()
+
+    @property
+    def awaited(self) -> set[int]:
+        """Sequences of snapshots that must not be overwritten before they are saved."""
+        wishes = [*self._wishes, *([self._busy] if self._busy else [])]
+        return {wish["sequence"] for wish in wishes if wish["sequence"] is not None}
 
     def send(self) -> None:
         """Pass the next wish on, if the keeper is free and there is something to save."""

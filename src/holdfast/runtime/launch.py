@@ -73,6 +73,10 @@ class Launcher(Protocol):
     def channels(self) -> list[Channel]: ...
     @property
     def pid(self) -> int | None: ...
+    @property
+    def ready(self) -> float | None:
+        """Since when, by the monotonic clock, a worker can be had at once; None while torch is being imported."""
+        ...
 
 
 class NurseryDied(Exception):
@@ -91,6 +95,7 @@ class NurseryLauncher:
         os.set_inheritable(theirs.fileno(), True)
         self.channel = ours
         self.torch: str | None = None
+        self.ready: float | None = None
         self.workers: dict[int, WorkerProcess] = {}
         self._forking: list[WorkerProcess] = []
         self._process = subprocess.Popen(
@@ -157,6 +162,7 @@ class NurseryLauncher:
                 ended.exit_code, ended.gone = int(message["code"]), True
         elif "ready" in message:
             self.torch = str(message["ready"])
+            self.ready = time.monotonic()
         elif "broken" in message:
             raise UserError(
                 "torch cannot be imported",
@@ -188,6 +194,7 @@ class SpawnLauncher:
         self.env = env
         self.folder = folder
         self.torch: str | None = None
+        self.ready: float | None = time.monotonic()
         self._server = socket.create_server(("127.0.0.1", 0))
         self._workers: list[WorkerProcess] = []
 

@@ -74,9 +74,11 @@ class LocalLink:
             self.teller.emit("fault", sentence=fault.sentence(), code=fault.code, **data)
         elif kind == "epoch":
             best, self.teller.best_due = self.teller.best_due, False
+            sequence = data.pop("sequence", None)
             self.teller.emit("epoch", best=best, **data)
             if best:
                 self._save_weights("best")
+            self.memory.let_go(sequence)
         else:
             self.teller.emit(kind, **data)
 

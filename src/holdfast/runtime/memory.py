@@ -10,7 +10,7 @@ The supervisor owns it, so it outlives every worker. It is in RAM where there is
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from holdfast.runfolder import RunFolder
@@ -71,9 +71,21 @@ class Memory:
             self.arenas.append(fresh)
         self._close(old)
 
-    def release_leases(self) -> None:
+    def release_leases(self, keep: Collection[int] = ()) -> None:
+        """Nobody copies any more. Held snapshots go too, but for those whose sequence somebody still waits for."""
         for arena in self.arenas:
             arena.release_all()
+            for slot in arena.slots:
+                commit = slot.read()
+                if commit is None or commit.sequence not in keep:
+                    slot.let_go()
+
+    def let_go(self, sequence: int | None) -> None:
+        """This snapshot is not needed beyond its turn."""
+        for arena in self.arenas:
+            slot = None if sequence is None else arena.find(sequence)
+            if slot is not None:
+                slot.let_go()
 
     def close(self) -> None:
         self._close(list(self.arenas))

@@ -268,8 +268,19 @@ class Session:
             self._named[name].finish_epoch(left=not whole)
         self._passes.clear()
         self._position.epoch = epoch + 1
-        self._commit("epoch")
-        self._link.send("epoch", epoch=epoch, step=self._position.step)
+        try:
+            self._commit("epoch")
+        except StopRun:
+            self._tell_epoch(epoch)  # it may have been the best one
+            raise
+        self._tell_epoch(epoch)
+
+    def _tell_epoch(self, epoch: int) -> None:
+        """The epoch is over and committed; its snapshot is held until the supervisor knows whether it is the best."""
+        snapshots = self._need_snapshots()
+        snapshots.flush()
+        sequence = snapshots.last.sequence if snapshots.last is not None else None
+        self._link.send("epoch", epoch=epoch, step=self._position.step, sequence=sequence)
 
     def batches(self, data: Loader) -> Iterator[Any]:
         """The batches of this epoch that are still to do; a batch is done when the loop comes back for the next."""
@@ -627,7 +638,14 @@ class Session:
                 "repeated": repeated,
             }
         }
-        snapshots.take(meta, step=position.step, samples=position.samples, loss=self._loss, resumable=resumable)
+        snapshots.take(
+            meta,
+            step=position.step,
+            samples=position.samples,
+            loss=self._loss,
+            resumable=resumable,
+            hold=at == "epoch",
+        )
 
     def _finish(self) -> None:
         """The script's `train` has returned: the last commit."""

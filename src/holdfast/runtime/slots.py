@@ -28,6 +28,8 @@ from pathlib import Path
 from holdfast.errors import UserError
 
 HEADER = 4096
+PATIENCE = 0.2
+"""Seconds a worker waits for a slot somebody holds before it takes it anyway: a keeper may have died with it."""
 _MAGIC = 0x484F4C44534C4F54  # "HOLDSLOT"
 
 
@@ -54,6 +56,7 @@ class _Word(IntEnum):
     LEASE = 5
     TIME = 6
     RESUMABLE = 7
+    HELD = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,17 @@ class Slot:
     def release(self) -> None:
         self.words[_Word.LEASE] = 0
 
+    @property
+    def held(self) -> bool:
+        return bool(self.words[_Word.HELD])
+
+    def hold(self) -> None:
+        """The worker's own lease on a snapshot somebody will want: the end of an epoch may be the best one."""
+        self.words[_Word.HELD] = 1
+
+    def let_go(self) -> None:
+        self.words[_Word.HELD] = 0
+
     def payload(self, size: int) -> memoryview:
         """The safetensors bytes of a commit, without copying them."""
         return memoryview(self.memory)[HEADER : HEADER + size]
@@ -194,16 +208,21 @@ class Arena:
         return max(commits, key=lambda commit: commit.sequence, default=None)
 
     def choose(self, busy: set[int]) -> Slot:
-        """A slot to write: not the newest, not leased, not `busy` with a copy in flight; the oldest of those."""
+        """A slot to write: not the newest, not `busy` with a copy in flight, not wanted by others; the oldest.
+
+        Where others want all that is left, they get a moment; then the worker goes on, and they will notice.
+        """
         newest = self.newest()
-        free = [
-            slot
-            for slot in self.slots
-            if not slot.leased and slot.index not in busy and (newest is None or slot.index != newest.slot)
-        ]
-        if not free:  # a keeper died with its lease, or the caller holds all others: never the newest, never busy
-            free = [s for s in self.slots if s.index not in busy and (newest is None or s.index != newest.slot)]
-        return min(free, key=lambda slot: slot.words[_Word.SEQUENCE])
+        free = [s for s in self.slots if s.index not in busy and (newest is None or s.index != newest.slot)]
+        deadline = time.monotonic() + PATIENCE
+        while not (unwanted := [s for s in free if not s.leased and not s.held]) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return min(unwanted or free, key=lambda slot: slot.words[_Word.SEQUENCE])
+
+    def find(self, sequence: int) -> Slot | None:
+        """The slot that holds this snapshot still."""
+        found = (slot for slot in self.slots if (commit := slot.read()) is not None and commit.sequence == sequence)
+        return next(found, None)
 
     def release_all(self) -> None:
         for slot in self.slots:

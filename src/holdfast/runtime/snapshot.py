@@ -51,6 +51,7 @@ class Taken:
     step: int
     resumable: bool
     samples: int
+    hold: bool = False
     event: Any = None
     lazy: bool = False
     """Its copy reads straight from the state, which must not change until it has arrived."""
@@ -104,9 +105,19 @@ class Snapshots:
         self._use(self.link.arena(self.protected.estimate_bytes()))
 
     def take(
-        self, meta: dict[str, Any], *, step: int, samples: int, loss: Tensor | None, resumable: bool = True
+        self,
+        meta: dict[str, Any],
+        *,
+        step: int,
+        samples: int,
+        loss: Tensor | None,
+        resumable: bool = True,
+        hold: bool = False,
     ) -> None:
-        """Copy the state as it is now. `resumable` is False for a savepoint inside a loop body."""
+        """Copy the state as it is now. `resumable` is False for a savepoint inside a loop body.
+
+        `hold` keeps the slot until somebody lets it go: its weights may be the best so far.
+        """
         rng_tensors, rng_json = capture_rng(self.device)
         changed = self.protected.changed()
         text = self.protected.meta_json({**meta, "rng": rng_json, "rng_names": list(rng_tensors)}, look=False)
@@ -118,7 +129,7 @@ class Snapshots:
         self._sequence += 1
         slot.begin(self._sequence)
         views = self._slot_views(slot, plan)
-        taken = Taken(slot, plan, self._sequence, step, resumable, samples)
+        taken = Taken(slot, plan, self._sequence, step, resumable, samples, hold)
         slot.memory[views.meta] = plan.pack_meta(text)
         for name, source in rng_tensors.items():
             views.rng[name].copy_(source)
@@ -195,6 +206,10 @@ class Snapshots:
             return
         value = float(views.loss[0])
         views.loss[1] = 1.0 if value - value == 0.0 else 0.0
+        if taken.hold:
+            taken.slot.hold()
+        else:
+            taken.slot.let_go()
         taken.slot.commit(
             sequence=taken.sequence,
             step=taken.step,

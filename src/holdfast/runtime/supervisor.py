@@ -333,10 +333,15 @@ class Supervisor:
 
     def _epoch(self, message: dict[str, Any]) -> None:
         best, self.teller.best_due = self.teller.best_due, False
+        sequence = message.pop("sequence", None)
         self.teller.emit("epoch", **message, best=best, device=self.device)
         due = self.settings.checkpoint.at_epochs and time.monotonic() - self.keeping.last_wish >= MIN_EPOCH_SAVE
-        if best or due:
-            self.keeping.wish("epoch", weights=["best"] if best else [], checkpoint=due)
+        if best:
+            self.keeping.wish("epoch", weights=["best"], checkpoint=due, sequence=sequence)
+            return
+        self.memory.let_go(sequence)
+        if due:
+            self.keeping.wish("epoch")
 
     # -- looking -------------------------------------------------------------------------------------------
 
@@ -353,7 +358,7 @@ class Supervisor:
             return
         beat = worker.board.read()
         if worker.pid == 0 or beat.pid == 0:
-            self._look_at_birth(worker)
+            self._look_at_birth(worker, beat)
             return
         stretch = self._stretch.get(beat.at, 1.0)
         limit = allowed_silence(beat, self.known, self.settings.watchdog, stretch=stretch)
@@ -363,9 +368,22 @@ class Supervisor:
         elif self._stopping is not None and time.monotonic() > self._stop_deadline:
             self._end_worker(worker, gently=False)
 
-    def _look_at_birth(self, worker: WorkerProcess) -> None:
-        if time.monotonic() - worker.started > self.settings.watchdog.setup:
-            raise InternalError("no worker could be started", cause="the nursery gave no sign of life")
+    def _look_at_birth(self, worker: WorkerProcess, beat: Beat) -> None:
+        """A fork takes milliseconds once torch is there. A nursery that hangs, in a module it imports ahead, has none."""
+        assert self._launcher is not None
+        ready = self._launcher.ready
+        if ready is None:
+            if time.monotonic() - worker.started > self.settings.watchdog.setup:
+                raise InternalError("no worker could be started", cause="the nursery gave no sign of life")
+            return
+        waited = time.monotonic() - max(worker.started, ready)
+        if waited <= self.settings.watchdog.first_step:
+            return
+        if worker.pid:
+            self._worker_hangs(worker, beat, self.settings.watchdog.first_step)
+        else:
+            self.plan.preload = []
+            self._nursery_died(f"the nursery gave no sign of life for {waited:.0f} s")
 
     def _notice_commit(self) -> None:
         """The first commit of a new worker ends the crisis its predecessor left."""
@@ -480,7 +498,7 @@ class Supervisor:
         self._set_state("RECOVERING")
         if move.rung != self.rung:
             self._change_rung(move.rung, step)
-        self.memory.release_leases()
+        self.memory.release_leases(keep=self.keeping.awaited)
         try:
             self._start_worker(move)
         except NurseryDied:
@@ -495,7 +513,7 @@ class Supervisor:
             self._launcher.close()
             self._launcher = self._make_launcher()
 
-    def _nursery_died(self) -> None:
+    def _nursery_died(self, message: str = "the nursery ended") -> None:
         """The nursery is gone and the kernel ended its worker: a new nursery, then a new worker."""
         if self._launcher is not None:
             self._launcher.close()
@@ -506,11 +524,11 @@ class Supervisor:
         self._hear_worker()
         if worker.pid:
             self._end_worker(worker, gently=False)
-        if self._said.get("kind") == "done":
-            self._finished(worker)
+        if self._said:  # it had come to its end by itself
+            self._worker_ended(worker)
             return
         beat = worker.board.read()
-        fault = Fault(Kind.NURSERY_DIED, step=beat.at, phase=beat.phase.label, message="the nursery ended")
+        fault = Fault(Kind.NURSERY_DIED, step=beat.at, phase=beat.phase.label, message=message)
         self._after_death(worker, fault, {})
 
     # -- ending a worker -----------------------------------------------------------------------------------
@@ -724,7 +742,7 @@ class Supervisor:
         fault = Fault(Kind.KEEPER_DIED, message=str(died), evidence={"status": died.code})
         move = Move(Action.REPLACE, self.rung, reason="a new keeper; training went on")
         self.accounts.fault(fault.kind.value)
-        self.memory.release_leases()
+        self.memory.release_leases(keep=self.keeping.awaited)
         if self._keeper_deaths <= self.settings.retry.without_progress:
             self.keeping.start()
         folder = evidence.collect(self.run_folder, fault, move, self._read_board(), "", {}, "")
