@@ -62,6 +62,10 @@ class Borrowed:
     def pid(self) -> int | None:
         return self.nursery.pid
 
+    @property
+    def ready(self) -> float | None:
+        return self.nursery.ready
+
     def start(self, config: dict[str, Any], arenas: list[Arena]) -> WorkerProcess:
         return self.nursery.start(config, arenas)
 

@@ -33,6 +33,19 @@ def test_nursery_killed(tmp_path: Path, reference: Drive) -> None:
     assert run.faults() == ["nursery_died"]
 
 
+def test_nursery_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Drive) -> None:
+    """It hangs in a module of the script that it imports ahead; the worker that is to be replaced cannot wait."""
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "never_ends.py").write_text("import time\ntime.sleep(1000)\n")
+    monkeypatch.setenv("PYTHONPATH", str(library))
+    settings = {"watchdog.first_step": "3s"}
+    run = drive(tmp_path, nursery=None, faults="sigkill@5", preload=["never_ends"], settings=settings)
+    assert_exact(run, reference(), faults=2)
+    assert run.faults() == ["killed", "nursery_died"]
+    assert "no sign of life" in run.fault(2)["message"]
+
+
 def test_nursery_unfit_to_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Drive) -> None:
     """A library started a thread in it, as some do at import. Then workers are spawned: slower, and as exact."""
     library = tmp_path / "library"
