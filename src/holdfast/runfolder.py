@@ -29,6 +29,8 @@ from holdfast.errors import UserError
 from holdfast.events import DURABLE, Event
 
 FORMAT = 1
+LAST_WORD = "last.json"
+"""What the keeper leaves when its supervisor died: how far the last worker was."""
 LIVE_STATES = frozenset({"STARTING", "RUNNING", "RECOVERING", "MOVED", "PAUSED"})
 _MAX_JSON = 16 << 20
 

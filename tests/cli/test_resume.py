@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.resume import end_line, with_last_beat
+from holdfast.cli.resume import end_line, with_last_word
 from holdfast.runfolder import RunFolder, write_json
 from holdfast.runtime.accounts import Accounts
 
@@ -64,6 +64,8 @@ def test_kill_9_of_the_supervisor_costs_nothing(crashed: Crashed, finished: Fini
     assert receipt["weights_sha256"] == finished.done.json["receipt"]["weights_sha256"], "the same bits"
     assert (receipt["steps"], receipt["steps_lost"], receipt["faults"]) == (24, 0, {"supervisor_died": 1})
     assert receipt["steps_repeated"] <= 2
+    assert receipt["recoveries"] == 1
+    assert receipt["seconds_lost"] > 0
     assert receipt["samples_skipped"] == receipt["samples_repeated"] == 0
     assert f" resumed_from={crashed.keeper_step}\n" in done.err
     fault = holdfast("show", "latest", "--json", cwd=tmp_path).json["faults"][0]
@@ -173,17 +175,17 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("beat", "saved", "attempts", "steps"),
+    ("last", "saved", "attempts", "steps"),
     [
-        ({"attempts": 11, "step": 10}, 10, 11, 10),  # the step in flight was begun
-        ({"attempts": 11, "step": 10}, 14, 15, 14),  # the keeper saved what came after the last beat
-        ({"attempts": 11, "step": 10}, 6, 11, 10),  # the keeper died too: an older checkpoint
+        ({"attempts": 9, "step": 10}, 10, 12, 10),  # the step in flight was begun
+        ({"attempts": 9, "step": 10}, 14, 16, 14),  # the keeper saved what came after the last beat
+        ({"attempts": 9, "step": 10}, 6, 12, 10),  # the keeper died too: an older checkpoint
         ({}, 6, 3, 2),  # killed before its first beat
         ({"attempts": "x", "step": None}, 6, 3, 2),
     ],
 )
-def test_the_accounts_of_a_dead_supervisor(beat: dict[str, object], saved: int, attempts: int, steps: int) -> None:
-    accounts = with_last_beat(Accounts(attempts=3, steps=2), beat, saved)
+def test_the_accounts_of_a_dead_supervisor(last: dict[str, object], saved: int, attempts: int, steps: int) -> None:
+    accounts = with_last_word(Accounts(attempts=3, steps=2), last, saved)
     assert (accounts.attempts, accounts.steps) == (attempts, steps)
 
 

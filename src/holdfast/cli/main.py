@@ -57,12 +57,23 @@ _WITH_VALUE = ("--color",)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; never raises, whatever happens in it."""
+    _open_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _main(words)
     except BrokenPipeError:  # `holdfast list | head`: the reader has what it wanted
         code = ExitCode.OK
     return _flushed(code)
+
+
+def _open_standard_streams() -> None:
+    """Started with one of them closed (`>&-`, some daemons), a socket of ours would get its number and be lost."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+            os.set_inheritable(nowhere, True)
 
 
 def _main(words: list[str]) -> int:

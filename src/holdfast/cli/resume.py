@@ -24,7 +24,7 @@ from holdfast.cli.train import add_device
 from holdfast.cli.usage import Parser, UsageError
 from holdfast.errors import ExitCode, UserError
 from holdfast.naming import handle
-from holdfast.runfolder import LIVE_STATES, RunFolder, find_run, read_json
+from holdfast.runfolder import LAST_WORD, LIVE_STATES, RunFolder, find_run, read_json
 from holdfast.runtime import checkpoint, script
 from holdfast.runtime.accounts import Accounts
 from holdfast.settings import COMMAND_LINE, Settings, parse_overrides
@@ -171,7 +171,7 @@ def _go_on(
     rungs = rungs_for(settings.run.device)
     good = _newest(folder, output)
     _note_changes(facts, info, output)
-    _account(folder, good)
+    crashed_ns = _account(folder, good)
     before = info.get("device")
     here = [number for number, rung in enumerate(rungs) if rung.device == before]
     threads = info.get("threads")
@@ -185,6 +185,7 @@ def _go_on(
         seed=int(info.get("seed") or 0),
         threads=threads if isinstance(threads, int) and not asked_threads else threads_for(settings.run.threads),
         resume=good,
+        crashed_ns=crashed_ns,
         preload=preload_for(facts),
     )
     folder.update_info(settings=settings.to_json(), threads=plan.threads)
@@ -210,40 +211,61 @@ def _note_changes(facts: script.Facts, info: dict[str, Any], output: Output) -> 
 # The books ------------------------------------------------------------------------------------------------
 
 
-def _account(folder: RunFolder, good: checkpoint.Checkpoint | None) -> None:
-    """What the last supervisor could not write down itself, and where the count goes on."""
+def _account(folder: RunFolder, good: checkpoint.Checkpoint | None) -> int | None:
+    """What the last supervisor could not write down itself, and where the count goes on.
+
+    Returns when its last worker last committed, if it died: time has been lost since.
+    """
     info = folder.info
     accounts = Accounts.from_json(info.get("accounts") or {})
     step = good.step if good else 0
     crashed = info.get("state") in LIVE_STATES or info.get("state") == "CRASHED"
     for name in ("journal.jsonl", "metrics.jsonl"):
         end_line(folder.path / name)
+    last = last_word(folder) if crashed else {}
     if crashed:
-        accounts = with_last_beat(accounts, read_json(folder.path / "beat.json") or {}, step)
+        accounts = with_last_word(accounts, last, step)
     accounts.restored(accounts.steps, step)
     accounts.steps = step
     if crashed:
-        _record_death(folder, accounts)
+        _record_death(folder, accounts, last)
     folder.update_info(accounts=accounts.to_json(), exit_code=None)
+    (folder.path / LAST_WORD).unlink(missing_ok=True)
+    since = last.get("commit_ns")
+    return since if crashed and isinstance(since, int) else None
 
 
-def with_last_beat(accounts: Accounts, beat: dict[str, Any], saved: int) -> Accounts:
-    """The accounts of a supervisor that died: its last worker's steps are only in the beat, a second old at most.
+def last_word(folder: RunFolder) -> dict[str, Any]:
+    """How far the last worker was: what the keeper read from its board, or the beat, a second old at most."""
+    beat = read_json(folder.path / "beat.json") or {}
+    before = (folder.info.get("accounts") or {}).get("attempts", 0)
+    attempts = beat.get("attempts")
+    from_beat = {
+        "attempts": attempts - before if isinstance(attempts, int) and isinstance(before, int) else None,
+        "step": beat.get("step"),
+        "attempt": None,
+        "phase": beat.get("phase"),
+    }
+    return read_json(folder.path / LAST_WORD) or from_beat
 
-    The keeper may have saved steps that were committed after that beat; each of them was begun as well.
+
+def with_last_word(accounts: Accounts, last: dict[str, Any], saved: int) -> Accounts:
+    """The accounts of a supervisor that died, with the steps of its last worker.
+
+    The keeper may have saved steps that were committed after a beat; each of them was begun as well.
     """
-    attempts, step = beat.get("attempts"), beat.get("step")
+    attempts, step = last.get("attempts"), last.get("step")
     if not isinstance(attempts, int) or not isinstance(step, int):
         return accounts
     later = max(0, saved - step)
     return dataclasses.replace(
         accounts,
-        attempts=max(accounts.attempts, attempts + later),
+        attempts=accounts.attempts + max(0, attempts) + later,
         steps=max(accounts.steps, step + later),
     )
 
 
-def _record_death(folder: RunFolder, accounts: Accounts) -> None:
+def _record_death(folder: RunFolder, accounts: Accounts, last: dict[str, Any]) -> None:
     from holdfast.events import Event
     from holdfast.runtime import evidence
     from holdfast.runtime.faults import Fault, Kind
@@ -264,8 +286,8 @@ def _record_death(folder: RunFolder, accounts: Accounts) -> None:
             code=fault.code,
             kind=fault.kind.value,
             device=folder.info.get("device"),
-            step=beat.get("step"),
-            phase=beat.get("phase"),
+            step=last.get("attempt") or last.get("step"),
+            phase=last.get("phase"),
             sentence=fault.sentence(),
             action=move.action.value,
             reason=move.reason,

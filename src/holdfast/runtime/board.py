@@ -272,12 +272,12 @@ class Board:
     def closed(self) -> bool:
         return self._page.closed
 
-    def close(self) -> None:
+    def close(self, *, unlink: bool = True) -> None:
         self._words.release()
         self._floats.release()
         self._page.close()
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-        if self.path is not None:
+        if unlink and self.path is not None:
             self.path.unlink(missing_ok=True)

@@ -17,7 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from holdfast.runfolder import LAST_WORD, write_json
 from holdfast.runtime import checkpoint, layout
+from holdfast.runtime.board import Board
 from holdfast.runtime.channel import Channel, Closed
 from holdfast.runtime.scratch import Scratch
 from holdfast.runtime.slots import Arena, Commit, Slot, fence
@@ -36,6 +38,7 @@ class Keeper:
         self.keep = keep
         self.arenas: list[Arena] = []
         self.saved_sequence = -1
+        self.board: Board | None = None
         self.scratch: Scratch | None = None
 
     def serve(self) -> None:
@@ -45,6 +48,8 @@ class Keeper:
                 message, fds = self.channel.receive()
                 if "arenas" in message:
                     self._adopt(message, fds)
+                elif "board" in message:
+                    self._watch(message["board"], fds)
                 elif "scratch" in message:
                     self.scratch = Scratch(Path(message["scratch"]))
                 elif "save" in message:
@@ -67,6 +72,12 @@ class Keeper:
         for arena_object in old:
             arena_object.close()
         self.channel.send({"adopted": len(self.arenas)})
+
+    def _watch(self, path: str | None, fds: list[int]) -> None:
+        """The board of the worker there is now: what it says at the end is the dead supervisor's last count."""
+        if self.board is not None:
+            self.board.close(unlink=False)
+        self.board = Board.open_path(Path(path)) if path else Board.open(fds[0])
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         began = time.monotonic()
@@ -153,7 +164,23 @@ class Keeper:
                 arena.release_all()
             with contextlib.suppress(OSError):
                 self._save({"checkpoint": True})
+        with contextlib.suppress(OSError):
+            self._leave_word(seen[1] if seen is not None else None)
         self._clean_up()
+
+    def _leave_word(self, commit: Commit | None) -> None:
+        """How far the last worker was, for the accounts of whoever resumes the run."""
+        if self.board is None:
+            return
+        beat = self.board.read()
+        record = {
+            "attempts": beat.attempts,
+            "attempt": beat.attempt,
+            "step": commit.step if commit else beat.step,
+            "phase": beat.phase.label,
+            "commit_ns": commit.time_ns if commit else None,
+        }
+        write_json(self.run / LAST_WORD, record)
 
     def _clean_up(self) -> None:
         """What the supervisor would have removed."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from holdfast.runfolder import RunFolder
 from holdfast.runtime import launch
+from holdfast.runtime.board import Board
 from holdfast.runtime.channel import Channel, Closed
 from holdfast.runtime.memory import Memory
 from holdfast.runtime.scratch import Scratch
@@ -65,6 +66,7 @@ class Keeping:
         self.channel: Channel | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._busy: dict[str, Any] | None = None
+        self._board: Board | None = None
         self._wishes: list[dict[str, Any]] = []
 
     @property
@@ -87,6 +89,8 @@ class Keeping:
             self._busy = None
         if self.memory.arenas:
             self.tell_arenas()
+        if self._board is not None and self._board.fd >= 0:
+            self.tell_board(self._board)
 
     def tell_arenas(self) -> None:
         """Hand over the slots there are now."""
@@ -99,6 +103,14 @@ class Keeping:
         fds = [] if self.portable else [fd for arena in arenas for fd in arena.fds]
         with contextlib.suppress(Closed):
             self.channel.send({"arenas": described}, fds)
+
+    def tell_board(self, board: Board) -> None:
+        """A new worker, a new board: the keeper reads it should this process die."""
+        self._board = board
+        if self.channel is not None:
+            path = str(board.path) if board.path else None
+            with contextlib.suppress(Closed):
+                self.channel.send({"board": path}, [] if path else [board.fd])
 
     def wish(
         self, reason: str, *, weights: list[str] | None = None, checkpoint: bool = True, sequence: int | None = None
@@ -186,10 +198,12 @@ class Keeping:
             reports += self.hear()
         return reports
 
-    def close(self, *, patience: float = 60.0) -> None:
+    def close(self, *, patience: float = 60.0, save: bool = False) -> None:
+        """End the keeper; with `save` it does what it does for a supervisor that was killed."""
         if self.channel is not None:
             with contextlib.suppress(Closed):
-                self.channel.send({"quit": True})
+                if not save:
+                    self.channel.send({"quit": True})
             self.channel.close()
             self.channel = None
         if self._process is not None:

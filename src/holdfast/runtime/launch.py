@@ -236,7 +236,8 @@ class SpawnLauncher:
         for worker in self._workers:
             if worker.popen is not None and worker.popen.poll() is None:
                 worker.popen.kill()
-                worker.popen.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # one that cannot be killed is left behind
+                    worker.popen.wait(2.0)
 
 
 def slot_paths(arena: Arena) -> list[str]:

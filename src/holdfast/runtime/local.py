@@ -157,14 +157,16 @@ def run_local(
             f"stopped at step {link.accounts.steps}", saved=str(link.saved.path) if link.saved else None
         ) from None
     except LostWorker as lost:
+        link.save()
         raise ScriptFailed(
             lost.fault.sentence(),
             cause=lost.fault.cause(),
             saved=str(link.saved.path) if link.saved else None,
             hints=["`holdfast train` survives this: it trains in a process that can be replaced"],
         ) from lost.__cause__
-    except HoldfastError as error:
-        code = int(error.exit_code)
+    except Exception as error:
+        link.save()
+        code = int(error.exit_code) if isinstance(error, HoldfastError) else code
         raise
     finally:
         link.accounts.attempts += link.board.read().attempts

@@ -78,6 +78,8 @@ class Plan:
     threads: int | None = None
     chaos: dict[str, Any] | None = None
     resume: checkpoint.Checkpoint | None = None
+    crashed_ns: int | None = None
+    """When the supervisor before this one last committed, if it died: from then on time was lost."""
     preload: list[str] = field(default_factory=list)
 
 
@@ -143,6 +145,8 @@ class Supervisor:
     def run(self) -> Outcome:
         """Until the run is over, whatever happens to the worker."""
         self._set_state("STARTING", pid=os.getpid(), boot_id=process.boot_id())
+        if self.plan.crashed_ns is not None:
+            self._crisis = _Crisis(time.monotonic(), self.plan.crashed_ns, self.accounts.steps)
         with self._listening():
             try:
                 self.keeping.start()
@@ -158,6 +162,7 @@ class Supervisor:
                         self._look()
                         self._tick()
             except HoldfastError as error:
+                self._save_last()
                 self._end("FAILED", error.exit_code, error)
             finally:
                 self._close()
@@ -241,7 +246,8 @@ class Supervisor:
         step = newest.step if newest else (self.plan.resume.step if self.plan.resume else 0)
         self.accounts.on_device(rung.device, step)
         self.generation += 1
-        self.run_folder.update_info(generations=self.generation)
+        self.keeping.tell_board(self.worker.board)
+        self.run_folder.update_info(generations=self.generation, accounts=self.accounts.to_json())
 
     def _pids(self) -> dict[str, int | None]:
         """Who is who, for the chaos kit: it ends only processes of its own run."""
@@ -328,6 +334,7 @@ class Supervisor:
         fault, move = Fault.from_json(message["fault"]), Move.from_json(message["move"])
         self.accounts.fault(fault.kind.value)
         self.history.append(Past(fault, move, self.rung))
+        self.run_folder.update_info(accounts=self.accounts.to_json())
         folder = evidence.collect(self.run_folder, fault, move, self._read_board(), "", {}, "")
         self.teller.emit_fault(fault, move, folder)
 
@@ -369,7 +376,7 @@ class Supervisor:
             self._end_worker(worker, gently=False)
 
     def _look_at_birth(self, worker: WorkerProcess, beat: Beat) -> None:
-        """A fork takes milliseconds once torch is there. A nursery that hangs, in a module it imports ahead, has none."""
+        """A fork takes milliseconds once torch is there, unless the nursery hangs in a module it imports ahead."""
         assert self._launcher is not None
         ready = self._launcher.ready
         if ready is None:
@@ -709,7 +716,9 @@ class Supervisor:
             self._drop_worker()
         if self._launcher is not None:
             self._launcher.close()
-        self.keeping.close(patience=KEEPER_HURRY if self._at_once else KEEPER_PATIENCE)
+        # Without an outcome something here failed: the keeper then saves what is in memory, as if we had been killed.
+        patience = KEEPER_HURRY if self._at_once else KEEPER_PATIENCE
+        self.keeping.close(patience=patience, save=self.outcome is None)
         self.memory.close()
         self.scratch.remove()
         self._wake.close()
