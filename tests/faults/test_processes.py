@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.errors import InternalError
+from holdfast.runtime import checkpoint
 from holdfast.runtime.supervisor import Supervisor
 from tests.faults.conftest import Drive
 from tests.faults.driving import JOB, JOBS, Command, alive, assert_exact, drive, wait_until
@@ -174,3 +176,26 @@ def test_a_result_that_cannot_be_saved_is_not_called_finished(drive: Drive, refe
     again = drive(resume=run.folder)
     assert again.outcome.state == "FINISHED"
     assert again.state() == reference().state()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), InternalError("a bug")])
+def test_a_supervisor_that_fails_loses_no_step(drive: Drive, reference: Drive, error: Exception) -> None:
+    """What is in memory is saved, whatever went wrong in the process that owns it."""
+    seen: list[Supervisor] = []
+
+    def meanwhile(supervisor: Supervisor) -> None:
+        seen.append(supervisor)
+
+        def fail(*_: object) -> None:
+            raise error
+
+        assert wait_until(lambda: supervisor.accounts.steps >= 5)
+        supervisor.teller.beat = fail  # type: ignore[method-assign]
+        supervisor._last_beat = 0.0
+
+    with contextlib.suppress(OSError):
+        assert drive(pause=0.05, meanwhile=meanwhile).outcome.exit_code == 3
+    folder = seen[0].run_folder.path
+    good, _ = checkpoint.newest_good(folder / "checkpoints")
+    assert good is not None and good.step >= seen[0].accounts.steps
+    assert drive(resume=folder).state() == reference().state()
