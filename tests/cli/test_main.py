@@ -215,3 +215,13 @@ def test_output_that_no_ascii_terminal_could_show(tmp_path: Path) -> None:
     assert done.code == 0
     assert done.out.isascii()
     assert json.loads(holdfast("explain", "hang", "--json", cwd=tmp_path).out)["schema"] == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="standard streams are handles there")
+def test_closed_standard_streams_are_opened_for_children_too() -> None:
+    """`holdfast train … >&- 2>&-`: otherwise a socket gets number 1, and a worker that prints overwrites it."""
+    code = (
+        "import os, sys; os.closerange(0, 3); from holdfast.cli.main import _open_standard_streams as open_them; "
+        "open_them(); sys.exit(sum(os.get_inheritable(number) for number in (0, 1, 2)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 3

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import holdfast
+from holdfast.runtime import checkpoint
 from holdfast.runtime.session import Session
 from tests.runtime.local_runs import Died, Outcome, Raise, equal, fingerprint, new_folder, run, survive
 
@@ -644,3 +645,20 @@ def test_a_resumed_script_is_told_so(tmp_path: Path) -> None:
 
     survive(tmp_path, train, [f"forward {BATCHES + 3}"])
     assert told == [(False, 0, 0), (True, BATCHES + 2, 1)]
+
+
+def test_an_own_error_without_a_supervisor_loses_no_committed_step(tmp_path: Path) -> None:
+    """The only copy of the state is in this process: it is saved before the error goes on its way."""
+
+    def script(session: Session) -> None:
+        model = torch.nn.Linear(2, 1)
+        session.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+        while session.step_count < 4:
+            session.step(lambda batch: model(batch).mean(), torch.ones(1, 2))
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError):
+        run(tmp_path, script, checkpoint__every="1h")
+    [folder] = tmp_path.iterdir()
+    good, _ = checkpoint.newest_good(folder / "checkpoints")
+    assert good is not None and good.step == 4
