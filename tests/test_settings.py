@@ -149,8 +149,7 @@ def test_the_line_is_the_one_that_sets_the_value(project: Path) -> None:
 
 def test_a_text_that_looks_like_a_table_is_not_one(project: Path) -> None:
     (project / "pyproject.toml").write_text(
-        "[project]\ndescription = '''\n[tool.holdfast.watchdog]\nfloor = 1\n'''\n"
-        "[tool.holdfast.watchdog]\nfloor = 2\n"
+        "[project]\ndescription = '''\n[tool.holdfast.watchdog]\nfloor = 1\n'''\n[tool.holdfast.watchdog]\nfloor = 2\n"
     )
     settings = Settings.load({}, project, {})
     assert (settings.watchdog.floor, settings.source("watchdog.floor")) == (2.0, "./pyproject.toml:7")
@@ -414,9 +413,7 @@ def test_words_that_are_no_settings(word: str, text: str) -> None:
 
 
 def test_settings_travel_as_json(project: Path) -> None:
-    settings = Settings.load(
-        {"snapshot.memory": "4GB", "watchdog.floor": "90s"}, project, {"HOLDFAST_RUN_SEED": "3"}
-    )
+    settings = Settings.load({"snapshot.memory": "4GB", "watchdog.floor": "90s"}, project, {"HOLDFAST_RUN_SEED": "3"})
     back = Settings.from_json(json.loads(json.dumps(settings.to_json())))
     assert back == settings
     assert back.sources == settings.sources

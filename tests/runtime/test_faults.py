@@ -27,9 +27,7 @@ from holdfast.runtime.faults import (
     signatures,
 )
 
-ROCM_FAULT = (
-    "Memory access fault by GPU node-1 (Agent handle: 0x55d1c8a4b2d0) on address 0x7f3a1c000000. Reason: "
-)
+ROCM_FAULT = "Memory access fault by GPU node-1 (Agent handle: 0x55d1c8a4b2d0) on address 0x7f3a1c000000. Reason: "
 ROCM_HW = "HW Exception by GPU node-1 (Agent handle: 0x55d1c8a4b2d0) reason :"
 ROCM_QUEUE = ":0:rocdevice.cpp            :2724: 32615402 us: [pid:4211] Callback: Queue 0x7fd0b8600000 "
 SEE_CUDA = "CUDA error: {}\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
@@ -223,9 +221,7 @@ def _raise_chained(first: BaseException, second: BaseException, *, cause: bool) 
 @pytest.mark.parametrize("cause", [True, False])
 def test_a_device_error_inside_the_scripts_own_error_is_found(cause: bool) -> None:
     inner = RuntimeError(SEE_CUDA.format("an illegal memory access was encountered"))
-    fault = classify_exception(
-        _raise_chained(inner, ValueError("training failed"), cause=cause), device="cuda:0"
-    )
+    fault = classify_exception(_raise_chained(inner, ValueError("training failed"), cause=cause), device="cuda:0")
     assert fault is not None
     assert (fault.kind, fault.signature) == (Kind.DEVICE_LOST, "illegal-address")
 
@@ -425,8 +421,7 @@ def test_the_out_of_memory_killer_is_told_from_other_kills() -> None:
         (ROCM_HW + "ECC", Kind.DRIVER, Health.MACHINE),
         ("hipErrorNoBinaryForGpu: Unable to find code object", Kind.UNSUPPORTED, Health.DEAD),
         (
-            ROCM_QUEUE
-            + "Aborting with error : HSA_STATUS_ERROR_OUT_OF_RESOURCES … Available Free mem : 0 MB",
+            ROCM_QUEUE + "Aborting with error : HSA_STATUS_ERROR_OUT_OF_RESOURCES … Available Free mem : 0 MB",
             Kind.OUT_OF_MEMORY,
             Health.DEAD,
         ),
@@ -435,18 +430,14 @@ def test_the_out_of_memory_killer_is_told_from_other_kills() -> None:
     ],
 )
 def test_an_abort_is_named_by_what_was_printed_last(words: str, kind: Kind, health: Health) -> None:
-    last_words = (
-        f"Epoch 1: loss 0.69\n{words}\nFatal Python error: Aborted\n  File train.py, line 3 in step\n"
-    )
+    last_words = f"Epoch 1: loss 0.69\n{words}\nFatal Python error: Aborted\n  File train.py, line 3 in step\n"
     fault = classify_exit(exitcode=-6, last_words=last_words, oom_kills=0, device="cuda:0")
     assert (fault.kind, fault.health, fault.message) == (kind, health, words)
     assert fault.signature is not None
 
 
 def test_an_error_that_was_survived_is_not_blamed_for_a_later_crash() -> None:
-    words = (
-        "CUDA out of memory. Tried to allocate 2.00 GiB\nrecovered\nFatal Python error: Segmentation fault"
-    )
+    words = "CUDA out of memory. Tried to allocate 2.00 GiB\nrecovered\nFatal Python error: Segmentation fault"
     fault = classify_exit(exitcode=-11, last_words=words, oom_kills=0, device="cuda:0")
     assert (fault.kind, fault.signature) == (Kind.CRASH, None)
 
@@ -600,9 +591,7 @@ def test_the_page_in_the_docs_is_up_to_date() -> None:
 
 
 def _run_script(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(path), *words], capture_output=True, text=True, timeout=60, check=False
-    )
+    return subprocess.run([sys.executable, str(path), *words], capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_importing_takes_no_torch_and_reads_no_table() -> None:
