@@ -13,7 +13,7 @@ from holdfast.events import Event
 from holdfast.runtime import evidence
 from holdfast.runtime.supervisor import Supervisor
 from tests.faults.conftest import Drive
-from tests.faults.driving import JOBS, Run, assert_exact, wait_until
+from tests.faults.driving import JOBS, SOON, Run, assert_exact, wait_until
 
 SLOW = JOBS / "slow.py"
 HANGS = ("hang", "hang_c", "hang_gil", "sigstop")
@@ -36,7 +36,7 @@ def test_hangs_are_detected_and_their_stacks_kept(drive: Drive, reference: Drive
     """In Python, in C with and without the interpreter's lock, and by SIGSTOP."""
     phases = ("forward", "backward", "optimizer", "backward")
     plan = ",".join(f"{hang}@{5 + 4 * at}:{phases[at]}" for at, hang in enumerate(HANGS))
-    run = drive(faults=plan)
+    run = drive(faults=plan, settings=SOON)
     assert_exact(run, reference(), faults=len(HANGS))
     assert run.faults() == ["hang"] * len(HANGS)
     assert run.actions() == ["replace"] * len(HANGS)
@@ -69,13 +69,13 @@ def check_stacks(folder: Path, hang: str) -> None:
 
 
 def test_hang_in_the_data_and_in_the_evaluation(drive: Drive, reference: Drive) -> None:
-    run = drive(faults="hang@11:data,hang@16:evaluate", settings={"watchdog.evaluate": "1s"})
+    run = drive(faults="hang@11:data,hang@16:evaluate", settings={**SOON, "watchdog.evaluate": "1s"})
     assert_exact(run, reference(), faults=2)
     assert [event.data["phase"] for event in run.of("fault")] == ["data", "evaluate"]
 
 
 def test_the_second_hang_at_one_step_moves_to_the_next_rung(drive: Drive, reference: Drive) -> None:
-    run = drive(faults="hang@5,hang@5", device="pretend:0")
+    run = drive(faults="hang@5,hang@5", device="pretend:0", settings=SOON)
     assert_exact(run, reference(), faults=2)
     assert run.actions() == ["replace", "next_rung"]
     assert [event.data["after"] for event in run.of("moved")] == ["cpu fp32"]
@@ -138,7 +138,7 @@ def test_a_worker_that_cannot_be_killed_is_abandoned(drive: Drive, reference: Dr
         assert not set(map(id, arenas)) & set(map(id, supervisor.memory.arenas))
         (freezer / "freezer.state").write_text("THAWED")
 
-    run = drive(pause=0.1, meanwhile=freeze, settings={"watchdog.kill_grace": "0.5s"})
+    run = drive(pause=0.1, meanwhile=freeze, settings={**SOON, "watchdog.kill_grace": "0.5s"})
     assert_exact(run, reference(), faults=1)
     assert run.faults() == ["hang"]
     assert len(run.of("abandoned")) == 1

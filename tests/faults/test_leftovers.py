@@ -16,7 +16,7 @@ from holdfast.runtime.launch import NurseryLauncher
 from holdfast.runtime.supervisor import Supervisor
 from tests.faults import driving
 from tests.faults.conftest import Drive
-from tests.faults.driving import JOBS, Run, descendants, kill_worker, wait_until
+from tests.faults.driving import JOBS, SOON, Run, descendants, kill_worker, wait_until
 
 ONCE = JOBS / "once.py"
 ENDS: dict[str, tuple[str, Callable[[Drive], Run]]] = {
@@ -24,11 +24,11 @@ ENDS: dict[str, tuple[str, Callable[[Drive], Run]]] = {
     "with loader children": ("FINISHED", lambda drive: drive(workers=2)),
     "killed": ("FINISHED", lambda drive: drive(faults="sigkill@3:data,segfault@9,exit@17", workers=2)),
     "loader killed": ("FINISHED", lambda drive: drive(faults="loader_kill@4,loader_kill@10", workers=2)),
-    "hung": ("FINISHED", lambda drive: drive(faults="hang_gil@6,sigstop@12", workers=2)),
+    "hung": ("FINISHED", lambda drive: drive(faults="hang_gil@6,sigstop@12", workers=2, settings=SOON)),
     "out of memory": ("FINISHED", lambda drive: drive(faults="oom@3,oom_in_step@9")),
     "keeper killed": ("FINISHED", lambda drive: drive(faults="keeper_kill@5")),
     "in a file": ("FINISHED", lambda drive: drive(faults="sigkill@3", settings={"snapshot.memory": "1MiB"})),
-    "moved": ("FINISHED", lambda drive: drive(faults="hang@6,segfault@6", device="pretend:0")),
+    "moved": ("FINISHED", lambda drive: drive(faults="hang@6,segfault@6", device="pretend:0", settings=SOON)),
     "gave up": ("GAVE_UP", lambda drive: drive(faults="exit@3,exit@3,exit@3,exit@3")),
     "failed": ("FAILED", lambda drive: drive(JOBS / "poison.py", how="raise", workers=2)),
     "stopped": ("STOPPED", lambda drive: drive(pause=0.05, workers=2, meanwhile=stop(signal.SIGTERM))),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.faults.conftest import Drive
-from tests.faults.driving import JOBS, assert_exact
+from tests.faults.driving import JOBS, SOON, assert_exact
 
 POISON = JOBS / "poison.py"
 QUICK_LOADER = {"loader.stuck_floor": "1s"}
@@ -22,7 +22,7 @@ def test_killed_and_stuck_children_are_respawned(drive: Drive, reference: Drive)
 
 def test_a_worker_with_loader_children_is_replaced(drive: Drive, reference: Drive) -> None:
     """Its children end with it, however it ends; the next worker starts its own."""
-    run = drive(faults="sigkill@4:data,hang@10,segfault@15:forward", workers=2)
+    run = drive(faults="sigkill@4:data,hang@10,segfault@15:forward", workers=2, settings=SOON)
     assert_exact(run, reference(), faults=3)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.runtime.supervisor import Supervisor
 from tests.faults.conftest import Drive
-from tests.faults.driving import JOB, Command, alive, assert_exact, drive, wait_until
+from tests.faults.driving import JOB, SOON, Command, alive, assert_exact, drive, wait_until
 
 
 @pytest.mark.timeout(300)  # each worker is a fresh interpreter that imports torch
@@ -28,7 +28,7 @@ def test_kill_hang_memory_and_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert run.faults() == ["killed", "out_of_memory"]
     assert run.checkpoint().step >= 12
     assert not (run.folder / "slots").exists()
-    again = drive(tmp_path, nursery=None, resume=run.folder, faults="hang@19")
+    again = drive(tmp_path, nursery=None, resume=run.folder, faults="hang@19", settings=SOON)
     assert_exact(again, wanted, faults=3, stops=1)
     assert again.faults() == ["hang"]
     assert "_hang" in (again.evidence(3) / "stacks-python.txt").read_text()

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.runtime.supervisor import Supervisor
 from tests.faults.conftest import Drive
-from tests.faults.driving import JOB, Command, Run, Terminal, alive, assert_exact, wait_until
+from tests.faults.driving import JOB, SOON, Command, Run, Terminal, alive, assert_exact, wait_until
 
 ENDLESS = 60.0
 """Seconds a step takes that no test waits for."""
@@ -134,7 +134,7 @@ def test_a_closing_terminal_may_say_so_twice(drive: Drive, reference: Drive) -> 
 
 def test_a_wish_to_stop_during_a_hang(drive: Drive, reference: Drive) -> None:
     """There is no next commit to wait for: the watchdog ends the step, and what was committed is saved."""
-    run = drive(faults="hang@5", meanwhile=after_step(5, signal.SIGTERM))
+    run = drive(faults="hang@5", settings=SOON, meanwhile=after_step(5, signal.SIGTERM))
     assert (run.outcome.state, run.outcome.exit_code) == ("STOPPED", 75), run.story()
     assert run.checkpoint().step == 4
     assert_exact(drive(resume=run.folder), reference(), faults=1, stops=1)
