@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
+from holdfast.runtime.supervisor import Supervisor
 from tests.faults.conftest import Drive
-from tests.faults.driving import JOBS, assert_exact
+from tests.faults.driving import JOBS, assert_exact, kill_worker, wait_until
 from tests.faults.jobs import job
 
 ONCE = JOBS / "once.py"
@@ -41,6 +44,16 @@ def test_the_worker_ends_without_a_word(drive: Drive, reference: Drive, fault: s
     assert how in (evidence.get("signal"), evidence.get("status"))
     if kind == "crash":  # its last breath was a stack
         assert f"in _{fault}" in (run.evidence() / "stacks-python.txt").read_text()
+
+
+def test_ended_from_outside_by_somebody_who_asks_nicely(drive: Drive, reference: Drive) -> None:
+    def meanwhile(supervisor: Supervisor) -> None:
+        assert wait_until(lambda: supervisor.accounts.steps >= 5)
+        assert kill_worker(supervisor, signal.SIGTERM)
+
+    run = drive(pause=0.05, meanwhile=meanwhile)
+    assert_exact(run, reference(), faults=1)
+    assert run.fault()["evidence"]["signal"] == "SIGTERM"
 
 
 @pytest.mark.parametrize("phase", ["data", "to-device", "forward", "backward", "optimizer", "snapshot", "evaluate"])
