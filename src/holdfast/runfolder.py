@@ -104,6 +104,16 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
+def whole(value: object, default: int = 0) -> int:
+    """A count from a file we may not have written: anything that is not one is `default`."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default
+
+
+def number(value: object, default: float = 0.0) -> float:
+    """The same for an amount."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
+
+
 def sync_folder(path: Path) -> None:
     """Make renames inside a folder durable, where the system lets a folder be opened."""
     with contextlib.suppress(OSError):
@@ -154,7 +164,9 @@ class RunFolder:
         if info is None:
             raise UserError(f"{path} is not a run folder", cause="it has no readable run.json")
         version = info.get("format")
-        if not isinstance(version, int) or version > FORMAT:
+        if not isinstance(version, int):
+            raise UserError(f"{path} is not a run folder", cause="its run.json names no format")
+        if version > FORMAT:
             raise UserError(
                 f"{path} was written by a newer holdfast",
                 cause=f"its format is {version}, this holdfast reads up to {FORMAT}",

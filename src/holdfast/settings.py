@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from holdfast import tomlfile
 from holdfast.errors import UserError
-from holdfast.values import BOOL, BYTES, DURATION, Choice, Float, Kind, OrAuto, Text, at_least, setting
+from holdfast.values import BOOL, BYTES, DURATION, Choice, Float, Kind, OrAuto, Text, at_least, between, setting
 
 Auto = Literal["auto"]
 
@@ -78,7 +78,7 @@ class SnapshotSettings:
 
     every: int = setting(1, at_least(1, "a whole number of steps"))
     """Steps between two snapshots. At 1 a fault costs one step; more makes tiny, fast steps cheaper."""
-    slots: int = setting(4, at_least(3))
+    slots: int = setting(4, between(3, 16))
     """Copies kept at once: one being written, the newest, one being saved to disk, one verified."""
     memory: int | Auto = setting("auto", OrAuto(BYTES))
     """The most shared memory the slots may take. With auto, what the machine and its limits have to spare."""

@@ -63,15 +63,15 @@ class Bytes(Kind):
 
 
 class Int(Kind):
-    """A whole number from `low` to what 64 bits hold."""
+    """A whole number from `low` to `high`, or to what 64 bits hold."""
 
-    def __init__(self, allowed: str, low: int) -> None:
+    def __init__(self, allowed: str, low: int, high: int = 2**63 - 1) -> None:
         super().__init__(allowed)
-        self.low = low
+        self.low, self.high = low, high
 
     def parse(self, value: object) -> int:
         number = int(value) if isinstance(value, str) else _whole(value)
-        if not self.low <= number < 2**63:
+        if not self.low <= number <= self.high:
             raise ValueError
         return number
 
@@ -168,6 +168,10 @@ BOOL = Bool("true or false")
 def at_least(low: int, what: str = "a whole number") -> Int:
     """`at_least(1, "a whole number of steps")`: the words are what the error shows."""
     return Int(f"{what}, {low} or more", low)
+
+
+def between(low: int, high: int) -> Int:
+    return Int(f"a whole number from {low} to {high}", low, high)
 
 
 def setting(default: T, kind: Kind) -> T:

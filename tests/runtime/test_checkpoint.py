@@ -169,10 +169,13 @@ def test_what_a_killed_writer_left_is_never_a_candidate(folder: Path) -> None:
 
 
 def test_a_failed_write_leaves_what_was_there(folder: Path) -> None:
-    (folder / "000040").write_text("in the way")
     before = sorted(entry.name for entry in folder.iterdir())
-    with pytest.raises(OSError):
-        checkpoint.write(folder, payload(), step=40)
+
+    def overwritten() -> None:
+        raise OSError("the snapshot was overwritten while it was copied")
+
+    with pytest.raises(OSError, match="overwritten"):
+        checkpoint.write(folder, payload(), step=30, check=overwritten)
     assert sorted(entry.name for entry in folder.iterdir()) == before
     assert newest_step(folder) == 30
 

@@ -24,7 +24,7 @@ from holdfast.cli.train import add_device
 from holdfast.cli.usage import Parser, UsageError
 from holdfast.errors import ExitCode, UserError
 from holdfast.naming import handle
-from holdfast.runfolder import LAST_WORD, LIVE_STATES, RunFolder, find_run, read_json
+from holdfast.runfolder import LAST_WORD, LIVE_STATES, RunFolder, find_run, read_json, whole
 from holdfast.runtime import checkpoint, script
 from holdfast.runtime.accounts import Accounts
 from holdfast.settings import COMMAND_LINE, Settings, parse_overrides
@@ -112,8 +112,10 @@ def _script(folder: RunFolder, given: list[str]) -> tuple[script.Facts, list[str
     info = folder.info
     if not isinstance(info.get("script"), str):
         raise UserError(f"{folder.path} does not say which script it ran", cause="its run.json has no `script`")
+    _check_own(folder, Path(info["script"]))
     facts = script.read(Path(info["script"]))
-    argv = given or [str(word) for word in info.get("argv") or []]
+    saved_argv = info.get("argv")
+    argv = given or ([str(word) for word in saved_argv] if isinstance(saved_argv, list) else [])
     saved = info.get("arguments")
     arguments = {str(key): str(value) for key, value in saved.items()} if isinstance(saved, dict) else {}
     if any(HIDDEN in word for word in (*argv, *arguments.values())):
@@ -124,6 +126,24 @@ def _script(folder: RunFolder, given: list[str]) -> tuple[script.Facts, list[str
         )
     script.check_arguments(facts, arguments)
     return facts, argv, arguments
+
+
+def _check_own(folder: RunFolder, path: Path) -> None:
+    """Resuming runs the script that run.json names: only one of yours, outside of the folder, may be it."""
+    inside = not path.is_absolute() or path.resolve().is_relative_to(folder.path.resolve())
+    if inside:
+        raise UserError(
+            f"{folder.name} names a script inside its own folder",
+            cause=f"{path}: a run folder may come from somebody else, and nothing in it is executed",
+            hints=["copy the script out and start a new run with it"],
+        )
+    owner = (folder.path / "run.json").stat().st_uid
+    if hasattr(os, "getuid") and owner != os.getuid():
+        raise UserError(
+            f"{folder.name} belongs to another user",
+            cause=f"its run.json is owned by uid {owner}, and resuming runs the script it names",
+            hints=["copy the folder if you trust it: the copy is yours"],
+        )
 
 
 def _settings(folder: RunFolder, overrides: dict[str, str]) -> Settings:
@@ -174,7 +194,7 @@ def _go_on(
     crashed_ns = _account(folder, good)
     before = info.get("device")
     here = [number for number, rung in enumerate(rungs) if rung.device == before]
-    threads = info.get("threads")
+    threads = whole(info.get("threads")) or None
     asked_threads = "run.threads" in {word.partition("=")[0] for word in args.words}
     plan = Plan(
         script=facts.path,
@@ -182,7 +202,7 @@ def _go_on(
         arguments=arguments,
         rungs=rungs,
         rung=here[0] if here and not args.device else 0,  # where the ladder had brought it
-        seed=int(info.get("seed") or 0),
+        seed=whole(info.get("seed")),
         threads=threads if isinstance(threads, int) and not asked_threads else threads_for(settings.run.threads),
         resume=good,
         crashed_ns=crashed_ns,

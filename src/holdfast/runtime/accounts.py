@@ -14,6 +14,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.runfolder import number, whole
+
 
 @dataclass(slots=True)
 class Accounts:
@@ -87,14 +89,21 @@ class Accounts:
         }
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Accounts:
+    def from_json(cls, data: object) -> Accounts:
+        """What `to_json` gave; the file may be somebody else's, so what is not a count counts nothing."""
+        found = data if isinstance(data, dict) else {}
+        faults = found.get("faults")
+        timeline = found.get("timeline")
+        seconds = found.get("recovery_s")
         return cls(
-            attempts=int(data.get("attempts", 0)),
-            steps=int(data.get("steps", 0)),
-            lost=int(data.get("lost", 0)),
-            seconds_lost=float(data.get("seconds_lost", 0.0)),
-            recoveries=int(data.get("recoveries", 0)),
-            faults=Counter(data.get("faults") or {}),
-            timeline=list(data.get("timeline") or []),
-            recovery_s=[float(value) for value in data.get("recovery_s") or []],
+            attempts=whole(found.get("attempts")),
+            steps=whole(found.get("steps")),
+            lost=whole(found.get("lost")),
+            seconds_lost=number(found.get("seconds_lost")),
+            recoveries=whole(found.get("recoveries")),
+            faults=Counter({str(k): whole(v) for k, v in faults.items()} if isinstance(faults, dict) else {}),
+            timeline=[row for row in timeline if isinstance(row, dict) and "device" in row]
+            if isinstance(timeline, list)
+            else [],
+            recovery_s=[number(value) for value in seconds] if isinstance(seconds, list) else [],
         )

@@ -60,9 +60,11 @@ def write(folder: Path, payload: memoryview, *, step: int, check: Callable[[], N
             raise OSError(f"{temporary / STATE} does not hold what was written to it")
         record = {"schema": 1, "step": step, "bytes": len(payload), "sha256": sha256, "created": utc_now()}
         write_json(temporary / DIGEST, record)
-        if final.exists():
-            shutil.rmtree(final)
+        aside = folder / f".{step:06d}.{os.getpid()}.old"
+        if final.exists():  # never a moment without one: the old one goes after the new one has come
+            os.replace(final, aside)
         os.replace(temporary, final)
+        shutil.rmtree(aside, ignore_errors=True)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -134,7 +136,7 @@ def prune(folder: Path, *, keep: int, newest: int | None = None) -> list[int]:
     for path in found[max(1, keep) :]:
         shutil.rmtree(path, ignore_errors=True)
         removed.append(int(path.name))
-    for leftover in folder.glob(".*.tmp"):
+    for leftover in (*folder.glob(".*.tmp"), *folder.glob(".*.old")):
         shutil.rmtree(leftover, ignore_errors=True)
     return removed
 

@@ -24,6 +24,8 @@ from holdfast.runtime.memory import Memory
 from holdfast.runtime.scratch import Scratch
 from holdfast.settings import Settings
 
+SLOWEST_SAVE, SLOWEST_DISK = 60.0, 5e6
+"""Seconds, and bytes a second: a save that takes longer than both allow is stuck."""
 PATIENCE = 600.0
 """Seconds the last save of a run may take."""
 
@@ -148,6 +150,19 @@ class Keeping:
             self.channel.send({"save": wish})
             self._busy = self._wishes.pop(0)
             self.last_wish = time.monotonic()
+
+    def stuck(self) -> bool:
+        """Under way for longer than the slowest disk would take: somebody stopped it, or its file system hangs."""
+        if self._busy is None:
+            return False
+        newest = self.memory.newest()
+        size = newest.size if newest is not None else 0
+        return time.monotonic() - self.last_wish > SLOWEST_SAVE + size / SLOWEST_DISK
+
+    def kill(self) -> None:
+        """End a keeper that does not answer; `hear` will find it dead."""
+        if self._process is not None:
+            self._process.kill()
 
     def hear(self) -> list[Report]:
         """What the keeper has answered; KeeperDied if it will not answer any more."""

@@ -40,6 +40,8 @@ class WorkerProcess:
     pid: int = 0
     pidfd: int | None = None
     exit_code: int | None = None
+    deaf: bool = False
+    """It has closed its end of the channel."""
     gone: bool = False
     """Known to have ended, though its exit code may still be on the way."""
     started: float = field(default_factory=time.monotonic)

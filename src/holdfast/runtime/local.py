@@ -8,6 +8,7 @@ hang of the process is not: then the newest checkpoint is what is left, and resu
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from holdfast.runtime.board import Board
 from holdfast.runtime.faults import Fault
 from holdfast.runtime.ladder import Rung
 from holdfast.runtime.memory import Memory
+from holdfast.runtime.scratch import Scratch
 from holdfast.runtime.session import LostWorker, Run, Session, StopRun
 from holdfast.runtime.slots import Arena, Slot
 from holdfast.runtime.telling import Face, Teller
@@ -49,8 +51,9 @@ class LocalLink:
         self.accounts = Accounts.from_json(run.info.get("accounts") or {})
         self.saved: checkpoint.Checkpoint | None = None
         self.checkpoint: checkpoint.Checkpoint | None = None
+        self.scratch = Scratch.create()
+        self.scratch.adopt()
         self._last_save = time.monotonic()
-        self._best_now = False
 
     def arena(self, capacity: int) -> Arena:
         arenas = self.memory.arenas
@@ -120,6 +123,7 @@ class LocalLink:
         return slot.payload(commit.size)
 
     def close(self) -> None:
+        self.scratch.remove()
         self.memory.close()
         self.board.close()
 
@@ -191,17 +195,16 @@ def _receipt(link: LocalLink, *, survived: bool, digest: str | None) -> dict[str
 
 
 class _stop_politely:
-    """The first Ctrl-C asks the session to stop at its next commit, the second one interrupts."""
+    """The first Ctrl-C or SIGTERM asks the session to stop at its next commit, the second one interrupts."""
 
     def __init__(self, board: Board) -> None:
         self.board = board
-        self.before: Any = None
+        self.before: dict[int, Any] = {}
 
     def __enter__(self) -> None:
-        try:
-            self.before = signal.signal(signal.SIGINT, self._asked)
-        except ValueError:
-            self.before = None  # not the main thread, as in a notebook: Ctrl-C stays what it was
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(ValueError):  # not the main thread, as in a notebook: signals stay what they were
+                self.before[number] = signal.signal(number, self._asked)
 
     def _asked(self, _number: int, _frame: FrameType | None) -> None:
         if self.board.stop_requested:
@@ -209,8 +212,8 @@ class _stop_politely:
         self.board.request_stop()
 
     def __exit__(self, *_: object) -> None:
-        if self.before is not None:
-            signal.signal(signal.SIGINT, self.before)
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
 
 def default_device() -> str:

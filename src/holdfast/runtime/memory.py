@@ -57,6 +57,16 @@ class Memory:
         self.arenas.append(arena)
         return arena
 
+    def drop_outgrown(self) -> bool:
+        """Let smaller slots go once the larger ones hold the newest snapshot; True if there were any."""
+        if len(self.arenas) < 2:
+            return False
+        newest = self.newest_slot()
+        if newest is None or newest[0] is not self.arenas[-1]:
+            return False
+        self._close(self.arenas[:-1])
+        return True
+
     def abandon(self) -> None:
         """A worker that cannot be killed may still write: copy the newest snapshot out and leave it the rest."""
         found = self.newest_slot()

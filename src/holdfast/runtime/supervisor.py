@@ -34,7 +34,7 @@ from holdfast.errors import (
 )
 from holdfast.events import utc_now
 from holdfast.naming import handle
-from holdfast.runfolder import RunFolder, write_json
+from holdfast.runfolder import RunFolder, whole, write_json
 from holdfast.runtime import checkpoint, evidence, launch, process
 from holdfast.runtime.accounts import Accounts
 from holdfast.runtime.board import Beat, Phase, PhaseTimes
@@ -53,6 +53,8 @@ from holdfast.testing import chaos
 TICK = 0.1
 QUICK = 0.01
 """Seconds between two looks, and in a crisis."""
+PAUSE = 1.0
+"""Seconds between two looks from which on this process itself was stopped: a closed lid, a paused container."""
 BEAT_EVERY = 1.0
 STOP_PATIENCE = 30.0
 """Seconds a worker has to reach its next commit when the run is asked to stop."""
@@ -121,12 +123,14 @@ class Supervisor:
         self.accounts = Accounts.from_json(run.info.get("accounts") or {})
         self.history: list[Past] = []
         self.known: dict[Phase, PhaseTimes] = {}
-        self.generation = int(run.info.get("generations", 0))
+        self.generation = whole(run.info.get("generations"))
         self._portable = portable
         self._launcher: Launcher | None = None
         self._keeper_deaths = 0
         self._signals: list[int] = []
         self._wake, self._waker = socket.socketpair()
+        self._move: Move | None = None
+        """What the ladder decided for the worker there is now."""
         self._said: dict[str, Any] = {}
         """The worker's last words, once it has spoken them."""
         self._stopping: int | None = None
@@ -137,6 +141,8 @@ class Supervisor:
         self._stretch: dict[int | None, float] = {}
         self._oom_kills = 0
         self._last_beat = 0.0
+        self._last_look = time.monotonic()
+        self._heard_since = 0.0
         self._limit_in = TICK
         """Seconds until the worker's silence would be too long: the next look comes no later."""
 
@@ -194,7 +200,8 @@ class Supervisor:
         if self._launcher is not None:
             sources += self._launcher.channels
         if self.worker is not None and not self.worker.gone:
-            sources.append(self.worker.channel)
+            if not self.worker.deaf:
+                sources.append(self.worker.channel)
             if self.worker.pidfd is not None:
                 sources.append(self.worker.pidfd)
         if self.keeping.channel is not None:
@@ -217,6 +224,7 @@ class Supervisor:
         return launch.NurseryLauncher(env, self.plan.preload)
 
     def _start_worker(self, move: Move | None = None) -> None:
+        self._move = move
         assert self._launcher is not None
         self._said = {}
         self._oom_kills = process.memory_kills()
@@ -282,7 +290,7 @@ class Supervisor:
             self._launcher.close()
             self._launcher = launch.SpawnLauncher(dict(self.plan.rungs[self.rung].env), self.run_folder.path / "slots")
             self._drop_worker()
-            self._start_worker()
+            self._start_worker(self._move)
 
     def _hear_worker(self) -> None:
         worker = self.worker
@@ -292,6 +300,7 @@ class Supervisor:
             for message in worker.channel.pending():
                 self._heed(worker, message)
         except (Closed, OSError, ValueError):
+            worker.deaf = True  # its end is closed: that stays readable, and only its death is left to notice
             if worker.pidfd is None and not worker.gone and worker.pid and not process.exists(worker.pid):
                 worker.gone = True
 
@@ -369,11 +378,26 @@ class Supervisor:
             return
         stretch = self._stretch.get(beat.at, 1.0)
         limit = allowed_silence(beat, self.known, self.settings.watchdog, stretch=stretch)
-        self._limit_in = limit - beat.silence
+        self._limit_in = limit - self._silence(beat)
         if self._limit_in <= 0:
             self._worker_hangs(worker, beat, limit)
         elif self._stopping is not None and time.monotonic() > self._stop_deadline:
-            self._end_worker(worker, gently=False)
+            self._stop_without(worker, self._stopping)
+
+    def _stop_without(self, worker: WorkerProcess, number: int) -> None:
+        """It did not come to its next commit in time: what it committed last is what is kept."""
+        if not self._end_worker(worker, gently=False):
+            self._abandon(worker)
+            self._account_for(worker)
+            self._stopped(number)
+
+    def _silence(self, beat: Beat) -> float:
+        """The worker's silence while we were there to hear it: if all of us were paused, nobody hung."""
+        now = time.monotonic()
+        if now - self._last_look > PAUSE:
+            self._heard_since = now
+        self._last_look = now
+        return min(beat.silence, now - self._heard_since)
 
     def _look_at_birth(self, worker: WorkerProcess, beat: Beat) -> None:
         """A fork takes milliseconds once torch is there, unless the nursery hangs in a module it imports ahead."""
@@ -397,6 +421,8 @@ class Supervisor:
         newest = self.memory.newest()
         if newest is None:
             return
+        if self.memory.drop_outgrown():
+            self.keeping.tell_arenas()
         if newest.step > self.accounts.steps:
             self.teller.rate.note(newest.step)
             if self.history:
@@ -444,9 +470,6 @@ class Supervisor:
         said = self._said
         if said.get("kind") == "done":
             self._finished(worker)
-        elif said.get("kind") == "stopped" or self._stopping is not None:
-            self._account_for(worker)
-            self._stopped(self._stopping or signal.SIGTERM)
         elif said.get("kind") == "failed":
             self._account_for(worker)
             self._failed(said)
@@ -454,6 +477,9 @@ class Supervisor:
             self._account_for(worker)
             self._save_last()
             self._end_with(from_json(said))
+        elif said.get("kind") == "stopped" or self._stopping is not None:
+            self._account_for(worker)
+            self._stopped(self._stopping or signal.SIGTERM)
         elif said.get("kind") == "lost":
             self._after_death(worker, Fault.from_json(said["fault"]), {})
         else:
@@ -481,7 +507,7 @@ class Supervisor:
         if self._stopping is not None:
             self._stopped(self._stopping)
         elif move.action is Action.GIVE_UP:
-            self._gave_up(fault)
+            self._gave_up(fault, move)
         elif move.action is Action.FAIL:
             self._save_last()
             hints = [f"`holdfast explain {fault.code}` says what this means", f"what was found is in {folder}"]
@@ -665,14 +691,14 @@ class Supervisor:
         state = "GAVE_UP" if isinstance(error, GaveUp) else "FAILED"
         self._end(state, error.exit_code, error)
 
-    def _gave_up(self, fault: Fault) -> None:
+    def _gave_up(self, fault: Fault, move: Move) -> None:
         self._save_last()
         tries = sum(past.fault.step == fault.step for past in self.history)
         saved = self._saved()
         self._end_with(
             GaveUp(
-                f"{self.device} failed {tries} times at the same step and no other device is left",
-                cause=f"{fault.code}, {fault.sentence()}",
+                f"gave up: {fault.sentence()}, {tries} times",
+                cause=f"{fault.code}; {move.reason}",
                 saved=f"{saved} (verified)" if saved else None,
                 hints=[
                     *([] if self.plan.rungs[self.rung].on_cpu else [self._resume_hint(" --device cpu")]),
@@ -776,6 +802,8 @@ class Supervisor:
         if beat is not None and now - self._last_beat >= BEAT_EVERY:
             self._last_beat = now
             self.teller.beat(beat, self.device, self.accounts)
+        if self.keeping.stuck():
+            self.keeping.kill()
         if now - self.keeping.last_wish >= self.settings.checkpoint.every and self.memory.newest() is not None:
             self.keeping.wish("time")
         else:
