@@ -227,7 +227,9 @@ def _length(dataset: Any) -> int:
         raise UserError(f"a dataset needs a length and an index, and `{kind}` has not both", hints=(hint,))
     length = len(dataset)
     if length == 0:
-        raise UserError(f"the dataset (`{kind}`) is empty", hints=("check the path it reads from",))
+        raise UserError(
+            f"the dataset (`{kind}`) is empty", cause="its length is 0", hints=("check the path it reads from",)
+        )
     return length
 
 

@@ -54,6 +54,7 @@ def _check(name: str, module: Module) -> None:
     if next(chain(module.parameters(), module.buffers()), None) is None:
         raise UserError(
             f"`{name}` has no parameters: there is nothing to train or to save",
+            cause=f"{type(module).__name__}.parameters() and .buffers() give nothing",
             hints=["layers kept in a plain list or dict are not seen; use nn.ModuleList or nn.ModuleDict"],
         )
 

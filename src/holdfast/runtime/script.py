@@ -47,7 +47,8 @@ def read(path: Path) -> Facts:
         tree = ast.parse(source, filename=str(path))
     except (SyntaxError, ValueError) as error:
         line = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else str(error)
-        raise UserError(f"{path} is not Python", cause=line) from None
+        hints = ["`holdfast train` takes a Python script with a function `train(session)`"]
+        raise UserError(f"{path} is not Python", cause=line, hints=hints) from None
     return _facts(path, tree)
 
 
@@ -134,13 +135,13 @@ def convert(key: str, text: str, default: Any) -> Any:
             return True
         if lowered in ("false", "no", "off", "0"):
             return False
-        raise _bad(key, text, "true or false")
+        raise _bad(key, text, "true or false", default)
     for kind, name in ((int, "a whole number"), (float, "a number")):
         if isinstance(default, kind):
             try:
                 return kind(text)
             except ValueError:
-                raise _bad(key, text, name) from None
+                raise _bad(key, text, name, default) from None
     if isinstance(default, str):
         return text
     try:
@@ -149,8 +150,12 @@ def convert(key: str, text: str, default: Any) -> Any:
         return text
 
 
-def _bad(key: str, text: str, wanted: str) -> UserError:
-    return UserError(f"{key} is {text!r}, but it takes {wanted}", hints=[f"for example `{key}=…` with {wanted}"])
+def _bad(key: str, text: str, wanted: str, default: Any) -> UserError:
+    return UserError(
+        f"{key} is {text!r}, but it takes {wanted}",
+        cause=f"its default in `train` is {default!r}",
+        hints=[f"for example `{key}={default}`"],
+    )
 
 
 def module_name(path: Path) -> str:

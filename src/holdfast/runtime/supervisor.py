@@ -681,6 +681,7 @@ class Supervisor:
         self._save_last()
         error = ScriptFailed(
             f"{self.plan.script.name} raised {said['summary']}",
+            cause=said.get("where"),
             saved=self._saved(),
             hints=[f"its traceback and output are in {self.run_folder.path / 'output.log'}"],
         )

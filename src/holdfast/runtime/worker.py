@@ -174,8 +174,18 @@ def _last_words(link: SupervisedLink, error: BaseException, device: str) -> int:
         link.send("refused", **InternalError("holdfast failed, not the script", cause=repr(error)).to_json())
         return FAILED
     summary = traceback.format_exception_only(type(error), error)[-1].strip()
-    link.send("failed", summary=summary, traceback=text, step=link.board.read().step)
+    where = _place(error)
+    link.send("failed", summary=summary, traceback=text, where=where, step=link.board.read().step)
     return FAILED
+
+
+def _place(error: BaseException) -> str | None:
+    """Where in the script it happened: the last frame that is not a library's."""
+    own = str(Path(sys.argv[0]).resolve())
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if str(Path(frame.filename).resolve()) == own
+    ]
+    return f"line {frames[-1].lineno}, in {frames[-1].name}: {frames[-1].line}" if frames else None
 
 
 def _own_traceback(error: BaseException) -> str:
