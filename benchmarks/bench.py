@@ -128,7 +128,7 @@ def overhead(scratch: Path) -> dict[str, Any]:
     """The cost of protecting every step of a 550K-parameter transformer at batch 8, beside other ways to train."""
     result = scratch / "overhead.json"
     scratch.mkdir(parents=True, exist_ok=True)
-    _train(["size=550k", "rounds=14", "steps=3", f"result={result}"], scratch, job=JOBS / "overhead.py")
+    _train(["size=550k", "rounds=8", "steps=2", f"result={result}"], scratch, job=JOBS / "overhead.py")
     report: dict[str, Any] = json.loads(result.read_text())
     return report
 
@@ -170,7 +170,7 @@ def leaks(scratch: Path, runs: int = 100) -> dict[str, Any]:
         "",
         "sigkill@3",
         "segfault@3",
-        "hang@3",
+        "hang@12",
         "nursery_kill@3",
         "keeper_kill@3",
         "supervisor_kill@3",
