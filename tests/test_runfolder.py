@@ -133,7 +133,15 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
             RunFolder.open(tmp_path)
 
 
-@pytest.mark.parametrize("version", [2, 99, None, "1", 1.5])
+@pytest.mark.parametrize("version", [None, "1", 1.5])
+def test_a_run_without_a_format_is_none(tmp_path: Path, version: Any) -> None:
+    run = made(tmp_path)
+    run.update_info(format=version)
+    with pytest.raises(UserError, match="is not a run folder"):
+        RunFolder.open(run.path)
+
+
+@pytest.mark.parametrize("version", [2, 99])
 def test_a_run_of_a_newer_holdfast_is_not_touched(tmp_path: Path, version: Any) -> None:
     run = made(tmp_path)
     run.update_info(format=version)

@@ -36,7 +36,13 @@ REFUSED = {
         "  tip: a similar file exists: `job.py`\n" + FOOTER,
     ),
     "a folder": (["."], "error: . is a folder, not a script\n"),
-    "not Python": (["notes.txt"], "error: notes.txt is not Python\n  cause: line 1: invalid syntax\n"),
+    "not Python": (
+        ["notes.txt"],
+        "error: notes.txt is not Python\n"
+        "  cause: line 1: invalid syntax\n"
+        "\n"
+        "hint: `holdfast train` takes a Python script with a function `train(session)`\n",
+    ),
     "without train": (
         ["empty.py"],
         "error: empty.py has no `train(session)`\n"
