@@ -27,7 +27,6 @@ from holdfast.runtime.board import Board
 from holdfast.runtime.faults import Fault
 from holdfast.runtime.ladder import Rung
 from holdfast.runtime.memory import Memory
-from holdfast.runtime.scratch import Scratch
 from holdfast.runtime.session import LostWorker, Run, Session, StopRun
 from holdfast.runtime.slots import Arena, Slot
 from holdfast.runtime.telling import Face, Teller
@@ -51,8 +50,6 @@ class LocalLink:
         self.accounts = Accounts.from_json(run.info.get("accounts") or {})
         self.saved: checkpoint.Checkpoint | None = None
         self.checkpoint: checkpoint.Checkpoint | None = None
-        self.scratch = Scratch.create()
-        self.scratch.adopt()
         self._last_save = time.monotonic()
 
     def arena(self, capacity: int) -> Arena:
@@ -123,7 +120,6 @@ class LocalLink:
         return slot.payload(commit.size)
 
     def close(self) -> None:
-        self.scratch.remove()
         self.memory.close()
         self.board.close()
 
