@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "faults.md"
-sys.path.insert(0, str(ROOT / "src"))
+from pages import keep
 
-from holdfast.runtime.faults import Explanation, Health, Signature, explanations, signatures  # noqa: E402
-from holdfast.runtime.ladder import Action, Entry, Limits, table  # noqa: E402
+from holdfast.runtime.faults import Explanation, Health, Signature, explanations, signatures
+from holdfast.runtime.ladder import Action, Entry, Limits, table
 
 _HEALTH = {
     Health.ALIVE: "usable",
@@ -107,15 +104,5 @@ def _sign(row: Signature) -> str:
     return "<br>".join(f"`{part}`".replace("|", "\\|") for part in parts)
 
 
-def main(argv: list[str]) -> int:
-    text = render()
-    if argv == ["--check"]:
-        return 0 if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text else 1
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(text, encoding="utf-8", newline="\n")
-    print(PAGE.relative_to(ROOT))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(keep("faults.md", render(), sys.argv[1:]))

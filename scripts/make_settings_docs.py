@@ -10,13 +10,10 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "settings.md"
-sys.path.insert(0, str(ROOT / "src"))
+from pages import keep
 
-from holdfast.settings import Settings, describe, known, sections, variable  # noqa: E402
+from holdfast.settings import Settings, describe, known, sections, variable
 
 HEAD = """\
 <!-- Made by scripts/make_settings_docs.py from src/holdfast/settings.py: edit there, not here. -->
@@ -74,15 +71,5 @@ def _section(section: str, group: type) -> Iterator[str]:
     yield ""
 
 
-def main(argv: list[str]) -> int:
-    text = render()
-    if argv == ["--check"]:
-        return 0 if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text else 1
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(text, encoding="utf-8", newline="\n")
-    print(PAGE.relative_to(ROOT))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(keep("settings.md", render(), sys.argv[1:]))
