@@ -16,6 +16,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,46 +39,45 @@ _STALE = 10.0
 
 
 def add_list(subparsers: Any) -> Parser:
-    parser: Parser = subparsers.add_parser("list", description="Every run there is, the newest last.")
-    _add_common(parser)
-    parser.set_defaults(run=list_all)
-    return parser
+    return _add(subparsers, "list", list_all, "Every run there is, the newest last.")
 
 
 def add_status(subparsers: Any) -> Parser:
-    parser: Parser = subparsers.add_parser(
-        "status", description="Where runs stand: one run, or all that are under way, or else the last one."
-    )
-    parser.add_argument("name", metavar="RUN", nargs="?", help=_RUN_HELP)
-    _add_common(parser)
-    parser.set_defaults(run=status)
-    return parser
+    about = "Where runs stand: one run, or all that are under way, or else the last one."
+    return _add(subparsers, "status", status, about, runs="one or none")
 
 
 def add_show(subparsers: Any) -> Parser:
-    parser: Parser = subparsers.add_parser(
-        "show", description="Everything about a run: how it went, what happened to it, where its files are."
-    )
-    parser.add_argument("name", metavar="RUN", help=_RUN_HELP)
-    _add_common(parser)
-    parser.set_defaults(run=show)
-    return parser
+    about = "Everything about a run: how it went, what happened to it, where its files are."
+    return _add(subparsers, "show", show, about, runs="one")
 
 
 def add_stop(subparsers: Any) -> Parser:
-    parser: Parser = subparsers.add_parser(
-        "stop", description="Stop a run with its state saved; `holdfast resume` goes on with it."
-    )
-    parser.add_argument("name", metavar="RUN", help=_RUN_HELP)
-    parser.add_argument("--now", action="store_true", help="do not wait for the step in flight to be saved")
-    _add_common(parser)
-    parser.set_defaults(run=stop)
-    return parser
+    about = "Stop a run with its state saved; `holdfast resume` goes on with it."
+    flags = {"--now": "do not wait for the step in flight to be saved"}
+    return _add(subparsers, "stop", stop, about, runs="one", flags=flags)
 
 
-def _add_common(parser: Parser) -> None:
+def _add(
+    subparsers: Any,
+    command: str,
+    run: Callable[[argparse.Namespace], int],
+    about: str,
+    *,
+    runs: str = "",
+    flags: Mapping[str, str] | None = None,
+) -> Parser:
+    """One command of this module. `runs`: it takes the name of "one" run, or of "one or none"."""
+    parser: Parser = subparsers.add_parser(command, description=about)
+    if runs:
+        how: dict[str, Any] = {"nargs": "?"} if runs == "one or none" else {}
+        parser.add_argument("name", metavar="RUN", help=_RUN_HELP, **how)
+    for flag, text in (flags or {}).items():
+        parser.add_argument(flag, action="store_true", help=text)
     parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
     add_flags(parser, plain=True)
+    parser.set_defaults(run=run)
+    return parser
 
 
 def root_of(args: argparse.Namespace) -> Path:
@@ -89,8 +89,12 @@ def root_of(args: argparse.Namespace) -> Path:
 
 
 def list_all(args: argparse.Namespace) -> int:
+    return _tell(args, [Look(run) for run in list_runs(root_of(args))], _print_table)
+
+
+def _tell(args: argparse.Namespace, looks: list[Look], show_them: Callable[[list[Look], Output], None]) -> int:
+    """Runs as JSON, as lines for other programs, or as `show_them` shows them to a person."""
     output = Output.from_args(args)
-    looks = [Look(run) for run in list_runs(root_of(args))]
     if output.as_json:
         output.json({"runs": [look.row() for look in looks]})
     elif not looks:
@@ -98,7 +102,7 @@ def list_all(args: argparse.Namespace) -> int:
     elif output.plain or output.quiet:
         _print_plain(looks, output)
     else:
-        _print_table(looks, output)
+        show_them(looks, output)
     return ExitCode.OK
 
 
@@ -140,21 +144,15 @@ def _print_plain(looks: list[Look], output: Output) -> None:
 
 
 def status(args: argparse.Namespace) -> int:
-    output = Output.from_args(args)
-    looks = _asked_for(args)
-    if output.as_json:
-        output.json({"runs": [look.row() for look in looks]})
-    elif not looks:
-        output.note(f"no runs in {root_of(args)}")
-    elif output.plain or output.quiet:
-        _print_plain(looks, output)
-    else:
-        for number, look in enumerate(looks):
-            if number:
-                output.print()
-            for line in standing(look):
-                output.print(without_control(line))
-    return ExitCode.OK
+    return _tell(args, _asked_for(args), _print_standings)
+
+
+def _print_standings(looks: list[Look], output: Output) -> None:
+    for number, look in enumerate(looks):
+        if number:
+            output.print()
+        for line in standing(look):
+            output.print(without_control(line))
 
 
 def _asked_for(args: argparse.Namespace) -> list[Look]:
