@@ -27,8 +27,9 @@ class Windows(nn.Module):
 SIZES = {
     "550k": {"channels": 129, "length": 1000, "width": 128, "layers": 2, "heads": 4},
     "3m": {"channels": 129, "length": 250, "width": 256, "layers": 4, "heads": 8},
-    "100m": {"channels": 129, "length": 256, "width": 768, "layers": 14, "heads": 12},
+    "100m": {"channels": 129, "length": 256, "width": 768, "layers": 15, "heads": 12},
 }
+"""By what they are called; a result says how many parameters the model really has (541K, 3.3M, 106.6M)."""
 BATCHES = {"550k": 8, "3m": 64, "100m": 32}
 
 
