@@ -21,13 +21,12 @@ from torch import Tensor
 
 from holdfast.runtime import layout as layouts
 from holdfast.runtime.board import Board
+from holdfast.runtime.cuda_copies import CudaCopies
 from holdfast.runtime.rng import capture_rng, rng_specs
 from holdfast.runtime.slots import HEADER, Arena, Slot
 from holdfast.runtime.state import Protected, view_bytes
 
 RNG = "holdfast.rng."
-FLAT_LIMIT = 512 << 20
-"""Device bytes up to which the state is gathered first. Above, tensors are large enough to copy one by one."""
 
 
 class Link(Protocol):
@@ -60,7 +59,7 @@ class Taken:
 
 
 @dataclass(slots=True)
-class _Views:
+class Views:
     """A slot seen as tensors, for one layout."""
 
     plan: layouts.Layout
@@ -89,11 +88,11 @@ class Snapshots:
         self._base: list[Tensor] = []
         self._live: list[Tensor] = []
         self._device_count = 0
-        self._views: dict[int, _Views] = {}
+        self._views: dict[int, Views] = {}
         self._pending: list[Taken] = []
         self._sequence = 0
         self._versions: tuple[int, ...] = ()
-        self._cuda: _CudaCopies | None = _CudaCopies(device) if device.type == "cuda" else None
+        self._cuda: CudaCopies | None = CudaCopies(device) if device.type == "cuda" else None
         if self._cuda is not None:
             for optimizer in optimizers:
                 optimizer.register_step_pre_hook(lambda *_: self._before_update())
@@ -137,7 +136,7 @@ class Snapshots:
         self.last = taken
         self._versions = self.protected.versions()
 
-    def _copy(self, taken: Taken, views: _Views, loss: Tensor | None) -> None:
+    def _copy(self, taken: Taken, views: Views, loss: Tensor | None) -> None:
         on_device = self._live[: self._device_count]
         on_host = self._live[self._device_count :]
         with torch.no_grad():
@@ -201,7 +200,7 @@ class Snapshots:
         taken = self._pending.pop(0)
         self._finish(taken, self._slot_views(taken.slot, taken.plan))
 
-    def _finish(self, taken: Taken, views: _Views) -> None:
+    def _finish(self, taken: Taken, views: Views) -> None:
         if taken.torn:
             return
         value = float(views.loss[0])
@@ -299,7 +298,7 @@ class Snapshots:
             self._arrived()
         return arena.choose(busy)
 
-    def _slot_views(self, slot: Slot, plan: layouts.Layout) -> _Views:
+    def _slot_views(self, slot: Slot, plan: layouts.Layout) -> Views:
         views = self._views.get(slot.index)
         if views is None or views.plan is not plan:
             views = _make_views(slot, plan)
@@ -309,13 +308,13 @@ class Snapshots:
         return views
 
 
-def _make_views(slot: Slot, plan: layouts.Layout) -> _Views:
+def _make_views(slot: Slot, plan: layouts.Layout) -> Views:
     slot.memory[HEADER : HEADER + plan.data_start] = plan.header
     whole = torch.frombuffer(slot.memory, dtype=torch.uint8, offset=HEADER, count=plan.total_bytes)
     data = whole[plan.data_start :]
     meta = plan.span(layouts.META)
     extra = {e.name: view_bytes(data[e.start : e.stop], e.dtype, e.shape) for e in plan.extra}
-    return _Views(
+    return Views(
         plan=plan,
         device=[view_bytes(data[e.start : e.stop], e.dtype, e.shape) for e in plan.live],
         host=[tensor for name, tensor in extra.items() if not name.startswith(RNG)],
@@ -324,97 +323,6 @@ def _make_views(slot: Slot, plan: layouts.Layout) -> _Views:
         data=data,
         meta=slice(HEADER + meta.start, HEADER + meta.stop),
     )
-
-
-class _CudaCopies:
-    """The device side of a take: gather, side stream, page-locked slots.
-
-    A small state is gathered into one flat buffer first: one long copy instead of many short ones. Of a large
-    one, only what may change at any time (buffers, averages) is gathered; parameters and optimizer state change
-    in `optimizer.step()` alone and are copied straight out, during the next forward and backward.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.stream: Any = torch.cuda.Stream(device)
-        self.straight: list[int] = []
-        self.gathered: list[int] = []
-        self.flat: Tensor | None = None
-        self.flat_views: list[Tensor] = []
-        self.runs: list[tuple[int, int, int]] = []
-        self._flat_free: Any = None
-        self._locked: set[int] = set()
-
-    def arrange(self, plan: layouts.Layout, lazy: list[bool]) -> None:
-        """Decide what is gathered and what is copied straight."""
-        entries = plan.live
-        small = sum(entry.stop - entry.start for entry in entries) <= FLAT_LIMIT
-        self.gathered = [index for index, flag in enumerate(lazy) if small or not flag]
-        self.straight = [index for index, flag in enumerate(lazy) if flag and not small]
-        self.flat, self.flat_views, self.runs, self._flat_free = None, [], [], None
-        chosen = [entries[index] for index in self.gathered]
-        self.runs = _runs([(entry.start, entry.stop) for entry in chosen])
-        size = sum(stop - start for start, stop, _ in self.runs)
-        if size == 0:
-            return
-        self.flat = torch.empty(size, dtype=torch.uint8, device=self.device)
-        at = 0
-        for entry in chosen:
-            length = entry.stop - entry.start
-            self.flat_views.append(view_bytes(self.flat[at : at + length], entry.dtype, entry.shape))
-            at += length
-
-    def copy(self, taken: Taken, views: _Views, sources: list[Tensor], loss: Tensor | None) -> None:
-        main = torch.cuda.current_stream(self.device)
-        if self.flat is not None:
-            if self._flat_free is not None:
-                main.wait_event(self._flat_free)
-            torch._foreach_copy_(self.flat_views, [sources[index] for index in self.gathered])
-        self.stream.wait_stream(main)
-        with torch.cuda.stream(self.stream):
-            for start, stop, at in self.runs:
-                assert self.flat is not None
-                views.data[start:stop].copy_(self.flat[at : at + stop - start], non_blocking=True)
-            if self.straight:
-                targets = [views.device[index] for index in self.straight]
-                torch._foreach_copy_(targets, [sources[index] for index in self.straight], non_blocking=True)
-                taken.lazy = True
-            if loss is None:
-                views.loss[0] = float("nan")
-            else:
-                views.loss[0].copy_(loss.detach().float(), non_blocking=True)
-                if loss.is_cuda:  # a batch that was computed on the CPU leaves its loss there
-                    loss.record_stream(self.stream)
-            taken.event = torch.cuda.Event()
-            taken.event.record(self.stream)
-        self._flat_free = taken.event
-
-    def guard(self, pending: list[Taken]) -> None:
-        for taken in pending:
-            if taken.lazy:
-                torch.cuda.current_stream(self.device).wait_event(taken.event)
-
-    def lock_pages(self, slot: Slot) -> None:
-        """Page-lock a slot on first use: copies into it then run beside the step instead of blocking it."""
-        view = torch.frombuffer(slot.memory, dtype=torch.uint8)
-        if view.data_ptr() in self._locked:
-            return
-        error = torch.cuda.cudart().cudaHostRegister(view.data_ptr(), view.numel(), 0)
-        if int(error) == 0:
-            self._locked.add(view.data_ptr())
-
-
-def _runs(spans: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Neighbouring spans joined, each with its place in the gathered buffer: one copy a run."""
-    runs: list[tuple[int, int, int]] = []
-    at = 0
-    for start, stop in spans:
-        if runs and runs[-1][1] == start:
-            runs[-1] = (runs[-1][0], stop, runs[-1][2])
-        elif stop > start:
-            runs.append((start, stop, at))
-        at += stop - start
-    return runs
 
 
 # -- reading ------------------------------------------------------------------------------------------------
