@@ -32,10 +32,13 @@ Auto = Literal["auto"]
 
 PROJECT_FILE = "holdfast.toml"
 PREFIX = "HOLDFAST_"
+OTHERS = frozenset({"HOLDFAST_STATE"})
+"""Variables that are none of the settings: where the user's ledger is."""
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 
 FACTOR = Float("a number, 1 or more", low=1.0)
+PERCENT = Float("a number of percent, 0 or more", low=0.0)
 PATH = Text("the path of a folder")
 METRIC = Text("auto, none, or the name of a metric", pattern=r"[A-Za-z_][\w./-]*")
 DEVICE = Text("auto, cpu, or a device such as cuda:0", pattern=r"[a-z]+(:\d+)?")
@@ -78,8 +81,8 @@ class SnapshotSettings:
 
     every: int = setting(1, at_least(1, "a whole number of steps"))
     """Steps between two snapshots. At 1 a fault costs one step; more makes tiny, fast steps cheaper."""
-    slots: int = setting(4, between(3, 16))
-    """Copies kept at once: one being written, the newest, one being saved to disk, one verified."""
+    slots: int = setting(5, between(3, 16))
+    """Copies kept at once: one being written, the newest, one being saved, one perhaps the best, one agreed on."""
     memory: int | Auto = setting("auto", OrAuto(BYTES))
     """The most shared memory the slots may take. With auto, what the machine and its limits have to spare."""
     where: Literal["auto", "memory", "file"] = setting("auto", Choice("auto", "memory", "file"))
@@ -151,6 +154,52 @@ class OomSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProbationSettings:
+    """How a device that failed comes back: after a delay, a probe, and steps that are also computed on the CPU."""
+
+    enabled: bool = setting(True, BOOL)
+    """Whether a device that failed is tried again in the same run."""
+    first_delay: float = setting(60.0, DURATION)
+    """How long a device that failed is left alone before it is probed."""
+    factor: float = setting(2.0, FACTOR)
+    """The delay grows by this factor each time the probe fails, or the device fails soon after it came back."""
+    max_delay: float = setting(3600.0, DURATION)
+    """The longest delay."""
+    probe: float = setting(120.0, DURATION)
+    """How long a probe may take, the import of torch included, before it is ended and counts as failed."""
+    steps: int = setting(20, at_least(1, "a whole number of steps"))
+    """Steps that must agree with the CPU before a device that came back is trusted."""
+    steady: int = setting(500, at_least(1, "a whole number of steps"))
+    """Steps after which a device that came back counts as steady; failing earlier counts as a failed return."""
+    returns: int = setting(5, at_least(1, "a whole number of times"))
+    """Failed returns after which a device is left for the rest of the run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlameSettings:
+    """Whose fault it was: the failed step is computed again, on the device and on the CPU."""
+
+    replay: bool = setting(True, BOOL)
+    """Whether the step a worker was lost in is computed on the CPU first, and then again on the device."""
+    budget: float = setting(20.0, DURATION)
+    """How long the replay on the CPU may take. What is not done by then stays unknown."""
+    non_finite: Literal["stop", "ignore"] = setting("stop", Choice("stop", "ignore"))
+    """What a loss or gradient that is not finite means. With stop it is a fault, and no such step is ever kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SentinelSettings:
+    """The check that the device computes what the CPU computes."""
+
+    enabled: Literal["auto", "always", "never"] = setting("auto", Choice("auto", "always", "never"))
+    """Auto watches every device but the CPU itself."""
+    cost: float = setting(0.8, PERCENT)
+    """The share of the training time the checks may take, in percent: it decides how often there is one."""
+    samples: int = setting(4, at_least(1, "a whole number of samples"))
+    """How many samples of a batch are computed twice in a check."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """All settings of a run, frozen. Build it with `Settings.load`; `Settings()` is all defaults."""
 
@@ -161,6 +210,9 @@ class Settings:
     loader: LoaderSettings = field(default_factory=LoaderSettings)
     run: RunSettings = field(default_factory=RunSettings)
     oom: OomSettings = field(default_factory=OomSettings)
+    probation: ProbationSettings = field(default_factory=ProbationSettings)
+    blame: BlameSettings = field(default_factory=BlameSettings)
+    sentinel: SentinelSettings = field(default_factory=SentinelSettings)
     sources: Mapping[str, str] = field(default_factory=_nothing, compare=False, repr=False)
     """Where each value that was set came from, by key. A key that is not here has its default."""
 
@@ -353,7 +405,7 @@ def _from_environment(env: Mapping[str, str]) -> Iterator[tuple[str, object, str
     if env.get("HOLDFAST_PORTABLE"):  # the short form, weaker than HOLDFAST_RUN_PORTABLE
         yield "run.portable", env["HOLDFAST_PORTABLE"], "HOLDFAST_PORTABLE"
     for name, value in env.items():
-        if not name.startswith(PREFIX) or not value:
+        if not name.startswith(PREFIX) or not value or name in OTHERS:
             continue
         if name in names:
             yield names[name], value, name
