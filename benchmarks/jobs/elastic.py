@@ -13,13 +13,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from small import Data
+from small import Data, network
 from torch import nn
 
 
 def main(folder: Path, epochs: int) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 4))
+    model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     saved = folder / "last.pt"
     start = 0

@@ -25,12 +25,13 @@ class Windows(nn.Module):
 
 
 SIZES = {
+    "tiny": {"channels": 8, "length": 32, "width": 32, "layers": 1, "heads": 2},
     "550k": {"channels": 129, "length": 1000, "width": 128, "layers": 2, "heads": 4},
     "3m": {"channels": 129, "length": 250, "width": 256, "layers": 4, "heads": 8},
     "100m": {"channels": 129, "length": 256, "width": 768, "layers": 15, "heads": 12},
 }
-"""By what they are called; a result says how many parameters the model really has (541K, 3.3M, 106.6M)."""
-BATCHES = {"550k": 8, "3m": 64, "100m": 32}
+"""By what they are called; a result says how many parameters the model really has (541K, 3.3M, 106.6M). tiny is for a smoke test."""
+BATCHES = {"tiny": 8, "550k": 8, "3m": 64, "100m": 32}
 
 
 def make(size: str) -> Windows:

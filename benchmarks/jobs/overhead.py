@@ -13,6 +13,7 @@ import importlib.util
 import json
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,34 +53,31 @@ def endless(make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
 
 
 def bare(size: str, bank: Bank, device: torch.device, batches: Iterator[Any]) -> Callable[[int], None]:
-    model, optimizer = fresh(size, device)
-
-    def run(steps: int) -> None:
-        for _ in range(steps):
-            (numbers,) = next(batches)
-            numbers = numbers.to(device, non_blocking=True)
-            optimizer.zero_grad(set_to_none=True)
-            loss = bank.loss(model, numbers)
-            loss.backward()
-            optimizer.step()
-
-    return run
+    return loop(*fresh(size, device), bank, batches, torch.Tensor.backward)
 
 
 def accelerated(size: str, bank: Bank, device: torch.device, batches: Iterator[Any]) -> Callable[[int], None]:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=device.type == "cpu")
-    model, optimizer = fresh(size, device)
-    model, optimizer = accelerator.prepare(model, optimizer)
+    return loop(*accelerator.prepare(*fresh(size, device)), bank, batches, accelerator.backward)
+
+
+def loop(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    bank: Bank,
+    batches: Iterator[Any],
+    backward: Callable[[torch.Tensor], None],
+) -> Callable[[int], None]:
+    """The loop as everybody writes it."""
 
     def run(steps: int) -> None:
         for _ in range(steps):
             (numbers,) = next(batches)
-            numbers = numbers.to(device, non_blocking=True)
+            numbers = numbers.to(bank.x.device, non_blocking=True)
             optimizer.zero_grad(set_to_none=True)
-            loss = bank.loss(model, numbers)
-            accelerator.backward(loss)
+            backward(bank.loss(model, numbers))
             optimizer.step()
 
     return run
@@ -105,8 +103,6 @@ def lightning(size: str, bank: Bank, device: torch.device, batches: Iterator[Any
         """Lightning owns its loop, so it runs in a thread of its own and waits here between its turns."""
 
         def __init__(self) -> None:
-            import threading
-
             self.left = 0
             self.turn, self.done = threading.Semaphore(0), threading.Semaphore(0)
 
@@ -117,11 +113,8 @@ def lightning(size: str, bank: Bank, device: torch.device, batches: Iterator[Any
         def on_train_batch_end(self, *_: Any) -> None:
             self.left -= 1
             if self.left == 0:
-                if device.type == "cuda":
-                    torch.cuda.synchronize()
+                wait_for(device)
                 self.done.release()
-
-    import threading
 
     class Feed(torch.utils.data.IterableDataset):
         def __iter__(self) -> Iterator[Any]:
@@ -216,13 +209,16 @@ def train(
 
 
 def timed(run: Callable[[int], None], steps: int, device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    wait_for(device)
     began = time.perf_counter()
     run(steps)
+    wait_for(device)
+    return time.perf_counter() - began
+
+
+def wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - began
 
 
 def spread(times: list[float], base: list[float]) -> dict[str, float]:
