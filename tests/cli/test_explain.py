@@ -62,6 +62,10 @@ F013  note     The nursery ended
 F014  note     The keeper ended
 F015  warning  The supervisor ended
 F016  error    The script raised an error
+F017  error    The loss or a gradient is not finite
+F018  error    The device computes wrong numbers
+F019  error    Some samples cannot be used
+F020  warning  The machine went down during the run
 
   holdfast explain F001      what it means and what you can do
 """

@@ -164,7 +164,7 @@ def test_a_terminal_from_header_to_ctrl_c(job: Path) -> None:
     assert "\ndiffers from default: epochs=500, nap=0.05\n" in text
     assert re.search(r"\n  epoch   train_loss   valid_loss   saved     time   device\n ─{6}  ─{11}  ", text)
     assert re.search(r" \d\d:\d\d:\d\d  ! the worker on cpu was killed from outside \(SIGKILL\) at step +F007\n", text)
-    assert re.search(r"\n           ↺ new worker on cpu fp32, try 1 of 10\n", text)
+    assert re.search(r"\n           ↺ new worker on cpu, try 1 of 10\n", text)
     assert re.search(r"\n           ✓ training again after [\d.]+ m?s\n", text)
     stop = re.search(r"saving step ([\d ]+), \^C again to stop now\n", text)
     assert stop and re.search(r"\n• stopped at step [\d ]+ in .* on cpu", text)

@@ -78,7 +78,7 @@ def test_the_second_time_at_the_same_step_moves_to_the_next_rung(drive: Drive, r
     assert_exact(run, reference(), faults=2)
     assert run.actions() == ["replace", "next_rung"]
     (moved,) = run.of("moved")
-    assert (moved.data["before"], moved.data["after"]) == ("pretend:0 fp32", "cpu fp32")
+    assert (moved.data["before"], moved.data["after"]) == ("pretend:0", "cpu")
     assert moved.data["step"] == 4
     assert [event.data["device"] for event in run.of("worker")] == [PRETEND, PRETEND, "cpu"]
 

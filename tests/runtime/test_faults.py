@@ -571,6 +571,10 @@ def test_codes_are_public_and_do_not_move() -> None:
         "F014": "keeper_died",
         "F015": "supervisor_died",
         "F016": "user_error",
+        "F017": "non_finite",
+        "F018": "wrong_numbers",
+        "F019": "bad_data",
+        "F020": "machine_down",
     }
 
 

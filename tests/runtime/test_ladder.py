@@ -329,11 +329,11 @@ def test_a_device_assert_caused_by_the_script_ends_with_the_scripts_error() -> N
 def test_every_move_says_why() -> None:
     fault = Fault(Kind.CRASH, device="cuda:0", step=7)
     first = next_move(fault, [], GPU, 0)
-    assert first.reason == "new worker on cuda:0 fp32, try 1 of 1"
+    assert first.reason == "new worker on cuda:0, try 1 of 1"
     second = next_move(fault, [Past(fault, first, 0)], GPU, 0)
-    assert second.reason == "cuda:0 fp32 → cpu fp32"
+    assert second.reason == "cuda:0 → cpu"
     alone = next_move(fault, [], CPU, 0)
-    assert alone.reason == "new worker on cpu fp32, try 1 of 3"
+    assert alone.reason == "new worker on cpu, try 1 of 3"
     for kind in Kind:
         assert next_move(Fault(kind, step=1), [], GPU, 0).reason
 
@@ -369,6 +369,6 @@ def test_no_mix_of_faults_without_progress_goes_on_for_ever(
 def test_rungs_and_moves_travel_as_json() -> None:
     for rung in REMEDY:
         assert Rung.from_json(rung.to_json()) == rung
-    assert REMEDY[1].label == "cuda:0 fp32 HSA_ENABLE_INTERRUPT=0"
+    assert REMEDY[1].label == "cuda:0 HSA_ENABLE_INTERRUPT=0"
     move = Move(Action.SPLIT, 1, pieces=4, reason="in 4 pieces", new_worker=True)
     assert Move.from_json(move.to_json()) == move

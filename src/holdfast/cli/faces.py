@@ -151,7 +151,7 @@ class PlainFace(QuietFace):
             run=header.run,
             workload=header.workload,
             device=device,
-            dtype=precision,
+            dtype=precision or None,
             seed=header.seed,
             folder=header.folder,
             resumed_from=header.resumed_from,

@@ -30,10 +30,13 @@ _ALWAYS_READY = frozenset({"torch", "numpy", "holdfast", "__future__"})
 
 def rungs_for(device: str) -> list[Rung]:
     """The ways to run a step, best first; the CPU is always the last."""
-    if device == "auto":
-        return [Rung(name) for name in inventory.candidates()]
-    named = inventory.check(device)
-    return [Rung(named)] if named == "cpu" else [Rung(named), Rung("cpu")]
+    names = inventory.candidates() if device == "auto" else list(dict.fromkeys([inventory.check(device), "cpu"]))
+    return [rung for name in names for rung in rungs_of(name)]
+
+
+def rungs_of(device: str) -> list[Rung]:
+    """As the script computes; on an accelerator also in fp32, for where its precision turns out to be too small."""
+    return [Rung(device)] if device == "cpu" else [Rung(device), Rung(device, "fp32")]
 
 
 def threads_for(wanted: int | str) -> int:

@@ -60,6 +60,14 @@ class Kind(str, Enum):
     SUPERVISOR_DIED = "supervisor_died"
     USER_ERROR = "user_error"
     """The script's own error. Never retried."""
+    NON_FINITE = "non_finite"
+    """A loss or a gradient is infinite or not a number."""
+    WRONG_NUMBERS = "wrong_numbers"
+    """The device computes something else than the CPU."""
+    BAD_DATA = "bad_data"
+    """Some samples fail wherever they are computed, and the others do not."""
+    MACHINE_DOWN = "machine_down"
+    """The whole machine went down while the run was on it."""
 
     def __str__(self) -> str:
         return self.value
@@ -82,6 +90,10 @@ CODES: Mapping[Kind, str] = {
     Kind.KEEPER_DIED: "F014",
     Kind.SUPERVISOR_DIED: "F015",
     Kind.USER_ERROR: "F016",
+    Kind.NON_FINITE: "F017",
+    Kind.WRONG_NUMBERS: "F018",
+    Kind.BAD_DATA: "F019",
+    Kind.MACHINE_DOWN: "F020",
 }
 """Public and stable: a new kind takes the next number, and none is ever used again."""
 
@@ -109,6 +121,7 @@ _HEALTH = {
     Kind.KEEPER_DIED: Health.ALIVE,
     Kind.UNSUPPORTED: Health.ALIVE,
     Kind.USER_ERROR: Health.ALIVE,
+    Kind.BAD_DATA: Health.ALIVE,
     Kind.DRIVER: Health.MACHINE,
 }
 
@@ -129,6 +142,10 @@ _SENTENCES = {
     Kind.KEEPER_DIED: "the keeper ended",
     Kind.SUPERVISOR_DIED: "the supervisor ended",
     Kind.USER_ERROR: "the script raised an error",
+    Kind.NON_FINITE: "{what} is not finite",
+    Kind.WRONG_NUMBERS: "{device} computes wrong numbers",
+    Kind.BAD_DATA: "the data cannot be used",
+    Kind.MACHINE_DOWN: "the machine went down",
 }
 
 
@@ -161,6 +178,13 @@ class Fault:
             return Health.DEAD
         return health
 
+    @property
+    def blame(self) -> str | None:
+        """Who a replay found at fault, where one has been made: "device", "precision", "data" or "code"."""
+        verdict = self.evidence.get("verdict")
+        said = verdict.get("blame") if isinstance(verdict, dict) else None
+        return said if isinstance(said, str) else None
+
     def at(self, *, step: int | None = None, phase: str | None = None, **evidence: object) -> Fault:
         """The same fault with what the observer knows besides."""
         return replace(
@@ -173,7 +197,9 @@ class Fault:
     def sentence(self) -> str:
         """One line for people, without a full stop."""
         how = self.evidence.get("signal") or self.evidence.get("status")
-        text = _SENTENCES[self.kind].format(device=self.device or "the device", how=f" ({how})" if how else "")
+        what = self.evidence.get("what") or "the loss"
+        device = self.device or "the device"
+        text = _SENTENCES[self.kind].format(device=device, how=f" ({how})" if how else "", what=what)
         if self.step is not None:
             text += f" at step {count(self.step)}"
         if self.phase is not None:

@@ -47,14 +47,16 @@ class Rung:
     """A complete way to run a step."""
 
     device: str
-    precision: str = "fp32"
+    precision: str = ""
+    """"fp32" takes autocast and TF32 away; empty leaves it to the script."""
     env: tuple[tuple[str, str], ...] = ()
     """Environment a worker on this rung starts with: the remedies that are read when a library loads."""
 
     @property
     def label(self) -> str:
         """As on the screen: "cuda:0 fp32 HSA_ENABLE_INTERRUPT=0"."""
-        return " ".join([self.device, self.precision, *(f"{name}={value}" for name, value in self.env)])
+        words = [self.device, self.precision, *(f"{name}={value}" for name, value in self.env)]
+        return " ".join(word for word in words if word)
 
     @property
     def on_cpu(self) -> bool:
@@ -65,7 +67,7 @@ class Rung:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Rung:
-        return cls(data["device"], data.get("precision", "fp32"), tuple((data.get("env") or {}).items()))
+        return cls(data["device"], data.get("precision", ""), tuple((data.get("env") or {}).items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,10 @@ FAMILIES: Mapping[Kind, str] = {
     Kind.UNSUPPORTED: "unfit",
     Kind.DRIVER: "unfit",
     Kind.USER_ERROR: "script",
+    Kind.BAD_DATA: "script",
+    Kind.NON_FINITE: "numbers",
+    Kind.WRONG_NUMBERS: "numbers",
+    Kind.MACHINE_DOWN: _OUTSIDE,
 }
 """Kinds that count against each other: a crash after a hang at one step is the second time, not the first."""
 
@@ -183,6 +189,10 @@ def table(limits: Limits = DEFAULT_LIMITS) -> Mapping[Kind, tuple[Entry, ...]]:
         Kind.UNSUPPORTED: (next_rung, give_up),
         Kind.DRIVER: (next_rung, give_up),
         Kind.USER_ERROR: (fail,),
+        Kind.BAD_DATA: (fail,),
+        Kind.NON_FINITE: (replace, next_rung, fail),
+        Kind.WRONG_NUMBERS: (next_rung, give_up),
+        Kind.MACHINE_DOWN: outside,
     }
 
 
@@ -194,17 +204,22 @@ def next_move(
     *,
     batch: int | None = None,
     splittable: bool = True,
+    probation: bool = False,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Move:
     """The first entry of the fault's row that is still open.
 
     `history` is oldest first. `batch` is the number of samples in the batch at hand. What only the worker
     knows may travel as evidence instead: `batch`, `splittable`, and `pieces`, in which the step was run.
+    A verdict that a replay reached comes first: what is in the data or in the code is not tried elsewhere.
+    A device on `probation` gets no second try.
     """
+    if fault.blame in ("data", "code"):
+        return Move(Action.FAIL, rung, reason="the CPU cannot compute it either")
     said = fault.evidence.get("batch")
     batch = said if batch is None and isinstance(said, int) else batch
     splittable = splittable and fault.evidence.get("splittable") is not False
-    state = _State(fault, history, rungs, rung, batch, splittable, limits)
+    state = _State(fault, history, rungs, rung, batch, splittable, limits, probation)
     if fault.kind is not Kind.USER_ERROR and len(_at_place(fault, history)) >= limits.stalled:
         return Move(Action.GIVE_UP, rung, reason=f"{limits.stalled} faults at the same place")
     for entry in table(limits)[fault.kind]:
@@ -225,6 +240,7 @@ class _State:
     batch: int | None
     splittable: bool
     limits: Limits
+    probation: bool = False
 
     def try_entry(self, action: Action, times: int) -> Move | None:
         if action is Action.RETRY:
@@ -241,7 +257,7 @@ class _State:
 
     def _retry(self, times: int) -> Move | None:
         # A replacement is the stronger form of the same try, so it uses this entry up as well.
-        if self._used(Action.RETRY) + self._used(Action.REPLACE) >= times:
+        if self._no_second_try() or self._used(Action.RETRY) + self._used(Action.REPLACE) >= times:
             return None
         if self.fault.health is not Health.ALIVE:
             return self._replace(times)
@@ -261,18 +277,33 @@ class _State:
 
     def _replace(self, times: int) -> Move | None:
         used = self._used(Action.REPLACE)
-        if used >= times:
+        if used >= times or self._no_second_try():
             return None
         most = times if self._next_rung() else self._most_replacements()
         reason = f"new worker on {self._label()}, try {used + 1} of {most}"
         return Move(Action.REPLACE, self.rung, reason=reason, new_worker=True)
 
+    def _no_second_try(self) -> bool:
+        """A device on probation fails once; a verdict against device or precision is not improved by repeating."""
+        if self.fault.blame in ("device", "precision") and self.fault.kind is Kind.NON_FINITE:
+            return True
+        family = FAMILIES[self.fault.kind]
+        return self.probation and family in (_DEVICE, "numbers") and self._next_rung() is not None
+
+    def _useless(self, other: Rung) -> bool:
+        """Would the fault come again there? What needs a reset needs it on every rung of that device."""
+        here = self.rungs[self.rung]
+        if other.device != here.device:
+            return False
+        if self.fault.kind in (Kind.DRIVER, Kind.WRONG_NUMBERS) or self.fault.evidence.get("abandoned"):
+            return True
+        only_precision = other.env == here.env
+        return only_precision and not (self.fault.kind is Kind.NON_FINITE and self.fault.blame != "device")
+
     def _next_rung(self) -> Move | None:
         here = self.rungs[self.rung]
         for number, other in enumerate(self.rungs):
-            # What needs a reset needs it on every rung of that device.
-            useless = self.fault.kind is Kind.DRIVER and other.device == here.device
-            if number > self.rung and not useless:
+            if number > self.rung and not self._useless(other):
                 reason = f"{here.label} → {other.label}"
                 return Move(Action.NEXT_RUNG, number, reason=reason, new_worker=True)
         return None

@@ -87,7 +87,7 @@ def _gradients(work: Work, device: torch.device, enter: Callable[[Phase], None])
         enter(Phase.TO_DEVICE)
         moved = to_device(piece, device)
         enter(Phase.FORWARD)
-        loss = _as_loss(work.fn(moved))
+        loss = as_loss(work.fn(moved))
         weighted = loss if weight == 1.0 else loss * weight
         enter(Phase.BACKWARD)
         (weighted if work.scaler is None else work.scaler.scale(weighted)).backward()
@@ -136,7 +136,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _as_loss(value: Any) -> Tensor:
+def as_loss(value: Any) -> Tensor:
     if not isinstance(value, Tensor) or value.numel() != 1:
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise UserError(
@@ -191,7 +191,7 @@ def pieces_of(work: Work) -> Sequence[Piece]:
 
 def batch_size(batch: Any) -> int | None:
     """The number of samples: the common first dimension of the batch's tensors, or None."""
-    sizes = {tensor.shape[0] for tensor in _tensors(batch) if tensor.dim() > 0}
+    sizes = {tensor.shape[0] for tensor in tensors_of(batch) if tensor.dim() > 0}
     return sizes.pop() if len(sizes) == 1 else None
 
 
@@ -216,6 +216,29 @@ def split_batch(batch: Any, count: int) -> list[Piece]:
     ]
 
 
+def take(batch: Any, rows: Sequence[int]) -> Any:
+    """These samples of a batch, in this order. The batch must have a size."""
+    size = batch_size(batch)
+    assert size is not None
+    return _pick(batch, list(rows), size)
+
+
+def _pick(value: Any, rows: list[int], size: int) -> Any:
+    if isinstance(value, Tensor):
+        return value[rows] if value.dim() > 0 and value.shape[0] == size else value
+    if isinstance(value, np.ndarray):
+        return value[rows] if value.ndim > 0 and len(value) == size else value
+    if isinstance(value, dict):
+        return _like(value, {key: _pick(item, rows, size) for key, item in value.items()})
+    if isinstance(value, (list, tuple)):
+        named = hasattr(value, "_fields")
+        if len(value) == size and not named and not any(True for _ in tensors_of(value)):
+            return type(value)(value[row] for row in rows)
+        parts = [_pick(item, rows, size) for item in value]
+        return type(value)(*parts) if named else type(value)(parts)
+    return value
+
+
 def _cut(value: Any, start: int, stop: int, size: int) -> Any:
     if isinstance(value, Tensor):
         return value[start:stop] if value.dim() > 0 and value.shape[0] == size else value
@@ -225,7 +248,7 @@ def _cut(value: Any, start: int, stop: int, size: int) -> Any:
         return _like(value, {key: _cut(item, start, stop, size) for key, item in value.items()})
     if isinstance(value, (list, tuple)):
         named = hasattr(value, "_fields")
-        if len(value) == size and not named and not any(True for _ in _tensors(value)):
+        if len(value) == size and not named and not any(True for _ in tensors_of(value)):
             return value[start:stop]  # one thing a sample: file names, ids
         parts = [_cut(item, start, stop, size) for item in value]
         return type(value)(*parts) if named else type(value)(parts)
@@ -241,15 +264,16 @@ def _like(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
     return made
 
 
-def _tensors(value: Any) -> Iterable[Tensor]:
+def tensors_of(value: Any) -> Iterable[Tensor]:
+    """Every tensor in a nest of lists, tuples and dicts."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors_of(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_of(item)
 
 
 def free_memory(device: torch.device) -> None:

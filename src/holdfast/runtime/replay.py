@@ -1,0 +1,184 @@
+"""A step computed again, off the record: loss and gradients of some samples, and the run as it was before.
+
+    replay = Replay(modules, home=device)
+    here = replay.compute(fn, samples)                         # on the device, as the script computes
+    there = replay.compute(fn, samples, on=torch.device("cpu"), plain=True)
+    here.loss, here.gradients["model.head.weight"]
+
+The CPU cannot repeat a device's dropout, so layers that draw random numbers are off in every replay. `plain` takes
+autocast and TF32 away as well: what is left is the arithmetic the script means. Parameters go to the other device
+as copies and come back as the memory they were, so a replay costs one way of copying and changes no bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.runtime import transaction
+from holdfast.runtime.precision import as_plain_arithmetic
+from holdfast.runtime.rng import capture_rng, restore_rng
+
+CPU = torch.device("cpu")
+_OTHER_DEVICE = ("same device", "on different devices", "is on CPU", "Input type (", "Placeholder storage")
+"""Out of torch's messages about tensors that are not where the others are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What a replay gave, on the CPU."""
+
+    loss: float
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    """By parameter; one that took no part has none."""
+
+    @property
+    def finite(self) -> bool:
+        return self.loss - self.loss == 0.0 and self.first_bad_gradient() is None
+
+    def first_bad_gradient(self) -> str | None:
+        """The name of the first gradient, in the order of the modules, that holds an infinity or a NaN."""
+        return next((name for name, grad in self.gradients.items() if not torch.isfinite(grad).all()), None)
+
+
+class Replay:
+    """Computes steps of one session again. `on_device` tells the session where it is meanwhile."""
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        *,
+        home: torch.device,
+        on_device: Callable[[torch.device], contextlib.AbstractContextManager[None]] | None = None,
+    ) -> None:
+        self.modules = dict(modules)
+        self.home = home
+        self._on_device = on_device or (lambda device: contextlib.nullcontext())
+
+    def compute(
+        self,
+        fn: Callable[[Any], Any],
+        batch: Any,
+        *,
+        on: torch.device | None = None,
+        plain: bool = False,
+        backward: bool = True,
+        scale: float = 1.0,
+        seed: int | None = None,
+    ) -> Numbers:
+        """Loss and gradients of `batch`. Raises what the script's function raises.
+
+        `scale` is a GradScaler's: without it small gradients vanish in fp16. `seed` sets the generators, to find out
+        whether the function draws random numbers although its layers do not.
+        """
+        device = self.home if on is None else on
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._nothing_happened())
+            stack.enter_context(without_chance(self.modules.values(), samples=transaction.batch_size(batch)))
+            if device != self.home:
+                stack.enter_context(self._copies_on(device))
+            stack.enter_context(self._on_device(device))
+            if plain:
+                stack.enter_context(as_plain_arithmetic())
+            stack.enter_context(torch.enable_grad() if backward else torch.no_grad())
+            if seed is not None:
+                torch.manual_seed(seed)
+            loss = transaction.as_loss(fn(transaction.to_device(batch, device)))
+            if backward:
+                (loss if scale == 1.0 else loss * scale).backward()
+            return Numbers(float(loss.detach()), self._gradients(scale) if backward else {})
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Every trained parameter once, by `module.name`."""
+        seen: set[int] = set()
+        for prefix, module in self.modules.items():
+            for name, parameter in module.named_parameters():
+                if parameter.requires_grad and id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield f"{prefix}.{name}", parameter
+
+    def _gradients(self, scale: float) -> dict[str, Tensor]:
+        found = {name: parameter.grad for name, parameter in self.parameters() if parameter.grad is not None}
+        copies = {name: _dense(grad).detach().to(CPU, torch.float32, copy=True) for name, grad in found.items()}
+        return {name: grad / scale for name, grad in copies.items()} if scale != 1.0 else copies
+
+    @contextlib.contextmanager
+    def _nothing_happened(self) -> Iterator[None]:
+        """Gradients, buffers and generators afterwards as before."""
+        trained = [parameter for _, parameter in self.parameters()]
+        gradients = [parameter.grad for parameter in trained]
+        buffers = [buffer for module in self.modules.values() for buffer in module.buffers()]
+        kept = [buffer.detach().clone() for buffer in buffers]
+        written = [buffer._version for buffer in buffers]
+        rng = capture_rng(self.home)
+        for parameter in trained:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, gradient in zip(trained, gradients, strict=True):
+                parameter.grad = gradient
+            with torch.no_grad():
+                for buffer, before, version in zip(buffers, kept, written, strict=True):
+                    if buffer._version != version:
+                        buffer.copy_(before)
+            restore_rng(*rng, self.home)
+
+    @contextlib.contextmanager
+    def _copies_on(self, device: torch.device) -> Iterator[None]:
+        """Parameters and buffers are copies on `device`; the real ones wait where they are."""
+        there = {id(tensor): tensor for module in self.modules.values() for tensor in _tensors_of(module)}
+        waiting = [(tensor, tensor.data) for tensor in there.values()]
+        try:
+            for tensor, data in waiting:
+                tensor.data = data.to(device, copy=True)
+            yield
+        finally:
+            for tensor, data in waiting:
+                tensor.grad = None
+                tensor.data = data
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.coalesce().to_dense() if gradient.is_sparse else gradient
+
+
+def _tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+@contextlib.contextmanager
+def without_chance(modules: Any, *, samples: int | None = None) -> Iterator[None]:
+    """Dropout and its like off; normalisation over the batch stays as in training.
+
+    A recurrent layer keeps its mode, because cuDNN computes gradients in training mode alone: there the rate is zero.
+    Of a single sample no batch statistics can be taken: then normalisation uses the running ones.
+    """
+    modes: list[tuple[nn.Module, bool]] = []
+    rates: list[tuple[nn.RNNBase, float]] = []
+    alone = samples is not None and samples < 2
+    for part in {id(part): part for module in modules for part in module.modules()}.values():
+        modes.append((part, part.training))
+        if isinstance(part, nn.RNNBase):
+            rates.append((part, part.dropout))
+            part.dropout = 0.0
+        elif not isinstance(part, nn.modules.batchnorm._BatchNorm) or alone:
+            part.training = False
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+        for recurrent, rate in rates:
+            recurrent.dropout = rate
+
+
+def belongs_elsewhere(error: BaseException) -> bool:
+    """The script's function uses a tensor of its own that stayed on the device: the replay says nothing about it."""
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OTHER_DEVICE)

@@ -1,0 +1,199 @@
+"""The sentinel: now and then, does the device compute what the CPU computes?
+
+    sentinel = Sentinel(replay, device, settings.sentinel, clock=time.monotonic)
+    if sentinel.due():
+        opinion = sentinel.check(work)          # a few samples of the batch at hand, on the device and on the CPU
+        opinion.agrees, opinion.tensor, opinion.error, opinion.bound
+
+A card can give wrong gradients while the forward is right, and no error is ever raised: the loss just stops falling.
+The bound follows from the precision in use. A disagreement is checked again with other samples before it counts: one
+ReLU that falls to the other side of zero is no fault. What a check costs is measured, and the next one waits until it
+has been earned at `sentinel.cost` of the training time; after a jump of the loss or the gradients it comes at once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from holdfast.runtime import transaction
+from holdfast.runtime.precision import ROUNDING, coarsest, watch_precision
+from holdfast.runtime.replay import CPU, Numbers, Replay, belongs_elsewhere
+from holdfast.runtime.transaction import Work
+from holdfast.settings import SentinelSettings
+
+FIRST_STEP = 3
+"""The step of a worker before which it looks for the first time: a device that is wrong is wrong from the start."""
+ROUNDINGS = 64
+"""So many roundings of the precision in use may add up. Measured on clean devices: see benchmarks/results."""
+FINEST = 2e-4
+"""The least bound: in fp32 the worst of many tensors is off by more than roundings, where a kink is passed."""
+SHARE = 0.1
+"""Of the whole gradient, what a tensor counts for at least: some are zero but for rounding, like a key's bias."""
+RECHECKS = 2
+SPIKE = 8.0
+"""Times its usual size from which on a loss or a gradient has jumped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """What a comparison gave."""
+
+    agrees: bool
+    error: float
+    """Of the worst tensor, relative to its size."""
+    bound: float
+    tensor: str
+    precision: str
+    samples: int
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "agrees": self.agrees,
+            "error": float(f"{self.error:.3g}") if math.isfinite(self.error) else None,
+            "bound": float(f"{self.bound:.3g}"),
+            "tensor": self.tensor,
+            "precision": self.precision,
+            "samples": self.samples,
+        }
+
+
+class Sentinel:
+    """Watches one device for one worker."""
+
+    def __init__(
+        self,
+        replay: Replay,
+        device: torch.device,
+        settings: SentinelSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.replay = replay
+        self.device = device
+        self.settings = settings
+        self.off: str | None = None
+        """Why nothing can be compared, once that is known."""
+        self.checks = 0
+        self.every_step = 0
+        """Steps that are all compared: a device on probation."""
+        self._clock = clock
+        self._steps = 0
+        self._debt = 0.0
+        self._since = clock()
+        self._hurry = False
+        self._usual: dict[str, float] = {}
+
+    # -- when ----------------------------------------------------------------------------------------------
+
+    def due(self) -> bool:
+        """Whether to look before the step that begins now. Asked once a step."""
+        now = self._clock()
+        self._debt -= (now - self._since) * self.settings.cost / 100.0
+        self._since = now
+        self._steps += 1
+        if self.off is not None:
+            return False
+        if self.every_step > 0 or self._hurry:
+            return True
+        return self._steps >= FIRST_STEP and self._debt <= 0.0
+
+    def note(self, loss: float, gradient: float) -> None:
+        """The numbers of a step that has arrived. One far above its usual size calls for a look."""
+        for name, value in (("loss", abs(loss)), ("gradient", gradient)):
+            if not math.isfinite(value):
+                continue
+            usual = self._usual.get(name)
+            if usual is not None and value > SPIKE * usual and self._steps > 20:
+                self._hurry = True
+            self._usual[name] = value if usual is None else 0.95 * usual + 0.05 * value
+
+    def _paid(self, began: float) -> None:
+        """The time of a check is owed, not trained in: it does not earn the next one."""
+        now = self._clock()
+        self._debt = max(self._debt, 0.0) + (now - began)
+        self._since = now
+        self._hurry = False
+        self.every_step = max(0, self.every_step - 1)
+
+    # -- what ----------------------------------------------------------------------------------------------
+
+    def check(self, work: Work) -> Opinion | None:
+        """Compare; None where nothing can be compared, and `off` says why."""
+        began = self._clock()
+        try:
+            if self.checks == 0 and self._draws(work):
+                self.off = "the step draws random numbers outside of dropout layers: two replays of it differ"
+                return None
+            opinion = self._compare(work, 0)
+            for again in range(1, RECHECKS + 1):
+                if opinion.agrees:
+                    break
+                opinion = self._compare(work, again)
+            self.checks += 1
+            return opinion
+        except Exception as error:  # a script's function may do anything; what the step itself raises comes later
+            if not belongs_elsewhere(error):
+                raise
+            self.off = f"the step uses tensors that stay on the device: {str(error).partition(chr(10))[0]}"
+            return None
+        finally:
+            self._paid(began)
+
+    def _compare(self, work: Work, turn: int) -> Opinion:
+        samples, count = self._samples(work, turn)
+        scale = float(work.scaler.get_scale()) if work.scaler is not None else 1.0
+        with watch_precision() as seen:
+            here = self.replay.compute(work.fn, samples, scale=scale)
+        there = self.replay.compute(work.fn, samples, on=CPU, plain=True)
+        dtypes = {parameter.dtype for _, parameter in self.replay.parameters()}
+        precision = coarsest(seen.names, dtypes, self.device)
+        return compare(here, there, precision, samples=count)
+
+    def _draws(self, work: Work) -> bool:
+        """Two replays on the device itself, with other seeds: do they differ by more than rounding?"""
+        samples, count = self._samples(work, 0)
+        first, second = (self.replay.compute(work.fn, samples, seed=seed) for seed in (1, 2))
+        dtypes = {parameter.dtype for _, parameter in self.replay.parameters()}
+        return not compare(first, second, coarsest(set(), dtypes, self.device), samples=count).agrees
+
+    def _samples(self, work: Work, turn: int) -> tuple[object, int]:
+        """A few samples from another place each time; the whole batch where it cannot be taken apart."""
+        size = transaction.batch_size(work.batch)
+        wanted = self.settings.samples
+        if size is None or size <= wanted:
+            return work.batch, size or 0
+        first = (self.checks * wanted + turn * (wanted + 1)) % size
+        rows = [(first + row) % size for row in range(wanted)]
+        return transaction.take(work.batch, rows), wanted
+
+
+def compare(here: Numbers, there: Numbers, precision: str, *, samples: int = 0) -> Opinion:
+    """The device's numbers against the CPU's: the worst tensor, and whether rounding explains it."""
+    bound = max(ROUNDINGS * ROUNDING[precision], FINEST)
+    worst, name = abs(here.loss - there.loss) / max(abs(there.loss), 1e-6), "loss"
+    if not math.isfinite(here.loss) and not math.isfinite(there.loss):
+        return Opinion(True, 0.0, bound, "loss", precision, samples)  # not finite on both: no matter of the device
+    whole = math.sqrt(sum(float(grad.square().sum(dtype=torch.float64)) for grad in there.gradients.values()))
+    for key in there.gradients.keys() | here.gradients.keys():
+        error = _error(here.gradients.get(key), there.gradients.get(key), whole)
+        if not error <= worst:  # a NaN is worse than any number
+            worst, name = error, f"gradient of {key}"
+    return Opinion(bool(worst <= bound), worst, bound, name, precision, samples)
+
+
+def _error(here: Tensor | None, there: Tensor | None, whole: float) -> float:
+    if here is None or there is None:
+        given = here if there is None else there
+        assert given is not None
+        return 0.0 if whole == 0.0 else float(given.norm()) / whole
+    size = float(there.norm()) + SHARE * whole
+    difference = float((here - there).norm())
+    if difference == 0.0:
+        return 0.0
+    return difference / size if size > 0.0 else math.inf
