@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
+from holdfast.runfolder import write_json
 from holdfast.runtime import checkpoint, layout
-from holdfast.runtime.checkpoint import Checkpoint
+from holdfast.runtime.checkpoint import Checkpoint, Damaged
+from holdfast.runtime.digests import Origin
 from holdfast.runtime.state import Protected
 from tests.runtime.saving import CPU, load, save
 
@@ -78,8 +82,43 @@ def test_what_was_written_is_what_is_read(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in written.path.iterdir()) == ["digest.json", "state.safetensors"]
     assert written.state.read_bytes() == bytes(data)
     assert checkpoint.check(written.path) == written
+
+
+def test_every_byte_belongs_to_a_tensor_with_a_digest(tmp_path: Path) -> None:
+    data = payload()
+    written = checkpoint.write(tmp_path, data, step=3600, origin=Origin("calm-heron", "2026-11-15T09:12:00.000Z"))
     record = json.loads((written.path / "digest.json").read_text())
-    assert (record["step"], record["bytes"], record["sha256"]) == (3600, len(data), written.sha256)
+    assert (record["format"], record["step"], record["bytes"]) == (2, 3600, len(data))
+    assert (record["run"], record["run_created"]) == ("calm-heron", "2026-11-15T09:12:00.000Z")
+    entries, start = layout.parse_header(data)
+    assert list(record["tensors"]) == [entry.name for entry in entries]
+    for entry in entries:
+        bytes_of = data[start + entry.start : start + entry.stop]
+        row = record["tensors"][entry.name]
+        assert row == {"bytes": len(bytes_of), "sha256": hashlib.sha256(bytes_of).hexdigest()}
+    assert record["header"] == {"bytes": start, "sha256": hashlib.sha256(data[:start]).hexdigest()}
+    assert start + sum(row["bytes"] for row in record["tensors"].values()) == record["bytes"]
+
+
+def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
+    path = checkpoint.write(tmp_path, payload(), step=1).path
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert {entry.stat().st_mode & 0o777 for entry in path.iterdir()} == {0o600}
+
+
+def test_two_equal_states_have_the_same_digest_and_others_have_not(tmp_path: Path) -> None:
+    first, again, other = (
+        checkpoint.write(tmp_path, payload(seed), step=step) for step, seed in enumerate((1, 1, 2), 1)
+    )
+    assert first.sha256 == again.sha256 != other.sha256
+
+
+def test_a_folder_that_was_taken_away_is_not_made_anew(tmp_path: Path) -> None:
+    """Somebody moved the run folder; when it comes back, nothing must be in its place."""
+    with pytest.raises(FileNotFoundError):
+        checkpoint.write(tmp_path / "gone" / "checkpoints", payload(), step=1)
+    assert list(tmp_path.iterdir()) == []
+    checkpoint.write(tmp_path / "checkpoints", payload(), step=1)
 
 
 def test_the_newest_is_by_number_and_not_by_name(tmp_path: Path) -> None:
@@ -95,53 +134,153 @@ def test_the_same_step_again_replaces_the_old_one(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["000005"]
 
 
-@pytest.mark.parametrize("offset", [0, 9, 5000, -1])
-def test_one_flipped_bit_and_the_one_before_it_is_used(folder: Path, offset: int) -> None:
-    damage(folder / "000030" / "state.safetensors", offset, bit=3)
+def reason(path: Path) -> str:
+    found = checkpoint.check(path)
+    assert isinstance(found, Damaged), found
+    return str(found)
+
+
+def place(path: Path, name: str) -> int:
+    """Where a tensor begins in the file."""
+    entries, start = layout.parse_header(path.read_bytes())
+    return next(start + entry.start for entry in entries if entry.name == name)
+
+
+@pytest.mark.parametrize("name", ["model.embedding.weight", "optimizer.state.1.exp_avg", "holdfast.meta"])
+def test_one_flipped_bit_and_the_tensor_is_named(folder: Path, name: str) -> None:
+    state = folder / "000030" / "state.safetensors"
+    damage(state, place(state, name), bit=3)
     good, rejected = checkpoint.newest_good(folder)
     assert good is not None and good.step == 20
-    assert rejected == [(folder / "000030", "its bytes are not the ones written")]
+    assert rejected == [(folder / "000030", f"its bytes are not the ones written: {name}")]
+
+
+@pytest.mark.parametrize("offset", [0, 9, 500])
+def test_one_flipped_bit_in_the_header(folder: Path, offset: int) -> None:
+    damage(folder / "000030" / "state.safetensors", offset)
+    assert reason(folder / "000030") == "its bytes are not the ones written: header"
+    assert newest_step(folder) == 20
 
 
 @pytest.mark.parametrize("size", [0, 7, 1000])
 def test_a_file_cut_short(folder: Path, size: int) -> None:
-    os.truncate(folder / "000030" / "state.safetensors", size)
-    _, rejected = checkpoint.newest_good(folder)
-    assert rejected == [(folder / "000030", "its size is not the one written")]
+    state = folder / "000030" / "state.safetensors"
+    whole = state.stat().st_size
+    os.truncate(state, size)
+    found = checkpoint.check(folder / "000030")
+    assert isinstance(found, Damaged)
+    assert found.reason == f"it is cut short, {size} of {whole} bytes"
+    assert found.tensors[0] == "header" and len(found.tensors) > 10
+    assert re.search(r": header, \S+, \S+ and \d+ more$", str(found))
     assert newest_step(folder) == 20
 
 
 def test_a_file_that_grew(folder: Path) -> None:
     with open(folder / "000030" / "state.safetensors", "ab") as file:
         file.write(b"\0")
-    assert checkpoint.check(folder / "000030") == "its size is not the one written"
+    assert reason(folder / "000030") == "it is 1 byte too long"
 
 
 def test_a_missing_state(folder: Path) -> None:
     (folder / "000030" / "state.safetensors").unlink()
-    assert checkpoint.check(folder / "000030") == "it cannot be read: No such file or directory"
+    assert reason(folder / "000030") == "its state is missing"
     assert newest_step(folder) == 20
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (None, "it has no readable digest"),
-        ("", "it has no readable digest"),
-        ('{"step": 30, "sha', "it has no readable digest"),
-        ("[]", "it has no readable digest"),
-        ("{}", "its digest is not one of ours"),
-        ('{"step": "30", "bytes": 1, "sha256": "00"}', "its digest is not one of ours"),
-        ('{"step": 30, "bytes": 1, "sha256": null}', "its digest is not one of ours"),
+        (None, "its digest.json is missing"),
+        ("", "its digest.json is not one of ours, or cut short"),
+        ('{"step": 30, "sha', "its digest.json is not one of ours, or cut short"),
+        ("[]", "its digest.json is not one of ours, or cut short"),
+        ('{"schema": 1, "step": 30, "bytes": 1, "sha256": "00"}', "its digest.json is not one of ours, or cut short"),
     ],
 )
-def test_a_digest_that_is_missing_or_strange(folder: Path, text: str | None, reason: str) -> None:
+def test_digests_that_are_missing_or_strange(folder: Path, text: str | None, reason: str) -> None:
     path = folder / "000030" / "digest.json"
     path.unlink()
     if text is not None:
         path.write_text(text)
-    assert checkpoint.check(folder / "000030") == reason
+    assert str(checkpoint.check(folder / "000030")) == reason
     assert newest_step(folder) == 20
+
+
+def sealed(record: object) -> bytes:
+    """What somebody writes who knows how a seal is made."""
+    body = json.dumps(record, indent=2).encode().removesuffix(b"\n}")
+    return body + b',\n  "seal": "' + hashlib.sha256(body).hexdigest().encode() + b'"\n}\n'
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": 3}, "its digest.json was written by a newer holdfast"),
+        ({"format": "2"}, "its digest.json does not agree with itself"),
+        ({"bytes": 5}, "its digest.json does not agree with itself"),
+        ({"sha256": "00"}, "its digest.json does not agree with itself"),
+        ({"tensors": {}}, "its digest.json does not agree with itself"),
+        ({"tensors": []}, "its digest.json is not one of ours"),
+        ({"tensors": {"a": {"bytes": -1, "sha256": ""}}}, "its digest.json is not one of ours"),
+        ({"tensors": {"a": {"bytes": True, "sha256": ""}}}, "its digest.json is not one of ours"),
+        ({"step": None}, "its digest.json is not one of ours"),
+        ({"run": 5}, "its digest.json is not one of ours"),
+        ({"header": None}, "its digest.json is not one of ours"),
+    ],
+)
+def test_a_seal_proves_nothing_to_who_can_make_one(folder: Path, change: dict[str, object], words: str) -> None:
+    path = folder / "000030" / "digest.json"
+    record = {**json.loads(path.read_text()), **change}
+    record.pop("seal")
+    path.write_bytes(sealed(record))
+    assert reason(folder / "000030") == words
+
+
+def test_a_checkpoint_of_another_step(folder: Path) -> None:
+    shutil.rmtree(folder / "000030")
+    shutil.copytree(folder / "000020", folder / "000030")
+    assert reason(folder / "000030") == "it is of step 20"
+
+
+def test_a_checkpoint_of_another_run(tmp_path: Path) -> None:
+    """Two runs may have the same name; they were not born in the same millisecond."""
+    runs = []
+    for number in (1, 2):
+        path = tmp_path / f"job-20261115-091{number}-calm-heron"
+        path.mkdir()
+        write_json(path / "run.json", {"run": "calm-heron", "created": f"2026-11-15T09:1{number}:00.000Z"})
+        checkpoint.write(path / "checkpoints", payload(number), step=10)
+        assert newest_step(path / "checkpoints") == 10
+        runs.append(path / "checkpoints" / "000010")
+    shutil.rmtree(runs[0])
+    shutil.copytree(runs[1], runs[0])
+    assert reason(runs[0]) == "it belongs to another run: calm-heron"
+
+
+def test_a_run_that_was_copied_or_renamed_keeps_its_checkpoints(tmp_path: Path) -> None:
+    path = tmp_path / "job-20261115-0912-calm-heron"
+    path.mkdir()
+    write_json(path / "run.json", {"run": "calm-heron", "created": "2026-11-15T09:12:00.000Z"})
+    checkpoint.write(path / "checkpoints", payload(), step=10)
+    path.rename(tmp_path / "the-good-one")
+    assert newest_step(tmp_path / "the-good-one" / "checkpoints") == 10
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "digest.json"])
+def test_a_link_is_not_followed_even_to_the_right_bytes(folder: Path, name: str) -> None:
+    path = folder / "000030" / name
+    path.rename(folder / "elsewhere")
+    path.symlink_to(folder / "elsewhere")
+    assert "a link, not a file" in reason(folder / "000030")
+
+
+def test_a_pipe_does_not_make_anybody_wait(folder: Path) -> None:
+    for name in ("state.safetensors", "digest.json"):
+        (folder / "000030" / name).unlink()
+        os.mkfifo(folder / "000030" / name)
+        assert "a pipe, not a file" in reason(folder / "000030")
+        (folder / "000030" / name).unlink()
+        shutil.copy(folder / "000020" / name, folder / "000030" / name)
 
 
 def test_all_damaged_is_none_with_every_reason(folder: Path) -> None:
@@ -162,7 +301,9 @@ def test_what_a_killed_writer_left_is_never_a_candidate(folder: Path) -> None:
     shutil.copytree(folder / "000030", half)
     (folder / "notes").mkdir()
     (folder / "000050").write_text("a file, not a folder")
-    assert newest_step(folder) == 30
+    good, rejected = checkpoint.newest_good(folder)
+    assert good is not None and good.step == 30
+    assert rejected == [(folder / "000050", "it is a file, not a folder")]
     checkpoint.prune(folder, keep=3)
     assert not half.exists()
     assert (folder / "notes").exists()
@@ -178,6 +319,16 @@ def test_a_failed_write_leaves_what_was_there(folder: Path) -> None:
         checkpoint.write(folder, payload(), step=30, check=overwritten)
     assert sorted(entry.name for entry in folder.iterdir()) == before
     assert newest_step(folder) == 30
+
+
+def test_what_is_not_a_folder_is_replaced_and_pruned_too(folder: Path) -> None:
+    (folder / "000040").symlink_to(folder / "nowhere")
+    assert reason(folder / "000040") == "it is a link, not a folder"
+    checkpoint.write(folder, payload(), step=40)
+    assert newest_step(folder) == 40
+    (folder / "000050").write_text("a file")
+    assert checkpoint.prune(folder, keep=1, newest=40) == [30, 20, 10, 50]
+    assert [entry.name for entry in folder.iterdir()] == ["000040"]
 
 
 def test_only_the_last_few_are_kept(folder: Path) -> None:
@@ -271,6 +422,39 @@ def test_best_is_replaced_whole(tmp_path: Path) -> None:
     checkpoint.write_weights(path, payload(2))
     assert path.read_bytes() != first
     assert [entry.name for entry in tmp_path.iterdir()] == ["best.safetensors"]
+
+
+def test_weights_carry_their_own_digest_wherever_they_go(tmp_path: Path) -> None:
+    path = tmp_path / "best.safetensors"
+    checkpoint.write_weights(path, payload(), step=7, origin=Origin("calm-heron"))
+    with safe_open(path, framework="pt") as file:
+        said = file.metadata()
+    assert {key: said[key] for key in ("format", "run", "step")} == {"format": "pt", "run": "calm-heron", "step": "7"}
+    assert checkpoint.check_weights(path) is None
+    path.rename(tmp_path / "mailed.safetensors")
+    assert checkpoint.check_weights(tmp_path / "mailed.safetensors") is None
+    assert path.parent.stat().st_mode and (tmp_path / "mailed.safetensors").stat().st_mode & 0o777 == 0o600
+
+
+def test_every_flipped_bit_of_the_weights_is_noticed(tmp_path: Path) -> None:
+    """Every byte of the header and of the tensors, one bit each."""
+    path = tmp_path / "best.safetensors"
+    checkpoint.write_weights(path, payload(), step=7)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << at % 8)]) + whole[at + 1 :])
+        assert checkpoint.check_weights(path) not in (None, checkpoint.NO_DIGEST), at
+    path.write_bytes(whole[:-1])
+    assert checkpoint.check_weights(path) == "its bytes are not the ones written"
+    path.write_bytes(whole[:20])
+    assert checkpoint.check_weights(path) == "its header is damaged"
+    path.unlink()
+    assert checkpoint.check_weights(path) == "it cannot be read: No such file or directory"
+
+
+def test_weights_of_somebody_else_are_neither_good_nor_damaged(tmp_path: Path) -> None:
+    save_file({"weight": torch.ones(3)}, tmp_path / "best.safetensors")
+    assert checkpoint.check_weights(tmp_path / "best.safetensors") == checkpoint.NO_DIGEST
 
 
 def test_weights_that_cannot_be_written_leave_the_old_ones(tmp_path: Path) -> None:

@@ -129,7 +129,8 @@ def test_a_save_is_on_disk_and_verified(kept: Kept) -> None:
     answer = kept.save()
     assert answer["saved"]["step"] == 7
     assert_whole(kept.run.path / "checkpoints" / "000007", 7)
-    assert answer["saved"]["sha256"] == checkpoint.file_sha256(Path(answer["saved"]["path"]) / "state.safetensors")
+    found = checkpoint.check(Path(answer["saved"]["path"]))
+    assert isinstance(found, checkpoint.Checkpoint) and answer["saved"]["sha256"] == found.sha256
 
 
 def test_the_same_snapshot_is_not_written_twice(kept: Kept) -> None:
@@ -174,16 +175,16 @@ def test_a_snapshot_overwritten_while_it_is_copied_leaves_no_checkpoint(
     ours, theirs = Channel.pair()
     keeper = Keeper(theirs, tmp_path, 3)
     keeper.arenas = [arena]
-    copy = checkpoint._write_bytes
+    copy = checkpoint.write_file
 
-    def interrupted(path: Path, pieces: Any) -> str:
+    def interrupted(path: Path, pieces: Any) -> list[str]:
         written = copy(path, pieces)
         newest = arena.newest()
         assert newest is not None
         arena.slots[newest.slot].begin(99)
         return written
 
-    monkeypatch.setattr(checkpoint, "_write_bytes", interrupted)
+    monkeypatch.setattr(checkpoint, "write_file", interrupted)
     assert "overwritten" in keeper._answer({"reason": "test"})["not_saved"]
     assert checkpoint.candidates(tmp_path / "checkpoints") == []
     commit(arena, 2)

@@ -1,29 +1,38 @@
 """Checkpoints: snapshots on disk, with digests, written whole or not at all. No torch, no pickle.
 
     saved = write(folder, payload, step=3600)         # keeper: temporary folder, fsync, read back, rename
-    newest = newest_good(folder)                      # resume: the newest whose digest still agrees
-    write_weights(path, payload)                      # the model alone, for plain safetensors
+    newest, passed_over = newest_good(folder)         # resume: the newest that is exactly what was written
+    check(folder / "003600")                          # a Checkpoint, or Damaged with the reason and the tensors
+    write_weights(path, payload)                      # the model alone, plain safetensors; check_weights(path)
 
-A checkpoint is a folder `003600/` with `state.safetensors` (the snapshot's own bytes) and `digest.json`.
+A checkpoint is a folder `003600/` with `state.safetensors` (the snapshot's own bytes) and `digest.json`. What is
+read here may come from anybody: no link is followed, and nothing is believed before its digest agrees.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from holdfast.events import utc_now
-from holdfast.runfolder import read_json, sync_folder, write_json
+from holdfast.files import flush_to_disk, forget_cached, kind_of, open_regular, read_bounded
+from holdfast.human import counted
+from holdfast.runfolder import sync_folder
 from holdfast.runtime import layout
+from holdfast.runtime.digests import HEADER, MAX_BYTES, BadDigests, Digests, Origin, Piece
 
 STATE = "state.safetensors"
 DIGEST = "digest.json"
-_CHUNK = 8 << 20
+CHUNK = 8 << 20
+_NAMED = 3
+"""Damaged tensors named in one line; `holdfast fsck` names more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,74 +49,206 @@ class Checkpoint:
         return self.path / STATE
 
 
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A checkpoint that is not used, and why: in words that follow "checkpoint 003600 is passed over: "."""
+
+    path: Path
+    reason: str
+    tensors: tuple[str, ...] = ()
+    """Those whose bytes are not the ones written, where that can be told."""
+
+    def __str__(self) -> str:
+        if not self.tensors:
+            return self.reason
+        more = len(self.tensors) - _NAMED
+        return f"{self.reason}: {', '.join(self.tensors[:_NAMED])}{f' and {more} more' if more > 0 else ''}"
+
+
+class _Unlike(Exception):
+    """A file does not hold what its digests say."""
+
+    def __init__(self, reason: str, tensors: Iterable[str] = ()) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.tensors = tuple(tensors)
+
+
 def _nothing() -> None:
     return None
 
 
-def write(folder: Path, payload: memoryview, *, step: int, check: Callable[[], None] = _nothing) -> Checkpoint:
+# Writing --------------------------------------------------------------------------------------------------
+
+
+def write(
+    folder: Path,
+    payload: memoryview,
+    *,
+    step: int,
+    origin: Origin | None = None,
+    check: Callable[[], None] = _nothing,
+) -> Checkpoint:
     """Write one checkpoint and read it back; what is not the same bytes never gets its final name.
 
     `check` raises OSError if the payload changed while it was copied: a mix of two steps has a good digest too.
+    The folder that `folder` lies in is not made anew: a run folder that is gone was taken away by somebody.
     """
     final = folder / f"{step:06d}"
     temporary = folder / f".{step:06d}.{os.getpid()}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(mode=0o700, parents=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    remove(temporary)
+    temporary.mkdir(mode=0o700)
     try:
-        sha256 = _write_bytes(temporary / STATE, [payload])
+        pieces = _write_state(temporary / STATE, payload, check)
         check()
-        if file_sha256(temporary / STATE) != sha256:
-            raise OSError(f"{temporary / STATE} does not hold what was written to it")
-        record = {"schema": 1, "step": step, "bytes": len(payload), "sha256": sha256, "created": utc_now()}
-        write_json(temporary / DIGEST, record)
-        aside = folder / f".{step:06d}.{os.getpid()}.old"
-        if final.exists():  # never a moment without one: the old one goes after the new one has come
-            os.replace(final, aside)
-        os.replace(temporary, final)
-        shutil.rmtree(aside, ignore_errors=True)
+        digests = Digests(step, origin or Origin.of_folder(folder.parent), utc_now(), pieces)
+        write_file(temporary / DIGEST, [memoryview(digests.sealed())])
+        _read_back(temporary, digests)
+        sync_folder(temporary)
+        _put(temporary, final)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove(temporary)
         raise
     sync_folder(folder)
-    return Checkpoint(final, step, len(payload), sha256)
+    return Checkpoint(final, step, digests.size, digests.sha256)
 
 
-def write_weights(path: Path, payload: memoryview, *, check: Callable[[], None] = _nothing) -> None:
-    """Write the protected modules alone: what `model.load_state_dict(load_file(path))` takes."""
-    header, pieces = layout.weights_only(payload)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def _write_state(path: Path, payload: memoryview, check: Callable[[], None]) -> tuple[Piece, ...]:
     try:
-        _write_bytes(temporary, [memoryview(header), *(payload[start:stop] for start, stop in pieces)])
-        check()
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        entries, start = layout.parse_header(payload)
+    except layout.BadHeader:
+        check()  # it may be no header because it was overwritten
         raise
-    sync_folder(path.parent)
+    stop = start + (entries[-1].stop if entries else 0)
+    if stop != len(payload):
+        raise layout.BadHeader(f"{len(payload) - stop} bytes belong to no tensor")
+    spans = [(HEADER, 0, start), *((entry.name, start + entry.start, start + entry.stop) for entry in entries)]
+    hashed = write_file(path, [payload[begin:end] for _, begin, end in spans])
+    return tuple(Piece(name, end - begin, sha) for (name, begin, end), sha in zip(spans, hashed, strict=True))
 
 
-def check(path: Path) -> Checkpoint | str:
-    """The checkpoint if its digest agrees, otherwise the reason why it is not trusted."""
-    record = read_json(path / DIGEST)
-    if record is None:
-        return "it has no readable digest"
-    step, size, sha256 = record.get("step"), record.get("bytes"), record.get("sha256")
-    if not isinstance(step, int) or not isinstance(size, int) or not isinstance(sha256, str):
-        return "its digest is not one of ours"
+def write_file(path: Path, pieces: Iterable[memoryview]) -> list[str]:
+    """Write a new file to the disk, and the SHA-256 of each piece."""
+    hashed = []
+    with open(path, "xb", opener=_private) as file:
+        for piece in pieces:
+            digest = hashlib.sha256()
+            for start in range(0, len(piece), CHUNK):
+                chunk = piece[start : start + CHUNK]
+                digest.update(chunk)
+                file.write(chunk)
+            hashed.append(digest.hexdigest())
+        file.flush()
+        flush_to_disk(file.fileno())
+        forget_cached(file.fileno())
+    return hashed
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _read_back(temporary: Path, digests: Digests) -> None:
     try:
-        if (path / STATE).stat().st_size != size:
-            return "its size is not the one written"
-        if file_sha256(path / STATE) != sha256:
-            return "its bytes are not the ones written"
+        if Digests.unseal(read_bounded(temporary / DIGEST, MAX_BYTES)) != digests:
+            raise BadDigests("is another one")
+        _compare(temporary / STATE, digests)
+    except (BadDigests, _Unlike) as error:
+        where = DIGEST if isinstance(error, BadDigests) else STATE
+        raise OSError(errno.EIO, f"what was read back of {where} is not what was written") from error
+
+
+def _put(temporary: Path, final: Path) -> None:
+    """Give it its name. Never a moment without one: an old one of the same step goes after the new one has come."""
+    aside = temporary.with_suffix(".old")
+    if os.path.lexists(final):
+        os.replace(final, aside)
+    os.replace(temporary, final)
+    remove(aside)
+
+
+# Checking -------------------------------------------------------------------------------------------------
+
+
+def check(path: Path, origin: Origin | None = None) -> Checkpoint | Damaged:
+    """The checkpoint if it is what was written for this step of this run, otherwise why it is not trusted.
+
+    Without `origin`, run.json beside the folder of checkpoints says which run this is; if there is none, any run's
+    will do.
+    """
+    try:
+        if kind_of(path) != "a folder":
+            return Damaged(path, f"it is {kind_of(path) or 'a file'}, not a folder")
+        digests = _digests_of(path)
+        if not path.name.isdigit() or digests.step != int(path.name):
+            return Damaged(path, f"it is of step {digests.step}")
+        wanted = origin or Origin.of_folder(path.parent.parent)
+        if wanted is not None and digests.origin is not None and digests.origin != wanted:
+            return Damaged(path, f"it belongs to another run: {digests.origin.run}")
+        _compare(path / STATE, digests)
+    except _Unlike as unlike:
+        return Damaged(path, unlike.reason, unlike.tensors)
     except OSError as error:
-        return f"it cannot be read: {error.strerror or error}"
-    return Checkpoint(path, step, size, sha256)
+        return Damaged(path, f"it cannot be read: {error.strerror or error}")
+    return Checkpoint(path, digests.step, digests.size, digests.sha256)
+
+
+def _digests_of(path: Path) -> Digests:
+    try:
+        return Digests.unseal(read_bounded(path / DIGEST, MAX_BYTES))
+    except BadDigests as error:
+        raise _Unlike(f"its {DIGEST} {error}") from error
+    except FileNotFoundError as error:
+        raise _Unlike(f"its {DIGEST} is missing") from error
+    except OSError as error:
+        raise _Unlike(f"its {DIGEST} cannot be read: {error.strerror or error}") from error
+
+
+def _compare(path: Path, digests: Digests) -> None:
+    """Raise _Unlike if a state is not what its digests say. The digests are believed, its own header is not."""
+    try:
+        file = open_regular(path, buffering=CHUNK)
+    except FileNotFoundError as error:
+        raise _Unlike("its state is missing") from error
+    except OSError as error:
+        raise _Unlike(f"its state cannot be read: {error.strerror or error}") from error
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        different = _different(file, digests)
+        forget_cached(file.fileno())  # a checkpoint is read once; the data of the training may stay in memory
+    if size < digests.size:
+        raise _Unlike(f"it is cut short, {size} of {digests.size} bytes", different)
+    if size > digests.size:
+        raise _Unlike(f"it is {counted(size - digests.size, 'byte')} too long", different)
+    if different:
+        raise _Unlike("its bytes are not the ones written", different)
+
+
+def _different(file: BinaryIO, digests: Digests) -> list[str]:
+    names = []
+    for number, piece in enumerate(digests.pieces):
+        read, sha256 = digest_next(file, piece.size)
+        if sha256 != piece.sha256:
+            names.append(piece.name)
+        if read < piece.size:  # the end of the file: nothing of the rest is there
+            return [*names, *(later.name for later in digests.pieces[number + 1 :] if later.size)]
+    return names
+
+
+def digest_next(file: BinaryIO, size: int) -> tuple[int, str]:
+    """How many of the next `size` bytes there are, and their SHA-256."""
+    digest, left = hashlib.sha256(), size
+    while left and (chunk := file.read(min(left, CHUNK))):
+        digest.update(chunk)
+        left -= len(chunk)
+    return size - left, digest.hexdigest()
 
 
 def candidates(folder: Path) -> list[Path]:
-    """Checkpoint folders, the newest step first."""
+    """What has the name of a checkpoint, the newest step first."""
     with contextlib.suppress(OSError):
-        found = [entry for entry in folder.iterdir() if entry.is_dir() and entry.name.isdigit()]
+        found = [entry for entry in folder.iterdir() if entry.name.isascii() and entry.name.isdigit()]
         return sorted(found, key=lambda entry: int(entry.name), reverse=True)
     return []
 
@@ -119,8 +260,82 @@ def newest_good(folder: Path) -> tuple[Checkpoint | None, list[tuple[Path, str]]
         result = check(path)
         if isinstance(result, Checkpoint):
             return result, rejected
-        rejected.append((path, result))
+        rejected.append((path, str(result)))
     return None, rejected
+
+
+# The weights alone ----------------------------------------------------------------------------------------
+
+
+def write_weights(
+    path: Path,
+    payload: memoryview,
+    *,
+    step: int | None = None,
+    origin: Origin | None = None,
+    check: Callable[[], None] = _nothing,
+) -> None:
+    """Write the protected modules alone: what `model.load_state_dict(load_file(path))` takes.
+
+    The file carries the digest of itself in its header, made with zeros in the digest's own place: so it can be
+    checked wherever it is copied to, and is replaced in one move.
+    """
+    origin = origin or Origin.of_folder(path.parent)
+    said = {"format": "pt", "holdfast": "1", "sha256": _NO_DIGEST.decode(), "run": origin.run if origin else "-"}
+    header, spans = layout.weights_only(payload, metadata={**said, **({} if step is None else {"step": str(step)})})
+    pieces = [payload[start:stop] for start, stop in spans]
+    digest = hashlib.sha256(header)
+    for piece in pieces:
+        digest.update(piece)
+    sealed = header.replace(_NO_DIGEST, digest.hexdigest().encode(), 1)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    remove(temporary)
+    try:
+        write_file(temporary, [memoryview(sealed), *pieces])
+        check()
+        why = check_weights(temporary)
+        if why is not None:
+            raise OSError(errno.EIO, f"what was read back of {path.name} is not what was written")
+        os.replace(temporary, path)
+    except BaseException:
+        remove(temporary)
+        raise
+    sync_folder(path.parent)
+
+
+NO_DIGEST = "it carries no digest of ours"
+"""The answer of `check_weights` for a file that somebody else wrote: neither good nor damaged."""
+_NO_DIGEST = b"0" * 64
+
+
+def check_weights(path: Path) -> str | None:
+    """None if a file of weights is what was written; otherwise why not, or NO_DIGEST."""
+    try:
+        with open_regular(path, buffering=CHUNK) as file:
+            header = _header_of(file)
+            said = layout.metadata_of(header)
+            wanted = said.get("sha256", "")
+            at = header.find(wanted.encode("utf-8", "replace"))
+            if len(wanted) != len(_NO_DIGEST) or at < 0:
+                return "its digest is damaged" if said.keys() & {"holdfast", "sha256"} else NO_DIGEST
+            digest = hashlib.sha256(header[:at] + _NO_DIGEST + header[at + len(_NO_DIGEST) :])
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+            forget_cached(file.fileno())
+    except layout.BadHeader:
+        return "its header is damaged"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror or error}"
+    return None if digest.hexdigest() == wanted else "its bytes are not the ones written"
+
+
+def _header_of(file: BinaryIO) -> bytes:
+    head = file.read(8)
+    size = min(int.from_bytes(head, "little"), layout.MAX_HEADER)
+    return head + file.read(size)
+
+
+# Removing -------------------------------------------------------------------------------------------------
 
 
 def prune(folder: Path, *, keep: int, newest: int | None = None) -> list[int]:
@@ -134,29 +349,22 @@ def prune(folder: Path, *, keep: int, newest: int | None = None) -> list[int]:
         found.sort(key=lambda path: int(path.name) > newest)  # stable: within both parts the newest stay first
     removed = []
     for path in found[max(1, keep) :]:
-        shutil.rmtree(path, ignore_errors=True)
+        remove(path)
         removed.append(int(path.name))
-    for leftover in (*folder.glob(".*.tmp"), *folder.glob(".*.old")):
-        shutil.rmtree(leftover, ignore_errors=True)
+    for leftover in leftovers(folder):
+        remove(leftover)
     return removed
 
 
-def file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+def leftovers(folder: Path) -> list[Path]:
+    """What a writer that was killed has left: never a checkpoint."""
+    return sorted((*folder.glob(".*.tmp"), *folder.glob(".*.old")))
 
 
-def _write_bytes(path: Path, pieces: Iterable[memoryview]) -> str:
-    digest = hashlib.sha256()
-    with open(path, "wb") as file:
-        for piece in pieces:
-            for start in range(0, len(piece), _CHUNK):
-                chunk = piece[start : start + _CHUNK]
-                digest.update(chunk)
-                file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-    return digest.hexdigest()
+def remove(path: Path) -> None:
+    """Whatever it is, if it can be done; a link is removed and not followed."""
+    with contextlib.suppress(OSError):
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
+        else:
+            shutil.rmtree(path, ignore_errors=True)

@@ -183,7 +183,7 @@ def parse_header(buffer: Buffer) -> tuple[list[Entry], int]:
     try:
         table = json.loads(bytes(view[8 : 8 + length]))
         entries = [_entry(name, row) for name, row in table.items() if name != "__metadata__"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadHeader(f"the header cannot be read: {error}") from error
     entries.sort(key=lambda entry: (entry.start, entry.stop))
     _check_places(entries, room=len(view) - 8 - length)
@@ -228,8 +228,27 @@ def _meta_at(view: memoryview, data_start: int, entry: Entry) -> dict[str, Any]:
     return meta
 
 
+def metadata_of(header: bytes) -> dict[str, str]:
+    """The `__metadata__` of a safetensors header, its 8-byte length included; {} if it has none."""
+    if len(header) < 8 or struct.unpack_from("<Q", header)[0] != len(header) - 8:
+        raise BadHeader("cut short")
+    try:
+        table = json.loads(header[8:])
+        said = table.pop("__metadata__", {})
+        for name, row in table.items():  # metadata under a damaged name would pass for none
+            _entry(name, row)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadHeader(f"the header cannot be read: {error}") from error
+    if not isinstance(said, dict) or not all(isinstance(value, str) for value in said.values()):
+        raise BadHeader("the metadata are not texts")
+    return said
+
+
 def weights_only(
-    buffer: Buffer, parts: Mapping[str, str] | Collection[str] | None = None
+    buffer: Buffer,
+    parts: Mapping[str, str] | Collection[str] | None = None,
+    *,
+    metadata: Mapping[str, str] | None = None,
 ) -> tuple[bytes, list[tuple[int, int]]]:
     """What to write for a file with the module weights alone: its header, then these ranges of `buffer`.
 
@@ -243,7 +262,7 @@ def weights_only(
     weights.sort(key=lambda item: (-SIZES[item[1].dtype], item[1].start, item[0]))
     placed = place((name, entry.dtype, entry.shape) for name, entry in weights)
     ranges = [(data_start + entry.start, data_start + entry.stop) for _, entry in weights]
-    return build_header(placed, {"format": "pt"}), ranges
+    return build_header(placed, metadata or {"format": "pt"}), ranges
 
 
 def weights_sha256(buffer: Buffer) -> str:

@@ -1,0 +1,88 @@
+"""Files that others may have written, and files that must really be on the disk.
+
+    with open_regular(path) as file: ...      # never a link, a pipe or a device: those are an OSError with words
+    read_bounded(path, 1 << 20)               # never more than was asked for
+    flush_to_disk(fd); forget_cached(fd)      # what is read after this comes from the disk, where the system lets us
+
+A run folder can come from anybody. A link in it may lead out of it, a named pipe may never answer and a device may
+never end: whoever reads a run folder he does not own reads it through here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+_OPEN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_KINDS = (
+    (stat.S_ISLNK, "a link"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def kind_of(path: Path) -> str | None:
+    """What stands there instead of a file: "a link", "a folder", …; None for a file, OSError if nothing is there."""
+    return _kind(path.lstat().st_mode)
+
+
+def open_regular(path: Path, *, buffering: int = -1) -> BinaryIO:
+    """Open a plain file for reading."""
+    kind = kind_of(path)  # Windows has no O_NOFOLLOW, and Linux would name a link "too many levels of symbolic links"
+    if kind is not None:
+        raise OSError(errno.EINVAL, f"{kind}, not a file")
+    fd = os.open(path, _OPEN)
+    try:
+        kind = _kind(os.fstat(fd).st_mode)
+        if kind is not None:
+            raise OSError(errno.EINVAL, f"{kind}, not a file")
+        return open(fd, "rb", buffering=buffering)
+    except OSError:
+        os.close(fd)
+        raise
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """All of a plain file; OSError if there is more than `limit` of it."""
+    with open_regular(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"longer than {limit} bytes")
+    return data
+
+
+def flush_to_disk(fd: int) -> None:
+    """Not before this returns is it on the disk. macOS means that only if it is asked in its own way."""
+    if sys.platform == "darwin":
+        import fcntl
+
+        with contextlib.suppress(OSError):  # not every file system there has it
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(fd)
+
+
+def forget_cached(fd: int) -> None:
+    """Ask the system to drop its copy in memory, so that what is read next is what the disk gives."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    elif sys.platform == "darwin":
+        import fcntl
+
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_NOCACHE, 1)
+
+
+def _kind(mode: int) -> str | None:
+    if stat.S_ISREG(mode):
+        return None
+    return next((name for is_one, name in _KINDS if is_one(mode)), "something else")
