@@ -52,7 +52,11 @@ def command(tmp_path: Path) -> Command:
     home.mkdir()
 
     def run(*argv: str, env: dict[str, str] | None = None) -> Done:
-        keep = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT", "PYTHONPATH") if name in os.environ}
+        keep = {
+            name: os.environ[name]
+            for name in ("PATH", "SYSTEMROOT", "PYTHONPATH", "HOLDFAST_STATE")
+            if name in os.environ
+        }
         done = subprocess.run(
             [sys.executable, "-c", DRIVER, *argv],
             cwd=folder,

@@ -252,7 +252,8 @@ class Command:
 
     def __init__(self, runs: Path, *words: object, env: Mapping[str, str] | None = None, **more: Any) -> None:
         self.runs = runs
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        settings = [name for name in os.environ if name.startswith("HOLDFAST_") and name != "HOLDFAST_STATE"]
+        clean = {name: value for name, value in os.environ.items() if name not in settings}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "holdfast", *map(str, words), f"run.folder={runs}", "run.threads=1"],
             env={**clean, **(env or {})},
