@@ -52,11 +52,8 @@ def command(tmp_path: Path) -> Command:
     home.mkdir()
 
     def run(*argv: str, env: dict[str, str] | None = None) -> Done:
-        keep = {
-            name: os.environ[name]
-            for name in ("PATH", "SYSTEMROOT", "PYTHONPATH", "HOLDFAST_STATE")
-            if name in os.environ
-        }
+        names = ("PATH", "SYSTEMROOT", "PYTHONPATH", "HOLDFAST_STATE")
+        keep = {name: os.environ[name] for name in names if name in os.environ}
         done = subprocess.run(
             [sys.executable, "-c", DRIVER, *argv],
             cwd=folder,
