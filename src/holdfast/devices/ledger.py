@@ -49,6 +49,7 @@ from holdfast.runfolder import read_lines, sync_folder
 from holdfast.runtime import process
 
 VARIABLE = "HOLDFAST_STATE"
+LEDGER = "ledger.jsonl"
 LARGE = 1 << 20
 """Bytes from which on the ledger is made small again."""
 PATIENCE = 2.0
@@ -117,7 +118,7 @@ class Ledger:
         software: Callable[[DeviceId], Mapping[str, Any]] = software,
     ) -> None:
         self.folder = state_folder() if folder is None else folder
-        self.path = self.folder / "ledger.jsonl"
+        self.path = self.folder / LEDGER
         self.machine = machine_key() if machine is None else machine
         self.problem: str | None = None
         """Why the last line could not be written, in words."""

@@ -8,8 +8,10 @@ Every run is a `holdfast train` of its own, in its own process, so even the supe
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast.devices.ledger import LEDGER, state_folder
+from holdfast.devices.ledger import VARIABLE as STATE
 from holdfast.errors import HoldfastError, InternalError
 from holdfast.errors import from_json as error_from_json
 from holdfast.runfolder import read_events
@@ -74,17 +78,26 @@ def _train(script: Path, words: list[str], runs: Path, plan: Path | None) -> dic
     if plan is not None:
         env[VARIABLE] = str(plan)
     before = set(_folders(runs))
-    summary, code = _command(["train", str(script), *words, f"run.folder={runs}", "--json"], env)
-    resumes = 0
-    while summary is None and code < 0 and resumes < MAX_RESUMES:
-        made = [folder for folder in _folders(runs) if folder not in before]
-        if not made:
-            break
-        resumes += 1
-        summary, code = _command(["resume", str(made[-1]), "--json"], env)
+    with tempfile.TemporaryDirectory(prefix="holdfast-chaos-state-") as state:
+        env[STATE] = str(_own_ledger(Path(state)))
+        summary, code = _command(["train", str(script), *words, f"run.folder={runs}", "--json"], env)
+        resumes = 0
+        while summary is None and code < 0 and resumes < MAX_RESUMES:
+            made = [folder for folder in _folders(runs) if folder not in before]
+            if not made:
+                break
+            resumes += 1
+            summary, code = _command(["resume", str(made[-1]), "--json"], env)
     if summary is None:
         raise InternalError(f"`holdfast train` ended with {code} and said nothing")
     return summary
+
+
+def _own_ledger(folder: Path) -> Path:
+    """A copy of the user's ledger: each run knows what is known, and no injected fault is held against a device."""
+    with contextlib.suppress(OSError):
+        shutil.copy(state_folder() / LEDGER, folder / LEDGER)
+    return folder
 
 
 def _folders(runs: Path) -> list[Path]:
