@@ -69,7 +69,7 @@ def test_official_parser_reads_a_slot() -> None:
     assert loaded["model.count"].shape == ()
     assert loaded["model.empty"].shape == (0, 5)
     assert json.loads(loaded[META].tobytes()) == {"parts": PARTS}
-    assert loaded[LOSS].dtype == np.float32 and loaded[LOSS].shape == (2,)
+    assert loaded[LOSS].dtype == np.float32 and loaded[LOSS].shape == (3,)
 
 
 def test_every_tensor_is_aligned_and_nothing_is_wasted() -> None:

@@ -279,7 +279,7 @@ def test_too_little_memory_falls_back_to_a_file_and_says_so_once(tmp_path: Path)
 
 def test_memory_that_was_asked_for_and_is_not_there_is_an_error(tmp_path: Path) -> None:
     slots = memory(tmp_path, [], memory="1MB", where="memory")
-    with pytest.raises(UserError, match="no room for 4 MiB of snapshots in memory"):
+    with pytest.raises(UserError, match="no room for 5 MiB of snapshots in memory"):
         slots.grow(1 << 20)
 
 

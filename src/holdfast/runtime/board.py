@@ -41,6 +41,10 @@ class Phase(IntEnum):
     COMPILE = 9
     LOOP = 10
     """The user's own code between two steps."""
+    REPLAY = 11
+    """A failed step is computed again on the CPU."""
+    SENTINEL = 12
+    """A few samples are computed on the device and on the CPU."""
 
     @property
     def label(self) -> str:

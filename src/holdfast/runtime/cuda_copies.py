@@ -2,12 +2,13 @@
 
 copies = CudaCopies(device)
 copies.arrange(plan, lazy)                     # a new layout: what is gathered, what is copied straight
-copies.copy(taken, views, tensors, loss)       # under way; `taken.event` tells when it has arrived
+copies.copy(taken, views, tensors, loss, norm) # under way; `taken.event` tells when it has arrived
 copies.guard(pending)                          # an optimizer is about to write what copies still read
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,7 +63,9 @@ class CudaCopies:
             self.flat_views.append(view_bytes(self.flat[at : at + length], entry.dtype, entry.shape))
             at += length
 
-    def copy(self, taken: Taken, views: Views, sources: list[Tensor], loss: Tensor | None) -> None:
+    def copy(
+        self, taken: Taken, views: Views, sources: list[Tensor], loss: Tensor | None, norm: Tensor | None
+    ) -> None:
         main = torch.cuda.current_stream(self.device)
         if self.flat is not None:
             if self._flat_free is not None:
@@ -77,12 +80,13 @@ class CudaCopies:
                 targets = [views.device[index] for index in self.straight]
                 torch._foreach_copy_(targets, [sources[index] for index in self.straight], non_blocking=True)
                 taken.lazy = True
-            if loss is None:
-                views.loss[0] = float("nan")
-            else:
-                views.loss[0].copy_(loss.detach().float(), non_blocking=True)
-                if loss.is_cuda:  # a batch that was computed on the CPU leaves its loss there
-                    loss.record_stream(self.stream)
+            for place, number, none in ((0, loss, -math.inf), (2, norm, 0.0)):
+                if number is None:
+                    views.loss[place] = none
+                    continue
+                views.loss[place].copy_(number.detach().float(), non_blocking=True)
+                if number.is_cuda:  # a batch that was computed on the CPU leaves its loss there
+                    number.record_stream(self.stream)
             taken.event = torch.cuda.Event()
             taken.event.record(self.stream)
         self._flat_free = taken.event

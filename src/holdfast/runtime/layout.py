@@ -142,7 +142,7 @@ def plan(live: Iterable[Spec], *, extra: Iterable[Spec] = (), meta_capacity: int
     """Give each tensor a place. Within one element size the given order is kept."""
     groups = [(0, spec) for spec in live]
     groups += [(1, spec) for spec in extra]
-    groups += [(2, (LOSS, "F32", (2,))), (2, (META, "U8", (meta_capacity,)))]
+    groups += [(2, (LOSS, "F32", (3,))), (2, (META, "U8", (meta_capacity,)))]
     groups.sort(key=lambda item: -SIZES[item[1][1]])
     entries = place(spec for _, spec in groups)
     chosen = [[e for (which, _), e in zip(groups, entries, strict=True) if which == want] for want in (0, 1)]

@@ -49,6 +49,19 @@ class Memory:
         numbers = layout.read_meta(arena.slots[commit.slot].payload(commit.size)).get("session", {})
         return numbers if isinstance(numbers, dict) else {}
 
+    def back_to_agreed(self) -> Commit | None:
+        """Make the last snapshot device and CPU agreed on the newest one; None if no slot holds any."""
+        found = [commit for arena in self.arenas if (commit := arena.agreed()) is not None]
+        agreed = max(found, key=lambda commit: commit.sequence, default=None)
+        if agreed is None:
+            return None
+        for arena in self.arenas:
+            for slot in arena.slots:
+                commit = slot.read()
+                if commit is not None and commit.sequence > agreed.sequence:
+                    slot.undo()
+        return agreed
+
     def grow(self, capacity: int) -> Arena:
         """Slots of at least this size. Older ones stay until the new ones hold a commit."""
         arena = self._make(capacity)

@@ -57,6 +57,7 @@ class _Word(IntEnum):
     TIME = 6
     RESUMABLE = 7
     HELD = 8
+    AGREED = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class Slot:
         words[_Word.BYTES] = size
         words[_Word.TIME] = time.time_ns()
         words[_Word.RESUMABLE] = int(resumable)
+        words[_Word.AGREED] = 0
         fence()
         words[_Word.SEQUENCE] = 2 * sequence
 
@@ -138,6 +140,21 @@ class Slot:
 
     def let_go(self) -> None:
         self.words[_Word.HELD] = 0
+
+    @property
+    def agreed(self) -> bool:
+        return bool(self.words[_Word.AGREED])
+
+    def agree(self) -> None:
+        """Device and CPU computed the same at this step: if they part later, the run goes back to here."""
+        self.words[_Word.AGREED] = 1
+
+    def forget_agreement(self) -> None:
+        self.words[_Word.AGREED] = 0
+
+    def undo(self) -> None:
+        """What this slot holds turned out to be wrong: nobody starts from it any more."""
+        self.words[_Word.RESUMABLE] = 0
 
     def payload(self, size: int) -> memoryview:
         """The safetensors bytes of a commit, without copying them."""
@@ -214,6 +231,7 @@ class Arena:
         """
         newest = self.newest()
         free = [s for s in self.slots if s.index not in busy and (newest is None or s.index != newest.slot)]
+        free = [s for s in free if not s.agreed] or free
         deadline = time.monotonic() + PATIENCE
         while not (unwanted := [s for s in free if not s.leased and not s.held]) and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -223,6 +241,11 @@ class Arena:
         """The slot that holds this snapshot still."""
         found = (slot for slot in self.slots if (commit := slot.read()) is not None and commit.sequence == sequence)
         return next(found, None)
+
+    def agreed(self) -> Commit | None:
+        """The newest snapshot at which device and CPU agreed, if a slot holds one."""
+        commits = [commit for slot in self.slots if slot.agreed and (commit := slot.read()) is not None]
+        return max(commits, key=lambda commit: commit.sequence, default=None)
 
     def release_all(self) -> None:
         for slot in self.slots:

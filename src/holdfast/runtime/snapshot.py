@@ -12,6 +12,7 @@ committed when the copy has arrived, so no step ever waits for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -27,6 +28,8 @@ from holdfast.runtime.slots import HEADER, Arena, Slot
 from holdfast.runtime.state import Protected, view_bytes
 
 RNG = "holdfast.rng."
+NO_LOSS = -math.inf
+"""In place of a loss where there is none: a loss may be NaN, and even infinite, but not below everything."""
 
 
 class Link(Protocol):
@@ -56,6 +59,27 @@ class Taken:
     """Its copy reads straight from the state, which must not change until it has arrived."""
     torn: bool = False
     done: bool = False
+    agreed: bool = False
+    """Device and CPU computed the same just after it."""
+    scaled: bool = False
+    """A GradScaler looks after the gradients: it skips steps that are not finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotFinite:
+    """The step whose numbers were not. It was never committed, and nothing after it is."""
+
+    step: int
+    loss: float
+    norm: float
+
+    @property
+    def what(self) -> str:
+        return "the gradient" if math.isfinite(self.loss) else "the loss"
+
+
+PATIENCE_WITH_SCALER = 20
+"""Losses in a row that are not finite before a GradScaler's skipping is no explanation any more."""
 
 
 @dataclass(slots=True)
@@ -92,6 +116,12 @@ class Snapshots:
         self._pending: list[Taken] = []
         self._sequence = 0
         self._versions: tuple[int, ...] = ()
+        self.watch_numbers = False
+        """Whether a step that is not finite is refused."""
+        self.not_finite: NotFinite | None = None
+        self.on_numbers: Callable[[float, float], None] | None = None
+        """Called with the loss and the gradient norm of each step that has arrived."""
+        self._skips = 0
         self._cuda: CudaCopies | None = CudaCopies(device) if device.type == "cuda" else None
         if self._cuda is not None:
             for optimizer in optimizers:
@@ -110,6 +140,8 @@ class Snapshots:
         step: int,
         samples: int,
         loss: Tensor | None,
+        norm: Tensor | None = None,
+        scaled: bool = False,
         resumable: bool = True,
         hold: bool = False,
     ) -> None:
@@ -128,15 +160,15 @@ class Snapshots:
         self._sequence += 1
         slot.begin(self._sequence)
         views = self._slot_views(slot, plan)
-        taken = Taken(slot, plan, self._sequence, step, resumable, samples, hold)
+        taken = Taken(slot, plan, self._sequence, step, resumable, samples, hold, scaled=scaled)
         slot.memory[views.meta] = plan.pack_meta(text)
         for name, source in rng_tensors.items():
             views.rng[name].copy_(source)
-        self._copy(taken, views, loss)
+        self._copy(taken, views, loss, norm)
         self.last = taken
         self._versions = self.protected.versions()
 
-    def _copy(self, taken: Taken, views: Views, loss: Tensor | None) -> None:
+    def _copy(self, taken: Taken, views: Views, loss: Tensor | None, norm: Tensor | None) -> None:
         on_device = self._live[: self._device_count]
         on_host = self._live[self._device_count :]
         with torch.no_grad():
@@ -145,13 +177,11 @@ class Snapshots:
             if self._cuda is None:
                 if on_device:
                     torch._foreach_copy_(views.device, on_device)
-                if loss is None:
-                    views.loss[0] = float("nan")
-                else:
-                    views.loss[0].copy_(loss)
+                views.loss[0] = NO_LOSS if loss is None else loss
+                views.loss[2] = 0.0 if norm is None else norm
                 self._finish(taken, views)
             else:
-                self._cuda.copy(taken, views, on_device, loss)
+                self._cuda.copy(taken, views, on_device, loss, norm)
                 self._pending.append(taken)
 
     def fresh(self) -> bool:
@@ -203,8 +233,10 @@ class Snapshots:
     def _finish(self, taken: Taken, views: Views) -> None:
         if taken.torn:
             return
-        value = float(views.loss[0])
-        views.loss[1] = 1.0 if value - value == 0.0 else 0.0
+        loss, _, norm = views.loss.tolist()
+        if self.watch_numbers and not self._accepts(taken, loss, norm):
+            return
+        views.loss[1] = 1.0 if math.isfinite(loss) else 0.0
         if taken.hold:
             taken.slot.hold()
         else:
@@ -217,11 +249,41 @@ class Snapshots:
             resumable=taken.resumable,
         )
         taken.done = True
+        if taken.agreed:
+            self._agree(taken.slot)
         if taken.resumable:
             self.link.board.commit(taken.step, taken.samples)
-            if value == value:
-                self.link.board.loss(value)
+            if math.isfinite(loss):
+                self.link.board.loss(loss)
             self.link.committed(taken.step)
+            if self.on_numbers is not None and loss != NO_LOSS:
+                self.on_numbers(loss, norm)
+
+    def _accepts(self, taken: Taken, loss: float, norm: float) -> bool:
+        """Whether the numbers of this step are finite. From the first that is not, nothing is kept any more."""
+        if self.not_finite is None and not (math.isfinite(norm) and (loss == NO_LOSS or math.isfinite(loss))):
+            self._skips += 1
+            if not taken.scaled or self._skips >= PATIENCE_WITH_SCALER:
+                self.not_finite = NotFinite(taken.step, loss, norm)
+        elif self.not_finite is None:
+            self._skips = 0
+        return self.not_finite is None
+
+    # -- agreement -----------------------------------------------------------------------------------------
+
+    def agreed(self) -> None:
+        """Device and CPU compute the same from the state of the last take: if they part later, back to it."""
+        if self.last is None or not self.last.resumable:
+            return
+        self.last.agreed = True
+        if self.last.done:
+            self._agree(self.last.slot)
+
+    def _agree(self, slot: Slot) -> None:
+        slot.agree()
+        for other in self._arena.slots if self._arena is not None else ():
+            if other is not slot:
+                other.forget_agreement()
 
     # -- going back ----------------------------------------------------------------------------------------
 

@@ -66,6 +66,10 @@ class Work:
     split: Splitter | None
     pieces: int = 1
     """How often memory made us split, on top of `accumulate`."""
+    watch: bool = False
+    """Whether the norm of the gradients is wanted."""
+    norm: Tensor | None = None
+    """That norm, on the device, once they are there. None under a GradScaler, which judges them itself."""
 
 
 def perform(work: Work, device: torch.device, enter: Callable[[Phase], None]) -> Tensor:
@@ -99,17 +103,28 @@ def _gradients(work: Work, device: torch.device, enter: Callable[[Phase], None])
 
 def _update(work: Work) -> None:
     scaler = work.scaler
+    norms = []
     for optimizer in work.optimizers:
         if work.clip is not None:
             if scaler is not None:
                 scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(_parameters(optimizer), work.clip)
+            norms.append(torch.nn.utils.clip_grad_norm_(_parameters(optimizer), work.clip))
+        elif work.watch and scaler is None:
+            norms.append(_norm(optimizer))
         if scaler is None:
             optimizer.step()
         else:
             scaler.step(optimizer)
     if scaler is not None:
         scaler.update()
+    elif norms:
+        work.norm = norms[0] if len(norms) == 1 else torch.stack([norm.to(norms[0].device) for norm in norms]).sum()
+
+
+def _norm(optimizer: torch.optim.Optimizer) -> Tensor:
+    """Of all gradients, without waiting for the device."""
+    gradients = [grad for each in _parameters(optimizer) if (grad := each.grad) is not None and not grad.is_sparse]
+    return torch.nn.utils.get_total_norm(gradients)
 
 
 def _perform_closure(work: Work, device: torch.device, enter: Callable[[Phase], None]) -> Tensor:

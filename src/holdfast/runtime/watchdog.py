@@ -18,6 +18,8 @@ from holdfast.settings import WatchdogSettings
 EVALUATION_SEEN = 0.5
 """Seconds from which on an evaluation counts as one."""
 Known = Mapping[Phase, PhaseTimes]
+_SLOW = (Phase.LOOP, Phase.EVALUATE, Phase.REPLAY, Phase.SENTINEL)
+"""What is not the same each time: your own code, and computing on the CPU."""
 FIRST_TIMES = 3
 """So many times a phase counts as new: warm-up, autotuning and lazy initialisation come in the first few."""
 
@@ -30,7 +32,7 @@ def allowed_silence(beat: Beat, known: Known, settings: WatchdogSettings, *, str
     times = beat.times[beat.phase]
     if beat.phase in (Phase.SETUP, Phase.COMPILE, Phase.SAVE):
         return max(_first_allowance(beat.phase, settings), settings.factor * times.slowest_s) * stretch
-    floor = settings.loop if beat.phase in (Phase.LOOP, Phase.EVALUATE) else settings.floor
+    floor = settings.loop if beat.phase in _SLOW else settings.floor
     if _has_learned(beat.phase, times):
         return max(floor, settings.factor * times.slowest_s) * stretch
     earlier = known.get(beat.phase)
