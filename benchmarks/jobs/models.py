@@ -30,7 +30,7 @@ SIZES = {
     "3m": {"channels": 129, "length": 250, "width": 256, "layers": 4, "heads": 8},
     "100m": {"channels": 129, "length": 256, "width": 768, "layers": 15, "heads": 12},
 }
-"""By what they are called; a result says how many parameters the model really has (541K, 3.3M, 106.6M). tiny is for a smoke test."""
+"""By what they are called; a result says how many parameters the model has: 541K, 3.3M, 106.6M. tiny: smoke tests."""
 BATCHES = {"tiny": 8, "550k": 8, "3m": 64, "100m": 32}
 
 
