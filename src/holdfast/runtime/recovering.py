@@ -1,0 +1,174 @@
+"""What follows when a worker is lost: count it, keep the evidence, ask the ladder, do what it says. No torch here.
+
+    recovery = Recovery(affairs, crew, ending, watch)
+    recovery.after_death(worker, fault)      # a new worker, on the rung the ladder chose, or the end of the run
+    recovery.in_process(fault, move)         # the worker mended it by itself: it counts all the same
+    recovery.notice_commit()                 # the first commit of the new worker ends the crisis
+
+From a death to the next commit the run is in a crisis: that is the time it lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.runtime.affairs import Affairs
+from holdfast.runtime.crew import Crew
+from holdfast.runtime.ending import Ending
+from holdfast.runtime.faults import Fault
+from holdfast.runtime.ladder import Action, Limits, Move, Past, next_move
+from holdfast.runtime.launch import NurseryDied, WorkerProcess
+from holdfast.runtime.slots import Commit
+from holdfast.runtime.watching import Watch
+
+
+@dataclass(slots=True)
+class Crisis:
+    """From a fault to the next commit."""
+
+    since: float
+    last_commit_ns: int
+    sequence: int
+    """Of the last snapshot there was. Steps do not tell: a worker may be lost after the last of them."""
+
+
+class Recovery:
+    """The faults of a run so far, and the crisis it may be in."""
+
+    def __init__(self, affairs: Affairs, crew: Crew, ending: Ending, watch: Watch) -> None:
+        self.affairs = affairs
+        self.history: list[Past] = []
+        self.crisis: Crisis | None = None
+        self._crew = crew
+        self._ending = ending
+        self._watch = watch
+
+    # -- deciding ------------------------------------------------------------------------------------------
+
+    def after_death(self, worker: WorkerProcess, fault: Fault, stacks: dict[str, str] | None = None) -> None:
+        """Count it, keep the evidence, ask the ladder, do what it says."""
+        beat = worker.board.read()
+        self._watch.learn(beat)
+        self._crew.account_for(worker)
+        move = self._decide(fault)
+        crash = self._crash_stack(worker.generation)
+        words = self.affairs.teller.last_words()
+        folder = self.affairs.tell_fault(fault, move, beat, words=words, stacks=stacks, crash=crash)
+        self._carry_out(fault, move, folder)
+
+    def in_process(self, fault: Fault, move: Move) -> None:
+        """The worker mended it by itself; it counts, and is told, like any other."""
+        self._remember(fault, move)
+        self.affairs.keep_accounts()
+        self.affairs.tell_fault(fault, move, self._crew.read_board())
+
+    def _decide(self, fault: Fault) -> Move:
+        """The ladder's answer, which belongs to the history it is asked about the next time."""
+        retry = self.affairs.settings.retry
+        limits = Limits(tries=retry.same_step, outside=retry.without_progress)
+        move = next_move(fault, self.history, self.affairs.plan.rungs, self.affairs.rung, limits=limits)
+        self._remember(fault, move)
+        return move
+
+    def _remember(self, fault: Fault, move: Move) -> None:
+        self.affairs.accounts.fault(fault.kind.value)
+        self.history.append(Past(fault, move, self.affairs.rung))
+
+    def _carry_out(self, fault: Fault, move: Move, folder: Path) -> None:
+        if self._ending.stopping is not None:
+            self._ending.stopped(self._ending.stopping)
+        elif move.action is Action.GIVE_UP:
+            self._ending.gave_up(fault, move, tries=sum(past.fault.step == fault.step for past in self.history))
+        elif move.action is Action.FAIL:
+            self._ending.script_is_at_fault(fault, folder)
+        elif self.affairs.memory.session_numbers().get("at") == "end":  # it was lost after `train` had returned
+            self._ending.finish()
+        else:
+            self._replace(move)
+
+    def _crash_stack(self, generation: int) -> str:
+        """What faulthandler wrote when the worker crashed."""
+        path = self.affairs.run_folder.path / f"stacks-{generation}.txt"
+        with contextlib.suppress(OSError):
+            text = path.read_text(errors="replace")
+            path.unlink()
+            return text
+        return ""
+
+    # -- replacing -----------------------------------------------------------------------------------------
+
+    def _replace(self, move: Move) -> None:
+        """A new worker from the newest snapshot, on the rung the ladder chose."""
+        affairs = self.affairs
+        step = affairs.newest_step
+        affairs.accounts.restored(affairs.accounts.steps, step)
+        self._begin_crisis()
+        affairs.set_state("RECOVERING")
+        if move.rung != affairs.rung:
+            self._change_rung(move.rung, step)
+        affairs.memory.release_leases(keep=affairs.keeping.awaited)
+        try:
+            self._crew.start(move)
+        except NurseryDied:
+            self._crew.renew_launcher()
+
+    def _change_rung(self, rung: int, step: int) -> None:
+        affairs = self.affairs
+        before, after = affairs.plan.rungs[affairs.rung], affairs.plan.rungs[rung]
+        affairs.rung = rung
+        self._watch.forget()
+        affairs.teller.emit("moved", step=step, device=after.device, before=before.label, after=after.label)
+        if before.env != after.env:
+            self._crew.renew_launcher()
+
+    # -- the crisis ----------------------------------------------------------------------------------------
+
+    def begin_after_crash(self, last_commit_ns: int) -> None:
+        """The supervisor before this one died: the time since then is lost as well."""
+        self.crisis = Crisis(time.monotonic(), last_commit_ns, self.affairs.accounts.steps)
+
+    def _begin_crisis(self) -> None:
+        """One that is not over goes on: the time is counted from its first fault."""
+        newest = self.affairs.memory.newest()
+        sequence = newest.sequence if newest else 0
+        if self.crisis is not None:
+            self.crisis = dataclasses.replace(self.crisis, sequence=sequence)
+        else:
+            self.crisis = Crisis(time.monotonic(), newest.time_ns if newest else time.time_ns(), sequence)
+
+    def notice_commit(self) -> None:
+        """The first commit of a new worker ends the crisis its predecessor left."""
+        affairs = self.affairs
+        newest = affairs.memory.newest()
+        if newest is None:
+            return
+        if affairs.memory.drop_outgrown():
+            affairs.keeping.tell_arenas()
+        if newest.step > affairs.accounts.steps:
+            self._count(newest.step)
+        crisis = self.crisis
+        if crisis is not None and newest.generation == self._crew.generation - 1 and newest.sequence > crisis.sequence:
+            self._end_crisis(crisis, newest)
+
+    def _count(self, step: int) -> None:
+        """Steps were committed: progress since the last fault is what the ladder looks at."""
+        affairs = self.affairs
+        affairs.teller.rate.note(step)
+        if self.history:
+            past = self.history[-1]
+            committed = past.committed + step - affairs.accounts.steps
+            self.history[-1] = dataclasses.replace(past, committed=committed)
+        affairs.accounts.steps = step
+
+    def _end_crisis(self, crisis: Crisis, newest: Commit) -> None:
+        seconds = time.monotonic() - crisis.since
+        lost_s = (newest.time_ns - crisis.last_commit_ns) / 1e9
+        self.affairs.accounts.recovered(seconds, lost_s)
+        self.crisis = None
+        told = {"seconds": round(seconds, 3), "lost_s": round(lost_s, 3)}
+        self.affairs.teller.emit("recovered", step=newest.step, **told)
+        self.affairs.set_state("RUNNING")

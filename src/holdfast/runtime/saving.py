@@ -1,0 +1,97 @@
+"""Saves while a run goes on: what the keeper reports is told, a keeper that dies is replaced. No torch here.
+
+saving = Saving(affairs, crew)
+saving.hear()                                    # reports told; a dead keeper is a fault, and another starts
+saving.epoch(message)                            # an epoch is over: the best so far, or due
+saving.tick()                                    # a checkpoint every now and then
+saving.last(weights=["final"], hurry=hurried)    # the state as it is now, before the run ends
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.runtime.affairs import Affairs
+from holdfast.runtime.crew import Crew
+from holdfast.runtime.faults import Fault, Kind
+from holdfast.runtime.keeping import KeeperDied, Report
+from holdfast.runtime.ladder import Action, Move
+
+MIN_EPOCH_SAVE = 5.0
+"""Epochs shorter than this do not each get a checkpoint."""
+LAST_TRIES = 3
+"""Keepers that may die over the last save of a run."""
+
+
+class Saving:
+    """When to save, and what became of it."""
+
+    def __init__(self, affairs: Affairs, crew: Crew) -> None:
+        self.affairs = affairs
+        self.keeping = affairs.keeping
+        self._crew = crew
+        self._deaths = 0
+        """Keepers that died since one last wrote a checkpoint."""
+
+    def hear(self) -> None:
+        try:
+            self._note(self.keeping.hear())
+        except KeeperDied as died:
+            self._keeper_died(died)
+
+    def epoch(self, message: dict[str, Any]) -> None:
+        """Its snapshot is held until it is known whether it is the best; then it is saved or let go."""
+        affairs, teller = self.affairs, self.affairs.teller
+        best, teller.best_due = teller.best_due, False
+        sequence = message.pop("sequence", None)
+        teller.emit("epoch", **message, best=best, device=affairs.device)
+        due = affairs.settings.checkpoint.at_epochs and time.monotonic() - self.keeping.last_wish >= MIN_EPOCH_SAVE
+        if best:
+            self.keeping.wish("epoch", weights=["best"], checkpoint=due, sequence=sequence)
+            return
+        affairs.memory.let_go(sequence)
+        if due:
+            self.keeping.wish("epoch")
+
+    def tick(self) -> None:
+        affairs = self.affairs
+        if self.keeping.stuck():
+            self.keeping.kill()
+        waited = time.monotonic() - self.keeping.last_wish
+        if waited >= affairs.settings.checkpoint.every and affairs.memory.newest() is not None:
+            self.keeping.wish("time")
+        else:
+            self.keeping.send()
+
+    def last(self, weights: list[str] | None = None, *, hurry: Callable[[], bool]) -> bool:
+        """The state as it is now, on disk and verified, before the run ends. False if `hurry()` cut it short."""
+        for _ in range(LAST_TRIES):
+            try:
+                self._note(self.keeping.finish(weights, hurry=hurry))
+                return self.keeping.idle or not hurry()
+            except KeeperDied as died:
+                self._keeper_died(died)
+        return True
+
+    def _note(self, reports: list[Report]) -> None:
+        for report in reports:
+            if report.why is not None:
+                self.affairs.teller.emit("not_saved", text=report.why, reason=report.reason)
+            elif report.saved is not None and "path" in report.saved:
+                self._deaths = 0
+                saved, seconds = report.saved, round(report.seconds, 3)
+                self.affairs.teller.emit("checkpoint", step=saved["step"], path=saved["path"], seconds=seconds)
+
+    def _keeper_died(self, died: KeeperDied) -> None:
+        """Checkpoints stop, training does not: start another keeper."""
+        affairs = self.affairs
+        self._deaths += 1
+        fault = Fault(Kind.KEEPER_DIED, message=str(died), evidence={"status": died.code})
+        move = Move(Action.REPLACE, affairs.rung, reason="a new keeper; training went on")
+        affairs.accounts.fault(fault.kind.value)
+        affairs.memory.release_leases(keep=self.keeping.awaited)
+        if self._deaths <= affairs.settings.retry.without_progress:
+            self.keeping.start()
+        affairs.tell_fault(fault, move, self._crew.read_board())
