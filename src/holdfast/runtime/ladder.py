@@ -284,11 +284,12 @@ class _State:
         return Move(Action.REPLACE, self.rung, reason=reason, new_worker=True)
 
     def _no_second_try(self) -> bool:
-        """A device on probation fails once; a verdict against device or precision is not improved by repeating."""
+        """On probation a device fails once. A verdict is not improved by repeating, and what a process that cannot
+        be killed holds is not free."""
         if self.fault.blame in ("device", "precision") and self.fault.kind is Kind.NON_FINITE:
             return True
-        family = FAMILIES[self.fault.kind]
-        return self.probation and family in (_DEVICE, "numbers") and self._next_rung() is not None
+        once = self.probation and FAMILIES[self.fault.kind] in (_DEVICE, "numbers")
+        return (once or bool(self.fault.evidence.get("abandoned"))) and self._next_rung() is not None
 
     def _useless(self, other: Rung) -> bool:
         """Would the fault come again there? What needs a reset needs it on every rung of that device."""

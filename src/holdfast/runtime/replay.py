@@ -112,21 +112,21 @@ class Replay:
         """Gradients, buffers and generators afterwards as before."""
         trained = [parameter for _, parameter in self.parameters()]
         gradients = [parameter.grad for parameter in trained]
-        buffers = [buffer for module in self.modules.values() for buffer in module.buffers()]
-        kept = [buffer.detach().clone() for buffer in buffers]
-        written = [buffer._version for buffer in buffers]
+        buffers = {id(buffer): buffer for module in self.modules.values() for buffer in module.buffers()}
+        waiting = [(buffer, buffer.data) for buffer in buffers.values()]
         rng = capture_rng(self.home)
         for parameter in trained:
             parameter.grad = None
         try:
+            # Statistics are written into copies: torch does not count every write to a buffer.
+            for buffer, data in waiting:
+                buffer.data = data.clone()
             yield
         finally:
+            for buffer, data in waiting:
+                buffer.data = data
             for parameter, gradient in zip(trained, gradients, strict=True):
                 parameter.grad = gradient
-            with torch.no_grad():
-                for buffer, before, version in zip(buffers, kept, written, strict=True):
-                    if buffer._version != version:
-                        buffer.copy_(before)
             restore_rng(*rng, self.home)
 
     @contextlib.contextmanager
