@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from holdfast.events import utc_now
+from holdfast.events import Event, utc_now
 from holdfast.files import flush_to_disk, forget_cached, kind_of, open_regular, read_bounded
 from holdfast.human import counted
 from holdfast.runfolder import sync_folder
@@ -262,6 +262,24 @@ def newest_good(folder: Path) -> tuple[Checkpoint | None, list[tuple[Path, str]]
             return result, rejected
         rejected.append((path, str(result)))
     return None, rejected
+
+
+def lost(run: Path) -> Path | None:
+    """The checkpoint the journal of a run names last, if it is gone: nothing in its folder could tell."""
+    steps = [event.data.get("step") for event in _saves(run / "journal.jsonl")]
+    if not steps or type(steps[-1]) is not int or steps[-1] < 0:
+        return None
+    path = run / "checkpoints" / f"{steps[-1]:06d}"
+    return None if os.path.lexists(path) else path
+
+
+def _saves(journal: Path) -> list[Event]:
+    try:
+        with open_regular(journal) as file:
+            found = [Event.from_line(line.decode(errors="replace")) for line in file if b'"checkpoint"' in line]
+    except OSError:
+        return []
+    return [event for event in found if event is not None and event.kind == "checkpoint"]
 
 
 # The weights alone ----------------------------------------------------------------------------------------
