@@ -37,7 +37,9 @@ ENVIRONMENT = re.compile(
 """The variables that may be shown, beside those of the settings: they change how training behaves."""
 
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|WEBHOOK|_KEY\b|_KEY_|APIKEY|API_KEY")
-_SECRET_VALUE = re.compile(r"://[^/\s@]+@|\b(hf_|sk-|ghp_|github_pat_|glpat-|xox[a-z]-|AKIA)\w{8,}")
+_SECRET_VALUE = re.compile(
+    r"://[^/\s@]+@|\b(hf_|sk-|ghp_|github_pat_|glpat-|xox[a-z]-|AKIA|AIza|eyJ)[\w-]{8,}|\b[Bb]earer\s+\S|PRIVATE KEY"
+)
 
 _VENDORS = {
     "0x10de": "NVIDIA",
@@ -165,7 +167,7 @@ def memory(root: Path = ROOT) -> dict[str, int | None]:
 
 def limits(root: Path = ROOT) -> dict[str, Any]:
     """What the control groups of this process allow, the strictest of each kind; None is no limit seen."""
-    folders = list(_cgroups(root))
+    folders = list(cgroups(root))
     files = [folder / name for folder in folders for name in ("memory.max", "memory.limit_in_bytes")]
     sizes = [_whole(_read(file)) for file in files]
     cpus = [_cpu_quota(folder) for folder in folders]
@@ -178,7 +180,7 @@ def limits(root: Path = ROOT) -> dict[str, Any]:
     }
 
 
-def _cgroups(root: Path) -> Iterator[Path]:
+def cgroups(root: Path) -> Iterator[Path]:
     """The folders of this process's control groups and of all above them, versions 2 and 1."""
     base = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
@@ -231,10 +233,15 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
     """The variables of the allow-list that are set, in order, with what looks like a secret left out."""
     settings = {variable(key) for key in kinds()}
     return {
-        name: "(left out)" if _SECRET_VALUE.search(value) else shorten(value)
+        name: "(left out)" if secret("", value) else shorten(value)
         for name, value in sorted(env.items())
-        if (ENVIRONMENT.fullmatch(name) or name in settings) and not _SECRET_NAME.search(name)
+        if (ENVIRONMENT.fullmatch(name) or name in settings) and not secret(name, "")
     }
+
+
+def secret(name: str, value: str) -> bool:
+    """Does a variable sound like a secret, or its value look like one?"""
+    return bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
 
 
 # Devices --------------------------------------------------------------------------------------------------

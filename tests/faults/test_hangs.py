@@ -57,7 +57,7 @@ def check_detection(run: Run, at: int, event: Event) -> None:
 
 
 def check_stacks(folder: Path, hang: str) -> None:
-    spy = evidence._py_spy() is not None
+    spy = evidence.py_spy() is not None
     python = (folder / "stacks-python.txt").read_text() if hang != "sigstop" or spy else ""
     if python:
         assert f"_{hang}" in python, python

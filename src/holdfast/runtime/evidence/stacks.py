@@ -1,27 +1,20 @@
-"""What is kept of a fault, in faults/NN/: one sentence, stacks, last words, what the kernel said.
+"""What a worker said and where it was: its last words, and its stacks while it is silent.
 
-folder = collect(run, fault, move, beat, ...)       # after a death
-stacks = ask_for_stacks(pid, path)                  # while a worker is silent, before it is killed
+words = last_words(run.path / "output.log", offset)
+stacks = ask_for_stacks(pid, path, native=True)     # before it is killed: {"python": ..., "native": ...}
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-from holdfast.runfolder import RunFolder, write_json
 from holdfast.runtime import process
-from holdfast.runtime.board import Beat
-from holdfast.runtime.faults import Fault
-from holdfast.runtime.ladder import Move
 
 LAST_LINES = 200
 _TAIL = 64 << 10
@@ -75,7 +68,7 @@ def _by_signal(pid: int, path: Path) -> dict[str, str]:
 
 def _by_py_spy(pid: int, flag: str) -> str | None:
     """`--native` pauses the process and `--nonblocking` does not; py-spy refuses the two together."""
-    spy = _py_spy()
+    spy = py_spy()
     if spy is None:
         return None
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -87,34 +80,7 @@ def _by_py_spy(pid: int, flag: str) -> str | None:
     return None
 
 
-def _py_spy() -> str | None:
+def py_spy() -> str | None:
+    """Where py-spy is, if it is installed: beside this Python first."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.exists() else shutil.which("py-spy")
-
-
-def collect(
-    run: RunFolder,
-    fault: Fault,
-    move: Move,
-    beat: Beat | None,
-    words: str,
-    stacks: dict[str, str],
-    crash_stack: str,
-) -> Path:
-    """Write everything known about one fault into its own folder."""
-    folder = run.next_fault_folder()
-    record: dict[str, Any] = {"sentence": fault.sentence(), "fault": fault.to_json(), "move": move.to_json()}
-    if beat is not None:
-        record["board"] = json.loads(json.dumps(dataclasses.asdict(beat), default=str))
-        record["board"]["times"] = {
-            phase.label: dataclasses.asdict(times) for phase, times in beat.times.items() if times.count
-        }
-        record["board"]["phase"] = beat.phase.label
-    write_json(folder / "fault.json", record)
-    (folder / "README.txt").write_text(f"{fault.code}  {fault.sentence()}\n{fault.cause()}\n{move.reason}\n")
-    if words:
-        (folder / "stderr.txt").write_text(words + "\n")
-    stacks = {**({"python": crash_stack} if crash_stack else {}), **stacks}
-    for name, text in stacks.items():
-        (folder / f"stacks-{name}.txt").write_text(text)
-    return folder

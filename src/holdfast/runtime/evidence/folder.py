@@ -1,0 +1,224 @@
+"""faults/NN/: everything that is known about one fault, with one sentence on top.
+
+    folder = collect(run, fault, move, beat, words, stacks, crash_stack, gathering=gathering)
+    add_verdict(folder, verdict.to_json())         # minutes later, when blame was proven
+
+README.txt is for people and is made from the other files, so it can be made again whenever one of them changes.
+Every file is replaced whole. A full disk costs evidence, never the run: nothing here raises for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.events import utc_now
+from holdfast.runfolder import RunFolder, read_json
+from holdfast.runtime.board import Beat
+from holdfast.runtime.evidence import counters, drm, environment
+from holdfast.runtime.faults import Fault
+from holdfast.runtime.ladder import Move
+
+if TYPE_CHECKING:
+    from holdfast.runtime.evidence.gathering import Gathering
+
+FILES = {
+    "fault.json": "the fault, what was done about it and the board, for programs",
+    "stderr.txt": "the last lines the worker printed",
+    "stacks-python.txt": "where its Python code was",
+    "stacks-native.txt": "where its native code was",
+    "kernel.txt": "what the kernel said while the worker lived and shortly after",
+    "kernel.json": "the same, for programs",
+    "counters.json": "memory kills, throttling, bus and memory errors, pressure",
+    "environment.json": "versions, hardware and variables; secrets are left out",
+}
+"""What may be in the folder, in the order in which a person reads it."""
+_WIDTH = 110
+
+
+def collect(
+    run: RunFolder,
+    fault: Fault,
+    move: Move,
+    beat: Beat | None,
+    words: str,
+    stacks: dict[str, str],
+    crash_stack: str,
+    *,
+    gathering: Gathering | None = None,
+) -> Path:
+    """Write what is at hand into a folder of its own, at once. The rest is the gathering's, and comes later."""
+    try:
+        folder = run.next_fault_folder()
+    except OSError:  # the disk is full or gone; the run goes on without this evidence
+        return run.path / "faults"
+    record: dict[str, Any] = {
+        "sentence": fault.sentence(),
+        "cause": fault.cause(),
+        "time": utc_now(),
+        "fault": fault.to_json(),
+        "move": move.to_json(),
+    }
+    if beat is not None:
+        record["board"] = _board(beat)
+    write_json(folder / "fault.json", record, durable=True)
+    write_text(folder / "stderr.txt", words)
+    for name, text in {**({"python": crash_stack} if crash_stack else {}), **stacks}.items():
+        write_text(folder / f"stacks-{name}.txt", text)
+    if gathering is None:
+        write_counters(folder, None, counters.read())
+        write_json(folder / "environment.json", environment.look(info=run.info))
+    else:
+        gathering.begin(folder, fault, run)
+    write_readme(folder)
+    return folder
+
+
+def write_counters(folder: Path, before: dict[str, Any] | None, now: dict[str, Any]) -> None:
+    """The counters now, and by how much they grew since the worker began."""
+    grown = counters.rose(before, now) if before else None
+    write_json(folder / "counters.json", {"rose": grown, **now, "coredumps": drm.coredumps()})
+
+
+def add_verdict(folder: Path, verdict: Mapping[str, Any]) -> None:
+    """Add who was at fault, reached by a replay or by hand, to the evidence of a fault."""
+    add(folder, "fault.json", verdict=dict(verdict))
+
+
+def add(folder: Path, name: str, **more: Any) -> None:
+    """Add something to one of the JSON files, and tell it in the README."""
+    write_json(folder / name, {**(read_json(folder / name) or {}), **more})
+    write_readme(folder)
+
+
+def _board(beat: Beat) -> dict[str, Any]:
+    board: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(beat), default=str))
+    board["times"] = {phase.label: dataclasses.asdict(times) for phase, times in beat.times.items() if times.count}
+    board["phase"] = beat.phase.label
+    return board
+
+
+# -- README.txt ------------------------------------------------------------------------------------------------
+
+
+def write_readme(folder: Path) -> None:
+    """Make it again from what is there."""
+    with contextlib.suppress(OSError):
+        write_text(folder / "README.txt", readme(folder))
+
+
+def readme(folder: Path) -> str:
+    """The page for people; its first line is the one sentence."""
+    record = read_json(folder / "fault.json") or {}
+    kernel = read_json(folder / "kernel.json") or {}
+    lines = [_headline(record, kernel), ""]
+    for label, text in _facts(folder, record, kernel):
+        wrapped = textwrap.wrap(text, _WIDTH - 10, break_long_words=False, break_on_hyphens=False) or [""]
+        lines += [f"{label:<10}{wrapped[0]}", *(f"{'':<10}{line}" for line in wrapped[1:])]
+    there = [name for name in sorted(os.listdir(folder), key=_reading_order) if _is_shown(name)]
+    width = max((len(name) for name in there), default=0)
+    lines += ["", "files", *(f"  {name:<{width}}  {_said_of(name)}".rstrip() for name in there)]
+    return "\n".join(lines) + "\n"
+
+
+def _headline(record: dict[str, Any], kernel: dict[str, Any]) -> str:
+    sentence = str(record.get("sentence") or "a fault whose record cannot be read")
+    worst = kernel.get("worst")
+    more = f"; the kernel says: {worst}" if isinstance(worst, str) else ""
+    return f"{sentence[0].upper()}{sentence[1:]}{more}."
+
+
+def _facts(folder: Path, record: dict[str, Any], kernel: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    fault, move = (value if isinstance(value := record.get(name), dict) else {} for name in ("fault", "move"))
+    code = fault.get("code")
+    if code:
+        yield "code", f"{code}; `holdfast explain {code}` says what it means"
+    if record.get("time"):
+        yield "when", str(record["time"])
+    if record.get("cause"):
+        yield "cause", str(record["cause"])
+    if kernel:
+        yield "kernel", _kernel_line(kernel)
+    yield from _counted(read_json(folder / "counters.json") or {})
+    if move.get("reason"):
+        yield "then", str(move["reason"])
+    yield "blame", _blame(record, fault)
+
+
+def _kernel_line(kernel: dict[str, Any]) -> str:
+    entries = kernel.get("entries")
+    closed = kernel.get("unreadable")
+    if isinstance(entries, list) and entries:
+        means = dict.fromkeys(str(entry.get("sentence")) for entry in entries if isinstance(entry, dict))
+        return "; ".join([*list(means)[:4], *([f"and {len(means) - 4} more"] if len(means) > 4 else [])])
+    if isinstance(closed, dict) and closed:
+        return "its log could not be read: " + ", ".join(f"{source}: {why}" for source, why in closed.items())
+    return "said nothing about devices, memory or disks in that time"
+
+
+def _counted(counted: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What grew while the worker lived, and what a driver asks for."""
+    grown = counted.get("rose")
+    if isinstance(grown, dict) and grown:
+        yield "counted", ", ".join(f"{name} +{value}" for name, value in grown.items())
+    cards = counted.get("nvidia")
+    for card in cards if isinstance(cards, list) else []:
+        asked = card.get("needs") if isinstance(card, dict) else None
+        if asked:
+            yield "driver", f"asks for {asked} of {card.get('device')}"
+    if isinstance(cards, str):
+        yield "driver", f"nvidia-smi: {cards}"
+
+
+def _blame(record: dict[str, Any], fault: dict[str, Any]) -> str:
+    known = fault.get("evidence")
+    verdict = record.get("verdict") or (known.get("verdict") if isinstance(known, dict) else None)
+    if not isinstance(verdict, dict):
+        return "not known"
+    who, why = verdict.get("blame"), verdict.get("sentence") or verdict.get("why")
+    return ": ".join(str(part) for part in (who, why) if part) or "not known"
+
+
+def _reading_order(name: str) -> tuple[int, str]:
+    known = list(FILES)
+    return (known.index(name) if name in known else len(known), name)
+
+
+def _is_shown(name: str) -> bool:
+    return name != "README.txt" and not name.startswith(".")
+
+
+def _said_of(name: str) -> str:
+    return FILES.get(name, "")
+
+
+# -- writing ---------------------------------------------------------------------------------------------------
+
+
+def write_json(path: Path, data: dict[str, Any], *, durable: bool = False) -> None:
+    write_text(path, json.dumps(data, indent=2, default=str), durable=durable)
+
+
+def write_text(path: Path, text: str, *, durable: bool = False) -> None:
+    """Replace a file whole, readable by its owner alone; nothing for nothing, and nothing where there is no room."""
+    if not text:
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with contextlib.suppress(OSError):
+        try:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(fd, "w", encoding="utf-8", errors="replace") as file:
+                file.write(text if text.endswith("\n") else f"{text}\n")
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
