@@ -70,6 +70,7 @@ class Affairs:
     scratch: Scratch
     keeping: Keeping
     accounts: Accounts
+    gathering: evidence.Gathering
     portable: bool
     rung: int
     """Where the run is now, of the plan's rungs."""
@@ -89,6 +90,7 @@ class Affairs:
             scratch=scratch,
             keeping=Keeping(run, settings, memory, scratch, portable=portable),
             accounts=Accounts.from_json(run.info.get("accounts") or {}),
+            gathering=evidence.Gathering(),
             portable=portable,
             rung=plan.rung,
         )
@@ -122,7 +124,9 @@ class Affairs:
         crash: str = "",
     ) -> Path:
         """Keep the evidence, tell the fault and the move that answers it; returns the folder of the evidence."""
-        folder = evidence.collect(self.run_folder, fault, move, beat, words, stacks or {}, crash)
+        folder = evidence.collect(
+            self.run_folder, fault, move, beat, words, stacks or {}, crash, gathering=self.gathering
+        )
         self.teller.emit_fault(fault, move, folder)
         return folder
 

@@ -57,6 +57,8 @@ class Case:
     since_ns: int
     before: dict[str, Any] | None
     """The counters when its worker began."""
+    environment: dict[str, str]
+    """What its worker had beside our own."""
     begun: float = field(default_factory=time.monotonic)
     begun_ns: int = field(default_factory=time.time_ns)
     looks: list[float] = field(default_factory=lambda: [SOON, LATE])
@@ -108,7 +110,7 @@ class Gathering:
     def begin(self, folder: Path, fault: Fault, run: RunFolder, since_ns: int | None = None) -> None:
         """Take up a case. Nothing is asked yet: the next worker comes first."""
         since = self._since_ns if since_ns is None else since_ns
-        self._cases.append(Case(folder, fault, run, since, self._before))
+        self._cases.append(Case(folder, fault, run, since, self._before, self._environment))
 
     @property
     def open_cases(self) -> int:
@@ -179,7 +181,7 @@ class Gathering:
     def _ask(self, case: Case) -> None:
         first, case.looks = len(case.looks) == 2, case.looks[1:]
         if first:
-            variables = {**os.environ, **self._environment}
+            variables = {**os.environ, **case.environment}
             with contextlib.suppress(OSError):
                 write_json(case.folder / "environment.json", environment.look(variables, case.run.info))
                 write_readme(case.folder)
