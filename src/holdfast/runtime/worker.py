@@ -31,7 +31,7 @@ import torch
 from holdfast.errors import HoldfastError, InternalError, UserError
 from holdfast.runtime import process, script
 from holdfast.runtime.board import Board
-from holdfast.runtime.channel import Channel
+from holdfast.runtime.channel import Channel, Closed
 from holdfast.runtime.faults import classify_exception
 from holdfast.runtime.fetching import FromChild
 from holdfast.runtime.ladder import Rung
@@ -144,6 +144,8 @@ def _live(config: dict[str, Any], channel: Channel, board: Board, arenas: list[A
         code = _train(config, link, rungs)
     except StopRun:
         code = STOPPED
+    except Closed:  # nobody listens: this worker was abandoned and has come back; its run goes on without it
+        code = LOST
     except LostWorker as lost:
         link.send("lost", fault=lost.fault.to_json(), move=lost.move.to_json())
     except LoaderFailed as error:  # the ladder decides: a new worker, and new children, may read it
