@@ -28,6 +28,8 @@ SLOWEST_SAVE, SLOWEST_DISK = 60.0, 5e6
 """Seconds, and bytes a second: a save that takes longer than both allow is stuck."""
 PATIENCE = 600.0
 """Seconds the last save of a run may take."""
+LEAVE = 2.0
+"""Seconds a killed keeper has to be gone: on a dead network disk it never is."""
 
 
 class KeeperDied(Exception):
@@ -209,6 +211,8 @@ class Keeping:
         while (self._busy is not None or self._wishes) and self.channel is not None:
             if time.monotonic() > deadline or hurry():
                 break
+            if self.stuck():
+                self.kill()
             select.select([self.channel], [], [], 0.2)
             reports += self.hear()
         return reports
@@ -226,4 +230,5 @@ class Keeping:
                 self._process.wait(patience)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-                self._process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # one that cannot be killed is left behind
+                    self._process.wait(LEAVE)

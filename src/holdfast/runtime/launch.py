@@ -186,7 +186,8 @@ class NurseryLauncher:
             self._process.wait(2.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one that cannot be killed is left behind
+                self._process.wait(2.0)
 
 
 class SpawnLauncher:
