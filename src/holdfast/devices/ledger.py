@@ -191,7 +191,8 @@ class Ledger:
 
     def lines(self) -> list[Line]:
         """Every line that can be understood, the oldest first."""
-        found = (Line.of(record) for record in read_lines(self.path))
+        records = read_lines(self.path) if self.path.is_file() else ()  # a pipe or a device would never end
+        found = (Line.of(record) for record in records)
         return [*(line for line in found if line is not None), *self._unwritten]
 
     def standings(self) -> Standings:

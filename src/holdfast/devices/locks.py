@@ -50,7 +50,8 @@ class Alive:
         if self._fd is None:
             token = secrets.token_hex(8)
             with contextlib.suppress(OSError):
-                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                for folder in (self.folder.parent, self.folder):  # `mode` is not that of the parents made on the way
+                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 fd = os.open(self.folder / token, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
                 if try_lock(fd):
                     self.token, self._fd = token, fd

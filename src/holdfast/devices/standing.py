@@ -13,6 +13,7 @@ only those under the same driver, torch and kernel count; a day of use without a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -120,7 +121,7 @@ class Standing:
     steps: int = 0
     faults: int = 0
     freezes: list[dict[str, Any]] = field(default_factory=list)
-    """{boot, time, software} of each boot it is blamed for."""
+    """{boot, time, software} of each boot it is blamed for, and `forgiven` where that no longer counts."""
     seconds_since_freeze: float = 0.0
     downs: list[str] = field(default_factory=list)
     """Boots that ended uncleanly with this device in use and not blamed: for the CPU, with nothing else in use."""
@@ -135,6 +136,11 @@ class Standing:
     """Since it was last opened."""
     before_fault: list[str] = field(default_factory=list)
     """(state, since, why) before the last fault: brought back if that turns out to be somebody else's."""
+
+    @property
+    def _steady(self) -> bool:
+        """It was used long enough without another freeze."""
+        return self.seconds_since_freeze >= FORGIVEN_AFTER
 
     def apply(self, line: Line) -> None:
         """Add one line, the next in time."""
@@ -152,7 +158,8 @@ class Standing:
             self.software = {name: software.get(name) for name in _SOFTWARE}
 
     def _close(self, line: Line) -> None:
-        seconds, steps = max(0.0, number(line.data.get("seconds"))), whole(line.data.get("steps"))
+        seconds, steps = number(line.data.get("seconds")), whole(line.data.get("steps"))
+        seconds = seconds if math.isfinite(seconds) and seconds > 0 else 0.0
         self.seconds += seconds
         self.seconds_since_freeze += seconds
         self.steps += steps
@@ -195,7 +202,8 @@ class Standing:
             if all(freeze.get("boot") != boot for freeze in self.freezes):
                 software = line.data.get("software")
                 under = software if isinstance(software, dict) else self.software
-                self.freezes = [*self.freezes, {"boot": boot, "time": line.time, "software": under}][-_MOST:]
+                before = [{**freeze, "forgiven": True} for freeze in self.freezes] if self._steady else self.freezes
+                self.freezes = [*before, {"boot": boot, "time": line.time, "software": under}][-_MOST:]
                 self.seconds_since_freeze = 0.0
             self._set("probation", line, line.text("why") or "the machine went down while it was in use")
         elif decision in ("power", "down") and boot not in self.downs:
@@ -270,9 +278,10 @@ def same_software(one: object, other: object) -> bool:
 
 def freezes_that_count(standing: Standing, software: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Those of the same software, unless a day of use has forgiven them."""
-    if standing.seconds_since_freeze >= FORGIVEN_AFTER:
+    if standing._steady:
         return []
-    return [freeze for freeze in standing.freezes if same_software(freeze.get("software"), dict(software))]
+    counted = [freeze for freeze in standing.freezes if not freeze.get("forgiven")]
+    return [freeze for freeze in counted if same_software(freeze.get("software"), dict(software))]
 
 
 def trust_of(standings: Standings, device: str, rung: str, software: Mapping[str, Any]) -> Trust:

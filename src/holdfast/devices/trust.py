@@ -116,6 +116,11 @@ def after_fault(trust: DeviceTrust, now: float, why: str = "it failed") -> Devic
     )
 
 
+def leave(trust: DeviceTrust, why: str) -> DeviceTrust:
+    """Something else than a fault says that it cannot be used any more."""
+    return _left(trust, why, 0)
+
+
 def _left(trust: DeviceTrust, why: str, returns: int) -> DeviceTrust:
     often = f" {counted(returns, 'time')} soon after it came back" if returns else ""
     return replace(
