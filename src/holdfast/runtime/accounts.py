@@ -27,6 +27,8 @@ class Accounts:
     """Steps committed."""
     lost: int = 0
     """Committed steps that a later worker did not start from: must stay 0."""
+    undone: int = 0
+    """Committed steps that were taken back, because the device had computed them wrongly."""
     seconds_lost: float = 0.0
     recoveries: int = 0
     faults: Counter[str] = field(default_factory=Counter)
@@ -54,6 +56,11 @@ class Accounts:
         """A new worker starts at `step`; the last one had committed `committed`."""
         self.lost += max(0, committed - step)
 
+    def undo(self, step: int) -> None:
+        """Steps after this one are not believed; they are computed again."""
+        self.undone += max(0, self.steps - step)
+        self.steps = min(self.steps, step)
+
     def receipt(self, *, steps: int, survived: bool, skipped: int, repeated: int, sha256: str | None) -> dict[str, Any]:
         return {
             "schema": 1,
@@ -63,6 +70,7 @@ class Accounts:
             "recoveries": self.recoveries,
             "steps_repeated": max(0, self.attempts - steps),
             "steps_lost": self.lost,
+            "steps_undone": self.undone,
             "samples_skipped": skipped,
             "samples_repeated": repeated,
             "seconds_lost": round(self.seconds_lost, 3),
@@ -81,6 +89,7 @@ class Accounts:
             "attempts": self.attempts,
             "steps": self.steps,
             "lost": self.lost,
+            "undone": self.undone,
             "seconds_lost": self.seconds_lost,
             "recoveries": self.recoveries,
             "faults": dict(self.faults),
@@ -99,6 +108,7 @@ class Accounts:
             attempts=whole(found.get("attempts")),
             steps=whole(found.get("steps")),
             lost=whole(found.get("lost")),
+            undone=whole(found.get("undone")),
             seconds_lost=number(found.get("seconds_lost")),
             recoveries=whole(found.get("recoveries")),
             faults=Counter({str(k): whole(v) for k, v in faults.items()} if isinstance(faults, dict) else {}),

@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from holdfast.events import Event, utc_now
 from holdfast.files import flush_to_disk, forget_cached, kind_of, open_regular, read_bounded
@@ -266,7 +266,13 @@ def newest_good(folder: Path) -> tuple[Checkpoint | None, list[tuple[Path, str]]
 
 def lost(run: Path) -> Path | None:
     """The checkpoint the journal of a run names last, if it is gone: nothing in its folder could tell."""
-    steps = [event.data.get("step") for event in _saves(run / "journal.jsonl")]
+    steps: list[Any] = []
+    for event in _saves(run / "journal.jsonl"):
+        if event.kind == "checkpoint":
+            steps.append(event.data.get("step"))
+        else:  # what came after that step was set aside
+            kept = event.data.get("to_step")
+            steps = [step for step in steps if type(step) is int and type(kept) is int and step <= kept]
     if not steps or type(steps[-1]) is not int or steps[-1] < 0:
         return None
     path = run / "checkpoints" / f"{steps[-1]:06d}"
@@ -276,10 +282,11 @@ def lost(run: Path) -> Path | None:
 def _saves(journal: Path) -> list[Event]:
     try:
         with open_regular(journal) as file:
-            found = [Event.from_line(line.decode(errors="replace")) for line in file if b'"checkpoint"' in line]
+            lines = [line for line in file if b'"checkpoint"' in line or b'"undone"' in line]
     except OSError:
         return []
-    return [event for event in found if event is not None and event.kind == "checkpoint"]
+    found = [Event.from_line(line.decode(errors="replace")) for line in lines]
+    return [event for event in found if event is not None and event.kind in ("checkpoint", "undone")]
 
 
 # The weights alone ----------------------------------------------------------------------------------------
@@ -326,8 +333,8 @@ NO_DIGEST = "it carries no digest of ours"
 _NO_DIGEST = b"0" * 64
 
 
-def check_weights(path: Path) -> str | None:
-    """None if a file of weights is what was written; otherwise why not, or NO_DIGEST."""
+def check_weights(path: Path, origin: Origin | None = None) -> str | None:
+    """None if a file of weights is what was written (for this run); otherwise why not, or NO_DIGEST."""
     try:
         with open_regular(path, buffering=CHUNK) as file:
             header = _header_of(file)
@@ -344,7 +351,10 @@ def check_weights(path: Path) -> str | None:
         return "its header is damaged"
     except OSError as error:
         return f"it cannot be read: {error.strerror or error}"
-    return None if digest.hexdigest() == wanted else "its bytes are not the ones written"
+    if digest.hexdigest() != wanted:
+        return "its bytes are not the ones written"
+    run = said.get("run", "-")
+    return None if origin is None or run in ("-", origin.run) else f"it belongs to another run: {run}"
 
 
 def _header_of(file: BinaryIO) -> bytes:

@@ -43,6 +43,10 @@ class Crew:
         """Of the next worker."""
         self.said: dict[str, Any] = {}
         """The worker's last words, once it has spoken them."""
+        self.entering: Callable[[], None] = lambda: None
+        """Called before a worker is started: the ledger is told before the device is touched."""
+        self.orders: Callable[[], dict[str, Any]] = dict
+        """What else the next worker is told: a step to compute again, steps to compare with the CPU."""
         self._make_launcher = make_launcher
         self._move: Move | None = None
         """What the ladder decided for the worker there is now."""
@@ -69,7 +73,9 @@ class Crew:
         affairs = self.affairs
         affairs.teller.worker_begins()
         step = affairs.newest_step
+        self.entering()
         self.worker = self.launcher.start(self._config(move), affairs.memory.arenas)
+        affairs.gathering.worker_begins(dict(affairs.plan.rungs[affairs.rung].env))
         affairs.accounts.on_device(affairs.device, step)
         self.generation += 1
         affairs.keeping.tell_board(self.worker.board)
@@ -96,6 +102,7 @@ class Crew:
             "scratch": str(affairs.scratch.path),
             "pids": self._pids(),
             "checkpoint": str(plan.resume.state) if plan.resume and newest is None else None,
+            **self.orders(),
         }
 
     def _pids(self) -> dict[str, int | None]:

@@ -15,14 +15,18 @@ import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from holdfast.runtime.affairs import Affairs
 from holdfast.runtime.crew import Crew
 from holdfast.runtime.ending import Ending
-from holdfast.runtime.faults import Fault
+from holdfast.runtime.faults import Fault, Kind
+from holdfast.runtime.inquest import Inquest
 from holdfast.runtime.ladder import Action, Limits, Move, Past, next_move
 from holdfast.runtime.launch import NurseryDied, WorkerProcess
 from holdfast.runtime.slots import Commit
+from holdfast.runtime.trusting import Trusting
+from holdfast.runtime.undoing import undo
 from holdfast.runtime.watching import Watch
 
 
@@ -39,13 +43,19 @@ class Crisis:
 class Recovery:
     """The faults of a run so far, and the crisis it may be in."""
 
-    def __init__(self, affairs: Affairs, crew: Crew, ending: Ending, watch: Watch) -> None:
+    def __init__(self, affairs: Affairs, crew: Crew, ending: Ending, watch: Watch, trusting: Trusting) -> None:
         self.affairs = affairs
         self.history: list[Past] = []
         self.crisis: Crisis | None = None
         self._crew = crew
         self._ending = ending
         self._watch = watch
+        self.trusting = trusting
+        self.inquest = Inquest(affairs, trusting.blamed)
+        crew.orders = self._orders
+
+    def _orders(self) -> dict[str, Any]:
+        return {"trial": self.inquest.trial, "probation": self.trusting.probation}
 
     # -- deciding ------------------------------------------------------------------------------------------
 
@@ -54,23 +64,30 @@ class Recovery:
         beat = worker.board.read()
         self._watch.learn(beat)
         self._crew.account_for(worker)
+        fault = self.inquest.hear(fault)
         move = self._decide(fault)
         crash = self._crash_stack(worker.generation)
         words = self.affairs.teller.last_words()
         folder = self.affairs.tell_fault(fault, move, beat, words=words, stacks=stacks, crash=crash)
+        self.inquest.begin(fault, move, folder)
+        self.trusting.lost(fault, move)
         self._carry_out(fault, move, folder)
 
     def in_process(self, fault: Fault, move: Move) -> None:
         """The worker mended it by itself; it counts, and is told, like any other."""
         self._remember(fault, move)
         self.affairs.keep_accounts()
-        self.affairs.tell_fault(fault, move, self._crew.read_board())
+        fault = self.inquest.hear(fault)
+        folder = self.affairs.tell_fault(fault, move, self._crew.read_board())
+        self.inquest.begin(fault, move, folder)
 
     def _decide(self, fault: Fault) -> Move:
         """The ladder's answer, which belongs to the history it is asked about the next time."""
         retry = self.affairs.settings.retry
         limits = Limits(tries=retry.same_step, outside=retry.without_progress)
-        move = next_move(fault, self.history, self.affairs.plan.rungs, self.affairs.rung, limits=limits)
+        rungs, rung = self.affairs.plan.rungs, self.affairs.rung
+        probation = self.trusting.on_probation()
+        move = next_move(fault, self.history, rungs, rung, probation=probation, limits=limits)
         self._remember(fault, move)
         return move
 
@@ -88,7 +105,18 @@ class Recovery:
         elif self.affairs.memory.session_numbers().get("at") == "end":  # it was lost after `train` had returned
             self._ending.finish()
         else:
+            if fault.kind is Kind.WRONG_NUMBERS:
+                self._undo()
             self._replace(move)
+
+    def _undo(self) -> None:
+        """Back to the last step at which device and CPU agreed."""
+        undone = undo(self.affairs)
+        if undone is None:
+            text = "no snapshot is left from before the numbers went wrong: the run goes on from the newest"
+            self.affairs.teller.emit("note", text=text)
+        else:
+            self.affairs.teller.emit("undone", from_step=undone.from_step, to_step=undone.to_step)
 
     def _crash_stack(self, generation: int) -> str:
         """What faulthandler wrote when the worker crashed."""
@@ -108,8 +136,17 @@ class Recovery:
         affairs.accounts.restored(affairs.accounts.steps, step)
         self._begin_crisis()
         affairs.set_state("RECOVERING")
-        if move.rung != affairs.rung:
-            self._change_rung(move.rung, step)
+        back = self.trusting.returned()  # it was lost on its way to the boundary: then it goes back from here
+        self._start_on(move.rung if back is None else back, step, move)
+
+    def go_back(self, rung: int) -> None:
+        """The worker has made room at a boundary: the run returns to a device that has earned it."""
+        self._start_on(rung, self.affairs.newest_step, None)
+
+    def _start_on(self, rung: int, step: int, move: Move | None) -> None:
+        affairs = self.affairs
+        if rung != affairs.rung:
+            self._change_rung(rung, step)
         affairs.memory.release_leases(keep=affairs.keeping.awaited)
         try:
             self._crew.start(move)
@@ -150,8 +187,11 @@ class Recovery:
             affairs.keeping.tell_arenas()
         if newest.step > affairs.accounts.steps:
             self._count(newest.step)
+        mine = newest.generation == self._crew.generation - 1
+        if mine:
+            self.inquest.committed(newest.step)
         crisis = self.crisis
-        if crisis is not None and newest.generation == self._crew.generation - 1 and newest.sequence > crisis.sequence:
+        if crisis is not None and mine and newest.sequence > crisis.sequence:
             self._end_crisis(crisis, newest)
 
     def _count(self, step: int) -> None:
@@ -162,6 +202,7 @@ class Recovery:
             past = self.history[-1]
             committed = past.committed + step - affairs.accounts.steps
             self.history[-1] = dataclasses.replace(past, committed=committed)
+        self.trusting.committed(step - affairs.accounts.steps)
         affairs.accounts.steps = step
 
     def _end_crisis(self, crisis: Crisis, newest: Commit) -> None:

@@ -9,6 +9,8 @@ Every decision is the ladder's, every limit the watchdog's. Here is what is noti
     affairs.py      what all of them work on: folder, plan, memory, accounts, teller
     crew.py         the worker there is now: starting it, ending it
     recovering.py   after a death: evidence, the ladder, a new worker
+    inquest.py      whose fault it was
+    trusting.py     which devices are trusted, and how one comes back
     saving.py       checkpoints, and the keeper that writes them
     ending.py       stopping, finishing, failing; the receipt
 """
@@ -36,6 +38,7 @@ from holdfast.runtime.listening import URGENT, Signals
 from holdfast.runtime.recovering import Crisis, Recovery
 from holdfast.runtime.saving import Saving
 from holdfast.runtime.telling import Face
+from holdfast.runtime.trusting import Trusting
 from holdfast.runtime.watching import Watch
 from holdfast.settings import Settings
 
@@ -45,6 +48,7 @@ TICK = 0.1
 QUICK = 0.01
 """Seconds between two looks, and in a crisis."""
 BEAT_EVERY = 1.0
+_HOW = {"FINISHED": "finished", "STOPPED": "stopped"}
 KEEPER_PATIENCE, KEEPER_HURRY = 60.0, 1.0
 """Seconds the keeper has to leave at the end of a run, and when nobody wants to wait."""
 
@@ -67,7 +71,9 @@ class Supervisor:
         self._saving = Saving(affairs, self.crew)
         self._ending = Ending(affairs, self.crew, self._saving, self._signals)
         self._watch = Watch(settings.watchdog)
-        self._recovery = Recovery(affairs, self.crew, self._ending, self._watch)
+        self._trusting = Trusting(affairs, self.crew)
+        self._recovery = Recovery(affairs, self.crew, self._ending, self._watch, self._trusting)
+        self.crew.entering = self._trusting.entering
         self._last_beat = 0.0
         self._limit_in = TICK
         """Seconds until the worker's silence would be too long: the next look comes no later."""
@@ -105,6 +111,7 @@ class Supervisor:
             self._recovery.begin_after_crash(self.plan.crashed_ns)
         with self._signals.listening():
             try:
+                self._trusting.begin()
                 self.keeping.start()
                 self.crew.open()
                 self.crew.start()
@@ -150,14 +157,21 @@ class Supervisor:
             self._last_beat = now
             self.teller.beat(beat, self.affairs.device, self.accounts)
         self._saving.tick()
+        for text in self.affairs.gathering.poll():
+            self.teller.emit("note", text=text)
+        if self._stopping is None:
+            self._trusting.tick()
 
     def _close(self) -> None:
         """Leave nothing behind: no process, no descriptor, no memory."""
         self.teller.pump_output()
         self.crew.close()
+        self._recovery.inquest.close()
+        self._trusting.close(_HOW.get(self.outcome.state, "fault") if self.outcome else "fault")
         # Without an outcome something here failed: the keeper then saves what is in memory, as if we had been killed.
         patience = KEEPER_HURRY if self._ending.at_once else KEEPER_PATIENCE
         self.keeping.close(patience=patience, save=self.outcome is None)
+        self.affairs.gathering.close(0.0 if self._ending.at_once else 1.0)
         self.memory.close()
         self.affairs.scratch.remove()
         self._signals.close()
@@ -213,6 +227,10 @@ class Supervisor:
             self._saving.epoch(message)
         elif kind == "fault":
             self._recovery.in_process(Fault.from_json(message["fault"]), Move.from_json(message["move"]))
+        elif kind == "finding":
+            self._recovery.inquest.found(message)
+        elif kind == "agreed":
+            self._trusting.agreed()
         elif kind == "recovered":
             self.teller.emit("recovered", **message)
         elif kind == "note":
@@ -283,6 +301,7 @@ class Supervisor:
         stacks = evidence.ask_for_stacks(worker.pid, path, native=True) if self.settings.run.stacks else {}
         if not self.crew.end(worker, gently=True):
             self.crew.abandon(worker)
+            fault = fault.at(abandoned=worker.pid)
         self._recovery.after_death(worker, fault, stacks)
 
     def _worker_ended(self, worker: WorkerProcess) -> None:
@@ -307,6 +326,8 @@ class Supervisor:
             self._ending.failed(said)
         elif kind == "refused":
             self._ending.refused(said)
+        elif self._stopping is None and (rung := self._trusting.returned()) is not None:
+            self._recovery.go_back(rung)
         else:
             self._ending.stopped(self._stopping or signal.SIGTERM)
 

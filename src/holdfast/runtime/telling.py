@@ -80,6 +80,12 @@ class Teller:
             self.best = {"name": name, "value": float(value), "step": step, "epoch": epoch}
             self.best_due = True
 
+    def undo(self, step: int) -> None:
+        """What was logged after this step is not believed: it cannot be the best."""
+        if self.best is not None and self.best["step"] > step:
+            self.best = None
+            self.best_due = False
+
     def _metric(self, values: dict[str, Any]) -> str:
         if self._best_metric == "none":
             return ""

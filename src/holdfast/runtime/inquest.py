@@ -1,0 +1,112 @@
+"""The inquest into one fault: opened when a worker is lost, closed with a verdict the user can read. No torch here.
+
+    fault = inquest.hear(fault)                  # a second fault at the same step says something about the first
+    inquest.begin(fault, move, folder)           # what is not plain is computed again by the next worker
+    inquest.trial                                # what that worker is told to compute
+    inquest.found(message)                       # what the CPU made of it
+    inquest.committed(step)                      # it passed on the device
+
+The verdict goes into the fault's folder, the journal and the ledger. The rule itself is `blame.judge`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast.runtime import evidence
+from holdfast.runtime.affairs import Affairs
+from holdfast.runtime.blame import Blame, Case, Finding, Verdict, judge, worth_a_replay
+from holdfast.runtime.faults import Fault, Kind
+from holdfast.runtime.ladder import Action, Move
+
+_TRIES = (Action.RETRY, Action.REPLACE, Action.SPLIT, Action.CPU_BATCH)
+"""Moves after which the same step is computed again where it failed."""
+
+
+class Inquest:
+    """At most one case at a time: the next fault closes it."""
+
+    def __init__(self, affairs: Affairs, note: Callable[[Fault, Verdict], None]) -> None:
+        self.affairs = affairs
+        self.case: Case | None = None
+        self._folder: Path | None = None
+        self._note = note
+        """Tells the ledger."""
+
+    @property
+    def trial(self) -> dict[str, Any] | None:
+        """What the next worker computes on the CPU before it does anything else."""
+        case = self.case
+        if case is None or not self.affairs.settings.blame.replay or not worth_a_replay(case.fault):
+            return None
+        if case.on_cpu and case.fault.kind is not Kind.NON_FINITE:
+            return None  # it would only do what it does anyway
+        return {"fault": case.fault.to_json()}
+
+    def hear(self, fault: Fault) -> Fault:
+        """Another fault. At the same place it is part of the same case, and may carry its verdict."""
+        case = self.case
+        if case is None:
+            return fault
+        if fault.step != case.step:
+            self._close()
+            return fault
+        case.failed_again(fault)
+        verdict = self._close()
+        if verdict.blame is Blame.UNKNOWN or fault.blame is not None:
+            return fault
+        return fault.at(verdict=verdict.to_json())
+
+    def begin(self, fault: Fault, move: Move, folder: Path) -> None:
+        """Plain: the verdict at once. Otherwise it is computed again, if the step is tried again at all."""
+        if move.action in _TRIES and fault.step is not None and fault.blame is None and _open(fault):
+            rung = self.affairs.plan.rungs[self.affairs.rung]
+            self.case, self._folder = Case(fault, on_cpu=rung.on_cpu), folder
+        else:
+            self._tell(fault, judge(fault, None, None), folder)
+
+    def found(self, message: dict[str, Any]) -> None:
+        """What the CPU made of the step."""
+        if self.case is not None:
+            self.case.replayed(Finding.from_json(message))
+            self.affairs.teller.emit("replayed", step=self.case.step, **message)
+
+    def committed(self, step: int) -> None:
+        """Steps up to this one are done: the one that failed has passed."""
+        if self.case is not None and self.case.step is not None and step >= self.case.step:
+            self.case.passed()
+            self._close()
+
+    def close(self) -> None:
+        """The run ends: what is known is the verdict."""
+        if self.case is not None:
+            self._close()
+
+    def _close(self) -> Verdict:
+        case, folder = self.case, self._folder
+        assert case is not None and folder is not None
+        self.case = self._folder = None
+        verdict = case.verdict()
+        self._tell(case.fault, verdict, folder)
+        return verdict
+
+    def _tell(self, fault: Fault, verdict: Verdict, folder: Path) -> None:
+        evidence.add_verdict(folder, {**verdict.to_json(), "sentence": verdict.sentence()})
+        self.affairs.teller.emit(
+            "verdict",
+            step=fault.step,
+            code=fault.code,
+            device=fault.device,
+            blame=verdict.blame.value,
+            repeatable=verdict.repeatable,
+            sentence=verdict.sentence(),
+            folder=str(folder),
+        )
+        self._note(fault, verdict)
+
+
+def _open(fault: Fault) -> bool:
+    """Whether the fault alone does not say whose it is."""
+    return judge(fault, None, None).blame is Blame.UNKNOWN

@@ -1,0 +1,239 @@
+"""Trust in the devices of a run, as the supervisor keeps it: the ledger, probes, and the way back. No torch here.
+
+    trusting.begin()                 # what an earlier boot left open is judged; where the run starts is decided
+    trusting.entering()              # durable, before a worker touches the device
+    trusting.lost(fault, move)       # the run leaves the device: it is tried again after a growing delay
+    trusting.tick()                  # a probe when it is due; a return once it has passed
+    trusting.agreed()                # a step on the device that the CPU computes in the same way
+
+Each change of trust is an event the user can read. What the states are and how long the delays grow is pure and in
+devices/trust.py; what outlives the run is in devices/ledger.py.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from holdfast.devices import trust as rules
+from holdfast.devices.ledger import Ledger, Opened
+from holdfast.devices.trust import DeviceTrust, State
+from holdfast.runtime import process
+from holdfast.runtime.affairs import Affairs
+from holdfast.runtime.blame import Blame, Verdict
+from holdfast.runtime.crew import Crew
+from holdfast.runtime.faults import Fault, Kind
+from holdfast.runtime.ladder import Action, Move, Rung
+
+if TYPE_CHECKING:
+    from holdfast.devices.probing import Probe
+
+_OF_THE_DEVICE = frozenset(
+    {
+        Kind.CRASH,
+        Kind.DEVICE_LOST,
+        Kind.TRANSIENT,
+        Kind.HANG,
+        Kind.EXIT,
+        Kind.NON_FINITE,
+        Kind.WRONG_NUMBERS,
+        Kind.UNSUPPORTED,
+        Kind.DRIVER,
+    }
+)
+
+
+class Trusting:
+    """Every device of the plan but the CPU, which is where a run goes when it trusts nothing else."""
+
+    def __init__(self, affairs: Affairs, crew: Crew) -> None:
+        self.affairs = affairs
+        self.ledger = Ledger()
+        self.returning: int | None = None
+        """The rung the run is going back to, while its worker comes to a boundary."""
+        self._crew = crew
+        self._trust: dict[str, DeviceTrust] = {}
+        self._home: dict[str, int] = {}
+        """The rung each device was left on."""
+        self._opened: Opened | None = None
+        self._since = (0.0, 0)
+        self._probe: tuple[str, Probe] | None = None
+
+    # -- the start of a run --------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """What was left open is judged. A device in quarantine is not started on; one on probation is probed first."""
+        for settled in self.ledger.settle(process.boot_id()):
+            if settled.judgement.decision != "killed":
+                self.affairs.teller.emit("trust", device=settled.label, text=settled.sentence)
+        now = time.monotonic()
+        for number, rung in enumerate(self.affairs.plan.rungs):
+            if rung.on_cpu or rung.device in self._trust:
+                continue
+            known = self.ledger.trust(rung.device, rung.label)
+            trust = rules.begin(rung.device, self._rules, known.state, known.why or "", now=now)
+            self._trust[rung.device] = trust
+            self._home[rung.device] = number
+            self._say(trust, rung.device)
+        self.affairs.rung = self._first_usable(self.affairs.rung)
+
+    def _first_usable(self, start: int) -> int:
+        rungs = self.affairs.plan.rungs
+        for number in range(start, len(rungs)):
+            if rungs[number].on_cpu or self._trust[rungs[number].device].usable:
+                return number
+        return start  # nothing else is there: the user asked for this device alone
+
+    @property
+    def _rules(self) -> Any:
+        return self.affairs.settings.probation
+
+    # -- in use --------------------------------------------------------------------------------------------
+
+    @property
+    def rung(self) -> Rung:
+        return self.affairs.plan.rungs[self.affairs.rung]
+
+    @property
+    def probation(self) -> int:
+        """Steps the worker that starts now has to compute on the CPU as well."""
+        trust = self._trust.get(self.rung.device)
+        return trust.to_go if trust is not None and trust.checked else 0
+
+    def entering(self) -> None:
+        """A worker is about to be started: the ledger knows before the device does."""
+        rung = self.rung
+        if self._opened is not None and (self._opened.device.label, self._opened.rung) == (
+            rung.device,
+            rung.label.removeprefix(rung.device).strip(),
+        ):
+            return
+        self.leaving("moved")
+        self._opened = self.ledger.open(rung.device, rung.label, self.affairs.run_folder.name, process.boot_id())
+        self._since = (time.monotonic(), self.affairs.accounts.steps)
+
+    def leaving(self, how: str) -> None:
+        if self._opened is None:
+            return
+        began, steps = self._since
+        done = max(0, self.affairs.accounts.steps - steps)
+        self.ledger.close(self._opened, how, steps=done, seconds=time.monotonic() - began)
+        self._opened = None
+
+    def close(self, how: str) -> None:
+        """The run is over."""
+        if self._probe is not None:
+            self._probe[1].close()
+            self._probe = None
+        self.leaving(how)
+        self.ledger.leave()
+
+    # -- losing it -----------------------------------------------------------------------------------------
+
+    def lost(self, fault: Fault, move: Move) -> None:
+        """A fault was answered. If the run leaves the device because of it, the device has to earn its way back."""
+        device = self.rung.device
+        trust = self._trust.get(device)
+        after = self.affairs.plan.rungs[move.rung]
+        if trust is None or fault.kind not in _OF_THE_DEVICE:
+            return
+        self.ledger.note(device, self.rung.label, "fault", code=fault.code, why=fault.sentence())
+        if move.action is not Action.NEXT_RUNG or after.device == device:
+            return
+        self._home[device] = self.affairs.rung
+        if fault.evidence.get("abandoned"):
+            trust = rules.leave(trust, f"process {fault.evidence['abandoned']} holds it and cannot be killed")
+        else:
+            trust = rules.after_fault(trust, time.monotonic(), fault.sentence().removeprefix(f"{device} "))
+        self._set(device, trust)
+
+    def blamed(self, fault: Fault, verdict: Verdict) -> None:
+        """A verdict was reached, perhaps long after the fault."""
+        device = fault.device
+        if device is None or device not in self._trust or fault.kind not in _OF_THE_DEVICE:
+            return
+        label = self._label(device)
+        if verdict.blame is not Blame.UNKNOWN:
+            self.ledger.note(device, label, "blame", verdict=verdict.blame.value, why=verdict.why)
+        once = verdict.blame is Blame.DEVICE and verdict.repeatable is False
+        if once and self._trust[device].state is State.TRUSTED:  # it counts, and it is no reason to start elsewhere
+            self.ledger.note(device, label, "trust", state="trusted", why=verdict.why)
+
+    def on_probation(self) -> bool:
+        trust = self._trust.get(self.rung.device)
+        return trust is not None and trust.checked
+
+    # -- earning it back -----------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Is a probe due, has one ended, is there a device to return to?"""
+        now = time.monotonic()
+        if self._probe is not None:
+            self._look_at_probe(now)
+        elif self.returning is None:
+            self._begin_probe(now)
+
+    def _begin_probe(self, now: float) -> None:
+        for device, trust in self._trust.items():
+            better = self._home[device] < self.affairs.rung
+            if better and rules.due(trust, now):
+                from holdfast.devices.probing import Probe
+
+                self._set(device, rules.begin_probe(trust))
+                env = dict(self.affairs.plan.rungs[self._home[device]].env)
+                self._probe = (device, Probe.start(device, deadline_s=self._rules.probe, env=env))
+                return
+
+    def _look_at_probe(self, now: float) -> None:
+        assert self._probe is not None
+        device, probe = self._probe
+        result = probe.poll()
+        if result is None:
+            return
+        self._probe = None
+        self.ledger.note(device, self._label(device), "probe", ok=result.ok, why=result.why)
+        trust = rules.after_probe(self._trust[device], result.ok, now, result.why or "")
+        self._set(device, trust)
+        if trust.state is State.PROBATION:
+            self._go_back(self._home[device])
+
+    def _go_back(self, rung: int) -> None:
+        """At the next boundary: the worker commits and makes room."""
+        self.returning = rung
+        worker = self._crew.worker
+        if worker is not None:
+            worker.board.request_stop()
+
+    def returned(self) -> int | None:
+        """The worker has come to its boundary: the rung to go on with, once."""
+        rung, self.returning = self.returning, None
+        return rung
+
+    def agreed(self, steps: int = 1) -> None:
+        """Steps on the device that the CPU computes in the same way."""
+        device = self.rung.device
+        trust = self._trust.get(device)
+        if trust is None or not trust.checked:
+            return
+        trust = rules.after_agreed_step(trust, steps)
+        self._set(device, trust)
+        if trust.state is State.TRUSTED:
+            self.ledger.note(device, self.rung.label, "trust", state="trusted", why=trust.says)
+
+    def committed(self, steps: int) -> None:
+        device = self.rung.device
+        if device in self._trust:
+            self._trust[device] = rules.after_step(self._trust[device], steps)
+
+    # -- saying it -----------------------------------------------------------------------------------------
+
+    def _set(self, device: str, trust: DeviceTrust) -> None:
+        self._trust[device] = trust
+        self._say(trust, device)
+
+    def _say(self, trust: DeviceTrust, device: str) -> None:
+        if trust.says:
+            self.affairs.teller.emit("trust", device=device, state=trust.state.value, text=trust.says)
+
+    def _label(self, device: str) -> str:
+        return self.affairs.plan.rungs[self._home[device]].label

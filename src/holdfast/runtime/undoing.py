@@ -1,0 +1,59 @@
+"""Going back: the device's numbers were wrong, and what was computed since the last agreement is not believed.
+
+    undone = undo(affairs)                # the newest snapshot is the one both agreed on; None if there is no such
+    undone.from_step, undone.to_step
+
+Checkpoints and best weights from the doubtful steps are set aside in `doubtful/`, not deleted. No torch here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.runtime import checkpoint
+from holdfast.runtime.affairs import Affairs
+
+DOUBTFUL = "doubtful"
+BEST = "best.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """Steps that are computed again."""
+
+    from_step: int
+    to_step: int
+
+
+def undo(affairs: Affairs) -> Undone | None:
+    """Make the last snapshot device and CPU agreed on the one the run goes on from."""
+    agreed = affairs.memory.back_to_agreed()
+    if agreed is None:
+        return None
+    undone = Undone(affairs.accounts.steps, agreed.step)
+    affairs.accounts.undo(agreed.step)
+    affairs.teller.undo(agreed.step)
+    _set_aside(affairs, agreed.step)
+    return undone
+
+
+def _set_aside(affairs: Affairs, step: int) -> None:
+    folder = affairs.run_folder.path
+    for path in checkpoint.candidates(folder / "checkpoints"):
+        if path.name.isdigit() and int(path.name) > step:
+            _move(path, folder / DOUBTFUL)
+    if affairs.teller.best is None:
+        _move(folder / BEST, folder / DOUBTFUL)
+
+
+def _move(path: Path, folder: Path) -> None:
+    """A full or vanished disk is not a reason to stop: then the journal alone says what is doubtful."""
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        target, number = folder / path.name, 2
+        while target.exists():
+            target, number = folder / f"{path.name}-{number}", number + 1
+        os.rename(path, target)

@@ -1,0 +1,155 @@
+"""What a session does to be believed: the trial of a step its predecessor failed in, the sentinel, finite numbers.
+
+    vigil = Vigil(link.board.enter, link.send, settings, rung, trial=config["trial"], probation=0)
+    vigil.protect(modules, device, snapshots, on_device)
+    fault = vigil.before_step(work, step, describe)      # None: go on
+    fault = vigil.refused()                              # a step whose numbers were not finite, noticed on arrival
+
+It finds out and says so. What follows is the session's and the ladder's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from holdfast.runtime.blame import Blame, Verdict, judge
+from holdfast.runtime.board import Phase
+from holdfast.runtime.faults import Fault, Kind
+from holdfast.runtime.inquiry import Describe, Inquiry
+from holdfast.runtime.ladder import Rung
+from holdfast.runtime.replay import Replay
+from holdfast.runtime.sentinel import Opinion, Sentinel
+from holdfast.runtime.snapshot import Snapshots
+from holdfast.runtime.transaction import Work
+from holdfast.settings import Settings
+
+_PHASE = "backward"
+"""What is not finite, or wrong, was computed by then."""
+
+
+class Vigil:
+    """One worker's doubts about its device, its data and its script."""
+
+    def __init__(
+        self,
+        enter: Callable[[Phase], None],
+        send: Callable[..., None],
+        settings: Settings,
+        rung: Rung,
+        *,
+        trial: Mapping[str, Any] | None = None,
+        probation: int = 0,
+    ) -> None:
+        self.settings = settings
+        self.rung = rung
+        self.sentinel: Sentinel | None = None
+        self._enter = enter
+        self._send = send
+        self._trial = Fault.from_json(trial["fault"]) if trial else None
+        self._probation = probation
+        self._replay: Replay | None = None
+        self._snapshots: Snapshots | None = None
+
+    def protect(
+        self,
+        modules: Mapping[str, nn.Module],
+        device: torch.device,
+        snapshots: Snapshots,
+        on_device: Callable[[torch.device], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        """The modules are there, and on the device."""
+        self._snapshots = snapshots
+        snapshots.watch_numbers = self.watches_numbers
+        if not modules:
+            return
+        self._replay = Replay(modules, home=device, on_device=on_device)
+        wanted = self.settings.sentinel.enabled
+        if wanted == "always" or (wanted == "auto" and not self.rung.on_cpu):
+            self.sentinel = Sentinel(self._replay, device, self.settings.sentinel)
+            self.sentinel.every_step = self._probation
+            snapshots.on_numbers = self.sentinel.note
+
+    @property
+    def watches_numbers(self) -> bool:
+        return self.settings.blame.non_finite == "stop"
+
+    # -- before a step -------------------------------------------------------------------------------------
+
+    def before_step(self, work: Work, step: int, describe: Describe) -> Fault | None:
+        """Compute again what failed here; now and then, compare. A fault if this worker must not go on."""
+        fault = self._try(work, step, describe) if self._trial is not None else None
+        if fault is None and self.sentinel is not None and self.sentinel.due():
+            fault = self._compare(work, step, self.sentinel)
+        return fault
+
+    def _try(self, work: Work, step: int, describe: Describe) -> Fault | None:
+        """The step a predecessor failed in: what does the CPU make of it?"""
+        trial = self._trial
+        assert trial is not None and trial.step is not None
+        if step < trial.step:
+            return None
+        self._trial = None
+        if step > trial.step or self._replay is None:  # the script has gone another way
+            return None
+        self._enter(Phase.REPLAY)
+        beat = lambda: self._enter(Phase.REPLAY)  # noqa: E731 - a sign of life between two samples
+        inquiry = Inquiry(self._replay, work, budget_s=self.settings.blame.budget, describe=describe, beat=beat)
+        finding = inquiry.into(trial.kind)
+        self._send("finding", **finding.to_json())
+        verdict = judge(trial, finding, None, on_cpu=self.rung.on_cpu)
+        return blamed(trial, verdict)
+
+    def _compare(self, work: Work, step: int, sentinel: Sentinel) -> Fault | None:
+        self._enter(Phase.SENTINEL)
+        opinion = sentinel.check(work)
+        if opinion is None:
+            if sentinel.off is not None:
+                self._send("note", text=f"{self.rung.device} is not compared with the CPU: {sentinel.off}")
+            return None
+        if opinion.agrees:
+            assert self._snapshots is not None
+            self._snapshots.agreed()
+            self._send("agreed", step=step - 1, **opinion.to_json())
+            return None
+        return self._wrong(opinion, step)
+
+    def _wrong(self, opinion: Opinion, step: int) -> Fault:
+        message = (
+            f"the {opinion.tensor} is off by {opinion.error:.2g} of its size; "
+            f"{opinion.precision} explains {opinion.bound:.2g}"
+        )
+        return Fault(Kind.WRONG_NUMBERS, self.rung.device, step, _PHASE, message, opinion.to_json())
+
+    # -- afterwards ----------------------------------------------------------------------------------------
+
+    def refused(self) -> Fault | None:
+        """The fault of a step whose numbers were not finite: it was not committed, and nothing after it was."""
+        found = self._snapshots.not_finite if self._snapshots is not None else None
+        if found is None:
+            return None
+        message = f"loss {found.loss:g}, gradient norm {found.norm:g}"
+        return Fault(Kind.NON_FINITE, self.rung.device, found.step, _PHASE, message, {"what": found.what})
+
+    def explain(self, work: Work, error: Exception, describe: Describe) -> Verdict | None:
+        """The step raised an error of the script's own: is it the code's, or some samples'?"""
+        if self._replay is None:
+            return None
+        beat = lambda: self._enter(Phase.REPLAY)  # noqa: E731
+        inquiry = Inquiry(self._replay, work, budget_s=self.settings.blame.budget, describe=describe, beat=beat)
+        finding = inquiry.raised(error)
+        if not finding.samples:
+            return None
+        return judge(Fault(Kind.CRASH, self.rung.device), finding, None)
+
+
+def blamed(fault: Fault, verdict: Verdict) -> Fault | None:
+    """The fault again, with a verdict that decides what follows; None where the step is simply tried again."""
+    decides = verdict.blame in (Blame.DATA, Blame.CODE) or (
+        fault.kind is Kind.NON_FINITE and verdict.blame in (Blame.PRECISION, Blame.DEVICE) and verdict.repeatable
+    )
+    return fault.at(verdict=verdict.to_json()) if decides else None
