@@ -21,7 +21,6 @@ import contextlib
 import json
 import os
 import platform
-import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -176,7 +175,7 @@ class Ledger:
     def _line(self, kind: str, device: DeviceId, rung_label: str, boot: str | None, **data: Any) -> Line:
         rung = rung_label.removeprefix(device.label).strip()
         given = {name: value for name, value in data.items() if value is not None}
-        identity = secrets.token_hex(6)
+        identity = os.urandom(6).hex()
         return Line(kind, identity, utc_now(), self.machine, device.key, device.label, rung, boot, given)
 
     # -- asking --------------------------------------------------------------------------------------------
@@ -335,7 +334,7 @@ def condensed(lines: Iterable[Line]) -> list[Line]:
     for name in dict.fromkeys(line.machine for line in lines):
         own = [line for line in lines if line.machine == name]
         for (device, rung), standing in fold(own, name).items():
-            identity = secrets.token_hex(6)
+            identity = os.urandom(6).hex()
             data = {"standing": standing.to_json()}
             kept.append(Line("total", identity, standing.last, name, device, standing.label, rung, None, data))
         kept += [Line(**{**_as_dict(line), "kind": "still"}) for line in _left_open(own, name)]
@@ -369,7 +368,7 @@ def _verdict(line: Line, judgement: Judgement) -> Line:
     }
     return Line(
         "settled",
-        secrets.token_hex(6),
+        os.urandom(6).hex(),
         utc_now(),
         line.machine,
         line.device,

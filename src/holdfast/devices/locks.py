@@ -12,7 +12,6 @@ import contextlib
 import errno
 import os
 import re
-import secrets
 import sys
 from pathlib import Path
 
@@ -48,7 +47,7 @@ class Alive:
     def hold(self) -> str:
         """The name of our sign of life; empty where there can be none."""
         if self._fd is None:
-            token = secrets.token_hex(8)
+            token = os.urandom(8).hex()
             with contextlib.suppress(OSError):
                 for folder in (self.folder.parent, self.folder):  # `mode` is not that of the parents made on the way
                     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -211,7 +211,39 @@ def available_memory() -> int | None:
 
 
 def boot_id() -> str | None:
-    """Changes at every boot; None where the system has none."""
+    """Changes at every boot; None where the system has none. A test that pretends a reboot sets HOLDFAST_BOOT_ID."""
+    said = os.environ.get("HOLDFAST_BOOT_ID")
+    if said:
+        return said
+    if sys.platform == "win32":
+        return _boot_id_windows()
+    if sys.platform == "darwin":
+        return _boot_id_mac()
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return None
+
+
+def _boot_id_mac() -> str | None:
+    import subprocess
+
+    try:
+        words = ["sysctl", "-n", "kern.bootsessionuuid"]
+        said = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return said.strip() or None
+
+
+def _boot_id_windows() -> str | None:
+    """A number the system counts up at each boot."""
+    if sys.platform != "win32":
+        return None
+    import winreg
+
+    place = r"SYSTEM\CurrentControlSet\Control\Session Manager\Memory Management\PrefetchParameters"
+    try:
+        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, place) as key:
+            return f"boot-{winreg.QueryValueEx(key, 'BootId')[0]}"
+    except OSError:
+        return None
