@@ -32,8 +32,8 @@ Auto = Literal["auto"]
 
 PROJECT_FILE = "holdfast.toml"
 PREFIX = "HOLDFAST_"
-OTHERS = frozenset({"HOLDFAST_STATE"})
-"""Variables that are none of the settings: where the user's ledger is."""
+OTHERS = frozenset({"HOLDFAST_STATE", "HOLDFAST_BOOT_ID", "HOLDFAST_PRETEND"})
+"""Variables that are none of the settings: where the user's ledger is, and what tests pretend."""
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 
