@@ -209,8 +209,9 @@ class Gathering:
         else:
             self._asked[name] = (Reader(command or kernel_log.COMMANDS[name]), [case])
 
-    def _is_asked(self, case: Case) -> bool:
-        return any(case in cases for _, cases in self._asked.values())
+    def _is_asked(self, case: Case, *sources: str) -> bool:
+        """Is an answer for it still to come, from one of these or from anywhere?"""
+        return any(case in cases for name, (_, cases) in self._asked.items() if name in sources or not sources)
 
     # -- hearing -------------------------------------------------------------------------------------------
 
@@ -271,7 +272,7 @@ class Gathering:
         """Can "nothing" be said, or "nowhere to look"?"""
         if case.fault.kind in _NOTHING_TO_ASK or self._readable_by == "kmsg":
             return case.fault.kind not in _NOTHING_TO_ASK
-        answered = len(case.looks) < 2 and not self._is_asked(case)
+        answered = len(case.looks) < 2 and not self._is_asked(case, *kernel_log.COMMANDS)
         return answered and (self._readable_by is not None or self._next_source() is None)
 
     def _as_text(self, entries: list[Entry]) -> str:
