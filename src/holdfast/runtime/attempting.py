@@ -1,0 +1,223 @@
+"""Trying a step until it is done: roll back, ask the ladder, try again, or say that this process cannot.
+
+    attempts = Attempts(ground, rungs, rung)
+    result = attempts.until_done(perform, work, samples=64)      # whole or not at all; raises LostWorker
+
+A fault this process survives is mended here: another try, the batch in more pieces, this one batch on the CPU.
+For every other the worker is lost, and the supervisor asks the same ladder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from holdfast.runtime import transaction
+from holdfast.runtime.board import Phase
+from holdfast.runtime.compiling import CompileWatch
+from holdfast.runtime.faults import Fault, Health, Kind, classify_exception
+from holdfast.runtime.ground import Ground, LostWorker
+from holdfast.runtime.ladder import Action, Limits, Move, Past, Rung, next_move
+from holdfast.runtime.rng import capture_rng, restore_rng
+from holdfast.runtime.transaction import Work
+
+T = TypeVar("T")
+LONGEST_WAIT = 10_000
+"""Steps after which larger pieces are tried again at the latest."""
+
+
+class Pieces:
+    """In how many pieces a batch is computed: more after it did not fit, fewer again after enough steps."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.count = 1
+        self._ground = ground
+        self._wait = ground.settings.oom.grow_back_steps
+        self._until = self._wait
+        self._grown = False
+
+    def hold(self) -> None:
+        """So they stay for a while, from this step on."""
+        self._until = self._ground.position.step + self._wait
+
+    def change(self, count: int) -> None:
+        """After a fault."""
+        if self._grown and count > self.count:
+            self._wait = min(self._wait * 2, LONGEST_WAIT)
+            self._grown = False
+        if count != self.count:
+            self.count = count
+            self._ground.board.pieces(count)
+        self.hold()
+
+    def grow_back(self) -> None:
+        """After enough steps in pieces, try larger ones; if that fails, wait twice as long the next time."""
+        if self.count > 1 and self._ground.position.step >= self._until:
+            self.count //= 2
+            self._grown = True
+            self.hold()
+            self._ground.board.pieces(self.count)
+            what = f"{self.count} pieces" if self.count > 1 else "the whole batch"
+            self._ground.link.send("note", text=f"memory: trying {what} again", pieces=self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What a step began with, to go back to."""
+
+    exact: bool
+    """False if the last snapshot is older than this step: then there is nothing to go back to."""
+    meta: dict[str, Any]
+    generators: tuple[dict[str, torch.Tensor], dict[str, Any]]
+    pieces: int
+
+
+class Attempts:
+    """The steps of one worker, each tried until it is done."""
+
+    def __init__(self, ground: Ground, rungs: list[Rung], rung: int) -> None:
+        self.ground = ground
+        self.pieces = Pieces(ground)
+        self.cpu_next = False
+        """The next try is on the CPU."""
+        self._rungs = rungs
+        self._rung = rung
+        self._history: list[Past] = []
+        self._compiling = CompileWatch(ground.board, ground.enter)
+
+    def begin_with(self, *, pieces: int, cpu_batch: bool) -> None:
+        """What the ladder decided for the first step of this worker, after its predecessor was lost in it."""
+        self.pieces.count = max(1, pieces)
+        self.cpu_next = cpu_batch
+
+    def close(self) -> None:
+        self._compiling.end()
+
+    # -- trying --------------------------------------------------------------------------------------------
+
+    def until_done(self, perform: Callable[[torch.device], T], work: Work | None, samples: int | None) -> T:
+        """After a fault: roll back, then do what the ladder says. `samples` are those of the loop's batch."""
+        self._compiling.begin()
+        begun = self._begin()
+        while True:
+            try:
+                result = self._once(perform)
+            except Exception as error:
+                fault = classify_exception(error, device=self._rungs[self._rung].device)
+                if fault is None:  # the script's own error: it may go on, and must not find half a step
+                    if begun.exact:
+                        self._roll_back(begun)
+                    raise
+                move = self._judge(self._placed(fault, work, samples), error, begun)
+                self._roll_back(begun)
+                self._apply(move, begun)
+                continue
+            self._tell_recovered()
+            return result
+
+    def perform(self, work: Work, device: torch.device) -> torch.Tensor:
+        """Forward, backward and update, in as many pieces as fit."""
+        work.pieces = self.pieces.count
+        return transaction.perform(work, device, self.ground.enter)
+
+    def _begin(self) -> _Begun:
+        ground, snapshots = self.ground, self.ground.snapshots
+        self.pieces.grow_back()
+        exact = snapshots.fresh()
+        if not exact and (ground.settings.snapshot.every == 1 or snapshots.last is None):
+            ground.take("save", resumable=False)
+            exact = True
+        return _Begun(exact, snapshots.meta_now(), capture_rng(ground.device), self.pieces.count)
+
+    def _once(self, perform: Callable[[torch.device], T]) -> T:
+        self.ground.board.begin_attempt(self.ground.position.step + 1)
+        result = self._on_the_cpu(perform) if self.cpu_next else perform(self.ground.device)
+        self._compiling.check()
+        self.cpu_next = False
+        return result
+
+    def _on_the_cpu(self, perform: Callable[[torch.device], T]) -> T:
+        """This one batch where there is room, and back."""
+        ground = self.ground
+        home, cpu = ground.device, torch.device("cpu")
+        pieces, self.pieces.count = self.pieces.count, 1
+        ground.snapshots.flush()
+        try:
+            ground.protected.move(cpu)
+            ground.device = cpu
+            return perform(cpu)
+        finally:
+            ground.device, self.pieces.count = home, pieces
+            ground.protected.move(home)
+            ground.snapshots.moved(home)
+
+    # -- after a fault -------------------------------------------------------------------------------------
+
+    def _placed(self, fault: Fault, work: Work | None, samples: int | None) -> Fault:
+        """The fault with what is known about the step it came in."""
+        return fault.at(
+            step=self.ground.position.step + 1,
+            phase=self.ground.board.read().phase.label,
+            pieces=self.pieces.count,
+            batch=None if work is None else transaction.batch_size(work.batch),
+            splittable=work is not None and self._splittable(work, samples),
+        )
+
+    def _judge(self, fault: Fault, error: Exception, begun: _Begun) -> Move:
+        """What now? What this process cannot mend is raised: also if it has no exact state to go back to."""
+        ground = self.ground
+        retry = ground.settings.retry
+        limits = Limits(tries=retry.same_step, outside=retry.without_progress)
+        move = next_move(fault, self._history, self._rungs, self._rung, limits=limits)
+        in_process = move.action in (Action.RETRY, Action.SPLIT, Action.CPU_BATCH)
+        if not in_process or fault.health is not Health.ALIVE or not begun.exact:
+            ground.over = LostWorker(fault, move)
+            raise ground.over from error
+        self._history.append(Past(fault, move, self._rung))
+        ground.link.send("fault", fault=fault.to_json(), move=move.to_json())
+        error.__traceback__ = None  # the frames hold the tensors we are about to free
+        return move
+
+    def _splittable(self, work: Work, samples: int | None) -> bool:
+        oom = self.ground.settings.oom
+        if not oom.split or (work.split is None and not _samples_come_first(work, samples)):
+            return False
+        return oom.allow_batchnorm_split or not transaction.mixes_samples(self.ground.modules())
+
+    def _roll_back(self, begun: _Begun) -> None:
+        """Everything protected, and the generators, as they were when the step began."""
+        self.ground.drop_gradients()
+        transaction.free_memory(self.ground.device)
+        self.ground.snapshots.roll_back(begun.meta)
+        restore_rng(*begun.generators, self.ground.device)
+
+    def _apply(self, move: Move, begun: _Begun) -> None:
+        """Where the next try is, and in how many pieces."""
+        self.cpu_next = move.action is Action.CPU_BATCH
+        # A batch that did not fit in any number of pieces says nothing about those after it.
+        self.pieces.change(begun.pieces if self.cpu_next else move.pieces)
+
+    def _tell_recovered(self) -> None:
+        step = self.ground.position.step + 1
+        if self._history and self._history[-1].fault.step == step:
+            self.ground.link.send("recovered", step=step, in_process=True)
+
+    def loader_mended(self, kind: str, details: dict[str, Any]) -> None:
+        """A loader lost its processes and has replaced them by itself: a fault, told like any other."""
+        step, link = self.ground.position.step + 1, self.ground.link
+        message = str(details.get("message", ""))
+        fault = Fault(Kind(kind), step=step, phase=Phase.DATA.label, message=message, evidence=details)
+        move = Move(Action.RETRY, self._rung, reason="the loader's processes were replaced")
+        link.send("fault", fault=fault.to_json(), move=move.to_json())
+        link.send("recovered", step=step, in_process=True)
+
+
+def _samples_come_first(work: Work, samples: int | None) -> bool:
+    """Whether cutting the batch along its first dimension is known to part samples, not time or channels."""
+    size = transaction.batch_size(work.batch)
+    if size is None or samples is None or work.accumulate > 1:
+        return size is not None
+    return size == samples

@@ -1,0 +1,82 @@
+"""Going on where a run was: the newest snapshot restored, and the place in the loop it was taken at.
+
+    landing = restore(ground)                  # None for a new run
+    if landing.here("batch", "data"):          # the script has come to that place again
+        landing.land(ground)                   # and everything protected is again as it was then
+
+A script that goes on runs up to the loop once more, and through the body of the epoch up to its batches. What that
+does to protected objects is part of the snapshot already, so it does not count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdfast.errors import UserError
+from holdfast.runtime import snapshot
+from holdfast.runtime.ground import Ground, Position
+from holdfast.runtime.layout import read_meta
+from holdfast.runtime.rng import restore_rng
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """Where a restored run goes on. What the script does to protected objects on its way there does not count."""
+
+    at: str
+    of: str | None
+    """The name of the loader whose batch it was."""
+    payload: memoryview
+    meta: dict[str, Any]
+    tensors: list[torch.Tensor]
+    stamp: tuple[object, ...]
+    """What was protected, right after the first restore."""
+
+    def here(self, at: str, of: str | None) -> bool:
+        if at == "asked":  # the head of a loop without epochs and batches, before it draws its batch
+            return self.at in ("free", "end")
+        return (at, of) == (self.at, self.of) or self.at in ("start", "free", "end")
+
+    def land(self, ground: Ground) -> None:
+        """Position, protected objects and generators as they were when the snapshot was taken."""
+        ground.position = Position.of(self.meta)
+        protected = ground.protected
+        if protected.stamp() != self.stamp or protected.tensors() is not self.tensors:
+            protected.restore(snapshot.reader(self.payload), self.meta)
+        self.restore_generators(ground.device)
+
+    def restore_generators(self, device: torch.device) -> None:
+        read = snapshot.reader(self.payload)
+        tensors = {str(name): read(str(name)).clone() for name in self.meta["rng_names"]}
+        restore_rng(tensors, self.meta["rng"], device)
+
+
+def restore(ground: Ground) -> Landing | None:
+    """The state of the newest snapshot, in the objects just protected; None if there is none."""
+    payload = ground.link.newest()
+    if payload is None:
+        return None
+    protected = ground.protected
+    _check_same_objects(read_meta(payload), ground)
+    meta = snapshot.restore(protected, payload)
+    session = meta["session"]
+    ground.position = Position.of(meta)
+    ground.board.commit(ground.position.step, ground.position.samples)
+    at, of, stamp = str(session["at"]), session.get("of"), protected.stamp()
+    landing = Landing(at, of, payload, meta, protected.tensors(), stamp)
+    ground.snapshots.start_after(int(session["sequence"]))
+    landing.restore_generators(ground.device)
+    return landing
+
+
+def _check_same_objects(meta: dict[str, Any], ground: Ground) -> None:
+    before, now = set(meta["parts"]), set(ground.objects)
+    if before != now:
+        raise UserError(
+            "the script protects other objects than the run it goes on with",
+            cause=f"saved: {', '.join(sorted(before))}; protected now: {', '.join(sorted(now))}",
+            hints=["start a new run, or protect the same names"],
+        )
