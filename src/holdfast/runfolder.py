@@ -216,11 +216,13 @@ class RunFolder:
 
     def in_use(self) -> bool:
         """True while a supervisor, or a keeper that outlived it, holds the lock."""
-        try:
-            with open(self.path / "lock", "a+", encoding="utf-8") as file:
-                return not _try_lock(file)
-        except OSError:
-            return False
+        for mode in ("r+", "r"):  # a read-only copy cannot be opened otherwise; a lock that is not there is not made
+            try:
+                with open(self.path / "lock", mode, encoding="utf-8", opener=_plainly) as file:
+                    return not _try_lock(file)
+            except OSError:
+                continue
+        return False
 
     # -- run.json ------------------------------------------------------------------------------------------
 
@@ -354,6 +356,11 @@ def find_run(root: Path, wanted: str) -> RunFolder:
     close = difflib.get_close_matches(wanted, [run.name for run in runs], n=1)
     hints = [f"a similar run exists: `{close[0]}`"] if close else ["`holdfast list` shows the runs there are"]
     raise UserError(f"no run `{wanted}` in {root}", hints=hints)
+
+
+def _plainly(path: str, flags: int) -> int:
+    """A link, or a pipe that nobody writes to, may stand where our file should be."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
 def _try_lock(file: IO[str]) -> bool:

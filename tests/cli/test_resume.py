@@ -92,10 +92,10 @@ def test_damaged_checkpoints_are_passed_over_and_the_loss_is_told(
     done = holdfast("resume", str(copy), "run.device=cpu", "--json", cwd=tmp_path)
     assert done.code == 0, done.err
     notes = done.err.splitlines()
-    assert notes[0] == f"! checkpoint {newest.name} is passed over: its bytes are not the ones written"
+    assert notes[0] == f"! checkpoint {newest.name} is passed over: its bytes are not the ones written: holdfast.meta"
     for path, note in zip(older, notes[1:], strict=False):
-        assert note == f"! checkpoint {path.name} is passed over: it has no readable digest"
-    assert f"• nothing was saved of {RunFolder(copy).name} yet: starting from the beginning" in notes
+        assert note == f"! checkpoint {path.name} is passed over: its digest.json is not one of ours, or cut short"
+    assert f"• no checkpoint of {RunFolder(copy).name} can be used: starting from the beginning" in notes
     receipt = done.json["receipt"]
     assert receipt["weights_sha256"] == finished.done.json["receipt"]["weights_sha256"]
     assert receipt["steps_lost"] == crashed_steps(crashed), "what was committed and could not be kept is told"

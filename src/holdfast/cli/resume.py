@@ -20,6 +20,7 @@ from typing import Any
 from holdfast.cli.output import Output, add_flags, count
 from holdfast.cli.reading import Look
 from holdfast.cli.runs import root_of, supervisor_pid
+from holdfast.cli.text import without_control
 from holdfast.cli.train import add_device
 from holdfast.cli.usage import Parser, UsageError
 from holdfast.errors import ExitCode, UserError
@@ -214,10 +215,16 @@ def _go_on(
 
 def _newest(folder: RunFolder, output: Output) -> checkpoint.Checkpoint | None:
     good, rejected = checkpoint.newest_good(folder.path / "checkpoints")
+    gone = checkpoint.lost(folder.path)
+    if gone is not None:
+        output.note(f"! checkpoint {gone.name} is missing: the journal names it, and it is not there")
     for path, reason in rejected:
-        output.note(f"! checkpoint {path.name} is passed over: {reason}")
+        output.note(without_control(f"! checkpoint {path.name} is passed over: {reason}"))
     if good is None:
-        output.note(f"• nothing was saved of {folder.name} yet: starting from the beginning")
+        some = f"no checkpoint of {folder.name} can be used" if rejected or gone else None
+        output.note(f"• {some or f'nothing was saved of {folder.name} yet'}: starting from the beginning")
+    elif rejected or gone:
+        output.note(f"• going on from checkpoint {good.path.name}, the newest that is good")
     return good
 
 

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from holdfast.runtime.digests import HEADER, MAX_BYTES, BadDigests, Digests, Ori
 STATE = "state.safetensors"
 DIGEST = "digest.json"
 CHUNK = 8 << 20
+_STEP = re.compile(r"[0-9]{1,18}")
 _NAMED = 3
 """Damaged tensors named in one line; `holdfast fsck` names more."""
 
@@ -181,7 +183,7 @@ def check(path: Path, origin: Origin | None = None) -> Checkpoint | Damaged:
         if kind_of(path) != "a folder":
             return Damaged(path, f"it is {kind_of(path) or 'a file'}, not a folder")
         digests = _digests_of(path)
-        if not path.name.isdigit() or digests.step != int(path.name):
+        if not _STEP.fullmatch(path.name) or digests.step != int(path.name):
             return Damaged(path, f"it is of step {digests.step}")
         wanted = origin or Origin.of_folder(path.parent.parent)
         if wanted is not None and digests.origin is not None and digests.origin != wanted:
@@ -248,7 +250,7 @@ def digest_next(file: BinaryIO, size: int) -> tuple[int, str]:
 def candidates(folder: Path) -> list[Path]:
     """What has the name of a checkpoint, the newest step first."""
     with contextlib.suppress(OSError):
-        found = [entry for entry in folder.iterdir() if entry.name.isascii() and entry.name.isdigit()]
+        found = [entry for entry in folder.iterdir() if _STEP.fullmatch(entry.name)]
         return sorted(found, key=lambda entry: int(entry.name), reverse=True)
     return []
 
@@ -276,7 +278,8 @@ def lost(run: Path) -> Path | None:
     if not steps or type(steps[-1]) is not int or steps[-1] < 0:
         return None
     path = run / "checkpoints" / f"{steps[-1]:06d}"
-    return None if os.path.lexists(path) else path
+    newer = any(int(found.name) >= steps[-1] for found in candidates(path.parent))  # saved after the last line
+    return None if newer else path
 
 
 def _saves(journal: Path) -> list[Event]:
