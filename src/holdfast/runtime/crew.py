@@ -99,6 +99,7 @@ class Crew:
             "pieces": move.pieces if move else 1,
             "cpu_batch": move is not None and move.action is Action.CPU_BATCH,
             "chaos": plan.chaos or chaos.from_environment(),
+            "pretend": os.environ.get("HOLDFAST_PRETEND"),
             "scratch": str(affairs.scratch.path),
             "pids": self._pids(),
             "checkpoint": str(plan.resume.state) if plan.resume and newest is None else None,

@@ -235,6 +235,10 @@ def _train(config: dict[str, Any], link: SupervisedLink, rungs: list[Rung]) -> i
         from holdfast.testing.chaos import arm
 
         arm(session, config["chaos"], config)
+    if rungs[rung].device.startswith("pretend"):
+        from holdfast.testing import pretend
+
+        pretend.arm(session, rungs[rung].device, config)
     train = load_train(Path(config["script"]), config["argv"])
     link.send("started", pid=os.getpid(), device=str(rungs[rung].device), torch=torch.__version__)
     train(session, **bind(train, config["arguments"]))
