@@ -76,7 +76,7 @@ def test_a_verdict_that_comes_later(tmp_path: Path) -> None:
     assert "\nblame     data: label 12 of 10 classes\n" in (folder / "README.txt").read_text()
     evidence.add_verdict(folder, {"blame": "device", "sentence": "the device is at fault, once"})
     text = (folder / "README.txt").read_text()
-    assert "\nblame     device: the device is at fault, once\n" in text
+    assert "\nblame     the device is at fault, once\n" in text
     assert "label 12" not in text
     assert not list(folder.glob(".*"))  # nothing half-written is left
 

@@ -93,7 +93,7 @@ def add_verdict(folder: Path, verdict: Mapping[str, Any]) -> None:
 
 def add(folder: Path, name: str, **more: Any) -> None:
     """Add something to one of the JSON files, and tell it in the README."""
-    write_json(folder / name, {**(read_json(folder / name) or {}), **more})
+    write_json(folder / name, {**(read_json(folder / name) or {}), **more}, durable=name == "fault.json")
     write_readme(folder)
 
 
@@ -181,8 +181,10 @@ def _blame(record: dict[str, Any], fault: dict[str, Any]) -> str:
     verdict = record.get("verdict") or (known.get("verdict") if isinstance(known, dict) else None)
     if not isinstance(verdict, dict):
         return "not known"
-    who, why = verdict.get("blame"), verdict.get("sentence") or verdict.get("why")
-    return ": ".join(str(part) for part in (who, why) if part) or "not known"
+    said = verdict.get("sentence") or ": ".join(
+        str(part) for part in (verdict.get("blame"), verdict.get("why")) if part
+    )
+    return str(said) or "not known"
 
 
 def _reading_order(name: str) -> tuple[int, str]:
