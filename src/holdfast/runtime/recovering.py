@@ -150,8 +150,9 @@ class Recovery:
         affairs.memory.release_leases(keep=affairs.keeping.awaited)
         try:
             self._crew.start(move)
-        except NurseryDied:
+        except NurseryDied:  # while the last worker was being ended, and nobody listened
             self._crew.renew_launcher()
+            self._crew.start(move)
 
     def _change_rung(self, rung: int, step: int) -> None:
         affairs = self.affairs
