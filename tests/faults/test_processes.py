@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -140,6 +141,12 @@ def test_killed_by_the_kernel_for_memory(tmp_path: Path, memory_group: Path, ref
     assert run.faults() == ["host_memory"], run.story()
     assert run.fault()["evidence"]["signal"] == "SIGKILL"
     assert run.fault()["evidence"]["oom_kills"] >= 1
+    kernel = json.loads((run.evidence() / "kernel.json").read_text())
+    if kernel["read_from"]:  # where the log may be read it says so too, and the README on top
+        assert "oom-kill-group" in {entry["id"] for entry in kernel["entries"]}
+        assert "reached its memory limit" in (run.evidence() / "README.txt").read_text().splitlines()[0]
+    counted = json.loads((run.evidence() / "counters.json").read_text())
+    assert counted["rose"]["memory.oom_kill"] >= 1
     assert_exact(run, reference(), faults=1)
 
 
