@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from pages import keep
 
-from holdfast.runtime.faults import Explanation, Health, Signature, explanations, signatures
+from holdfast.runtime.evidence.messages import messages, seen_with
+from holdfast.runtime.faults import CODES, Explanation, Health, Signature, explanations, signatures
 from holdfast.runtime.ladder import Action, Entry, Limits, table
 
 _HEALTH = {
@@ -36,6 +37,7 @@ def render() -> str:
             *_overview(),
             *(line for row in explanations() for line in _section(row)),
             *_harmless(),
+            *_kernel_log(),
         ]
     )
 
@@ -77,6 +79,10 @@ def _section(row: Explanation) -> Iterator[str]:
         yield f"**{heading}.** {text}"
         yield ""
     yield from _messages([known for known in signatures() if known.kind is row.kind])
+    names = ", ".join(f"[{line.code}](#{line.id})" for line in seen_with(row.kind) if line.xid != 0)
+    if names:
+        yield f"In the kernel log: {names}."
+        yield ""
 
 
 def _messages(known: list[Signature]) -> Iterator[str]:
@@ -94,6 +100,21 @@ def _harmless() -> Iterator[str]:
     yield "## Messages that are no fault"
     yield ""
     yield from _messages([known for known in signatures() if known.kind is None])
+
+
+def _kernel_log() -> Iterator[str]:
+    yield "## In the kernel log"
+    yield ""
+    yield "Lines that are kept with a fault where the log may be read ([evidence.md](evidence.md)). Each name is a word"
+    yield "for `holdfast explain`, and so is the line itself."
+    yield ""
+    yield "| name | line | means | what helps | seen with |"
+    yield "|---|---|---|---|---|"
+    for row in messages():
+        codes = ", ".join(f"[{CODES[kind]}](#{CODES[kind].lower()})" for kind in row.kinds)
+        sign = row.sign.replace("|", "\\|")
+        yield f'| <a id="{row.id}"></a>{row.code} | `{sign}` | {row.means} | {row.action} | {codes} |'
+    yield ""
 
 
 def _sign(row: Signature) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.cli import explain
 from holdfast.errors import ExitCode, UserError
+from holdfast.runtime.evidence.messages import Message, messages, seen_with
 from holdfast.runtime.faults import CODES, explanations, signatures
 
 
@@ -43,6 +44,33 @@ What you can do
   Reset the card (`nvidia-smi --gpu-reset`, or reload the driver) or reboot,
   then `holdfast resume` the run. If a memory or link error comes back, check
   power, seating and heat, and have the card replaced.
+
+In the kernel log
+  Xid 38, 46, 48, 54, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 136, 140,
+  143, 154, 158, 171, 172; nvidia-off-the-bus, nvidia-reset-required,
+  nvidia-start, amdgpu-reset-failed, xe-wedged, xe-reset-failed, i915-wedged,
+  drm-wedged, pcie-link-down, pcie-uncorrected, pcie-corrected, nvidia-gsp.
+  See `holdfast explain XID38`, and so on.
+"""
+
+XID79 = """\
+XID79 · kernel-log                                                         error
+
+What was seen
+  `NVRM: Xid (PCI:…): 79` in the kernel log (`journalctl -k`, or `sudo
+  dmesg`).
+
+What it means for you
+  The GPU has fallen off the bus.
+
+What holdfast does
+  Keeps the line with the evidence of the fault, in the run's `faults` folder,
+  where the log may be read. What follows depends on the fault (F010, F003,
+  F005): `holdfast explain F010`.
+
+What you can do
+  Reboot; then check power, heat and how the card sits in its slot, and try a
+  lower power limit.
 """
 
 LIST = """\
@@ -120,7 +148,40 @@ def test_every_page_fits_a_small_terminal(code: str, capsys: pytest.CaptureFixtu
     text = capsys.readouterr().out
     assert text.startswith(f"{code} · ")
     assert max(len(line) for line in text.splitlines()) <= 80
-    assert text.count("\n\n") == 4
+    kind = next(kind for kind, its_code in CODES.items() if its_code == code)
+    assert text.count("\n\n") == (5 if seen_with(kind) else 4)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "XID79",
+        "xid 79",
+        "79",
+        "[ 1843.3] NVRM: Xid (PCI:0000:65:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+    ],
+)
+def test_an_error_of_a_driver_by_number_or_line(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(asked) == ExitCode.OK
+    assert capsys.readouterr() == (XID79, "")
+
+
+def test_a_line_of_the_kernel_log(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "amdgpu 0000:03:00.0: amdgpu: ring comp_1.3.0 timeout, signaled seq=6970, emitted seq=6971"
+    assert _run(line) == ExitCode.OK
+    assert "\nWhat it means for you\n  A queue of the GPU hung.\n" in capsys.readouterr().out
+    assert _run(line, "--json") == ExitCode.OK
+    data = json.loads(capsys.readouterr().out)
+    assert (data["schema"], data["code"], data["level"]) == (1, "amdgpu-ring-timeout", "warning")
+
+
+@pytest.mark.parametrize("row", [row for row in messages() if row.xid != 0], ids=lambda row: row.id)
+def test_every_line_that_is_named_can_be_asked_for(row: Message, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(row.code) == ExitCode.OK
+    text = capsys.readouterr().out
+    assert text.startswith(f"{row.code} · kernel-log")
+    long = [line for line in text.splitlines() if len(line) > 80]
+    assert not long or row.regex is not None  # a pattern is not broken
 
 
 def test_a_terminal_without_unicode(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@
     holdfast explain F010                 one code
     holdfast explain hang                 one fault by its word
     holdfast explain "CUDA error: device-side assert triggered"       a message, as torch printed it
+    holdfast explain XID79                an error of NVIDIA's driver; a line of the kernel log, too
 
 Whoever has codes adds a function to `SOURCES`; this command only finds and prints. A row needs the fields of
 `Topic`, and may have a `measured_by` and a `kind`.
@@ -21,6 +22,8 @@ from holdfast.runtime import faults
 
 if TYPE_CHECKING:
     import argparse
+
+    from holdfast.runtime.evidence.messages import Message
 
 _WIDTH = 80
 
@@ -65,7 +68,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "  holdfast explain F010              one code\n"
         "  holdfast explain hang              one fault by its word\n"
         '  holdfast explain "CUDA error: device-side assert triggered"\n'
-        "                                     a message, as torch printed it",
+        "                                     a message, as torch printed it\n"
+        "  holdfast explain XID79             an error of NVIDIA's driver, by its number\n"
+        '  holdfast explain "amdgpu: ring gfx_0.0.0 timeout"\n'
+        "                                     a line of the kernel log",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("code", nargs="?", metavar="CODE", help="a code, a fault's word, or an error message")
@@ -99,9 +105,10 @@ def page(topic: Topic | None, known: faults.Signature | None = None) -> list[str
     lines = [f"{head}{topic.level:>{max(_WIDTH - len(head), len(topic.level) + 2)}}"]
     lines += _message(known)
     lines += _section("What was seen", topic.seen)
-    lines += _section("What it means for you", topic.means)
+    lines += _section("What it means for you", _sentence(topic.means))
     lines += _section("What holdfast does", topic.does)
     lines += _section("What you can do", topic.you_can)
+    lines += _in_the_kernel_log(topic)
     measured_by = getattr(topic, "measured_by", None)
     if measured_by:
         lines += ["", f"Measured by  {measured_by}"]
@@ -111,8 +118,29 @@ def page(topic: Topic | None, known: faults.Signature | None = None) -> list[str
 def _message(known: faults.Signature | None) -> list[str]:
     if known is None:
         return []
-    sentences = [f"{text[0].upper()}{text[1:]}." for text in (known.means, known.action)]
-    return _section("This message", " ".join(sentences))
+    return _section("This message", " ".join(_sentence(text) for text in (known.means, known.action)))
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(".") else f"{text[0].upper()}{text[1:]}."
+
+
+def _in_the_kernel_log(topic: Topic) -> list[str]:
+    """The lines a fault is seen with, by their names: each of them has a page of its own."""
+    rows = _kernel_rows(topic)
+    if not rows:
+        return []
+    numbers = ", ".join(str(number) for number in sorted(row.xid for row in rows if row.xid))
+    names = ", ".join(row.code for row in rows if not row.xid)
+    listed = "; ".join(part for part in (f"Xid {numbers}" if numbers else "", names) if part)
+    return _section("In the kernel log", f"{listed}. See `holdfast explain {rows[0].code}`, and so on.")
+
+
+def _kernel_rows(topic: Topic | None) -> list[Message]:
+    from holdfast.runtime.evidence.messages import seen_with
+
+    kind = getattr(topic, "kind", None)
+    return [row for row in seen_with(kind) if row.xid != 0] if kind is not None else []
 
 
 def _section(heading: str, text: str) -> list[str]:
@@ -146,9 +174,18 @@ def _find(asked: str, topics: Sequence[Topic]) -> tuple[Topic | None, faults.Sig
             return topic, None
     known = faults.signature(word) or faults.match_text(asked)
     if known is None:
+        said = _by_kernel_log(asked)
+        if said is not None:
+            return said, None
         raise _unknown(asked, word, topics)
     code = faults.CODES[known.kind] if known.kind else None
     return next((topic for topic in topics if topic.code == code), None), known
+
+
+def _by_kernel_log(asked: str) -> Message | None:
+    from holdfast.runtime.evidence.messages import explained
+
+    return explained(asked)
 
 
 def _names(topic: Topic) -> set[str]:
@@ -179,7 +216,11 @@ def _as_json(topic: Topic | None) -> dict[str, object]:
     data: dict[str, object] = {name: getattr(topic, name, None) for name in _FIELDS}
     kind = data["kind"]
     known = [row for row in faults.signatures() if kind is not None and row.kind is kind]
-    return {**data, "messages": [_signature_as_json(row) for row in known]}
+    kernel = [
+        {"id": row.id, "xid": row.xid, "regex": row.regex, "health": row.health.value, "means": row.means}
+        for row in _kernel_rows(topic)
+    ]
+    return {**data, "messages": [_signature_as_json(row) for row in known], "kernel_log": kernel}
 
 
 def _signature_as_json(known: faults.Signature) -> dict[str, object]:

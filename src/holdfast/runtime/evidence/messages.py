@@ -74,7 +74,7 @@ class Message:
 
     @property
     def slug(self) -> str:
-        return self.id
+        return "kernel-log"
 
     @property
     def level(self) -> str:
@@ -93,8 +93,8 @@ class Message:
     def does(self) -> str:
         codes = ", ".join(CODES[kind] for kind in self.kinds)
         return (
-            f"Keeps the line with the fault it is seen with ({codes}), in the run's `faults` folder, where the log "
-            "can be read. What follows depends on the fault: see `holdfast explain` with its code."
+            "Keeps the line with the evidence of the fault, in the run's `faults` folder, where the log may be read. "
+            f"What follows depends on the fault ({codes}): `holdfast explain {CODES[self.kinds[0]]}`."
         )
 
     @property
