@@ -3,6 +3,8 @@
     with open_regular(path) as file: ...      # never a link, a pipe or a device: those are an OSError with words
     read_bounded(path, 1 << 20)               # never more than was asked for
     flush_to_disk(fd); forget_cached(fd)      # what is read after this comes from the disk, where the system lets us
+    write_json(path, data)                    # replaced whole, never half
+    read_json(path)                           # an object, or None for anything else
 
 A run folder can come from anybody. A link in it may lead out of it, a named pipe may never answer and a device may
 never end: whoever reads a run folder he does not own reads it through here.
@@ -12,11 +14,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import stat
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+MAX_JSON = 16 << 20
+"""Bytes of a JSON file of ours; a longer one is not read."""
 
 _OPEN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _KINDS = (
@@ -80,6 +86,69 @@ def forget_cached(fd: int) -> None:
 
         with contextlib.suppress(OSError):
             fcntl.fcntl(fd, fcntl.F_NOCACHE, 1)
+
+
+# JSON -----------------------------------------------------------------------------------------------------
+
+
+def write_json(path: Path, data: dict[str, Any], *, durable: bool = True) -> None:
+    """Replace a file whole: a reader sees the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8", opener=private) as file:
+            json.dump(data, file, indent=2, default=str)
+            file.write("\n")
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object from a file we may not have written; None if it is anything else."""
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            if _kind(os.fstat(file.fileno()).st_mode) is not None:
+                return None
+            text = file.read(MAX_JSON + 1)
+        data = json.loads(text) if len(text) <= MAX_JSON else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def whole(value: object, default: int = 0) -> int:
+    """A count from a file we may not have written: anything that is not one is `default`."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default
+
+
+def number(value: object, default: float = 0.0) -> float:
+    """The same for an amount."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames inside a folder durable, where the system lets a folder be opened."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def private(path: str, flags: int) -> int:
+    """For `open`: a new file is its owner's alone."""
+    return os.open(path, flags, 0o600)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """A pipe that nobody writes to would be waited for."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _kind(mode: int) -> str | None:

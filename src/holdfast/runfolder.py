@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
 import sys
 import time
@@ -27,41 +26,21 @@ from typing import IO, Any
 
 from holdfast.errors import UserError
 from holdfast.events import DURABLE, Event
+from holdfast.files import number as number
+from holdfast.files import read_json as read_json
+from holdfast.files import sync_folder as sync_folder
+from holdfast.files import whole as whole
+from holdfast.files import write_json as write_json
+from holdfast.linefile import LineFile
+from holdfast.runnames import new_name as new_name
 
 FORMAT = 1
 LAST_WORD = "last.json"
 """What the keeper leaves when its supervisor died: how far the last worker was."""
 LIVE_STATES = frozenset({"STARTING", "RUNNING", "RECOVERING", "MOVED", "PAUSED"})
-_MAX_JSON = 16 << 20
 
-_ADJECTIVES = """
-    amber bold brave bright brisk calm candid clear cobalt crisp deep eager early fair fleet fond frank gentle
-    glad golden grand hardy hazel honest humble jolly keen kind lively lucid lucky mellow merry mild misty
-    modest neat noble olive patient plain plucky polite prime proud quick quiet rapid ready royal rustic sandy
-    sharp silent silver sincere slate sober solid spry stable steady still stout sturdy sunny sure swift tidy
-    tranquil true upbeat vivid warm wise witty young zesty
-"""
-_ANIMALS = """
-    auk badger bat bear beaver bison bittern boar bobcat bream buck bunting carp cod condor coot coyote crane
-    crow curlew deer dipper dove duck dunlin eagle egret elk ermine falcon ferret finch fox gannet gecko goat
-    goose grouse gull hare hawk heron hoopoe ibex ibis jackdaw jay kestrel kite lark lemur linnet lynx marten
-    martin merlin mole moose moth newt oriole osprey otter owl oyster pelican perch petrel pike pipit plover
-    puffin quail rail raven robin rook ruff salmon seal shrew shrike siskin skua snipe sparrow stoat stork swan
-    swift teal tern thrush trout vole wagtail walrus weasel whale wolf wombat wren yak zebra
-"""
 _SECRET = re.compile(r"(token(?![a-z])|secret|passw|api[-_]?key|credential|private)", re.IGNORECASE)
 """`hf_token` is one, `max_tokens` and `tokenizer` are not: a resumed run needs them."""
-
-
-def new_name(taken: set[str]) -> str:
-    """A name a person can say; drawn from the system's own randomness, never from the user's seed."""
-    source = random.SystemRandom()
-    adjectives, animals = _ADJECTIVES.split(), _ANIMALS.split()
-    for _ in range(100):
-        name = f"{source.choice(adjectives)}-{source.choice(animals)}"
-        if name not in taken:
-            return name
-    return f"{name}-{source.randrange(1000, 9999)}"
 
 
 def redact(argv: list[str]) -> list[str]:
@@ -81,57 +60,23 @@ def redact(argv: list[str]) -> list[str]:
     return kept
 
 
-def write_json(path: Path, data: dict[str, Any], *, durable: bool = True) -> None:
-    """Replace a file whole: a reader sees the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(data, file, indent=2, default=str)
-        file.write("\n")
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object from a file we may not have written; None if it is anything else."""
-    try:
-        if path.stat().st_size > _MAX_JSON:
-            return None
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return data if isinstance(data, dict) else None
-
-
-def whole(value: object, default: int = 0) -> int:
-    """A count from a file we may not have written: anything that is not one is `default`."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default
-
-
-def number(value: object, default: float = 0.0) -> float:
-    """The same for an amount."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
-
-
-def sync_folder(path: Path) -> None:
-    """Make renames inside a folder durable, where the system lets a folder be opened."""
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
 class RunFolder:
-    """One run on disk."""
+    """One run on disk.
+
+    For whoever holds the lock, the disk may fail: what it does not take is kept in memory, and `flush` tries again.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._journal: IO[str] | None = None
-        self._metrics: IO[str] | None = None
+        self.left: Path | None = None
+        """Where it was before it had to move."""
+        self._lines: dict[str, LineFile] = {}
         self._lock: IO[str] | None = None
+        self._known: dict[str, Any] = {}
+        """run.json as we last wrote it, for the time when it cannot be read."""
+        self._unwritten: dict[str, dict[str, Any]] = {}
+        """Files that are to be replaced as soon as the disk takes them."""
+        self._problem: OSError | None = None
 
     # -- finding and making --------------------------------------------------------------------------------
 
@@ -145,16 +90,16 @@ class RunFolder:
             stamp = datetime.now().strftime("%Y%m%d-%H%M")
             path = root / f"{workload}-{stamp}-{name}"
             path.mkdir(mode=0o700)
+            folder = cls(path)
+            for part in ("checkpoints", "faults"):
+                (path / part).mkdir(mode=0o700)
+            folder.write_info({"schema": 1, "format": FORMAT, "run": name, "workload": workload, **info})
         except OSError as error:
             raise UserError(
                 f"cannot create a run folder in {root}",
                 cause=str(error.strerror or error),
                 hints=["choose another place with `run.folder=PATH`"],
             ) from None
-        folder = cls(path)
-        for part in ("checkpoints", "faults"):
-            (path / part).mkdir(mode=0o700)
-        folder.write_info({"schema": 1, "format": FORMAT, "run": name, "workload": workload, **info})
         return folder
 
     @classmethod
@@ -204,11 +149,11 @@ class RunFolder:
                     ],
                 )
             time.sleep(0.05)
-        file.seek(0)
-        file.truncate()
-        file.write(f"pid {os.getpid()}\n")
-        file.flush()
+        with contextlib.suppress(OSError):  # a full disk may leave it without a name, but it is held
+            os.truncate(file.fileno(), 0)
+            os.write(file.fileno(), f"pid {os.getpid()}\n".encode())
         self._lock = file
+        self._known = self.info
 
     @property
     def lock_fd(self) -> int | None:
@@ -228,10 +173,23 @@ class RunFolder:
 
     @property
     def info(self) -> dict[str, Any]:
-        return read_json(self.path / "run.json") or {}
+        known = {} if self._lock is None else dict(self._known)
+        return self._unwritten.get("run.json") or read_json(self.path / "run.json") or known
 
     def write_info(self, info: dict[str, Any]) -> None:
-        write_json(self.path / "run.json", info)
+        self.put("run.json", info)
+        self._known = info
+
+    def put(self, name: str, data: dict[str, Any]) -> None:
+        """Replace a JSON file. What the disk does not take waits for `flush`, if this process has the run's lock."""
+        try:
+            write_json(self.path / name, data)
+            self._unwritten.pop(name, None)
+        except OSError as error:
+            if self._lock is None:
+                raise
+            self._unwritten[name] = data
+            self._problem = error
 
     def update_info(self, **changes: Any) -> None:
         self.write_info({**self.info, **changes})
@@ -244,21 +202,73 @@ class RunFolder:
     # -- appending -----------------------------------------------------------------------------------------
 
     def append(self, event: Event) -> None:
-        if self._journal is None:
-            self._journal = _open_lines(self.path / "journal.jsonl")
-        self._journal.write(event.to_line() + "\n")
-        self._journal.flush()
-        if event.kind in DURABLE:
-            os.fsync(self._journal.fileno())
+        self._file("journal.jsonl").append(event.to_line(), durable=event.kind in DURABLE)
 
     def append_metrics(self, record: dict[str, Any]) -> None:
-        if self._metrics is None:
-            self._metrics = _open_lines(self.path / "metrics.jsonl")
-        self._metrics.write(json.dumps(record) + "\n")
-        self._metrics.flush()
+        self._file("metrics.jsonl").append(json.dumps(record))
+
+    def _file(self, name: str) -> LineFile:
+        return self._lines.setdefault(name, LineFile(self.path / name))
 
     def write_beat(self, beat: dict[str, Any]) -> None:
-        write_json(self.path / "beat.json", beat, durable=False)
+        """The next one comes in a second: one that cannot be written is left out."""
+        try:
+            write_json(self.path / "beat.json", beat, durable=False)
+        except OSError as error:
+            self._problem = error
+
+    # -- when the disk fails ---------------------------------------------------------------------------------
+
+    def flush(self) -> bool:
+        """Try again what the disk did not take; True once it has everything."""
+        self._problem = None
+        for name, data in list(self._unwritten.items()):
+            self.put(name, data)
+        written = all([lines.flush() for lines in self._lines.values()])
+        if written and not self._unwritten and self._lock is not None:
+            self._lock_again()
+        return written and not self._unwritten and self._problem is None
+
+    @property
+    def problem(self) -> OSError | None:
+        """Why something waits in memory; None if nothing does."""
+        return self._problem or next((lines.problem for lines in self._lines.values() if lines.problem), None)
+
+    @property
+    def dropped(self) -> int:
+        """Lines that were too many to wait."""
+        return sum(lines.dropped for lines in self._lines.values())
+
+    def move_to(self, path: Path) -> None:
+        """Go on in another folder, with what was recorded so far: this one cannot be written to any more."""
+        path.mkdir(mode=0o700, parents=True)
+        for part in ("checkpoints", "faults"):
+            (path / part).mkdir(mode=0o700)
+        info = self.info
+        self.left, self.path = self.path, path
+        for name in ("journal.jsonl", "metrics.jsonl"):
+            self._file(name).move(path / name)
+        self.write_info(info)
+        self.flush()
+
+    def _lock_again(self) -> None:
+        """The folder was taken away and another one is in its place: hold that one too."""
+        assert self._lock is not None
+        try:
+            there, ours = os.stat(self.path / "lock"), os.fstat(self._lock.fileno())
+            if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
+                return
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._problem = error
+            return
+        held, self._lock = self._lock, None
+        try:
+            self.lock(wait=0.0)
+            held.close()
+        except (UserError, OSError):
+            self._lock = held
 
     def next_fault_folder(self) -> Path:
         """faults/01, faults/02, …: where the evidence of one fault is kept."""
@@ -270,10 +280,12 @@ class RunFolder:
         return folder
 
     def close(self) -> None:
-        for file in (self._journal, self._metrics, self._lock):
-            if file is not None:
-                file.close()
-        self._journal = self._metrics = self._lock = None
+        for lines in self._lines.values():
+            lines.close()
+        self._lines = {}
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     # -- reading -------------------------------------------------------------------------------------------
 
@@ -296,16 +308,6 @@ def name_of(path: Path) -> str:
     """calm-heron, from eeg-20261115-0912-calm-heron."""
     match = re.search(r"\d{8}-\d{4}-(.+)$", path.name)
     return match.group(1) if match else path.name
-
-
-def _open_lines(path: Path) -> IO[str]:
-    """Append to a file of lines. One that was cut off by a power cut is ended first, or it would swallow ours."""
-    with open(path, "ab+") as file:
-        if file.tell() > 0:
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
-    return open(path, "a", encoding="utf-8")
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

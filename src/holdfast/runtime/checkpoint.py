@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from holdfast.events import Event, utc_now
-from holdfast.files import flush_to_disk, forget_cached, kind_of, open_regular, read_bounded
+from holdfast.files import flush_to_disk, forget_cached, kind_of, open_regular, private, read_bounded
 from holdfast.human import counted
 from holdfast.runfolder import sync_folder
 from holdfast.runtime import layout
@@ -133,7 +133,7 @@ def _write_state(path: Path, payload: memoryview, check: Callable[[], None]) -> 
 def write_file(path: Path, pieces: Iterable[memoryview]) -> list[str]:
     """Write a new file to the disk, and the SHA-256 of each piece."""
     hashed = []
-    with open(path, "xb", opener=_private) as file:
+    with open(path, "xb", opener=private) as file:
         for piece in pieces:
             digest = hashlib.sha256()
             for start in range(0, len(piece), CHUNK):
@@ -145,10 +145,6 @@ def write_file(path: Path, pieces: Iterable[memoryview]) -> list[str]:
         flush_to_disk(file.fileno())
         forget_cached(file.fileno())
     return hashed
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _read_back(temporary: Path, digests: Digests) -> None:

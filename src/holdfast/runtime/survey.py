@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.files import kind_of, open_regular, read_bounded
+from holdfast.files import MAX_JSON, kind_of, open_regular, read_bounded
 from holdfast.human import counted
 from holdfast.runfolder import FORMAT, LIVE_STATES, RunFolder, name_of
 from holdfast.runtime import checkpoint
@@ -27,7 +27,6 @@ from holdfast.runtime.digests import Origin
 GOOD, READABLE, DAMAGED, MISSING, UNKNOWN, NOTED = "good", "readable", "damaged", "missing", "unknown", "noted"
 """Good is what has a digest that agrees; what has none can only be readable."""
 BAD = frozenset({DAMAGED, MISSING})
-MAX_JSON = 16 << 20
 MAX_LINE = 1 << 20
 """Bytes of one line of a journal; a longer one is none of ours."""
 ENDED = frozenset({"FINISHED", "STOPPED", "FAILED", "GAVE_UP"})
