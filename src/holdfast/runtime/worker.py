@@ -37,6 +37,7 @@ from holdfast.runtime.fetching import FromChild
 from holdfast.runtime.ladder import Rung
 from holdfast.runtime.launch import connect_back
 from holdfast.runtime.loader import LoaderFailed
+from holdfast.runtime.precision import force_fp32
 from holdfast.runtime.scratch import Scratch
 from holdfast.runtime.session import LostWorker, Run, Session, StopRun
 from holdfast.runtime.slots import Arena
@@ -81,7 +82,13 @@ class SupervisedLink:
         return None if self.checkpoint is None else map_file(self.checkpoint)
 
     def committed(self, step: int) -> None:
-        return None  # the supervisor reads the slots
+        """The supervisor reads the slots. Those the state has outgrown are let go here as there."""
+        if len(self.arenas) < 2 or self.arenas[-1].newest() is None:
+            return
+        if not torch.cuda.is_initialized():  # there they are page-locked, and stay until this process ends
+            outgrown, self.arenas = self.arenas[:-1], self.arenas[-1:]
+            for arena in outgrown:
+                arena.close()
 
     def send(self, kind: str, **data: Any) -> None:
         self.channel.send({"kind": kind, **data})
@@ -230,7 +237,14 @@ def _train(config: dict[str, Any], link: SupervisedLink, rungs: list[Rung]) -> i
         resumed=link.newest() is not None,
     )
     session = Session(link, run=run, rungs=rungs, rung=rung, settings=settings, device=device)
-    session.begin_with(pieces=int(config.get("pieces", 1)), cpu_batch=bool(config.get("cpu_batch")))
+    session.begin_with(
+        pieces=int(config.get("pieces", 1)),
+        cpu_batch=bool(config.get("cpu_batch")),
+        trial=config.get("trial"),
+        probation=int(config.get("probation") or 0),
+    )
+    if rungs[rung].precision == "fp32":
+        force_fp32()
     if config.get("chaos"):
         from holdfast.testing.chaos import arm
 
