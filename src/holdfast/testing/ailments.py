@@ -31,7 +31,7 @@ VARIABLE = "HOLDFAST_PRETEND"
 KINDS = ("crash", "hang", "error", "wrong")
 """A read of address zero; an endless wait in C; a sticky device error; gradients that are wrong."""
 WRONG = ("scale", "zero", "bit")
-"""All gradients a thousand times too large; one layer's zero; one bit of an exponent."""
+"""All gradients a thousand times too large; one tensor's zero; in one tensor, a bit of every 32nd exponent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,8 +84,9 @@ class _Ailing:
 
     def _watch_gradients(self) -> None:
         """Every gradient that is computed on this device from now on passes through our hands."""
-        modules = [value for value in self.session._named.values() if isinstance(value, torch.nn.Module)]
-        parameters = [each for module in modules for each in module.parameters() if each.requires_grad]
+        optimizers = [value for value in self.session._named.values() if isinstance(value, torch.optim.Optimizer)]
+        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+        parameters = [each for group in groups for each in group if each.requires_grad]
         for number, parameter in enumerate(parameters):
             if id(parameter) not in self._spoiled:
                 self._spoiled.add(id(parameter))
@@ -108,7 +109,9 @@ def spoil(gradient: Tensor, how: str, *, last: bool = True) -> Tensor:
     if how == "zero":
         return torch.zeros_like(gradient)
     wrong = gradient.float().clone(memory_format=torch.contiguous_format)
-    wrong.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 30)
+    wrong.view(-1)[::32].view(torch.int32).bitwise_xor_(
+        1 << 27
+    )  # a lane of the card, 65536 times too much or too little
     return wrong.to(gradient.dtype)
 
 
