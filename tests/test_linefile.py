@@ -90,10 +90,10 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
 
 
 def test_what_waits_is_bounded_and_the_oldest_goes_first(tmp_path: Path) -> None:
-    file = LineFile(tmp_path / "gone" / "journal", most=1000)
+    file = LineFile(tmp_path / "gone" / "journal", most=500)
     for number in range(100):
         file.append(f"line {number:03d}")
-    assert file.waiting == 1000 // len("line 000\n") and file.waiting + file.dropped == 100
+    assert file.waiting == 500 // len("line 000\n") and file.waiting + file.dropped == 100
     (tmp_path / "gone").mkdir()
     file.close()
     assert lines(tmp_path / "gone" / "journal") == [f"line {number:03d}" for number in range(file.dropped, 100)]

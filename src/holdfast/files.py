@@ -16,6 +16,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -86,6 +87,15 @@ def forget_cached(fd: int) -> None:
 
         with contextlib.suppress(OSError):
             fcntl.fcntl(fd, fcntl.F_NOCACHE, 1)
+
+
+def remove(path: Path) -> None:
+    """Whatever it is, if it can be done; a link is removed and not followed."""
+    with contextlib.suppress(OSError):
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 # JSON -----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.events import Event
+from holdfast.files import remove
 from holdfast.runfolder import RunFolder, write_json
 from holdfast.runtime import checkpoint, layout
 
@@ -206,7 +207,7 @@ def test_a_hostile_folder_is_read_without_harm(run: RunFolder, tmp_path: Path) -
     (path / "journal.jsonl").write_bytes(b"\0" * (3 << 20))
     (path / "beat.json").write_text("[" * 100_000)
     (path / "lock").symlink_to(secret / "lock")
-    checkpoint.remove(path / "faults")
+    remove(path / "faults")
     (path / "faults").symlink_to(secret)
     checkpoints = path / "checkpoints"
     (checkpoints / "000040").symlink_to(secret)

@@ -20,6 +20,7 @@ from holdfast.runtime import checkpoint, layout
 from holdfast.runtime.checkpoint import Checkpoint, Damaged
 from holdfast.runtime.digests import Origin
 from holdfast.runtime.state import Protected
+from holdfast.runtime.weights import NO_DIGEST, check_weights, write_weights
 from tests.runtime.saving import CPU, load, save
 
 
@@ -371,7 +372,7 @@ def test_a_checkpoint_trains_on(folder: Path) -> None:
 def test_the_weights_load_with_plain_safetensors(tmp_path: Path) -> None:
     model, optimizer = trained()
     data = memoryview(save(Protected({"model": model, "optimizer": optimizer}, CPU)))
-    checkpoint.write_weights(tmp_path / "best.safetensors", data)
+    write_weights(tmp_path / "best.safetensors", data)
     weights = load_file(tmp_path / "best.safetensors")
     assert set(weights) == set(model.state_dict())
     fresh = Net()
@@ -385,7 +386,7 @@ def test_the_weights_of_a_compiled_model_carry_no_trace_of_it(tmp_path: Path) ->
     model, optimizer = trained()
     compiled = torch.compile(model, backend="eager")
     data = memoryview(save(Protected({"model": compiled, "optimizer": optimizer}, CPU)))
-    checkpoint.write_weights(tmp_path / "best.safetensors", data)
+    write_weights(tmp_path / "best.safetensors", data)
     Net().load_state_dict(load_file(tmp_path / "best.safetensors"), strict=True)
 
 
@@ -393,7 +394,7 @@ def test_several_modules_keep_their_names_in_front(tmp_path: Path) -> None:
     (generator, first), (critic, second) = trained(1), trained(2)
     named = {"generator": generator, "critic": critic, "g_opt": first, "c_opt": second}
     data = memoryview(save(Protected(named, CPU)))
-    checkpoint.write_weights(tmp_path / "final.safetensors", data)
+    write_weights(tmp_path / "final.safetensors", data)
     weights = load_file(tmp_path / "final.safetensors")
     for prefix, module in (("generator.", generator), ("critic.", critic)):
         own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
@@ -410,59 +411,59 @@ def test_the_whole_checkpoint_is_a_safetensors_file_too(folder: Path) -> None:
 
 def test_the_digest_of_the_weights_is_the_same_in_every_form(tmp_path: Path) -> None:
     data = payload()
-    checkpoint.write_weights(tmp_path / "best.safetensors", data)
+    write_weights(tmp_path / "best.safetensors", data)
     assert layout.weights_sha256((tmp_path / "best.safetensors").read_bytes()) == layout.weights_sha256(data)
     assert layout.weights_sha256(payload(1)) != layout.weights_sha256(data)
 
 
 def test_best_is_replaced_whole(tmp_path: Path) -> None:
     path = tmp_path / "best.safetensors"
-    checkpoint.write_weights(path, payload(1))
+    write_weights(path, payload(1))
     first = path.read_bytes()
-    checkpoint.write_weights(path, payload(2))
+    write_weights(path, payload(2))
     assert path.read_bytes() != first
     assert [entry.name for entry in tmp_path.iterdir()] == ["best.safetensors"]
 
 
 def test_weights_carry_their_own_digest_wherever_they_go(tmp_path: Path) -> None:
     path = tmp_path / "best.safetensors"
-    checkpoint.write_weights(path, payload(), step=7, origin=Origin("calm-heron"))
+    write_weights(path, payload(), step=7, origin=Origin("calm-heron"))
     with safe_open(path, framework="pt") as file:
         said = file.metadata()
     assert {key: said[key] for key in ("format", "run", "step")} == {"format": "pt", "run": "calm-heron", "step": "7"}
-    assert checkpoint.check_weights(path) is None
+    assert check_weights(path) is None
     path.rename(tmp_path / "mailed.safetensors")
-    assert checkpoint.check_weights(tmp_path / "mailed.safetensors") is None
+    assert check_weights(tmp_path / "mailed.safetensors") is None
     assert path.parent.stat().st_mode and (tmp_path / "mailed.safetensors").stat().st_mode & 0o777 == 0o600
 
 
 def test_every_flipped_bit_of_the_weights_is_noticed(tmp_path: Path) -> None:
     """Every byte of the header and of the tensors, one bit each."""
     path = tmp_path / "best.safetensors"
-    checkpoint.write_weights(path, payload(), step=7)
+    write_weights(path, payload(), step=7)
     whole = path.read_bytes()
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << at % 8)]) + whole[at + 1 :])
-        assert checkpoint.check_weights(path) not in (None, checkpoint.NO_DIGEST), at
+        assert check_weights(path) not in (None, NO_DIGEST), at
     path.write_bytes(whole[:-1])
-    assert checkpoint.check_weights(path) == "its bytes are not the ones written"
+    assert check_weights(path) == "its bytes are not the ones written"
     path.write_bytes(whole[:20])
-    assert checkpoint.check_weights(path) == "its header is damaged"
+    assert check_weights(path) == "its header is damaged"
     path.unlink()
-    assert checkpoint.check_weights(path) == "it cannot be read: No such file or directory"
+    assert check_weights(path) == "it cannot be read: No such file or directory"
 
 
 def test_weights_of_somebody_else_are_neither_good_nor_damaged(tmp_path: Path) -> None:
     save_file({"weight": torch.ones(3)}, tmp_path / "best.safetensors")
-    assert checkpoint.check_weights(tmp_path / "best.safetensors") == checkpoint.NO_DIGEST
+    assert check_weights(tmp_path / "best.safetensors") == NO_DIGEST
 
 
 def test_weights_that_cannot_be_written_leave_the_old_ones(tmp_path: Path) -> None:
     path = tmp_path / "best.safetensors"
-    checkpoint.write_weights(path, payload(1))
+    write_weights(path, payload(1))
     before = path.read_bytes()
     with pytest.raises(ValueError):
-        checkpoint.write_weights(path, memoryview(b"not a snapshot at all, though long enough"))
+        write_weights(path, memoryview(b"not a snapshot at all, though long enough"))
     assert path.read_bytes() == before
 
 

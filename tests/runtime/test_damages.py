@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.events import Event
+from holdfast.files import remove
 from holdfast.runfolder import RunFolder
 from holdfast.runtime import checkpoint
 from holdfast.runtime.checkpoint import Checkpoint, Damaged
@@ -61,15 +62,15 @@ class World:
     def repair(self) -> None:
         """Only what is different: a thousand times six files would keep a disk busy for half a minute."""
         for link in self.elsewhere.iterdir():
-            checkpoint.remove(link)
+            remove(link)
         for path in [self.at(step) for step in STEPS]:
             if path.is_symlink() or not path.is_dir():
-                checkpoint.remove(path)
+                remove(path)
                 path.mkdir()
         for path, data in self.pristine.items():
             plain = path.is_file() and not path.is_symlink()
             if not plain or path.read_bytes() != data:
-                checkpoint.remove(path)
+                remove(path)
                 path.write_bytes(data)
 
 
@@ -182,7 +183,7 @@ def a_link_in_its_place(world: World, rng: Random, step: int) -> str:
     if where == "same":
         path.rename(away)
     else:
-        checkpoint.remove(path)
+        remove(path)
     target = {"same": away, "other": Path("/dev/zero"), "nowhere": world.ours / "nowhere"}[where]
     path.symlink_to(target)
     return f"{path.name} is a link to {target}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from holdfast.runfolder import RunFolder
-from holdfast.runtime import checkpoint, launch, layout
+from holdfast.runtime import checkpoint, launch, layout, weights
 from holdfast.runtime.channel import Channel
 from holdfast.runtime.keeper import Keeper
 from holdfast.runtime.slots import Arena
@@ -184,7 +185,8 @@ def test_a_snapshot_overwritten_while_it_is_copied_leaves_no_checkpoint(
         arena.slots[newest.slot].begin(99)
         return written
 
-    monkeypatch.setattr(checkpoint, "write_file", interrupted)
+    for module in (checkpoint, weights):
+        monkeypatch.setattr(module, "write_file", interrupted)
     assert "overwritten" in keeper._answer({"reason": "test"})["not_saved"]
     assert checkpoint.candidates(tmp_path / "checkpoints") == []
     commit(arena, 2)
@@ -201,8 +203,8 @@ def test_a_place_that_cannot_be_written_to_is_said_and_survived(kept: Kept) -> N
     folder.rmdir()
     folder.write_text("in the way")
     answer = kept.save()
-    assert "saved" not in answer
-    assert answer["not_saved"] and answer["errno"]
+    assert answer["saved"] is None
+    assert (answer["not_saved"], answer["errno"]) == ("Not a directory", errno.ENOTDIR)
     folder.unlink()
     folder.mkdir()
     assert kept.save()["saved"]["step"] == 1

@@ -3,7 +3,7 @@
     saved = write(folder, payload, step=3600)         # keeper: temporary folder, fsync, read back, rename
     newest, passed_over = newest_good(folder)         # resume: the newest that is exactly what was written
     check(folder / "003600")                          # a Checkpoint, or Damaged with the reason and the tensors
-    write_weights(path, payload)                      # the model alone, plain safetensors; check_weights(path)
+    write_weights(path, payload)                      # the model alone: weights.py
 
 A checkpoint is a folder `003600/` with `state.safetensors` (the snapshot's own bytes) and `digest.json`. What is
 read here may come from anybody: no link is followed, and nothing is believed before its digest agrees.
@@ -13,25 +13,33 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from holdfast.events import Event, utc_now
-from holdfast.files import flush_to_disk, forget_cached, kind_of, open_regular, private, read_bounded
+from holdfast.files import forget_cached, kind_of, open_regular, read_bounded, remove
 from holdfast.human import counted
 from holdfast.runfolder import sync_folder
 from holdfast.runtime import layout
-from holdfast.runtime.digests import HEADER, MAX_BYTES, BadDigests, Digests, Origin, Piece
+from holdfast.runtime.digests import (
+    CHUNK,
+    HEADER,
+    MAX_BYTES,
+    BadDigests,
+    Digests,
+    Origin,
+    Piece,
+    digest_next,
+    write_file,
+)
+from holdfast.runtime.weights import write_weights as write_weights
 
 STATE = "state.safetensors"
 DIGEST = "digest.json"
-CHUNK = 8 << 20
 _STEP = re.compile(r"[0-9]{1,18}")
 _NAMED = 3
 """Damaged tensors named in one line; `holdfast fsck` names more."""
@@ -98,6 +106,8 @@ def write(
     """
     final = folder / f"{step:06d}"
     temporary = folder / f".{step:06d}.{os.getpid()}.tmp"
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     folder.mkdir(mode=0o700, exist_ok=True)
     remove(temporary)
     temporary.mkdir(mode=0o700)
@@ -128,23 +138,6 @@ def _write_state(path: Path, payload: memoryview, check: Callable[[], None]) -> 
     spans = [(HEADER, 0, start), *((entry.name, start + entry.start, start + entry.stop) for entry in entries)]
     hashed = write_file(path, [payload[begin:end] for _, begin, end in spans])
     return tuple(Piece(name, end - begin, sha) for (name, begin, end), sha in zip(spans, hashed, strict=True))
-
-
-def write_file(path: Path, pieces: Iterable[memoryview]) -> list[str]:
-    """Write a new file to the disk, and the SHA-256 of each piece."""
-    hashed = []
-    with open(path, "xb", opener=private) as file:
-        for piece in pieces:
-            digest = hashlib.sha256()
-            for start in range(0, len(piece), CHUNK):
-                chunk = piece[start : start + CHUNK]
-                digest.update(chunk)
-                file.write(chunk)
-            hashed.append(digest.hexdigest())
-        file.flush()
-        flush_to_disk(file.fileno())
-        forget_cached(file.fileno())
-    return hashed
 
 
 def _read_back(temporary: Path, digests: Digests) -> None:
@@ -234,15 +227,6 @@ def _different(file: BinaryIO, digests: Digests) -> list[str]:
     return names
 
 
-def digest_next(file: BinaryIO, size: int) -> tuple[int, str]:
-    """How many of the next `size` bytes there are, and their SHA-256."""
-    digest, left = hashlib.sha256(), size
-    while left and (chunk := file.read(min(left, CHUNK))):
-        digest.update(chunk)
-        left -= len(chunk)
-    return size - left, digest.hexdigest()
-
-
 def candidates(folder: Path) -> list[Path]:
     """What has the name of a checkpoint, the newest step first."""
     with contextlib.suppress(OSError):
@@ -288,80 +272,6 @@ def _saves(journal: Path) -> list[Event]:
     return [event for event in found if event is not None and event.kind in ("checkpoint", "undone")]
 
 
-# The weights alone ----------------------------------------------------------------------------------------
-
-
-def write_weights(
-    path: Path,
-    payload: memoryview,
-    *,
-    step: int | None = None,
-    origin: Origin | None = None,
-    check: Callable[[], None] = _nothing,
-) -> None:
-    """Write the protected modules alone: what `model.load_state_dict(load_file(path))` takes.
-
-    The file carries the digest of itself in its header, made with zeros in the digest's own place: so it can be
-    checked wherever it is copied to, and is replaced in one move.
-    """
-    origin = origin or Origin.of_folder(path.parent)
-    said = {"format": "pt", "holdfast": "1", "sha256": _NO_DIGEST.decode(), "run": origin.run if origin else "-"}
-    header, spans = layout.weights_only(payload, metadata={**said, **({} if step is None else {"step": str(step)})})
-    pieces = [payload[start:stop] for start, stop in spans]
-    digest = hashlib.sha256(header)
-    for piece in pieces:
-        digest.update(piece)
-    sealed = header.replace(_NO_DIGEST, digest.hexdigest().encode(), 1)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    remove(temporary)
-    try:
-        write_file(temporary, [memoryview(sealed), *pieces])
-        check()
-        why = check_weights(temporary)
-        if why is not None:
-            raise OSError(errno.EIO, f"what was read back of {path.name} is not what was written")
-        os.replace(temporary, path)
-    except BaseException:
-        remove(temporary)
-        raise
-    sync_folder(path.parent)
-
-
-NO_DIGEST = "it carries no digest of ours"
-"""The answer of `check_weights` for a file that somebody else wrote: neither good nor damaged."""
-_NO_DIGEST = b"0" * 64
-
-
-def check_weights(path: Path, origin: Origin | None = None) -> str | None:
-    """None if a file of weights is what was written (for this run); otherwise why not, or NO_DIGEST."""
-    try:
-        with open_regular(path, buffering=CHUNK) as file:
-            header = _header_of(file)
-            said = layout.metadata_of(header)
-            wanted = said.get("sha256", "")
-            at = header.find(wanted.encode("utf-8", "replace"))
-            if len(wanted) != len(_NO_DIGEST) or at < 0:
-                return "its digest is damaged" if said.keys() & {"holdfast", "sha256"} else NO_DIGEST
-            digest = hashlib.sha256(header[:at] + _NO_DIGEST + header[at + len(_NO_DIGEST) :])
-            while chunk := file.read(CHUNK):
-                digest.update(chunk)
-            forget_cached(file.fileno())
-    except layout.BadHeader:
-        return "its header is damaged"
-    except OSError as error:
-        return f"it cannot be read: {error.strerror or error}"
-    if digest.hexdigest() != wanted:
-        return "its bytes are not the ones written"
-    run = said.get("run", "-")
-    return None if origin is None or run in ("-", origin.run) else f"it belongs to another run: {run}"
-
-
-def _header_of(file: BinaryIO) -> bytes:
-    head = file.read(8)
-    size = min(int.from_bytes(head, "little"), layout.MAX_HEADER)
-    return head + file.read(size)
-
-
 # Removing -------------------------------------------------------------------------------------------------
 
 
@@ -383,15 +293,18 @@ def prune(folder: Path, *, keep: int, newest: int | None = None) -> list[int]:
     return removed
 
 
+def make_room(folder: Path, *, keep: int) -> list[int]:
+    """Remove older checkpoints until `keep` are left, on a disk that is full. The newest good one always stays."""
+    good, _ = newest_good(folder)
+    if good is None:
+        return []
+    others = [path for path in candidates(folder) if path != good.path]
+    removed = others[max(0, keep - 1) :]
+    for path in (*removed, *leftovers(folder)):
+        remove(path)
+    return [int(path.name) for path in removed]
+
+
 def leftovers(folder: Path) -> list[Path]:
     """What a writer that was killed has left: never a checkpoint."""
     return sorted((*folder.glob(".*.tmp"), *folder.glob(".*.old")))
-
-
-def remove(path: Path) -> None:
-    """Whatever it is, if it can be done; a link is removed and not followed."""
-    with contextlib.suppress(OSError):
-        if path.is_symlink() or not path.is_dir():
-            path.unlink()
-        else:
-            shutil.rmtree(path, ignore_errors=True)

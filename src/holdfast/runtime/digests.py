@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from holdfast.files import flush_to_disk, forget_cached, private
 from holdfast.runfolder import name_of, read_json
 
 FORMAT = 2
+CHUNK = 8 << 20
+"""Bytes that are read, written and hashed at once."""
 MAX_BYTES = 100_000_000
 """Of a digest.json: more tensors than the header of a safetensors file can name."""
 HEADER = "header"
@@ -131,6 +134,32 @@ class Digests:
         run, created = record["run"], record["run_created"]
         origin = None if run is None else Origin(_text(run), None if created is None else _text(created))
         return cls(_count(record["step"]), origin, _text(record["created"]), pieces)
+
+
+def write_file(path: Path, pieces: Iterable[memoryview]) -> list[str]:
+    """Write a new file to the disk, and the SHA-256 of each piece."""
+    hashed = []
+    with open(path, "xb", opener=private) as file:
+        for piece in pieces:
+            digest = hashlib.sha256()
+            for start in range(0, len(piece), CHUNK):
+                chunk = piece[start : start + CHUNK]
+                digest.update(chunk)
+                file.write(chunk)
+            hashed.append(digest.hexdigest())
+        file.flush()
+        flush_to_disk(file.fileno())
+        forget_cached(file.fileno())
+    return hashed
+
+
+def digest_next(file: BinaryIO, size: int) -> tuple[int, str]:
+    """How many of the next `size` bytes there are, and their SHA-256."""
+    digest, left = hashlib.sha256(), size
+    while left and (chunk := file.read(min(left, CHUNK))):
+        digest.update(chunk)
+        left -= len(chunk)
+    return size - left, digest.hexdigest()
 
 
 def _count(value: object) -> int:

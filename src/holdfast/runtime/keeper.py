@@ -1,13 +1,15 @@
 """The keeper: copies the newest snapshot to disk, verifies it, keeps the last few. No torch.
 
 The supervisor starts it with the run's lock and sends it the slots; it answers each `save` with what was
-written. When the supervisor dies, the keeper still holds the memory: it saves the newest snapshot once more
-and only then lets go of the lock, so that even `kill -9` of everything else loses no committed step.
+written, or why nothing was: a full disk is no reason to end. When the supervisor dies, the keeper still holds the
+memory: it saves the newest snapshot once more and only then lets go of the lock, so that even `kill -9` of everything
+else loses no committed step.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -18,15 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runfolder import LAST_WORD, write_json
-from holdfast.runtime import checkpoint, layout
+from holdfast.runtime import checkpoint, layout, rescue
 from holdfast.runtime.board import Board
 from holdfast.runtime.channel import Channel, Closed
+from holdfast.runtime.digests import Origin
 from holdfast.runtime.scratch import Scratch
 from holdfast.runtime.slots import Arena, Commit, Slot, fence
+from holdfast.runtime.weights import write_weights
 
 _SETTLE = 0.005
 """Seconds between a lease and the first look: longer than a worker takes from choosing a slot to marking it."""
 _TRIES = 20
+_FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
+_SPARE = 64 << 10
+"""Bytes for the digests and the file system's own books."""
 
 
 class Keeper:
@@ -40,6 +47,12 @@ class Keeper:
         self.saved_sequence = -1
         self.board: Board | None = None
         self.scratch: Scratch | None = None
+        self.info: dict[str, Any] = {}
+        """run.json, for the time when it cannot be read."""
+
+    @property
+    def origin(self) -> Origin | None:
+        return Origin.of(self.info, self.run) if self.info else None
 
     def serve(self) -> None:
         """Answer until told to quit or until the supervisor is gone."""
@@ -52,6 +65,7 @@ class Keeper:
                     self._watch(message["board"], fds)
                 elif "scratch" in message:
                     self.scratch = Scratch(Path(message["scratch"]))
+                    self.info = message.get("info") or {}
                 elif "save" in message:
                     self.channel.send(self._answer(message["save"]))
                 elif "quit" in message:
@@ -80,39 +94,86 @@ class Keeper:
         self.board = Board.open_path(Path(path)) if path else Board.open(fds[0])
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What was written, and why something was not: both, if only the checkpoint did not fit."""
         began = time.monotonic()
-        try:
-            report = self._save(request)
-        except OSError as error:
-            return {"not_saved": str(error.strerror or error), "errno": error.errno, **_echo(request)}
-        return {"saved": report, "seconds": time.monotonic() - began, **_echo(request)}
+        report, refused = self._save(request)
+        answer = {**_echo(request), "saved": report, "seconds": time.monotonic() - began}
+        if refused is not None:
+            answer |= {"not_saved": str(refused.strerror or refused), "errno": refused.errno}
+        return answer
 
-    def _save(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """Copy the newest snapshot; None if there is none yet."""
+    def _save(self, request: dict[str, Any]) -> tuple[dict[str, Any] | None, OSError | None]:
+        """Copy the newest snapshot, or the one that was held; (None, None) if there is none yet."""
         wanted = request.get("sequence")
-        leased = self._lease() if wanted is None else self._held(int(wanted))
-        if leased is None:
-            return None
-        slot, commit = leased
         try:
-            payload = slot.payload(commit.size)
-            check = partial(self._check_untouched, slot, commit)
-            report: dict[str, Any] = {"step": commit.step, "sequence": commit.sequence, "bytes": commit.size}
-            if request.get("checkpoint", True) and commit.sequence != self.saved_sequence:
-                written = checkpoint.write(self.run / "checkpoints", payload, step=commit.step, check=check)
-                report["path"], report["sha256"] = str(written.path), written.sha256
-                self.saved_sequence = commit.sequence
-                checkpoint.prune(self.run / "checkpoints", keep=self.keep, newest=commit.step)
+            leased = self._lease() if wanted is None else self._held(int(wanted))
+        except OSError as error:
+            return None, error
+        if leased is None:
+            return None, None
+        slot, commit = leased
+        refused: OSError | None = None
+        try:
+            report, refused = self._write(request, slot, commit)
+            return report, refused
+        finally:
+            slot.release()
+            if wanted is not None and (refused is None or refused.errno is None):
+                slot.let_go()  # otherwise it is asked for again, once there is room
+
+    def _write(
+        self, request: dict[str, Any], slot: Slot, commit: Commit
+    ) -> tuple[dict[str, Any] | None, OSError | None]:
+        """The checkpoint, then the weights. They are smaller, and may find room where the checkpoint found none."""
+        payload = slot.payload(commit.size)
+        check = partial(self._check_untouched, slot, commit)
+        run = Path(request["folder"]) if request.get("folder") else self.run
+        report: dict[str, Any] = {"step": commit.step, "sequence": commit.sequence, "bytes": commit.size}
+        written, refused = False, None
+        if request.get("checkpoint", True) and (commit.sequence != self.saved_sequence or run != self.run):
+            try:
+                made = self._write_checkpoint(run, payload, commit, check, last=bool(request.get("last")))
+                report["path"], report["sha256"] = str(made.path), made.sha256
+                written = True
+            except (OSError, layout.BadHeader) as error:
+                refused = _as_os_error(error)
+        try:
             for name in request.get("weights", []):
-                checkpoint.write_weights(self.run / f"{name}.safetensors", payload, check=check)
+                path = run / f"{name}.safetensors"
+                write_weights(path, payload, step=commit.step, origin=self.origin, check=check)
             if request.get("weights"):
                 report["weights_sha256"] = layout.weights_sha256(payload)
                 check()
-            return report
-        finally:
-            slot.release()
-            if wanted is not None:
-                slot.let_go()
+        except (OSError, layout.BadHeader) as error:
+            return report if written else None, _as_os_error(error)
+        return None if refused is not None and not request.get("weights") else report, refused
+
+    def _write_checkpoint(
+        self, run: Path, payload: memoryview, commit: Commit, check: Any, *, last: bool
+    ) -> checkpoint.Checkpoint:
+        if not run.is_dir():
+            raise OSError(errno.ENOENT, "the run folder is gone")
+        folder = run / "checkpoints"
+        write = partial(checkpoint.write, folder, payload, step=commit.step, origin=self.origin, check=check)
+        try:
+            self._expect_room(run, commit.size)
+            written = write()
+        except OSError as error:
+            # One more than is kept does not fit: then the oldest goes before the new one has come, and not after.
+            if error.errno not in _FULL or not checkpoint.make_room(folder, keep=1 if last else self.keep - 1):
+                raise
+            self._expect_room(run, commit.size)
+            written = write()
+        if run == self.run:
+            self.saved_sequence = commit.sequence
+        checkpoint.prune(folder, keep=self.keep, newest=commit.step)
+        return written
+
+    def _expect_room(self, run: Path, size: int) -> None:
+        """Do not write gigabytes to learn that they do not fit, and take the last byte from others meanwhile."""
+        usage = shutil.disk_usage(run)
+        if usage.total and usage.free < size + _SPARE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _held(self, sequence: int) -> tuple[Slot, Commit]:
         """The snapshot the worker held for us."""
@@ -162,11 +223,29 @@ class Keeper:
         if seen is not None and seen[1].sequence != self.saved_sequence:
             for arena in self.arenas:
                 arena.release_all()
-            with contextlib.suppress(OSError):
-                self._save({"checkpoint": True})
+            _, refused = self._save({"checkpoint": True, "last": True})
+            if refused is not None:
+                self._rescue(seen[1], refused)
         with contextlib.suppress(OSError):
             self._leave_word(seen[1] if seen is not None else None)
         self._clean_up()
+
+    def _rescue(self, commit: Commit, refused: OSError) -> None:
+        """The run folder does not take it: a folder elsewhere, with all that a resume needs."""
+        place = rescue.find(self.run.name, need=commit.size)
+        why = str(refused.strerror or refused)
+        try:
+            if place is None:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            place.mkdir(mode=0o700)
+            write_json(place / "run.json", self.info)
+            saved, again = self._save({"checkpoint": True, "folder": str(place)})
+            if again is not None or saved is None:
+                raise again or OSError(errno.ENOENT, "there is nothing to save")
+        except OSError as error:
+            print(f"holdfast: step {commit.step} is lost: {why}; elsewhere: {error.strerror}", file=sys.stderr)
+            return
+        print(f"holdfast: {self.run} took nothing more ({why}); step {commit.step} is in {place}", file=sys.stderr)
 
     def _leave_word(self, commit: Commit | None) -> None:
         """How far the last worker was, for the accounts of whoever resumes the run."""
@@ -188,6 +267,10 @@ class Keeper:
             self.scratch.remove()
         if sys.platform != "win32":  # there the lock is not inherited, and the next supervisor may be at work already
             shutil.rmtree(self.run / "slots", ignore_errors=True)
+
+
+def _as_os_error(error: OSError | layout.BadHeader) -> OSError:
+    return error if isinstance(error, OSError) else OSError(f"the snapshot is damaged: {error}")
 
 
 def _echo(request: dict[str, Any]) -> dict[str, Any]:

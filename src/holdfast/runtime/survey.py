@@ -21,8 +21,9 @@ from holdfast.files import MAX_JSON, kind_of, open_regular, read_bounded
 from holdfast.human import counted
 from holdfast.runfolder import FORMAT, LIVE_STATES, RunFolder, name_of
 from holdfast.runtime import checkpoint
-from holdfast.runtime.checkpoint import NO_DIGEST, Checkpoint
+from holdfast.runtime.checkpoint import Checkpoint
 from holdfast.runtime.digests import Origin
+from holdfast.runtime.weights import NO_DIGEST, check_weights
 
 GOOD, READABLE, DAMAGED, MISSING, UNKNOWN, NOTED = "good", "readable", "damaged", "missing", "unknown", "noted"
 """Good is what has a digest that agrees; what has none can only be readable."""
@@ -126,7 +127,7 @@ def _weights(run: Path, origin: Origin | None, *, finished: bool) -> Iterator[It
             if name == "final" and finished and _has_weights(run):
                 yield Item(path.name, MISSING, "the receipt names it, and it is not there")
             continue
-        why = checkpoint.check_weights(path, origin)
+        why = check_weights(path, origin)
         state = GOOD if why is None else UNKNOWN if why == NO_DIGEST else DAMAGED
         yield Item(path.name, state, why, _size(path))
 
