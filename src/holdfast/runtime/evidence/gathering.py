@@ -13,7 +13,6 @@ because a GPU's reset is told seconds after the death it caused.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
@@ -100,6 +99,7 @@ class Gathering:
         self._cases: list[Case] = []
         self._asked: dict[str, tuple[Reader, list[Case]]] = {}
         self._looked = 0.0
+        self._facts: tuple[dict[str, str], dict[str, Any]] | None = None
 
     def worker_begins(self, environment: Mapping[str, str] | None = None) -> None:
         """A worker starts, with these variables beside our own."""
@@ -181,10 +181,8 @@ class Gathering:
     def _ask(self, case: Case) -> None:
         first, case.looks = len(case.looks) == 2, case.looks[1:]
         if first:
-            variables = {**os.environ, **case.environment}
-            with contextlib.suppress(OSError):
-                write_json(case.folder / "environment.json", environment.look(variables, case.run.info))
-                write_readme(case.folder)
+            write_json(case.folder / "environment.json", self._where(case))
+            write_readme(case.folder)
         if case.fault.kind in _NOTHING_TO_ASK:
             case.looks = []
             return
@@ -193,6 +191,13 @@ class Gathering:
         command = nvml.command() if first and (case.fault.device or "").startswith("cuda") else None
         if command is not None:
             self._start("nvidia", case, command)
+
+    def _where(self, case: Case) -> dict[str, Any]:
+        """Looked at once, and again if the next worker has other variables: it takes some milliseconds."""
+        if self._facts is None or self._facts[0] != case.environment:
+            facts = environment.look({**os.environ, **case.environment}, case.run.info)
+            self._facts = (case.environment, facts)
+        return self._facts[1]
 
     def _next_source(self) -> str | None:
         """The command that gave the log before, or the next to try; none on other systems, and none twice in vain."""
