@@ -125,8 +125,8 @@ def at_most(what: str, measured: float, limit: float, *, quick: bool = True) -> 
     return Bound(what, measured, limit, measured <= limit, quick)
 
 
-def exactly(what: str, measured: Any, wanted: Any) -> Bound:
-    return Bound(what, measured, wanted, measured == wanted)
+def exactly(what: str, measured: Any, wanted: Any, *, quick: bool = True) -> Bound:
+    return Bound(what, measured, wanted, measured == wanted, quick)
 
 
 def unharmed(receipt: dict[str, Any]) -> list[Bound]:

@@ -1,161 +1,249 @@
 """What only a real CUDA device can show; `make hardware` runs it and keeps the result.
 
-    python benchmarks/hardware.py --out benchmarks/results/hardware-h200.json
+    python benchmarks/hardware.py --out benchmarks/results/hardware-h200.json     # all of it, six minutes on an H200
+    python benchmarks/hardware.py --parts memory,kills
+    python benchmarks/hardware.py --quick --device cpu                            # does this file work? Keeps nothing
 
-Faults made by the device itself (out of memory, device-side assert, illegal address, a kernel that does not end) and
-by the system, in one run each against undisturbed references, and the cost of protecting every step.
+The cost of protecting every step; a cap on the device's memory; faults made by the device itself (out of memory,
+device-side assert, illegal address, a kernel that does not end) and by the system, against undisturbed references.
+
+The file is written again after every part, so that a run which is cut keeps what it had. A part that fails is kept as
+its error and does not stop the others; one for which no time is left (`--limit`) is kept as skipped. The exit code is 1
+if a part failed or was skipped, or a bound of the project is broken.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
+import shutil
 import subprocess
-import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "src"))
+from common import JOBS, Bound, adopt, cost, events, exactly, machine, say, told, train, unharmed, versions, write
 
-from holdfast.testing import experiment  # noqa: E402
-from holdfast.testing.chaos import FaultPlan  # noqa: E402
+from holdfast.testing import experiment
+from holdfast.testing.chaos import FaultPlan
 
-JOB = ROOT / "benchmarks" / "jobs" / "cuda_job.py"
-OVERHEAD = ROOT / "benchmarks" / "jobs" / "overhead.py"
+JOB = JOBS / "cuda_job.py"
 FAULTS = (
     "cuda_oom@20:forward", "cuda_oom@25:backward", "oom_in_step@30", "cuda_assert@40", "cuda_illegal@50",
     "endless_kernel@60", "sigkill@80:optimizer", "segfault@90", "abort@100", "exit@110", "sigstop@120",
     "hang_c@140", "hang_gil@150", "nursery_kill@170", "keeper_kill@180",
 )  # fmt: skip
+KILLS = ("sigkill", "cuda_assert", "cuda_illegal")
+SIZES = {"3m": ("size=3m", "rounds=16", "steps=50"), "100m": ("size=100m", "rounds=8", "steps=10")}
+"""About a minute of training each on an H200, five loops together."""
+PATIENCE = 240.0
+QUICK = ("size=tiny", "rounds=1", "steps=1")
 
 
-def faults(device: str, runs: Path) -> dict[str, Any]:
-    """Every fault of the table in one run; the weights must be those of two undisturbed runs."""
-    plan = FaultPlan.parse(",".join(FAULTS))
-    began = time.time()
-    result = experiment.run(
-        JOB, [f"run.device={device}", "watchdog.floor=3s"], lambda _steps: plan, runs=runs, say=print
-    )
-    events = _events(Path(result.summary["folder"]))
-    return {
-        "receipt": result.receipt,
-        "seconds": round(time.time() - began, 1),
-        "faults": [
-            {key: event.get(key) for key in ("code", "kind", "step", "phase", "sentence", "action")}
-            for event in events
-            if event["event"] == "fault"
-        ],
-        "recovered": [
-            {key: event.get(key) for key in ("step", "seconds", "lost_s", "in_process")}
-            for event in events
-            if event["event"] == "recovered"
-        ],
-    }
+@dataclass(frozen=True)
+class Order:
+    """What the parts need to know."""
 
+    device: str
+    scratch: Path
+    kills: int
+    quick: bool
 
-def random_kills(device: str, runs: Path, count: int) -> dict[str, Any]:
-    """Death to next committed step, many times."""
-    kinds = ("sigkill", "cuda_assert", "cuda_illegal")
-    result = experiment.run(
-        JOB,
-        [f"run.device={device}"],
-        lambda steps: FaultPlan.random(count, steps=steps, seed=3, kinds=kinds),
-        runs=runs,
-        say=print,
-    )
-    return {"receipt": result.receipt}
+    @property
+    def runs(self) -> Path:
+        return self.scratch / "runs"
 
+    def makes(self, fault: str) -> bool:
+        """Can this device make that fault? (The CPU can try this file out.)"""
+        return self.device.startswith("cuda") or not fault.startswith(("cuda", "endless"))
 
-def memory(device: str, runs: Path) -> dict[str, Any]:
-    """A real cap on the device: splitting and growing back; a batch that never fits goes to the CPU."""
-    found = {}
-    plain = ["epochs=3", "norm=false", "dropout=0", "sgd=true"]  # neither normalisation nor chance tells pieces apart
-    whole = _train(plain, device, runs)
-    for name, words in {
-        "split": [*plain, "greedy=10", "need_gb=2", "cap_gb=1.5", "oom.grow_back_steps=4"],
-        "cpu_batch": [*plain, "greedy=40", "need_gb=200", "cap_gb=1.5"],
-    }.items():
-        summary = _train(words, device, runs)
-        folder = Path(summary["folder"])
-        difference = experiment.max_relative_difference(
-            Path(whole["folder"]) / "final.safetensors", folder / "final.safetensors"
+    @property
+    def words(self) -> list[str]:
+        """For cuda_job.py; with small pictures a CPU is fast enough for a smoke test."""
+        return [f"run.device={self.device}", *(["side=8"] if self.quick else [])]
+
+    def experiment(self, plan: Callable[[int], FaultPlan], *words: str) -> tuple[experiment.Result, float]:
+        began = time.monotonic()
+        done = experiment.run(
+            JOB,
+            [*self.words, *words],
+            plan,
+            runs=self.runs,
+            flags=("-q",),
+            say=lambda text: say(f"  {text}"),
         )
-        events = _events(folder)
+        return done, round(time.monotonic() - began, 1)
+
+
+# The parts --------------------------------------------------------------------------------------------------
+
+
+def overhead(order: Order, size: str) -> dict[str, Any]:
+    """The same loop bare, under holdfast, Accelerate and Lightning, in turns."""
+    result = order.scratch / f"{size}.json"
+    words = [*(QUICK if order.quick else SIZES[size]), f"result={result}", f"run.device={order.device}"]
+    train(words, order.runs, job=JOBS / "overhead.py", patience=PATIENCE)
+    report: dict[str, Any] = json.loads(result.read_text())
+    return report
+
+
+def memory(order: Order) -> dict[str, Any]:
+    """A real cap on the device: splitting and growing back; a batch that never fits goes to the CPU."""
+    plain = [
+        *order.words,
+        "epochs=3",
+        "norm=false",
+        "dropout=0",
+        "sgd=true",
+    ]  # neither normalisation nor chance tells pieces apart
+    whole = train(plain, order.runs, job=JOB, patience=PATIENCE)
+    found = {}
+    for name, words in {
+        "split": ["greedy=10", "need_gb=2", "cap_gb=1.5", "oom.grow_back_steps=4"],
+        "cpu_batch": ["greedy=40", "need_gb=200", "cap_gb=1.5"],
+    }.items():
+        summary = train([*plain, *words], order.runs, job=JOB, patience=PATIENCE)
+        folder = Path(summary["folder"])
+        weights = [Path(run["folder"]) / "final.safetensors" for run in (whole, summary)]
+        actions = [f"{event.data['action']} {event.data['reason']}" for event in events(folder, "fault")]
         found[name] = {
             "receipt": summary["receipt"],
-            "max_rel_diff": difference,
-            "actions": [event["action"] + " " + event["reason"] for event in events if event["event"] == "fault"][:12],
-            "notes": [event["text"] for event in events if event["event"] == "note"][:6],
+            "max_rel_diff": experiment.max_relative_difference(*weights),
+            "actions": actions[:12],
+            "notes": [event.data["text"] for event in events(folder, "note")][:6],
         }
     return found
 
 
-def overhead(device: str, runs: Path, scratch: Path) -> list[dict[str, Any]]:
-    found = []
-    for size, rounds, steps in (("3m", 24, 50), ("100m", 8, 10)):
-        result = scratch / f"{size}.json"
-        _train(
-            [f"size={size}", f"rounds={rounds}", f"steps={steps}", f"result={result}"], device, runs, OVERHEAD,
-        )  # fmt: skip
-        found.append(json.loads(result.read_text()))
-        print(json.dumps(found[-1]))
-    return found
+def memory_bounds(measured: dict[str, Any]) -> list[Bound]:
+    return [
+        exactly(f"{name} was done", any(action.startswith(name) for action in row["actions"]), True, quick=False)
+        for name, row in measured.items()
+    ]
 
 
-def _train(words: list[str], device: str, runs: Path, job: Path = JOB) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast", "train", str(job), *words,
-         f"run.device={device}", f"run.folder={runs}", "--json"],
-        stdout=subprocess.PIPE, text=True, check=False,
-    )  # fmt: skip
-    summary = json.loads(done.stdout)
-    assert summary["state"] == "FINISHED", summary
-    return summary
+def faults(order: Order) -> dict[str, Any]:
+    """Every fault of the table in one run; the weights must be those of two undisturbed runs."""
+    plan = FaultPlan.parse(",".join(fault for fault in FAULTS if order.makes(fault)))
+    result, seconds = order.experiment(lambda _steps: plan, "watchdog.floor=3s")
+    folder = Path(result.summary["folder"])
+
+    def rows(kind: str, *keys: str) -> list[dict[str, Any]]:
+        return [{key: event.data.get(key) for key in keys} for event in events(folder, kind)]
+
+    return {
+        "receipt": result.receipt,
+        "seconds": seconds,
+        "faults": rows("fault", "code", "kind", "step", "phase", "sentence", "action"),
+        "recovered": rows("recovered", "step", "seconds", "lost_s", "in_process"),
+    }
 
 
-def _events(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+def kills(order: Order) -> dict[str, Any]:
+    """Death to next committed step, many times."""
+    kinds = [kind for kind in KILLS if order.makes(kind)]
+    result, seconds = order.experiment(lambda n: FaultPlan.random(order.kills, steps=n, seed=3, kinds=kinds))
+    return {"receipt": result.receipt, "seconds": seconds}
+
+
+def harm(measured: dict[str, Any]) -> list[Bound]:
+    return unharmed(measured["receipt"])
+
+
+# All of them ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    measure: Callable[[Order], Any]
+    bounds: Callable[[Any], list[Bound]]
+    seconds: float
+    """What it takes on an H200, at the most: with less time left it is not begun."""
+
+
+PARTS = {
+    "overhead-3m": Part(lambda order: overhead(order, "3m"), lambda report: [cost(report)], 110.0),
+    "overhead-100m": Part(lambda order: overhead(order, "100m"), lambda report: [cost(report)], 110.0),
+    "memory": Part(memory, memory_bounds, 60.0),
+    "faults": Part(faults, harm, 90.0),
+    "kills": Part(kills, harm, 90.0),
+}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    args = _arguments()
+    adopt()
+    scratch = Path(tempfile.mkdtemp(prefix="holdfast-hardware-"))
+    try:
+        order = Order(args.device, scratch, args.kills, args.quick)
+        return _all(args, order, scratch / "quick.json" if args.quick else args.out)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--out", type=Path, default=Path("hardware.json"))
-    parser.add_argument("--parts", default="overhead,memory,faults,kills")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"any of {', '.join(PARTS)}")
     parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--limit", type=float, default=470.0, help="seconds; no part is begun that would pass it")
+    parser.add_argument("--quick", action="store_true", help="a smoke test on any machine; its figures are not kept")
     args = parser.parse_args()
-    os.environ["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    unknown = [name for name in args.parts.split(",") if name not in PARTS]
+    if unknown:
+        parser.error(f"no part is called {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    return args
+
+
+def _all(args: argparse.Namespace, order: Order, out: Path) -> int:
+    began = time.monotonic()
+    words = f"--device {args.device} --parts {args.parts} --kills {args.kills}"
     report: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
-        "command": f"python benchmarks/hardware.py --device {args.device} --parts {args.parts} --kills {args.kills}",
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-        "cpus": os.cpu_count(),
+        "command": f"python benchmarks/hardware.py {words}",
+        "machine": {"gpu": _gpu(), **machine()},
+        "versions": versions(),
+        "seconds": 0.0,
     }
-    with tempfile.TemporaryDirectory(prefix="holdfast-hardware-") as scratch:
-        runs = Path(scratch) / "runs"
-        for part in args.parts.split(","):
-            began = time.time()
+    bounds: list[Bound] = []
+    wrong = []
+    for name in args.parts.split(","):
+        part, spent = PARTS[name], time.monotonic() - began
+        say(f"{name}, after {spent:.0f} s")
+        if spent + part.seconds > args.limit:
+            report[name] = {"skipped": f"{args.limit - spent:.0f} s were left, it takes up to {part.seconds:.0f} s"}
+            wrong.append(name)
+        else:
             try:
-                if part == "overhead":
-                    report[part] = overhead(args.device, runs, Path(scratch))
-                elif part == "memory":
-                    report[part] = memory(args.device, runs)
-                elif part == "faults":
-                    report[part] = faults(args.device, runs)
-                elif part == "kills":
-                    report[part] = random_kills(args.device, runs, args.kills)
+                report[name] = part.measure(order)
+                found = part.bounds(report[name])
             except Exception as error:  # one part that fails must not lose what the others measured
-                report[part] = {"error": f"{type(error).__name__}: {error}"}
-            print(f"{part}: {time.time() - began:.0f} s", flush=True)
-            args.out.write_text(json.dumps(report, indent=2, default=str) + "\n")
-    print(json.dumps(report, indent=1, default=str)[-9000:])
-    return 0
+                traceback.print_exc()
+                report[name] = {"error": f"{type(error).__name__}: {error}"}
+                found = []
+                wrong.append(name)
+            bounds += found
+            wrong += [bound.what for bound in told(found, quick=args.quick)]
+        report["seconds"] = round(time.monotonic() - began, 1)
+        write(out, report, bounds)
+    say(json.dumps(report, indent=1, default=str)[-9000:])
+    say(f"{report['seconds']} s; " + (f"not as it should be: {', '.join(wrong)}" if wrong else "all as it should be"))
+    return 1 if wrong else 0
+
+
+def _gpu() -> str | None:
+    """Name and driver, without waking the device up in this process."""
+    words = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return "; ".join(done.stdout.splitlines()) or None
 
 
 if __name__ == "__main__":

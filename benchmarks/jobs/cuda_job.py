@@ -2,7 +2,7 @@
 
     holdfast train benchmarks/jobs/cuda_job.py --device cuda:0
 
-`need_gb` makes one batch in `every` need that much more device memory: with a cap below it, it never fits.
+With `greedy` one batch in so many needs `need_gb` more device memory: above the cap of `cap_gb` it does not fit.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ import holdfast
 
 
 class Data(torch.utils.data.Dataset):
+    def __init__(self, side: int) -> None:
+        self.side = side
+
     def __len__(self) -> int:
         return 960
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return torch.randn(3, 32, 32), index % 10
+        return torch.randn(3, self.side, self.side), index % 10
 
 
 class Net(nn.Module):
@@ -44,6 +47,7 @@ def train(
     session: holdfast.Session,
     *,
     epochs: int = 8,
+    side: int = 32,
     norm: bool = True,
     dropout: float = 0.1,
     sgd: bool = False,
@@ -62,7 +66,7 @@ def train(
     kind = torch.optim.SGD if sgd else torch.optim.AdamW
     optimizer = kind(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)
-    data = holdfast.Loader(Data(), batch_size=32, shuffle=True)
+    data = holdfast.Loader(Data(side), batch_size=32, shuffle=True)
     session.protect(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
 
     def loss_of(batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
