@@ -93,13 +93,8 @@ def overhead(order: Order, size: str) -> dict[str, Any]:
 
 def memory(order: Order) -> dict[str, Any]:
     """A real cap on the device: splitting and growing back; a batch that never fits goes to the CPU."""
-    plain = [
-        *order.words,
-        "epochs=3",
-        "norm=false",
-        "dropout=0",
-        "sgd=true",
-    ]  # neither normalisation nor chance tells pieces apart
+    # Neither normalisation nor chance tells pieces from a whole batch.
+    plain = [*order.words, "epochs=3", "norm=false", "dropout=0", "sgd=true"]
     whole = train(plain, order.runs, job=JOB, patience=PATIENCE)
     found = {}
     for name, words in {
