@@ -9,20 +9,26 @@ For every other the worker is lost, and the supervisor asks the same ladder.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
 from holdfast.runtime import transaction
+from holdfast.runtime.blame import Verdict
 from holdfast.runtime.board import Phase
 from holdfast.runtime.compiling import CompileWatch
 from holdfast.runtime.faults import Fault, Health, Kind, classify_exception
 from holdfast.runtime.ground import Ground, LostWorker
+from holdfast.runtime.inquiry import Describe
 from holdfast.runtime.ladder import Action, Limits, Move, Past, Rung, next_move
 from holdfast.runtime.rng import capture_rng, restore_rng
+from holdfast.runtime.sampling import Indices
+from holdfast.runtime.sources import source_of
 from holdfast.runtime.transaction import Work
+from holdfast.runtime.vigil import Vigil
 
 T = TypeVar("T")
 LONGEST_WAIT = 10_000
@@ -65,6 +71,14 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True)
+class Samples:
+    """The samples of the loop's batch: their places in the dataset."""
+
+    indices: Indices
+    dataset: Any
+
+
+@dataclass(frozen=True, slots=True)
 class _Begun:
     """What a step began with, to go back to."""
 
@@ -80,34 +94,49 @@ class Attempts:
 
     def __init__(self, ground: Ground, rungs: list[Rung], rung: int) -> None:
         self.ground = ground
+        self.vigil = Vigil(ground.enter, ground.link.send, ground.settings, rungs[rung])
         self.pieces = Pieces(ground)
         self.cpu_next = False
         """The next try is on the CPU."""
         self._rungs = rungs
         self._rung = rung
         self._history: list[Past] = []
+        self._failed: tuple[Exception, Work, Samples | None] | None = None
         self._compiling = CompileWatch(ground.board, ground.enter)
 
-    def begin_with(self, *, pieces: int, cpu_batch: bool) -> None:
-        """What the ladder decided for the first step of this worker, after its predecessor was lost in it."""
+    def begin_with(
+        self, *, pieces: int, cpu_batch: bool, trial: Mapping[str, Any] | None = None, probation: int = 0
+    ) -> None:
+        """What was decided for the first steps of this worker, after its predecessor was lost in one."""
         self.pieces.count = max(1, pieces)
         self.cpu_next = cpu_batch
+        self.vigil.begin_with(trial, probation)
+
+    def protect(self) -> None:
+        """What is protected is on the device now."""
+        ground = self.ground
+        self.vigil.protect(ground.named_modules(), ground.device, ground.snapshots, ground.elsewhere)
 
     def close(self) -> None:
         self._compiling.end()
 
     # -- trying --------------------------------------------------------------------------------------------
 
-    def until_done(self, perform: Callable[[torch.device], T], work: Work | None, samples: int | None) -> T:
+    def until_done(self, perform: Callable[[torch.device], T], work: Work | None, samples: Samples | None) -> T:
         """After a fault: roll back, then do what the ladder says. `samples` are those of the loop's batch."""
         self._compiling.begin()
         begun = self._begin()
+        looked = work is None
         while True:
             try:
+                if work is not None and not looked:
+                    looked = True
+                    self._look(work, samples)
                 result = self._once(perform)
             except Exception as error:
                 fault = classify_exception(error, device=self._rungs[self._rung].device)
                 if fault is None:  # the script's own error: it may go on, and must not find half a step
+                    self._failed = None if work is None else (error, work, samples)
                     if begun.exact:
                         self._roll_back(begun)
                     raise
@@ -118,9 +147,38 @@ class Attempts:
             self._tell_recovered()
             return result
 
+    def _look(self, work: Work, samples: Samples | None) -> None:
+        """Before the step: compute again what failed here, and now and then compare with the CPU."""
+        step = self.ground.position.step + 1
+        fault = self.vigil.before_step(work, step, _describe(work, samples))
+        if fault is not None:
+            self.lose(fault)
+
+    def check_numbers(self) -> None:
+        """A step whose numbers were not finite was not kept, and this worker is past it."""
+        fault = self.vigil.refused()
+        if fault is not None:
+            self.lose(fault)
+
+    def lose(self, fault: Fault) -> NoReturn:
+        """This process must not go on. The supervisor asks the ladder again, with the whole history."""
+        self.ground.over = LostWorker(fault, next_move(fault, self._history, self._rungs, self._rung))
+        raise self.ground.over
+
+    def explain(self, error: BaseException) -> Verdict | None:
+        """The script's own error came out of a step: was it one of its samples?"""
+        failed, self._failed = self._failed, None
+        if failed is None or failed[0] is not error:
+            return None
+        raised, work, samples = failed
+        with contextlib.suppress(Exception):  # what was raised is the answer, whatever the replay does
+            return self.vigil.explain(work, raised, _describe(work, samples))
+        return None
+
     def perform(self, work: Work, device: torch.device) -> torch.Tensor:
         """Forward, backward and update, in as many pieces as fit."""
         work.pieces = self.pieces.count
+        work.watch = self.vigil.watches_numbers
         return transaction.perform(work, device, self.ground.enter)
 
     def _begin(self) -> _Begun:
@@ -156,7 +214,7 @@ class Attempts:
 
     # -- after a fault -------------------------------------------------------------------------------------
 
-    def _placed(self, fault: Fault, work: Work | None, samples: int | None) -> Fault:
+    def _placed(self, fault: Fault, work: Work | None, samples: Samples | None) -> Fault:
         """The fault with what is known about the step it came in."""
         return fault.at(
             step=self.ground.position.step + 1,
@@ -181,7 +239,7 @@ class Attempts:
         error.__traceback__ = None  # the frames hold the tensors we are about to free
         return move
 
-    def _splittable(self, work: Work, samples: int | None) -> bool:
+    def _splittable(self, work: Work, samples: Samples | None) -> bool:
         oom = self.ground.settings.oom
         if not oom.split or (work.split is None and not _samples_come_first(work, samples)):
             return False
@@ -215,9 +273,22 @@ class Attempts:
         link.send("recovered", step=step, in_process=True)
 
 
-def _samples_come_first(work: Work, samples: int | None) -> bool:
+def _samples_come_first(work: Work, samples: Samples | None) -> bool:
     """Whether cutting the batch along its first dimension is known to part samples, not time or channels."""
     size = transaction.batch_size(work.batch)
     if size is None or samples is None or work.accumulate > 1:
         return size is not None
-    return size == samples
+    return size == len(samples.indices)
+
+
+def _describe(work: Work, samples: Samples | None) -> Describe:
+    """A row of the batch as a sample people can find."""
+    known = samples if samples is not None and transaction.batch_size(work.batch) == len(samples.indices) else None
+
+    def describe(row: int) -> dict[str, Any]:
+        if known is None:
+            return {"index": row, "source": None}
+        index = int(known.indices[row])
+        return {"index": index, "source": source_of(known.dataset, index)}
+
+    return describe

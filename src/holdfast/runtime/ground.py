@@ -11,7 +11,8 @@ of them on each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -69,11 +70,15 @@ class Ground:
         self.settings = settings
         self.device = device
         """Where the protected objects are now: the CPU for a moment, for a batch that fits nowhere else."""
+        self.replaying = False
+        """A step is computed off the record."""
         self.position = Position()
         self.objects: dict[str, Any] = {}
         """What is protected, by name."""
         self.loss: torch.Tensor | None = None
         """Of the last step, kept with its snapshot."""
+        self.norm: torch.Tensor | None = None
+        """Of its gradients, where it is known."""
         self.over: StopRun | LostWorker | None = None
         """Why nothing more is done here: said again to a script whose bare `except:` went on regardless."""
         self.phase_hooks: list[Callable[[Phase], None]] = []
@@ -88,6 +93,15 @@ class Ground:
     def check_not_over(self) -> None:
         if self.over is not None:
             raise self.over
+
+    @contextlib.contextmanager
+    def elsewhere(self, device: torch.device) -> Iterator[None]:
+        """For a while `session.device` is another: a step is computed off the record there."""
+        home, self.device, self.replaying = self.device, device, True
+        try:
+            yield
+        finally:
+            self.device, self.replaying = home, False
 
     # -- what is protected ---------------------------------------------------------------------------------
 
@@ -138,6 +152,8 @@ class Ground:
             step=position.step,
             samples=position.samples,
             loss=self.loss,
+            norm=self.norm,
+            scaled=self.scaler() is not None,
             resumable=resumable,
             hold=at == "epoch",
         )
@@ -165,7 +181,10 @@ class Ground:
         )
 
     def modules(self) -> list[torch.nn.Module]:
-        return [value for value in self.objects.values() if isinstance(value, torch.nn.Module)]
+        return list(self.named_modules().values())
+
+    def named_modules(self) -> dict[str, torch.nn.Module]:
+        return {name: value for name, value in self.objects.items() if isinstance(value, torch.nn.Module)}
 
     def scaler(self) -> Any | None:
         scalers = [value for value in self.objects.values() if isinstance(value, torch.amp.GradScaler)]

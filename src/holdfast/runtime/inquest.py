@@ -54,6 +54,8 @@ class Inquest:
             self._close()
             return fault
         case.failed_again(fault)
+        if case.on_cpu and case.finding is None:
+            return fault  # nothing to compare with: it is tried as often as the ladder allows
         verdict = self._close()
         if verdict.blame is Blame.UNKNOWN or fault.blame is not None:
             return fault
@@ -61,6 +63,8 @@ class Inquest:
 
     def begin(self, fault: Fault, move: Move, folder: Path) -> None:
         """Plain: the verdict at once. Otherwise it is computed again, if the step is tried again at all."""
+        if self.case is not None:
+            return  # one more of the same
         if move.action in _TRIES and fault.step is not None and fault.blame is None and _open(fault):
             rung = self.affairs.plan.rungs[self.affairs.rung]
             self.case, self._folder = Case(fault, on_cpu=rung.on_cpu), folder

@@ -62,6 +62,16 @@ class Memory:
                     slot.undo()
         return agreed
 
+    def agree_on_newest(self) -> None:
+        """The CPU computed it: there is nobody to disagree."""
+        found = self.newest_slot()
+        for arena in self.arenas:
+            for slot in arena.slots:
+                slot.forget_agreement()
+        if found is not None:
+            arena, commit = found
+            arena.slots[commit.slot].agree()
+
     def grow(self, capacity: int) -> Arena:
         """Slots of at least this size. Older ones stay until the new ones hold a commit."""
         arena = self._make(capacity)

@@ -158,6 +158,8 @@ class Recovery:
         affairs = self.affairs
         before, after = affairs.plan.rungs[affairs.rung], affairs.plan.rungs[rung]
         affairs.rung = rung
+        if before.on_cpu:
+            affairs.memory.agree_on_newest()
         self._watch.forget()
         affairs.teller.emit("moved", step=step, device=after.device, before=before.label, after=after.label)
         if before.env != after.env:

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import torch
 
 from holdfast.errors import UserError
-from holdfast.runtime.attempting import Attempts
+from holdfast.runtime.attempting import Attempts, Samples
 from holdfast.runtime.board import Phase
 from holdfast.runtime.ground import Ground, Link, LostWorker, Position, StopRun, named_by_kind
 from holdfast.runtime.ladder import Rung
@@ -93,14 +93,24 @@ class Session:
         self._uncommitted = 0
         self._epochs_total = 0
 
-    def begin_with(self, *, pieces: int, cpu_batch: bool) -> None:
-        """What the ladder decided for the first step of this worker, after its predecessor was lost in it."""
-        self._attempts.begin_with(pieces=pieces, cpu_batch=cpu_batch)
+    def begin_with(
+        self, *, pieces: int, cpu_batch: bool, trial: dict[str, Any] | None = None, probation: int = 0
+    ) -> None:
+        """What was decided for the first steps of this worker, after its predecessor was lost in one."""
+        self._attempts.begin_with(pieces=pieces, cpu_batch=cpu_batch, trial=trial, probation=probation)
 
     @property
     def device(self) -> torch.device:
         """Where the protected objects are."""
         return self._ground.device
+
+    @property
+    def replaying(self) -> bool:
+        """True while a step is computed off the record, to find out whose fault something was.
+
+        A function given to `session.step` that does more than compute (it counts, it draws) may want to know.
+        """
+        return self._ground.replaying
 
     @property
     def _position(self) -> Position:
@@ -129,6 +139,7 @@ class Session:
                 hints=["pass everything in one call: `session.protect(model=…, optimizer=…, data=…)`"],
             )
         self._ground.protect(named_by_kind(positional, named))
+        self._attempts.protect()
         self._landing = restore(self._ground)
         if self._landing is not None:
             self._started = True
@@ -197,6 +208,7 @@ class Session:
         """The epoch is over and committed; its snapshot is held until the supervisor knows whether it is the best."""
         snapshots = self._ground.snapshots
         snapshots.flush()
+        self._attempts.check_numbers()
         sequence = snapshots.last.sequence if snapshots.last is not None else None
         self._ground.link.send("epoch", epoch=epoch, step=self._position.step, sequence=sequence)
 
@@ -274,6 +286,7 @@ class Session:
             self._started = True
             if at != "free":  # there the body has begun already: what it drew cannot be drawn again
                 self._commit("start")
+                self._ground.snapshots.agreed()  # nothing was computed yet
 
     def _land(self, at: str, of: str | None = None) -> None:
         """If this is where the snapshot was taken: everything protected again as it was then.
@@ -319,7 +332,7 @@ class Session:
             split=split,
         )
         loss = self._transact(lambda device: self._attempts.perform(work, device), work)
-        self._ground.loss = loss
+        self._ground.loss, self._ground.norm = loss, work.norm
         self._leave_step()
         return Loss(loss, self._waiting)
 
@@ -362,7 +375,8 @@ class Session:
         if self._busy:
             raise UserError("session.step was called inside a step", cause="a step is rolled back as a whole")
         self._arrive("free")
-        samples = None if self._open is None else len(self._open.batch.samples)
+        opened = self._open
+        samples = None if opened is None else Samples(opened.batch.samples, opened.loader.dataset)
         self._busy = True
         try:
             return self._attempts.until_done(perform, work, samples)
@@ -389,8 +403,10 @@ class Session:
             self._enter(Phase.SNAPSHOT)
             self._ground.take(at, of, resumable=not last)
             self._uncommitted = 0
+            self._attempts.check_numbers()
         if self._board.stop_requested:
             self._ground.snapshots.flush()
+            self._attempts.check_numbers()
             self._ground.link.send("stopped", step=self._position.step)
             self._ground.over = StopRun()
             raise self._ground.over
@@ -402,6 +418,7 @@ class Session:
             self._land_at_last()
             self._ground.take("end", resumable=True)
             self._ground.snapshots.flush()
+            self._attempts.check_numbers()
         self._busy = True
         self._attempts.close()
         for loader in self._ground.loaders():

@@ -1,6 +1,7 @@
 """What a session does to be believed: the trial of a step its predecessor failed in, the sentinel, finite numbers.
 
-    vigil = Vigil(link.board.enter, link.send, settings, rung, trial=config["trial"], probation=0)
+    vigil = Vigil(ground.enter, link.send, settings, rung)
+    vigil.begin_with(config["trial"], config["probation"])
     vigil.protect(modules, device, snapshots, on_device)
     fault = vigil.before_step(work, step, describe)      # None: go on
     fault = vigil.refused()                              # a step whose numbers were not finite, noticed on arrival
@@ -41,19 +42,21 @@ class Vigil:
         send: Callable[..., None],
         settings: Settings,
         rung: Rung,
-        *,
-        trial: Mapping[str, Any] | None = None,
-        probation: int = 0,
     ) -> None:
         self.settings = settings
         self.rung = rung
         self.sentinel: Sentinel | None = None
         self._enter = enter
         self._send = send
-        self._trial = Fault.from_json(trial["fault"]) if trial else None
-        self._probation = probation
+        self._trial: Fault | None = None
+        self._probation = 0
         self._replay: Replay | None = None
         self._snapshots: Snapshots | None = None
+
+    def begin_with(self, trial: Mapping[str, Any] | None, probation: int) -> None:
+        """What this worker is told: a step to compute again, and how many to compare with the CPU."""
+        self._trial = Fault.from_json(trial["fault"]) if trial else None
+        self._probation = probation
 
     def protect(
         self,

@@ -37,6 +37,7 @@ from holdfast.runtime.fetching import FromChild
 from holdfast.runtime.ladder import Rung
 from holdfast.runtime.launch import connect_back
 from holdfast.runtime.loader import LoaderFailed
+from holdfast.runtime.precision import force_fp32
 from holdfast.runtime.scratch import Scratch
 from holdfast.runtime.session import LostWorker, Run, Session, StopRun
 from holdfast.runtime.slots import Arena
@@ -236,7 +237,14 @@ def _train(config: dict[str, Any], link: SupervisedLink, rungs: list[Rung]) -> i
         resumed=link.newest() is not None,
     )
     session = Session(link, run=run, rungs=rungs, rung=rung, settings=settings, device=device)
-    session.begin_with(pieces=int(config.get("pieces", 1)), cpu_batch=bool(config.get("cpu_batch")))
+    session.begin_with(
+        pieces=int(config.get("pieces", 1)),
+        cpu_batch=bool(config.get("cpu_batch")),
+        trial=config.get("trial"),
+        probation=int(config.get("probation") or 0),
+    )
+    if rungs[rung].precision == "fp32":
+        force_fp32()
     if config.get("chaos"):
         from holdfast.testing.chaos import arm
 

@@ -62,6 +62,8 @@ class Witness:
         self.fd = os.open(session.run.folder / "witness.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def saw(self, samples: torch.Tensor) -> None:
+        if self.session.replaying:  # off the record: nothing is trained on it
+            return
         words = [self.session.run.generation, self.session.step_count + 1, self.session.device, *samples.tolist()]
         os.write(self.fd, (" ".join(map(str, words)) + "\n").encode())
 
