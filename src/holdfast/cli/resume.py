@@ -3,6 +3,7 @@
     holdfast resume calm-heron                     from the newest checkpoint that verifies
     holdfast resume calm-heron --device cpu        on another device
     holdfast resume latest checkpoint.every=10s    with another setting
+    holdfast resume --at-boot calm-heron           by itself, after every reboot, until it is finished
 
 The run keeps its name, folder, seed and threads. A keeper that outlived a killed supervisor may still be saving
 the last snapshot: resume waits for it, so that not even `kill -9` costs a committed step.
@@ -17,6 +18,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from holdfast.cli import at_boot
 from holdfast.cli.output import Output, add_flags, count
 from holdfast.cli.reading import Look
 from holdfast.cli.runs import root_of, supervisor_pid
@@ -26,7 +28,7 @@ from holdfast.cli.usage import Parser, UsageError
 from holdfast.errors import ExitCode, UserError
 from holdfast.naming import handle
 from holdfast.runfolder import LAST_WORD, LIVE_STATES, RunFolder, find_run, read_json, whole
-from holdfast.runtime import checkpoint, script
+from holdfast.runtime import checkpoint, process, script
 from holdfast.runtime.accounts import Accounts
 from holdfast.settings import COMMAND_LINE, Settings, parse_overrides
 
@@ -48,6 +50,7 @@ examples:
   holdfast resume calm-heron                   by name, folder, or `latest`
   holdfast resume calm-heron --device cpu      on another device
   holdfast resume latest checkpoint.every=10s  with another setting
+  holdfast resume --at-boot calm-heron         by itself, after every reboot
 """,
     )
     parser.add_argument("name", metavar="RUN", help="a name such as calm-heron, a folder, or `latest`")
@@ -58,6 +61,11 @@ examples:
     parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
     parser.add_argument("--detach", action="store_true", help="leave the run in the background")
     parser.add_argument("--background", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--booted", action="store_true", help=argparse.SUPPRESS)
+    boot = parser.add_argument_group("after a reboot")
+    boot.add_argument("--at-boot", action="store_true", help="have the run go on by itself after every reboot")
+    boot.add_argument("--print", dest="print_only", action="store_true", help="show what would be installed")
+    boot.add_argument("--remove", action="store_true", help="take it away again")
     add_flags(parser, plain=True, progress=True)
     parser.set_defaults(run=run, script_argv=[])
     return parser
@@ -66,12 +74,19 @@ examples:
 def run(args: argparse.Namespace) -> int:
     """Find it, take it, find what was saved, go on."""
     output = Output.from_args(args)
+    at_boot.check_flags(args)
     overrides = _overrides(args)
     folder = find_run(root_of(args), args.name)
+    if args.at_boot and args.remove:
+        return at_boot.run(folder, args, output)
+    if args.booted and at_boot.left_alone(folder, output):
+        return ExitCode.OK
     if _finished(folder, output):
         return ExitCode.OK
     facts, argv, arguments = _script(folder, args.script_argv)
     settings = _settings(folder, overrides)
+    if args.at_boot:
+        return at_boot.run(folder, args, output)
     if args.detach:
         return _detach(folder, args, output)
     if args.background:
@@ -79,7 +94,10 @@ def run(args: argparse.Namespace) -> int:
 
         detach.survive_hangup()
     _take(folder, output)
-    return _go_on(folder, facts, argv, arguments, settings, args, output)
+    code = _go_on(folder, facts, argv, arguments, settings, args, output)
+    if args.booted:
+        at_boot.clean_up(folder)
+    return code
 
 
 def _overrides(args: argparse.Namespace) -> dict[str, str]:
@@ -299,13 +317,16 @@ def _record_death(folder: RunFolder, accounts: Accounts, last: dict[str, Any]) -
     from holdfast.runtime.ladder import Action, Move
 
     beat = read_json(folder.path / "beat.json") or {}
+    boots = {"boot": folder.info.get("boot_id"), "boot_now": process.boot_id()}
+    rebooted = None not in boots.values() and boots["boot"] != boots["boot_now"]
     fault = Fault(
-        Kind.SUPERVISOR_DIED,
+        Kind.MACHINE_DOWN if rebooted else Kind.SUPERVISOR_DIED,
         message="the supervisor ended without a word",
-        evidence={"pid": folder.info.get("pid"), "last_beat": beat.get("time"), "phase": beat.get("phase")},
+        evidence={"pid": folder.info.get("pid"), "last_beat": beat.get("time"), "phase": beat.get("phase"), **boots},
     )
-    move = Move(Action.REPLACE, 0, reason="resumed by hand", new_worker=True)
+    move = Move(Action.REPLACE, 0, reason="resumed", new_worker=True)
     kept = evidence.collect(folder, fault, move, None, "", {}, "")
+    evidence.gather(kept, fault, folder)
     accounts.fault(fault.kind.value)
     folder.append(
         Event.now(

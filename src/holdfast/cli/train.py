@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import os
 import platform
 import re
 from collections.abc import Sequence
@@ -190,6 +191,7 @@ def run_info(order: Order) -> dict[str, Any]:
         "state": "STARTING",
         "script": str(order.facts.path),
         "script_sha256": hashlib.sha256(order.facts.path.read_bytes()).hexdigest(),
+        "cwd": os.getcwd(),
         "argv": redact(order.argv),
         "arguments": dict(pair.split("=", 1) for pair in pairs),
         "seed": order.settings.run.seed,
