@@ -76,7 +76,7 @@ class Memory:
         """Slots of at least this size. Older ones stay until the new ones hold a commit."""
         arena = self._make(capacity)
         newest = self.newest_slot()
-        self._close([old for old in self.arenas if newest is None or old is not newest[0]])
+        self._close([old for old in self.arenas if (newest is None or old is not newest[0]) and not _wanted(old)])
         self.arenas.append(arena)
         return arena
 
@@ -87,8 +87,9 @@ class Memory:
         newest = self.newest_slot()
         if newest is None or newest[0] is not self.arenas[-1]:
             return False
-        self._close(self.arenas[:-1])
-        return True
+        outgrown = [arena for arena in self.arenas[:-1] if not _wanted(arena)]
+        self._close(outgrown)
+        return bool(outgrown)
 
     def abandon(self) -> None:
         """A worker that cannot be killed may still write: copy the newest snapshot out and leave it the rest."""
@@ -157,6 +158,11 @@ class Memory:
         if available is None or need <= available * SHARE:
             return None
         return f"{_mib(need)} are needed, {_mib(available)} are free"
+
+
+def _wanted(arena: Arena) -> bool:
+    """A snapshot in it is held: the best weights, which the keeper has not come to yet."""
+    return any(slot.held for slot in arena.slots)
 
 
 def _mib(count: int) -> str:
