@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from pathlib import Path
 
+from holdfast.runtime import layout
 from holdfast.runtime.supervisor import Supervisor
 from tests.faults.conftest import Drive
-from tests.faults.driving import JOBS, Command, alive, assert_exact, kill_worker, wait_until
+from tests.faults.driving import JOBS, Command, Run, alive, assert_exact, kill_worker, wait_until
 
 GROWING = JOBS / "growing.py"
-SLOTS = 3
+SLOTS = 5
 SETTINGS = {"snapshot.where": "memory", "snapshot.slots": str(SLOTS)}
 LOOKS = 0.5
 """Seconds in which a supervisor looks at its worker several times."""
@@ -79,3 +81,31 @@ def test_kill_9_of_the_supervisor_in_the_middle_of_growing(tmp_path: Path, drive
     assert command.run().checkpoint().step == 9
     again = drive(GROWING, resume=command.folder)
     assert_exact(again, reference(GROWING), faults=0, stops=1)
+
+
+def test_the_best_weights_wait_in_the_old_slots(drive: Drive, reference: Drive) -> None:
+    """The keeper is busy on a slow disk while the best epoch ends and the state grows: what it will save stays."""
+
+    def meanwhile(supervisor: Supervisor) -> None:
+        assert wait_until(lambda: supervisor.accounts.steps >= 5)
+        keeper = supervisor.keeping.pid
+        assert keeper is not None
+        os.kill(keeper, signal.SIGSTOP)
+        try:
+            assert wait_until(lambda: supervisor.accounts.steps >= 12)
+        finally:
+            os.kill(keeper, signal.SIGCONT)
+        assert wait_until(lambda: holders(supervisor) == [SLOTS] * 3), holders(supervisor)
+
+    settings = {**SETTINGS, "checkpoint.every": "0.1s"}
+    run = drive(GROWING, step=9, pause=0.1, settings=settings, meanwhile=meanwhile)
+    undisturbed = reference(GROWING, step=9)
+    assert_exact(run, undisturbed, faults=0)
+    assert not run.of("not_saved"), run.story()
+    assert best(run) == best(undisturbed)
+
+
+def best(run: Run) -> bytes:
+    """The best weights, without the header, which names the run."""
+    data = (run.folder / "best.safetensors").read_bytes()
+    return data[layout.parse_header(data)[1] :]

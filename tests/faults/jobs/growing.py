@@ -48,11 +48,12 @@ def train(
 
     if wait:
         wait_in_large_copies(session.run.folder)
-    for _ in session.epochs(epochs):
+    for epoch in session.epochs(epochs):
         for batch in session.batches(data):
             session.step(loss, batch)
             if session.step_count == step:
                 attic.kept = torch.rand(LARGE)
+        session.log(valid_loss=epoch)  # the first epoch is the best one
 
 
 def wait_in_large_copies(folder: Path) -> None:
