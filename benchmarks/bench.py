@@ -49,7 +49,6 @@ PARTS = {
 
 def main() -> int:
     args = _arguments()
-    adopt()
     if args.quick:
         with tempfile.TemporaryDirectory(prefix="holdfast-quick-") as place:
             return _all(args.parts, Path(place), quick=True)
@@ -95,6 +94,7 @@ def _one(name: str, results: Path, *, quick: bool) -> list[Bound]:
     """Measure, keep, and compare; returns the bounds that are broken."""
     part, began = PARTS[name], time.monotonic()
     scratch = Path(tempfile.mkdtemp(prefix="holdfast-bench-"))
+    adopt(scratch)
     try:
         measured = part.measure(scratch, quick)
     except Exception:

@@ -14,6 +14,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
+from holdfast.devices.ledger import VARIABLE as STATE  # noqa: E402
 from holdfast.events import Event  # noqa: E402
 from holdfast.runfolder import read_events  # noqa: E402
 
@@ -41,11 +43,15 @@ def say(text: str) -> None:
 # Runs -------------------------------------------------------------------------------------------------------
 
 
-def adopt() -> None:
-    """For all that this process starts: it finds holdfast, and bears our mark."""
+def adopt(scratch: Path) -> None:
+    """For all that this process starts: it finds holdfast, bears our mark, and keeps a ledger of its own.
+
+    What is done to devices here must not be held against them later, nor what is known of them change the figures.
+    """
     name, _, value = MARK.partition("=")
-    path = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ.update({"PYTHONPATH": os.pathsep.join(path), name: value})
+    source = str(ROOT / "src")
+    path = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each not in ("", source)]
+    os.environ.update({"PYTHONPATH": os.pathsep.join([source, *path]), name: value, STATE: str(scratch / "state")})
 
 
 def command(*words: str) -> list[str]:
@@ -60,12 +66,18 @@ def train(
     patience: float = 3600.0,
     **variables: str,
 ) -> dict[str, Any]:
-    """One run to its end, with a line now and then; what it printed as JSON. It must finish."""
+    """One run to its end, with a line now and then; what it printed as JSON. It must finish.
+
+    Its ledger is empty: what happened to a device in the run before would change how it is used.
+    """
     runs.mkdir(parents=True, exist_ok=True)
-    with subprocess.Popen(
-        command("train", str(job), *words, f"run.folder={runs}", "--json", "-q"),
-        stdout=subprocess.PIPE, text=True, env={**os.environ, **variables},
-    ) as run:  # fmt: skip
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-state-", ignore_cleanup_errors=True) as state,
+        subprocess.Popen(
+            command("train", str(job), *words, f"run.folder={runs}", "--json", "-q"),
+            stdout=subprocess.PIPE, text=True, env={**os.environ, STATE: state, **variables},
+        ) as run,
+    ):  # fmt: skip
         printed = _to_its_end(run, runs, patience)
     try:
         summary: dict[str, Any] = json.loads(printed)

@@ -171,8 +171,8 @@ PARTS = {
 
 def main() -> int:
     args = _arguments()
-    adopt()
     scratch = Path(tempfile.mkdtemp(prefix="holdfast-hardware-"))
+    adopt(scratch)
     try:
         order = Order(args.device, scratch, args.kills, args.quick)
         return _all(args, order, scratch / "quick.json" if args.quick else args.out)

@@ -227,6 +227,7 @@ def belongings(scratch: Path) -> dict[str, list[str]]:
         "processes": sorted(f"{pid} {_words(pid)}" for pid in pids - {here}),
         "shared_memory": sorted(entry.name for entry in shared.iterdir()) if shared.is_dir() else [],
         "slots": sorted(str(path) for path in scratch.glob("*/runs/*/slots/*")),
+        "ledger_marks": sorted(entry.name for entry in scratch.glob("state/live/*")),
         "temporary": sorted(os.listdir(tempfile.gettempdir())),
         "mappings": [line for line in maps if "memfd:holdfast" in line],
         "descriptors": sorted(_descriptors()),
