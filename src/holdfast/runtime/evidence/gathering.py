@@ -22,7 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.runfolder import RunFolder
+from holdfast.events import Event
+from holdfast.runfolder import RunFolder, read_json
+from holdfast.runtime import process
 from holdfast.runtime.evidence import counters, environment, kernel_log, nvml
 from holdfast.runtime.evidence.drm import WedgedListener
 from holdfast.runtime.evidence.folder import add, write_counters, write_json, write_readme, write_text
@@ -291,8 +293,19 @@ class Gathering:
         return "\n".join([*heading, "", *lines])
 
 
-def gather(folder: Path, fault: Fault, run: RunFolder, *, since_ns: int, patience: float = 1.0) -> None:
+def gather(folder: Path, fault: Fault, run: RunFolder, *, since_ns: int | None = None, patience: float = 1.0) -> None:
     """All at once, for a fault that is found when nobody is there to poll: a supervisor that had died."""
-    gathering = Gathering(from_boot=True)
-    gathering.begin(folder, fault, run, since_ns)
-    gathering.close(patience)
+    since = _last_sign(run) if since_ns is None else since_ns
+    if since is not None:
+        gathering = Gathering(from_boot=True)
+        gathering.begin(folder, fault, run, since)
+        gathering.close(patience)
+
+
+def _last_sign(run: RunFolder) -> int | None:
+    """A minute before the run was last seen alive; None if that was in another boot, of which this log is silent."""
+    beat = read_json(run.path / "beat.json") or {}
+    seen = Event("beat", str(beat.get("time", ""))).seconds()
+    if seen is None or run.info.get("boot_id") != process.boot_id():
+        return None
+    return int((seen - 60.0) * 1e9)
