@@ -46,7 +46,11 @@ SUPERVISOR_SIDE = [
     "holdfast.runtime.telling",
     "holdfast.runtime.watchdog",
     "holdfast.runtime.watching",
+    "holdfast.devices.identity",
     "holdfast.devices.inventory",
+    "holdfast.devices.ledger",
+    "holdfast.devices.probing",
+    "holdfast.devices.trust",
 ]
 COMMANDS = [f"holdfast.cli.{module.name}" for module in pkgutil.iter_modules(holdfast.cli.__path__)]
 

@@ -21,7 +21,7 @@ watchdog.compile           30m     default
 watchdog.term_grace        2 s     default
 watchdog.kill_grace        10 s    default
 snapshot.every             1       default
-snapshot.slots             4       default
+snapshot.slots             5       default
 snapshot.memory            4 GB    HOLDFAST_SNAPSHOT_MEMORY
 snapshot.where             auto    default
 checkpoint.every           60 s    default
@@ -32,6 +32,9 @@ retry.same_step            3       default
 retry.without_progress     10      default
 loader.stuck_floor         5 s     default
 loader.first_wait          2m      default
+data.quarantine            true    default
+data.skip_bad              false   default
+data.most_bad              1       default
 run.folder                 runs    default
 run.seed                   7       command line
 run.threads                auto    default
@@ -41,6 +44,20 @@ run.stacks                 true    default
 oom.split                  true    default
 oom.allow_batchnorm_split  false   default
 oom.grow_back_steps        50      default
+probation.enabled          true    default
+probation.first_delay      60 s    default
+probation.factor           2       default
+probation.max_delay        1h      default
+probation.probe            2m      default
+probation.steps            20      default
+probation.steady           500     default
+probation.returns          5       default
+blame.replay               true    default
+blame.budget               20 s    default
+blame.non_finite           stop    default
+sentinel.enabled           auto    default
+sentinel.cost              0.8     default
+sentinel.samples           4       default
 """
 
 

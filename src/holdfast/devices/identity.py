@@ -80,6 +80,16 @@ def _known(label: str, address: str, cards: Mapping[str, Mapping[str, Any]]) -> 
     return DeviceId(label, key, card.get("name"), address, card.get("driver"))
 
 
+def by_key(key: str, label: str, *, root: Path = ROOT) -> DeviceId:
+    """A device that was identified before, perhaps under another label; its driver is that of today."""
+    if not key.startswith("pci "):
+        return DeviceId(label, key)
+    address = key.split()[1]
+    cards = {str(card["pci"]): card for card in machine.gpus(root)}
+    found = _known(label, address, cards)
+    return found if found.key == key else DeviceId(label, key, None, address)
+
+
 # The order in which torch counts ---------------------------------------------------------------------------
 
 

@@ -195,7 +195,13 @@ class Ledger:
         return [*(line for line in found if line is not None), *self._unwritten]
 
     def standings(self) -> Standings:
+        """What is known about every rung of every device of this machine."""
         return fold(self.lines(), self.machine)
+
+    def in_use(self) -> list[Line]:
+        """The entries of devices that a living process uses now."""
+        boot = process.boot_id()
+        return [line for line in _left_open(self.lines(), self.machine) if self._in_use(line, boot)]
 
     def trust(self, device: DeviceId | str, rung_label: str) -> Trust:
         """How far this rung of the device may be trusted, by everything that is known."""

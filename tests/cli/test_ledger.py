@@ -1,0 +1,118 @@
+"""`holdfast ledger`: text in, text out, exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from holdfast.devices.identity import DeviceId
+from holdfast.devices.judging import Ended
+from holdfast.devices.lastboot import Readers
+from holdfast.devices.ledger import Ledger
+
+from .driving import holdfast
+
+CARD = DeviceId("cuda:0", "pci 0000:03:00.0 1002:744c", "Radeon RX 7900 XTX", "0000:03:00.0")
+OTHER = DeviceId("cuda:0", "pci 0000:0a:00.0 1002:744c", "Radeon RX 7900 XT", "0000:0a:00.0")
+QUIET = Readers(lambda boot, since: Ended("unknown", "nothing is kept here"), lambda boot, since: [])
+
+OPEN = """
+import os, sys
+from holdfast.devices.identity import DeviceId
+from holdfast.devices.ledger import Ledger
+device = DeviceId(*sys.argv[2:4])
+Ledger().open(device, device.label + " fp32", "calm-heron", sys.argv[1])
+os._exit(0)
+"""
+
+
+def ledger() -> Ledger:
+    return Ledger(readers=QUIET, software=lambda device: {})
+
+
+def use(device: DeviceId, *, steps: int, seconds: float) -> None:
+    book = ledger()
+    opened = book.open(device, f"{device.label} fp32", "calm-heron", "boot-1")
+    book.close(opened, "finished", steps=steps, seconds=seconds)
+
+
+def went_down(boot: str, device: DeviceId = CARD) -> None:
+    """A process that uses the device ends without a word."""
+    subprocess.run([sys.executable, "-c", OPEN, boot, device.label, device.key], check=True)
+
+
+def test_nothing_is_known(tmp_path: Path) -> None:
+    done = holdfast("ledger", cwd=tmp_path)
+    assert (done.code, done.out) == (0, "")
+    assert done.err == (
+        f"no device was used on this machine yet; the ledger will be {os.environ['HOLDFAST_STATE']}/ledger.jsonl\n"
+    )
+
+
+def test_a_card_in_quarantine_and_how_it_is_lifted(tmp_path: Path) -> None:
+    use(DeviceId("cpu", "cpu", "Ryzen 9"), steps=3862, seconds=11400.0)
+    use(CARD, steps=100, seconds=60.0)
+    went_down("boot-1")
+    assert len(ledger().settle("boot-2")) == 1
+    went_down("boot-2")
+    done = holdfast("ledger", cwd=tmp_path, HOLDFAST_BOOT_ID="boot-3")
+    assert done.code == 0
+    assert done.err == (
+        "• cuda:0 (fp32) in calm-heron: the machine went down while it was in use; it is in quarantine\n"
+    )
+    today = ledger().lines()[-1].time[:10]
+    assert done.out == (
+        "DEVICE  NAME                RUNG  TRUST          USED  STEPS  FAULTS  FREEZES\n"
+        "cpu     Ryzen 9             fp32  trusted      3h 10m  3\u2009862       0        0\n".replace("\u2009", " ")
+        + "cuda:0  Radeon RX 7900 XTX  fp32  quarantined  1m 00s    100       0        2\n"
+        "\n"
+        f"cuda:0 fp32: quarantined since {today}\n"
+        "  because  the machine went down 2 times while it was in use\n"
+        "  until driver, torch or kernel changes, or `holdfast ledger --forget cuda:0`\n"
+    )
+    lifted = holdfast("ledger", "--forget", "cuda:0", cwd=tmp_path)
+    assert (lifted.code, lifted.out) == (0, "✓ nothing is held against cuda:0 any more\n")
+    data = holdfast("ledger", "--json", cwd=tmp_path).json
+    assert [(each["device"], each["trust"]) for each in data["devices"]] == [("cpu", "trusted"), ("cuda:0", "unknown")]
+    assert (data["devices"][1]["freezes"], data["devices"][1]["uses"]) == (0, 3)
+
+
+def test_every_line_can_be_read_with_its_evidence(tmp_path: Path) -> None:
+    went_down("boot-1")
+    ledger().note(CARD, "cuda:0 fp32", "fault", code="F006", why="an \x1b[31millegal address")
+    ledger().settle("boot-2")
+    told = holdfast("ledger", "-v", cwd=tmp_path).out
+    assert "  cuda:0 fp32  in use by calm-heron (train)\n" in told
+    assert "  cuda:0 fp32  probation: the machine went down while it was in use\n    nothing is kept here\n" in told
+    assert "fault: code F006, why an " in told and "\x1b" not in told
+
+
+def test_what_is_in_use_now(tmp_path: Path) -> None:
+    book = ledger()
+    opened = book.open(CARD, "cuda:0 fp32", "calm-heron", "boot-1")
+    try:
+        done = holdfast("ledger", cwd=tmp_path, HOLDFAST_BOOT_ID="boot-1")
+        assert (done.err, done.out.splitlines()[-1]) == (
+            "",
+            f"in use: cuda:0 fp32 by calm-heron since {book.lines()[-1].time}",
+        )
+        rows = holdfast("ledger", "--plain", cwd=tmp_path, HOLDFAST_BOOT_ID="boot-1").out
+        assert rows == f"cuda:0\t{CARD.key}\tfp32\tunknown\t0\t0\t0\n"
+    finally:
+        book.close(opened, "finished")
+
+
+def test_a_device_nobody_knows_and_a_name_that_meant_two(tmp_path: Path) -> None:
+    use(CARD, steps=1, seconds=1.0)
+    use(OTHER, steps=1, seconds=1.0)
+    done = holdfast("ledger", "--forget", "cuda:9", cwd=tmp_path)
+    assert (done.code, done.err) == (
+        2,
+        "error: the ledger knows no device `cuda:9`\n\nhint: a similar device exists: `cuda:0`\nhint: known: cuda:0\n",
+    )
+    done = holdfast("ledger", "--forget", "cuda:0", cwd=tmp_path)
+    assert (done.code, done.err.splitlines()[0]) == (2, "error: `cuda:0` was the name of several cards")
+    assert holdfast("ledger", "--forget", "0000:0a:00.0", cwd=tmp_path).code == 0
+    assert holdfast("ledger", "--forget", CARD.key, cwd=tmp_path).code == 0
