@@ -121,7 +121,7 @@ def test_the_journal_is_asked_where_kmsg_is_closed(tmp_path: Path, tools: Path, 
     assert (entry["code"], entry["device"], entry["health"]) == ("Xid 79", "0000:65:00.0", "machine")
     text = (folder / "README.txt").read_text()
     assert text.splitlines()[0] == (
-        "Cuda:0 was lost at step 3 862 in backward; "
+        "cuda:0 was lost at step 3 862 in backward; "
         "the kernel says: the GPU has fallen off the bus (Xid 79, 0000:65:00.0)."
     )
     assert XID_79 in (folder / "kernel.txt").read_text()
@@ -209,7 +209,29 @@ def test_a_stranger_that_crashed_is_kept_but_not_blamed(tmp_path: Path, tools: P
     command(tools, "journalctl", says=journal(crash))
     assert until(closed, (folder / "kernel.json").exists) == []
     assert len(read(folder / "kernel.json")["entries"]) == 1
-    assert (folder / "README.txt").read_text().splitlines()[0] == "Cuda:0 was lost at step 3 862 in backward."
+    assert (folder / "README.txt").read_text().splitlines()[0] == "cuda:0 was lost at step 3 862 in backward."
+
+
+def test_a_flood_does_not_hide_the_one_line_that_matters(tmp_path: Path, tools: Path, closed: Gathering) -> None:
+    flood = ["pcieport 0000:00:03.0: AER: Corrected error received: 0000:00:03.0"] * 900
+    folder = collect(tmp_path, closed)
+    old = journal(*[XID_79] * 200).replace('"__REALTIME_TIMESTAMP": "1', '"__REALTIME_TIMESTAMP": "0')
+    command(tools, "journalctl", says=old + journal(*flood[:450], XID_79, *flood[450:]))
+    told = closed.close(30.0)
+    assert told == ["the kernel says: the GPU has fallen off the bus (Xid 79, 0000:65:00.0)"]
+    assert len(read(folder / "kernel.json")["entries"]) == 51
+
+
+def test_a_line_that_is_read_twice_is_one_line(
+    tmp_path: Path, tools: Path, closed: Gathering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SOON", 0.0)
+    monkeypatch.setattr(module, "LATE", 1.0)
+    folder = collect(tmp_path, closed)
+    command(tools, "dmesg", says=f"[{time.monotonic():12.6f}] {XID_79}\n")
+    until(closed, lambda: closed.open_cases == 0)
+    assert len(started(tools, "dmesg")) == 2
+    assert len(read(folder / "kernel.json")["entries"]) == 1
 
 
 def test_words_that_come_after_the_death_are_added(

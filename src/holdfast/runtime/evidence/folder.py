@@ -131,7 +131,8 @@ def _headline(record: dict[str, Any], kernel: dict[str, Any]) -> str:
     sentence = str(record.get("sentence") or "a fault whose record cannot be read")
     worst = kernel.get("worst")
     more = f"; the kernel says: {worst}" if isinstance(worst, str) else ""
-    return f"{sentence[0].upper()}{sentence[1:]}{more}."
+    named = ":" in sentence.partition(" ")[0]  # a device is written as torch writes it
+    return f"{sentence if named else sentence[0].upper() + sentence[1:]}{more}."
 
 
 def _facts(folder: Path, record: dict[str, Any], kernel: dict[str, Any]) -> Iterator[tuple[str, str]]:

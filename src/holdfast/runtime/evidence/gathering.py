@@ -16,8 +16,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,24 @@ SOON, LATE = 1.0, 15.0
 """Seconds after a fault: when the slow readers are asked, and asked for the last time."""
 LOOK_EVERY = 1.0
 """Seconds between two looks at the kernel log when nothing is wrong."""
-_KEPT = 400
-"""Entries remembered; an error that repeats a thousand times a second says nothing new."""
-_NOTHING_TO_ASK = frozenset({Kind.OUT_OF_MEMORY, Kind.USER_ERROR})
+_KEPT, _ALIKE = 400, 50
+"""Entries remembered, and of one kind and device: what repeats a thousand times a second must not hide the rest."""
+_SAME = 100_000_000
+"""Nanoseconds within which the same text, read again, is the same line: the times of dmesg are computed."""
+_NOTHING_TO_ASK = frozenset({Kind.OUT_OF_MEMORY, Kind.USER_ERROR, Kind.BAD_DATA})
 """Faults about which neither kernel nor driver knows anything."""
-_ON_DEVICE = frozenset({Kind.DEVICE_LOST, Kind.HANG, Kind.TRANSIENT, Kind.DRIVER, Kind.CRASH, Kind.EXIT})
+_ON_DEVICE = frozenset(
+    {
+        Kind.DEVICE_LOST,
+        Kind.HANG,
+        Kind.TRANSIENT,
+        Kind.DRIVER,
+        Kind.CRASH,
+        Kind.EXIT,
+        Kind.NON_FINITE,
+        Kind.WRONG_NUMBERS,
+    }
+)
 """Faults that a device may have caused, whatever they look like."""
 _JUST_BEFORE = 3_000_000_000
 """Nanoseconds before a fault in which a crash in the log is taken to be the worker's. Numbers do not tell: the log
@@ -98,6 +111,7 @@ class Gathering:
         self._since_ns = time.time_ns()
         self._environment: dict[str, str] = {}
         self._entries: deque[Entry] = deque(maxlen=_KEPT)
+        self._alike: Counter[tuple[str, str | None]] = Counter()
         self._cases: list[Case] = []
         self._asked: dict[str, tuple[Reader, list[Case]]] = {}
         self._looked = 0.0
@@ -108,6 +122,7 @@ class Gathering:
         self._since_ns = time.time_ns()
         self._environment = dict(environment or {})
         self._before = None
+        self._alike.clear()
 
     def begin(self, folder: Path, fault: Fault, run: RunFolder, since_ns: int | None = None) -> None:
         """Take up a case. Nothing is asked yet: the next worker comes first."""
@@ -160,11 +175,21 @@ class Gathering:
     def _listen(self) -> None:
         """What comes by itself: events at every tick, the log at every second, or at once if there is a case."""
         if self.events is not None:
-            self._entries.extend(self.events.poll())
+            self._remember(self.events.poll())
         now = time.monotonic()
         if self._cases or now - self._looked >= LOOK_EVERY:
             self._looked = now
-            self._entries.extend(self.log.read())
+            self._remember(self.log.read())
+
+    def _remember(self, entries: Iterable[Entry]) -> None:
+        since_ns = min((case.since_ns for case in self._cases), default=0)
+        for entry in entries:
+            if entry.time_ns < since_ns:
+                continue
+            alike = (entry.id, entry.device)
+            self._alike[alike] += 1
+            if self._alike[alike] <= _ALIKE:
+                self._entries.append(entry)
 
     def _count(self) -> None:
         """At the first tick after a fault, and after the start of a worker: both only have to wait for a new one."""
@@ -243,8 +268,12 @@ class Gathering:
                     self._start(self._next_source(), case)
             return
         self._readable_by = name
-        known = {(entry.time_ns // 1_000_000, entry.text) for entry in self._entries}
-        self._entries.extend(entry for entry in said if (entry.time_ns // 1_000_000, entry.text) not in known)
+        known: dict[str, list[int]] = {}
+        for entry in self._entries:
+            known.setdefault(entry.text, []).append(entry.time_ns)
+        self._remember(
+            [entry for entry in said if all(abs(entry.time_ns - t) > _SAME for t in known.get(entry.text, ()))]
+        )
 
     def _nvidia_said(self, said: list[dict[str, Any]] | str, cases: list[Case]) -> None:
         cards = said if isinstance(said, str) else [{**card, "needs": nvml.needs(card)} for card in said]
