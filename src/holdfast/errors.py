@@ -56,9 +56,12 @@ class HoldfastError(Exception):
         self.cause = cause
         self.saved = saved
         self.hints = tuple(hints)
+        self.blame: dict[str, object] | None = None
+        """Whose fault it is, where that was found out: the verdict, with the samples it names."""
 
     def to_json(self) -> dict[str, object]:
-        """The same four parts, for `--json` and for messages between processes."""
+        """The same four parts, for `--json` and for messages between processes; and whose fault it is, if known."""
+        blame = {} if self.blame is None else {"blame": self.blame}
         return {
             "error": type(self).__name__,
             "message": self.message,
@@ -66,6 +69,7 @@ class HoldfastError(Exception):
             "saved": self.saved,
             "hints": list(self.hints),
             "exit_code": int(self.exit_code),
+            **blame,
         }
 
 
@@ -108,12 +112,15 @@ def from_json(data: dict[str, object]) -> HoldfastError:
     """Rebuild an error another process sent with `to_json`."""
     cls = _BY_NAME.get(str(data.get("error")), InternalError)
     hints = data.get("hints")
-    return cls(
+    error = cls(
         str(data.get("message", "unknown error")),
         cause=_text(data.get("cause")),
         saved=_text(data.get("saved")),
         hints=[str(hint) for hint in hints] if isinstance(hints, list) else (),
     )
+    blame = data.get("blame")
+    error.blame = blame if isinstance(blame, dict) else None
+    return error
 
 
 def _text(value: object) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-DURABLE = frozenset({"start", "fault", "recovered", "moved", "checkpoint", "stopping", "end", "arena"})
+DURABLE = frozenset({"start", "fault", "recovered", "moved", "checkpoint", "stopping", "end", "arena", "quarantined"})
 """Events that are flushed to the disk before the run goes on: what must survive a power cut."""
 
 

@@ -124,6 +124,18 @@ class LoaderSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DataSettings:
+    """What the training may go on without. Evaluations never go without a sample unless the script says so."""
+
+    quarantine: bool = setting(True, BOOL)
+    """Whether samples that end or hang the process that reads them, twice, are left out. Off brings them back."""
+    skip_bad: bool = setting(False, BOOL)
+    """Whether samples that raise an error are left out too, where the others of their batch can be read."""
+    most_bad: float = setting(1.0, PERCENT)
+    """The share of a dataset that may be left out, in percent; ten samples always may. Beyond that the run fails."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunSettings:
     """The run as a whole."""
 
@@ -208,6 +220,7 @@ class Settings:
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     retry: RetrySettings = field(default_factory=RetrySettings)
     loader: LoaderSettings = field(default_factory=LoaderSettings)
+    data: DataSettings = field(default_factory=DataSettings)
     run: RunSettings = field(default_factory=RunSettings)
     oom: OomSettings = field(default_factory=OomSettings)
     probation: ProbationSettings = field(default_factory=ProbationSettings)

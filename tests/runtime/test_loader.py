@@ -25,7 +25,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from holdfast.errors import UserError
-from holdfast.runtime.loader import Batch, Loader, LoaderFailed
+from holdfast.runtime.loader import BadSamples, Batch, Loader, LoaderFailed
 from holdfast.runtime.pool import Patience
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
@@ -397,15 +397,31 @@ def leave() -> None:
 def test_a_sample_that_always_kills_is_named(act: Callable[[], None], end: str, undisturbed: torch.Tensor) -> None:
     index = int(undisturbed[22, 0])  # in batch 5
     loader = make(At(index, act))
+    loader.policy.quarantine = False
     got = []
-    with pytest.raises(LoaderFailed) as caught:
+    with pytest.raises(BadSamples) as caught:
         for batch in loader.batches(0, 0):
             got.append(batch.value)
     assert torch.equal(torch.cat(got), undisturbed[:20])  # everything before it was delivered
-    assert (caught.value.samples, caught.value.epoch, caught.value.batch) == ([index], 0, 5)
-    assert end in str(caught.value.cause)
+    assert [sample["index"] for sample in caught.value.charge.samples] == [index]
+    assert end in caught.value.message
     assert f"dataset[{index}]" in caught.value.hints[-1]
     assert loader._pool.pids == []
+
+
+def lethal(items: list[torch.Tensor]) -> torch.Tensor:
+    os._exit(4)
+
+
+def test_a_collate_function_that_kills_is_no_samples_fault() -> None:
+    loader = make(collate_fn=lethal)
+    with pytest.raises(LoaderFailed) as caught:
+        next(loader.batches(0, 0))
+    assert sorted(caught.value.samples) == sorted(loader._epoch(0).samples(0).tolist())
+    assert (caught.value.epoch, caught.value.batch) == (0, 0)
+    assert "status 4" in str(caught.value.cause)
+    assert loader.quarantined == []
+    loader.close()
 
 
 def test_a_later_batch_that_kills_is_not_blamed_on_a_slow_earlier_one(undisturbed: torch.Tensor) -> None:
@@ -417,12 +433,9 @@ def test_a_later_batch_that_kills_is_not_blamed_on_a_slow_earlier_one(undisturbe
 
     index = int(undisturbed[5, 0])  # in batch 1, which its child reaches at once
     loader = make(Slow(index, os.abort))
-    got = []
-    with pytest.raises(LoaderFailed) as caught:
-        for batch in loader.batches(0, 0):
-            got.append(batch.index)
-    assert got == [0]
-    assert (caught.value.samples, caught.value.batch) == ([index], 1)
+    missing = {batch.index: batch.missing.tolist() for batch in loader.batches(0, 0)}
+    assert missing == {number: [index] if number == 1 else [] for number in range(10)}
+    loader.close()
 
 
 def test_many_respawns_leak_no_descriptors() -> None:

@@ -61,7 +61,19 @@ class Accounts:
         self.undone += max(0, self.steps - step)
         self.steps = min(self.steps, step)
 
-    def receipt(self, *, steps: int, survived: bool, skipped: int, repeated: int, sha256: str | None) -> dict[str, Any]:
+    def receipt(
+        self,
+        *,
+        steps: int,
+        survived: bool,
+        skipped: int,
+        repeated: int,
+        sha256: str | None,
+        quarantined: object = None,
+    ) -> dict[str, Any]:
+        """`quarantined`: what the session wrote beside its last snapshot, `{"count": …, "samples": […]}`."""
+        out = quarantined if isinstance(quarantined, dict) else {}
+        samples = out.get("samples")
         return {
             "schema": 1,
             "steps": steps,
@@ -73,6 +85,8 @@ class Accounts:
             "steps_undone": self.undone,
             "samples_skipped": skipped,
             "samples_repeated": repeated,
+            "samples_quarantined": whole(out.get("count")),
+            "quarantined": samples if isinstance(samples, list) else [],
             "seconds_lost": round(self.seconds_lost, 3),
             "recovery_s": self._spread(),
             "weights_sha256": sha256,

@@ -1,6 +1,6 @@
 """One generation of loader children, and the thread that reads from them.
 
-    feed = Feed(fetcher, Job(claim, epoch, start=17, stop=len(epoch)), workers=2, prefetch=2, pin=None)
+    feed = Feed(fetcher, Job(claim, course, start=17, stop=len(course)), workers=2, prefetch=2, pin=None)
     feed.take(timeout=0.05)         # the next Item, or None
     feed.dead()                     # children that are gone
     feed.stop(grace=0)              # all of them, at once, and nothing is left behind
@@ -31,13 +31,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader
 
-from holdfast.runtime.fetching import IDLE, Fetcher, Parcel, Start, Ticket, as_it_is, unpack_error
-from holdfast.runtime.sampling import Epoch
+from holdfast.runtime.fetching import Failure, Fetcher, Parcel, Start, Ticket, as_it_is, unpack_error
+from holdfast.runtime.marks import IDLE
 
 REAP_S = 10.0
 """How long a killed child may take to be gone before it is left to the kernel; 8 GB took half a second."""
@@ -45,12 +45,22 @@ LEAVE_S = 1.0
 """How long the reading thread may take to end after its children did."""
 
 
+class Tickets(Protocol):
+    """What there is to fetch, by batch: a `Course`, or single samples on trial."""
+
+    @property
+    def number(self) -> int:
+        """Of the epoch."""
+
+    def ticket(self, batch: int) -> Ticket: ...
+
+
 @dataclass(frozen=True)
 class Job:
-    """Batches `start` to `stop` of an epoch, for one iterator (`claim`)."""
+    """Batches `start` to `stop` of a course, for one iterator (`claim`)."""
 
     claim: object
-    epoch: Epoch
+    course: Tickets
     start: int
     stop: int
 
@@ -62,7 +72,9 @@ class Item:
     batch: int = -1
     seconds: float = 0.0
     value: Any = None
-    error: BaseException | None = None
+    error: Exception | None = None
+    failure: Failure | None = None
+    """Where the user's code raised the error; None if it was not the user's."""
     trouble: BaseException | None = None
 
 
@@ -75,7 +87,7 @@ class _Plan:
     def __iter__(self) -> Iterator[Ticket]:
         job = self.job
         for batch in range(job.start, job.stop):
-            yield Ticket(job.epoch.seed, job.epoch.number, batch, job.epoch.samples(batch))
+            yield job.course.ticket(batch)
 
     def __len__(self) -> int:
         return self.job.stop - self.job.start
@@ -241,8 +253,9 @@ class Feed:
             iterator = iter(self._loader)  # the same iterator, which throws away what is under way
 
     def _open(self, parcel: Parcel) -> Item:
-        if parcel.failed:
-            return Item(parcel.batch, parcel.seconds, error=unpack_error(parcel.payload))
+        if parcel.failure is not None:
+            error = unpack_error(parcel.payload)
+            return Item(parcel.batch, parcel.seconds, error=error, failure=parcel.failure)
         value = pickle.loads(parcel.payload)
         if self._pin is not None:
             try:
@@ -281,6 +294,16 @@ def is_stopped(pid: int | None) -> bool:
             return file.read().rpartition(b") ")[2][:1] in (b"T", b"t")
     except OSError:
         return False
+
+
+def signal_name(exitcode: int | None) -> str | None:
+    """SIGSEGV for -11; None for a process that was not ended by a signal, or has not ended."""
+    if exitcode is None or exitcode >= 0:
+        return None
+    try:
+        return signal.Signals(-exitcode).name
+    except ValueError:
+        return f"signal {-exitcode}"
 
 
 @contextmanager

@@ -28,6 +28,8 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate, get_worker_info
 from torch.utils.data._utils import worker
 
+from holdfast.runtime.collating import odd_ones
+from holdfast.runtime.marks import IDLE
 from holdfast.runtime.sampling import (
     Indices,
     borrowed_generators,
@@ -39,8 +41,8 @@ from holdfast.runtime.scratch import note_child
 
 log = logging.getLogger(__name__)
 
-IDLE, COLLATING = -1, -2
-"""Where a child is when it is at no sample; see `Fetcher.progress`."""
+COLLATING = -2
+"""Where a process is when it is at no sample, beside IDLE; see `Fetcher.progress`."""
 
 
 class Ticket(NamedTuple):
@@ -50,14 +52,26 @@ class Ticket(NamedTuple):
     epoch: int
     batch: int
     samples: Indices
+    alone: bool = False
+    """A trial: the samples are read, nothing is made of them and nothing comes back."""
+
+
+class Failure(NamedTuple):
+    """Where the user's code raised."""
+
+    stage: str
+    """"read", "collate" or "send"."""
+    samples: tuple[int, ...] = ()
+    """The sample that raised; in collating those that do not fit to the others, if that is what it was."""
+    words: str = ""
 
 
 class Parcel(NamedTuple):
-    """One batch on its way out of a child. `failed`: the payload is an error of the user's code."""
+    """One batch on its way out of a child. With a `failure` the payload is the error of the user's code."""
 
     batch: int
     seconds: float
-    failed: bool
+    failure: Failure | None
     payload: bytes
 
 
@@ -73,6 +87,8 @@ class Fetcher:
         """Send tensors through the pipe: slower, but needs neither shared memory nor file descriptors."""
         self.progress: Any = None
         """Shared with the parent: the sample each child is at. What a crash leaves here names its sample."""
+        self.failure = Failure("send")
+        """Where the last error was raised."""
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -82,13 +98,13 @@ class Fetcher:
         info = get_worker_info()
         at = _nowhere if info is None or self.progress is None else _Place(self.progress, info.id)
         began = time.monotonic()
-        failed = False
+        failure = None
         try:
             payload = self._packed(ticket, at)
         except Exception as error:
-            payload, failed = pack_error(error), True
+            payload, failure = pack_error(error), self.failure
         at(IDLE)
-        return Parcel(ticket.batch, time.monotonic() - began, failed, payload)
+        return Parcel(ticket.batch, time.monotonic() - began, failure, payload)
 
     def _packed(self, ticket: Ticket, at: Callable[[int], None]) -> bytes:
         if not self.by_value:
@@ -116,30 +132,49 @@ class Fetcher:
             try:
                 items.append(self.dataset[index])
             except Exception as error:
+                self.failure = Failure("read", (index,))
                 _note(error, f"raised by dataset[{index}], in batch {ticket.batch} of epoch {ticket.epoch}")
                 raise
+        if ticket.alone or not items:  # a batch of which every sample is left out is nothing
+            return None
         at(COLLATING)
-        if seeds is not None:
-            seed_generators(collate_seeds(ticket.seed, ticket.epoch, ticket.batch))
         try:
-            return self.collate_fn(items)
+            value = self._collate(ticket, items)
         except Exception as error:
+            self.failure = self._odd_ones(ticket, items)
             _note(error, f"raised while collating samples {listed(samples)}, batch {ticket.batch}")
             raise
+        self.failure = Failure("send")
+        return value
+
+    def _collate(self, ticket: Ticket, items: list[Any]) -> Any:
+        if self.draws:
+            seed_generators(collate_seeds(ticket.seed, ticket.epoch, ticket.batch))
+        return self.collate_fn(items)
+
+    def _odd_ones(self, ticket: Ticket, items: list[Any]) -> Failure:
+        """Some samples do not fit to the others, or the collate function is wrong."""
+        with _not_a_loader_child():
+            odd = odd_ones(items, lambda some: self._collate(ticket, some))
+        return Failure("collate", tuple(int(ticket.samples[place]) for place, _ in odd), odd[0][1] if odd else "")
 
 
-def fetch_here(fetcher: Fetcher, ticket: Ticket) -> Any:
+def fetch_here(fetcher: Fetcher, ticket: Ticket, at: Callable[[int], None] | None = None) -> Any:
     """A batch in this very process, leaving no trace in its generators."""
-    if not fetcher.draws:
-        return fetcher.fetch(ticket)
-    threads = torch.get_num_threads()
-    with borrowed_generators():
-        # One thread, as in a loader child: some sums come out differently with two.
-        torch.set_num_threads(1)
-        try:
-            return fetcher.fetch(ticket)
-        finally:
-            torch.set_num_threads(threads)
+    at = at or _nowhere
+    try:
+        if not fetcher.draws:
+            return fetcher.fetch(ticket, at)
+        threads = torch.get_num_threads()
+        with borrowed_generators():
+            # One thread, as in a loader child: some sums come out differently with two.
+            torch.set_num_threads(1)
+            try:
+                return fetcher.fetch(ticket, at)
+            finally:
+                torch.set_num_threads(threads)
+    finally:
+        at(IDLE)
 
 
 def _is_shortage(error: Exception) -> bool:

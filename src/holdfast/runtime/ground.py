@@ -24,6 +24,7 @@ from holdfast.runtime.board import Phase
 from holdfast.runtime.faults import Fault
 from holdfast.runtime.ladder import Move
 from holdfast.runtime.loader import Loader
+from holdfast.runtime.quarantine import MOST_LISTED
 from holdfast.runtime.state import Protected
 from holdfast.settings import Settings
 
@@ -145,6 +146,7 @@ class Ground:
                 "sequence": snapshots.next_sequence,
                 "skipped": skipped,
                 "repeated": repeated,
+                "quarantined": self._quarantined(),
             }
         }
         snapshots.take(
@@ -157,6 +159,13 @@ class Ground:
             resumable=resumable,
             hold=at == "epoch",
         )
+
+    def _quarantined(self) -> dict[str, Any] | None:
+        """The samples that are left out, for the receipt; None if there are none, as there should be."""
+        found = [(name, value.quarantined) for name, value in self.objects.items() if isinstance(value, Loader)]
+        count = sum(len(samples) for _, samples in found)
+        listed = [{"loader": name, **sample} for name, samples in found for sample in samples[:MOST_LISTED]]
+        return {"count": count, "samples": listed[:MOST_LISTED]} if count else None
 
     # -- by kind -------------------------------------------------------------------------------------------
 

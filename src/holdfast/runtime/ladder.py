@@ -215,7 +215,8 @@ def next_move(
     A device on `probation` gets no second try.
     """
     if fault.blame in ("data", "code"):
-        return Move(Action.FAIL, rung, reason="the CPU cannot compute it either")
+        elsewhere = "it is not tried again" if fault.kind is Kind.BAD_DATA else "the CPU cannot compute it either"
+        return Move(Action.FAIL, rung, reason=elsewhere)
     said = fault.evidence.get("batch")
     batch = said if batch is None and isinstance(said, int) else batch
     splittable = splittable and fault.evidence.get("splittable") is not False

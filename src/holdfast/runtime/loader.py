@@ -10,25 +10,35 @@
 The order, and every random number drawn in the dataset, is a function of (seed, epoch, index): the bits are
 the same for any number of loader children, after any kill, and from any batch on. Loader children that die or
 hang are replaced (pool.py), and the loop sees nothing but a short wait.
+
+A sample that ends or hangs the process that reads it, again and again, is quarantined: training goes on without it
+(quarantine.py). A score must not miss any: plain iteration raises BadSamples, unless `allow_missing` says otherwise,
+and then `data.missing` tells what is not in it.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from holdfast.errors import UserError
-from holdfast.runtime.feeding import pinned
-from holdfast.runtime.fetching import Fetcher, Ticket, fetch_here
+from holdfast.runtime.blame import Blame
+from holdfast.runtime.charge import BadSamples, Charge, attach, named
+from holdfast.runtime.fetching import Fetcher
+from holdfast.runtime.marks import Policy, current
 from holdfast.runtime.pool import LoaderFailed, Pool
+from holdfast.runtime.quarantine import MOST_LISTED, Course, Held, Quarantine
+from holdfast.runtime.reading import Reader
 from holdfast.runtime.sampling import Coverage, Epoch, Indices
+from holdfast.runtime.sources import described
 
-__all__ = ["Batch", "Loader", "LoaderFailed"]
+__all__ = ["BadSamples", "Batch", "Loader", "LoaderFailed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,8 @@ class Batch:
     value: Any
     samples: Indices
     epoch: int = 0
+    missing: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """Samples that belong here and are quarantined."""
 
 
 class Loader:
@@ -57,6 +69,7 @@ class Loader:
         pin_memory: bool = False,
         persistent_workers: bool = True,
         prefetch_factor: int | None = None,
+        allow_missing: bool = False,
     ) -> None:
         self.dataset = dataset
         self.length = _length(dataset)
@@ -75,10 +88,20 @@ class Loader:
         self.cursor = 0
         self.skipped = 0
         self.repeated = 0
+        marks = current()
+        self.policy = Policy() if marks is None else replace(marks.policy)
+        """What may be left out in training: in a run, what its settings say (`data.*`)."""
+        self.allow_missing = allow_missing
+        """Whether plain iteration may go on without samples that cannot be read."""
+        self.missing: tuple[int, ...] = ()
+        """The samples that the last plain iteration went without. Tell it with the score."""
+        self._known = Quarantine(self.length)
+        self._listed: list[dict[str, Any]] = []
         self._coverage = Coverage()
         self._plan: Epoch | None = None
         self._fetcher = Fetcher(dataset, collate_fn)
         self._pool = Pool(self._fetcher, workers=self.num_workers, prefetch=prefetch, persistent=persistent_workers)
+        self._here = Reader(self._fetcher, self._pool)
         if len(self) == 0:
             raise UserError(
                 f"drop_last leaves no batch: {self.length} samples, and batch_size is {self.batch_size}",
@@ -91,7 +114,11 @@ class Loader:
 
     @property
     def on_event(self) -> Callable[[str, dict[str, Any]], None] | None:
-        """Called with ("loader_died" or "loader_stuck", details) between the old children and the new."""
+        """Called with a name and details: "loader_died" and "loader_stuck" between the old children and the new.
+
+        Outside of a run also "quarantined" when samples are left out from now on, and "missing" when a plain
+        iteration goes without some; in a run these go straight to its journal.
+        """
         return self._pool.on_event
 
     @on_event.setter
@@ -115,27 +142,42 @@ class Loader:
     # Reading.
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        """Batch `start` and the following ones of an epoch. What has been trained on is told by `advance`."""
-        plan = self._epoch(epoch)
-        values = self._values(plan, start)
-        for index, value in enumerate(values, start):
-            yield Batch(index, value, plan.samples(index), epoch)
+        """Batch `start` and the following ones of an epoch. What has been trained on is told by `advance`.
+
+        A batch without any sample that can be read does not come at all.
+        """
+        course = self._course(epoch, training=True)
+        for index, value in enumerate(self._values(course, start), start):
+            samples, missing = course.divided(index)
+            if len(samples):
+                yield Batch(index, value, samples, epoch, missing)
 
     def __iter__(self) -> Iterator[Any]:
         """The values of a whole epoch, for evaluation: the cursor stays where it is."""
-        return self._values(self._epoch(self.epoch), 0)
+        known = [held.index for held in self._out.held]
+        if known and not self.allow_missing:
+            raise self._incomplete(known)
+        self.missing = tuple(known)
+        return self._all_values(self._course(self.epoch, training=False))
 
-    def _values(self, plan: Epoch, start: int) -> Iterator[Any]:
+    def _all_values(self, course: Course) -> Iterator[Any]:
+        for index, value in enumerate(self._values(course, 0)):
+            if len(course.samples(index)):
+                yield value
+        if self.missing:
+            count, listed = len(self.missing), list(self.missing[:MOST_LISTED])
+            text = f"an evaluation went without {named(described(self.dataset, listed))}"
+            self._tell("missing", {"count": count, "samples": listed, "text": text})
+
+    def _values(self, course: Course, start: int) -> Iterator[Any]:
+        pin = self._pin_device()
         if self.num_workers > 0:
-            self._pool.pin = self._pin_device()
-            return self._pool.stream(plan, start)
-        return self._values_here(plan, start)
+            self._pool.pin = pin
+            return self._pool.stream(course, start, self._settle)
+        return self._here.stream(course, start, self._settle, pin=pin is not None)
 
-    def _values_here(self, plan: Epoch, start: int) -> Iterator[Any]:
-        pin = self._pin_device() is not None
-        for batch in range(start, len(plan)):
-            value = fetch_here(self._fetcher, Ticket(plan.seed, plan.number, batch, plan.samples(batch)))
-            yield pinned(value) if pin else value
+    def _course(self, number: int, *, training: bool) -> Course:
+        return Course(self._epoch(number), self._out, training=training)
 
     def _epoch(self, number: int) -> Epoch:
         plan = self._plan
@@ -158,18 +200,110 @@ class Loader:
         """End the loader children and wait until they are gone. The next iteration starts new ones."""
         self._pool.close()
 
+    # What cannot be read.
+
+    @property
+    def _out(self) -> Quarantine:
+        return self._known if self.policy.leaves_out else Quarantine(self.length)
+
+    @property
+    def quarantined(self) -> list[dict[str, Any]]:
+        """The samples that are left out in training: index, source and why."""
+        if len(self._out) != len(self._listed):  # asked at every step, and there are rarely any
+            held = self._out.held
+            self._listed = [{**about, "why": each.why} for about, each in zip(self._about(held), held, strict=True)]
+        return self._listed
+
+    def _about(self, held: list[Held]) -> list[dict[str, Any]]:
+        return described(self.dataset, [each.index for each in held])
+
+    def leave_out(self, samples: Sequence[int], why: str, *, epoch: int, batch: int, fatal: bool = False) -> None:
+        """Quarantine these samples, from that batch on. `fatal`: they end the process that reads them."""
+        for about in described(self.dataset, samples):
+            if self._known.add(about["index"], why, epoch=epoch, batch=batch):
+                text = f"{named([about])} is left out from now on: it {why}"
+                self._tell(
+                    "quarantined", {**about, "why": why, "epoch": epoch, "batch": batch, "fatal": fatal, "text": text}
+                )
+
+    def _settle(self, course: Course, batch: int, charge: Charge, error: Exception | None) -> None:
+        """Samples of a batch cannot be read: leave them out if that is allowed, else raise."""
+        indices = [int(sample["index"]) for sample in charge.samples]
+        most = self.policy.limit(self.length)
+        if self._may_go_without(course, charge, error) and len(self._out) + len(indices) <= most:
+            if course.training:
+                self.leave_out(indices, charge.did, epoch=course.number, batch=batch, fatal=error is None)
+            else:  # the training may have used one of them in the batch at hand: that batch stays as it was
+                self.leave_out(indices, charge.did, epoch=self.epoch, batch=self.cursor + 1, fatal=error is None)
+                self.missing = tuple(sorted({*self.missing, *indices}))
+            return
+        charge = replace(charge, how_to_skip=self._how_to_go_without(course, error, most))
+        if error is None:
+            raise BadSamples(charge)
+        attach(error, charge)
+        raise error
+
+    def _may_go_without(self, course: Course, charge: Charge, error: Exception | None) -> bool:
+        if not charge.samples or charge.blame is Blame.CODE:
+            return False
+        if charge.blame is Blame.UNKNOWN and not charge.others_ok:
+            return False
+        if not course.training:
+            return self.allow_missing
+        return self.policy.quarantine if error is None else self.policy.skip_bad
+
+    def _how_to_go_without(self, course: Course, error: Exception | None, most: int) -> str:
+        if len(self._out) >= most:
+            return f"{len(self._out)} samples are left out already: `data.most_bad` allows more"
+        if not course.training:
+            return "evaluate without such samples: Loader(…, allow_missing=True); then tell `loader.missing` too"
+        return f"train without such samples: `data.{'quarantine' if error is None else 'skip_bad'}=true`"
+
+    def _incomplete(self, known: list[int]) -> BadSamples:
+        charge = Charge(
+            Blame.DATA,
+            tuple(described(self.dataset, known)),
+            "cannot be read, and a score without it would not be what it seems",
+            how_to_skip="evaluate without such samples: Loader(…, allow_missing=True); then tell `loader.missing` too",
+        )
+        return BadSamples(charge)
+
+    def _tell(self, name: str, details: dict[str, Any]) -> None:
+        marks = current()
+        if marks is not None and marks.tell is not None:  # protected or not: whoever keeps the journal hears of it
+            marks.tell(name, **details)
+        elif self.on_event is not None:
+            self.on_event(name, details)
+
     # What has been trained on.
 
     def advance(self, batch: Batch) -> None:
-        """The step of `batch` is complete: it will not come again."""
+        """The step of `batch` is complete: it will not come again. Samples in quarantine are accounted for with it."""
+        self._pass_empty(batch.index)
         self.cursor += 1
         self._coverage.add(batch.samples)
+        self._coverage.add(batch.missing)
+        self._pass_empty(len(self))
+
+    def _pass_empty(self, stop: int) -> None:
+        """Move on over batches of which every sample is quarantined: they never come."""
+        if not len(self._out):
+            return
+        course = self._course(self.epoch, training=True)
+        while self.cursor < stop:
+            samples, missing = course.divided(self.cursor)
+            if len(samples):
+                return
+            self._coverage.add(missing)
+            self.cursor += 1
 
     def finish_epoch(self, *, left: bool = False) -> None:
         """On to the next epoch, after comparing what was seen with what there was.
 
         `left`: the script went on before the last batch, so what came after the cursor was not skipped.
         """
+        if not left:
+            self._pass_empty(len(self))
         skipped, repeated = self._coverage.compare(self._epoch(self.epoch).expected(self.cursor if left else None))
         self.skipped += skipped
         self.repeated += repeated
@@ -185,6 +319,7 @@ class Loader:
             "coverage": {"count": self._coverage.count, "total": self._coverage.total},
             "skipped": self.skipped,
             "repeated": self.repeated,
+            "quarantined": self._out.to_json(),
             "shape": self._shape(),
         }
 
@@ -205,6 +340,8 @@ class Loader:
         self._coverage = Coverage(int(state["coverage"]["count"]), int(state["coverage"]["total"]))
         self.skipped = int(state["skipped"])
         self.repeated = int(state["repeated"])
+        if state["shape"]["length"] == self.length:  # else an index does not mean the same sample
+            self._known.merge(state.get("quarantined"))
 
     def _shape(self) -> dict[str, Any]:
         return {

@@ -1,23 +1,24 @@
 """Batches out of loader children that may be killed, stopped or stuck: each exactly once, and in order.
 
     pool = Pool(Fetcher(dataset, collate_fn), workers=2)
-    for value in pool.stream(epoch, start=17):       # batch 17, 18, ... of the epoch
+    for value in pool.stream(course, 17, settle):    # batch 17, 18, ... of the epoch
         ...
     pool.close()
 
 When a child dies, or gives nothing for longer than `Patience` allows, the whole generation is killed and a
 new one begins with the batch that was due. A batch is a function of its ticket, so it comes out the same.
+The second time, its samples are tried one by one: those that do it alone are left out, or BadSamples is raised.
 After `RESPAWNS` new generations for one batch: LoaderFailed, with the sample that did it where that is known.
 """
 
 from __future__ import annotations
 
 import pickle
-import signal
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from typing import Any
@@ -25,9 +26,21 @@ from typing import Any
 import torch
 
 from holdfast.errors import ExitCode, HoldfastError, InternalError, UserError
-from holdfast.runtime.feeding import Feed, Item, Job, is_stopped, start_method
-from holdfast.runtime.fetching import IDLE, Fetcher, listed
-from holdfast.runtime.sampling import Epoch
+from holdfast.runtime.charge import Charge
+from holdfast.runtime.examining import (
+    Examiner,
+    Findings,
+    charge_for_collating,
+    charge_for_deaths,
+    charge_for_error,
+    inquire,
+    words_of,
+)
+from holdfast.runtime.feeding import Feed, Item, Job, is_stopped, signal_name, start_method
+from holdfast.runtime.fetching import Failure, Fetcher, Ticket, listed
+from holdfast.runtime.marks import IDLE, current
+from holdfast.runtime.patience import Patience
+from holdfast.runtime.quarantine import Course, Settle
 
 RESPAWNS = 3
 """How often the children are replaced for the sake of one batch."""
@@ -53,35 +66,6 @@ class LoaderFailed(HoldfastError):
         self.batch = batch
 
 
-@dataclass
-class Patience:
-    """How long a batch may take, judged by what batches took so far."""
-
-    floor_s: float = 5.0
-    """No child is called stuck sooner."""
-    first_wait_s: float = 120.0
-    """For the first batch of all: a dataset opens its files, a child imports its libraries."""
-    factor: float = 4.0
-    """Times the slowest recent batch; and again at each respawn, so that a batch that is only slow passes."""
-    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=64))
-    _firsts: deque[float] = field(default_factory=lambda: deque(maxlen=8))
-
-    def limit(self, *, fresh: bool, attempt: int) -> float:
-        """Seconds. `fresh`: the children have only just started."""
-        if fresh and not self._firsts:
-            return self.first_wait_s
-        slowest = max([*self._recent, *(self._firsts if fresh else ())], default=0.0)
-        return float(max(self.floor_s, self.factor * slowest) * self.factor**attempt)
-
-    def note(self, seconds: float) -> None:
-        """A batch took that long in its child."""
-        self._recent.append(seconds)
-
-    def note_first(self, seconds: float) -> None:
-        """The first batch of a generation was there that long after its start."""
-        self._firsts.append(seconds)
-
-
 @dataclass(frozen=True)
 class _Trouble:
     """Why a generation was given up: events for the journal, and the words for the last error."""
@@ -91,6 +75,8 @@ class _Trouble:
     line: str
     hints: tuple[str, ...] = ()
     error: BaseException | None = None
+    fatal: bool = False
+    """A child died or hung over its work: that may be a sample's doing."""
 
 
 class Pool:
@@ -105,6 +91,8 @@ class Pool:
         self.pin: torch.device | None = None
         self.on_event: Callable[[str, dict[str, Any]], None] | None = None
         self.on_wait: Callable[[], None] | None = None
+        self._strikes: Counter[int] = Counter()
+        """How often a child was at that sample when it ended."""
         self._feeds: list[Feed] = []  # none or one; a list, for the finaliser must not hold the pool itself
         # When the pool is collected; and at exit, before multiprocessing waits for children that may not end.
         self._finalize = Finalize(self, _stop_all, args=(self._feeds,), exitpriority=100)
@@ -118,34 +106,73 @@ class Pool:
         """End every child and wait until it is gone. A later stream starts new ones."""
         _stop_all(self._feeds)
 
-    def stream(self, epoch: Epoch, start: int) -> Iterator[Any]:
-        """The values of batches `start`, `start` + 1, ... of the epoch."""
+    def wait(self) -> None:
+        """A sign of life, while something is waited for."""
+        marks = current()
+        beat = self.on_wait or (marks.beat if marks is not None else None)
+        if beat is not None:
+            beat()
+
+    def examine(self, ticket: Ticket, indices: Sequence[int], strikes: Counter[int] | None = None) -> Findings:
+        """Samples one at a time, in a child that may die of it."""
+        return Examiner(self.fetcher, self.patience, self.wait).examine(ticket, indices, strikes)
+
+    def stream(self, course: Course, start: int, settle: Settle) -> Iterator[Any]:
+        """The values of batches `start`, `start` + 1, ... of the course."""
         claim = object()
         try:
-            for batch in range(start, len(epoch)):
-                yield self._obtain(claim, epoch, batch)
+            for batch in range(start, len(course)):
+                yield self._obtain(claim, course, batch, settle)
         finally:
             if not self.persistent:
                 self.close()
 
-    def _obtain(self, claim: object, epoch: Epoch, batch: int) -> Any:
+    def _obtain(self, claim: object, course: Course, batch: int, settle: Settle) -> Any:
         """One batch, whatever it takes."""
         attempt = 0
         while True:
-            # From the second respawn on only this batch is ordered, so that no later one can be to blame;
-            # and by value, so that neither shared memory nor descriptors can.
-            careful = attempt >= 2
-            self.fetcher.by_value |= careful
-            job = Job(claim, epoch, batch, batch + 1 if careful else len(epoch))
+            # After a respawn only this batch is ordered, so that no later one can be to blame;
+            # after the second it comes by value, so that neither shared memory nor descriptors can.
+            self.fetcher.by_value |= attempt >= 2
+            job = Job(claim, course, batch, len(course) if attempt == 0 else batch + 1)
             outcome = self._try(job, attempt)
             if isinstance(outcome, Item):
-                if outcome.error is not None:
-                    raise outcome.error
-                return outcome.value
+                if outcome.error is None:
+                    return outcome.value
+                charge = self._look_into_error(course, batch, outcome.error, outcome.failure)
+                settle(course, batch, charge, outcome.error)
+                attempt = 0
+                continue
             self._drop(outcome, respawn=attempt + 1)
+            found = self._look_into_deaths(course, batch, outcome) if attempt == 1 and outcome.fatal else None
+            if found is not None:
+                settle(course, batch, found, None)
+                attempt = 0
+                continue
             if attempt == RESPAWNS:
-                raise _failed(outcome, epoch, batch) from outcome.error
+                raise _failed(outcome, course, batch) from outcome.error
             attempt += 1
+
+    def _look_into_error(self, course: Course, batch: int, error: Exception, failure: Failure | None) -> Charge:
+        """The dataset or the collate function raised: whose fault is it?"""
+        ticket = course.ticket(batch)
+        if failure is None or failure.stage == "send":
+            raise error
+        samples = ticket.samples.tolist()
+        if failure.stage == "collate":
+            words = words_of(error)
+            return charge_for_collating(self.fetcher.dataset, samples, failure.samples, failure.words, words)
+        found = inquire(partial(self.examine, ticket), failure.samples, samples, course.elsewhere(batch))
+        return charge_for_error(self.fetcher.dataset, samples, failure.samples, found, error)
+
+    def _look_into_deaths(self, course: Course, batch: int, trouble: _Trouble) -> Charge | None:
+        """The batch was fatal twice: which of its samples are so by themselves? None if none is."""
+        ticket = course.ticket(batch)
+        samples = ticket.samples.tolist()
+        suspects = [index for index in trouble.suspects if index in samples]
+        examine = partial(self.examine, ticket, strikes=self._strikes)
+        found = inquire(examine, suspects, samples, course.elsewhere(batch))
+        return charge_for_deaths(self.fetcher.dataset, samples, found)
 
     def _try(self, job: Job, attempt: int) -> Item | _Trouble:
         try:
@@ -193,8 +220,7 @@ class Pool:
                 return self._unreadable(feed, batch, item.trouble)
             if since_beat >= BEAT_S:
                 since_beat = 0.0
-                if self.on_wait is not None:
-                    self.on_wait()
+                self.wait()
             child = feed.children[(batch - feed.job.start) % self.workers]  # torch deals them out in turn
             stopped = waited > self.patience.floor_s and is_stopped(child.pid)
             if stopped or waited > limit:
@@ -224,25 +250,28 @@ class Pool:
         trouble = _Trouble([], [], "; ".join(f"loader child {child.pid} {_end(child)}" for child in dead))
         hints: dict[str, None] = {}
         for child in dead:
-            name = _signal_name(child.exitcode)
+            name = signal_name(child.exitcode)
             samples = self._suspects(feed, child)
+            self._strikes.update(samples if len(samples) == 1 else ())
             trouble.suspects.extend(samples)
             hints.update(dict.fromkeys(_hints(name, samples)))
             details = _details(feed.job, feed.next, child.pid, samples)
             trouble.events.append(("loader_died", {**details, "signal": name, "exitcode": child.exitcode}))
             if name == "SIGBUS":  # shared memory is full: a full tmpfs kills whoever writes to it
                 self.fetcher.by_value = True
-        return _Trouble(trouble.events, trouble.suspects, trouble.line, tuple(hints))
+        return _Trouble(trouble.events, trouble.suspects, trouble.line, tuple(hints), fatal=True)
 
     def _stuck(
         self, feed: Feed, child: BaseProcess, batch: int, waited: float, limit: float, stopped: bool
     ) -> _Trouble:
-        samples = self._suspects(feed, child) or feed.job.epoch.samples(batch).tolist()
+        samples = self._suspects(feed, child)
+        self._strikes.update(samples if len(samples) == 1 and not stopped else ())
+        samples = samples or feed.job.course.ticket(batch).samples.tolist()
         details = _details(feed.job, batch, child.pid, samples)
         event = {**details, "waited_s": round(waited, 3), "limit_s": limit, "stopped": stopped}
         state = "is stopped" if stopped else f"gave nothing for {waited:.1f} s"
         line = f"loader child {child.pid} {state}"
-        return _Trouble([("loader_stuck", event)], samples, line, _hints(None, samples))
+        return _Trouble([("loader_stuck", event)], samples, line, _hints(None, samples), fatal=not stopped)
 
     def _unreadable(self, feed: Feed, batch: int, error: BaseException | None) -> _Trouble:
         """Reading failed: mostly because a child has died, seen a moment later; or descriptors ran out."""
@@ -252,7 +281,7 @@ class Pool:
                 return self._died(feed, dead)
             time.sleep(POLL_S)
         self.fetcher.by_value = True
-        samples = feed.job.epoch.samples(batch).tolist()
+        samples = feed.job.course.ticket(batch).samples.tolist()
         details = _details(feed.job, batch, None, samples)
         event = {**details, "signal": None, "exitcode": None, "error": repr(error)}
         return _Trouble([("loader_died", event)], samples, f"a batch could not be read: {error!r}", (), error)
@@ -266,7 +295,7 @@ class Pool:
         job = feed.job
         theirs = range(job.start + slot, job.stop, self.workers)
         batch = next((batch for batch in theirs if batch >= feed.next), None)
-        return [] if at == IDLE or batch is None else [int(index) for index in job.epoch.samples(batch)]
+        return [] if at == IDLE or batch is None else job.course.ticket(batch).samples.tolist()
 
 
 def _stop_all(feeds: list[Feed]) -> None:
@@ -275,7 +304,7 @@ def _stop_all(feeds: list[Feed]) -> None:
 
 
 def _details(job: Job, batch: int, pid: int | None, samples: list[int]) -> dict[str, Any]:
-    return {"pid": pid, "samples": samples, "epoch": job.epoch.number, "batch": batch}
+    return {"pid": pid, "samples": samples, "epoch": job.course.number, "batch": batch}
 
 
 def _not_started(error: OSError, job: Job) -> _Trouble:
@@ -284,15 +313,15 @@ def _not_started(error: OSError, job: Job) -> _Trouble:
     return _Trouble([("loader_died", event)], [], f"no loader child could be started: {error}", hints, error)
 
 
-def _failed(trouble: _Trouble, epoch: Epoch, batch: int) -> LoaderFailed:
-    samples = trouble.suspects or epoch.samples(batch).tolist()
+def _failed(trouble: _Trouble, course: Course, batch: int) -> LoaderFailed:
+    samples = trouble.suspects or course.samples(batch).tolist()
     what = f"sample {samples[0]}" if len(samples) == 1 else f"samples {listed(samples)}"
     return LoaderFailed(
-        f"batch {batch} of epoch {epoch.number} could not be loaded in {RESPAWNS + 1} tries: {what}",
+        f"batch {batch} of epoch {course.number} could not be loaded in {RESPAWNS + 1} tries: {what}",
         cause=trouble.line,
         hints=trouble.hints,
         samples=samples,
-        epoch=epoch.number,
+        epoch=course.number,
         batch=batch,
     )
 
@@ -309,14 +338,5 @@ def _hints(name: str | None, samples: Sequence[int]) -> tuple[str, ...]:
 
 
 def _end(child: BaseProcess) -> str:
-    name = _signal_name(child.exitcode)
+    name = signal_name(child.exitcode)
     return f"was killed by {name}" if name else f"exited with status {child.exitcode}"
-
-
-def _signal_name(exitcode: int | None) -> str | None:
-    if exitcode is None or exitcode >= 0:
-        return None
-    try:
-        return signal.Signals(-exitcode).name
-    except ValueError:
-        return f"signal {-exitcode}"
