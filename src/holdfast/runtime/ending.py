@@ -136,6 +136,7 @@ class Ending:
             saved=affairs.saved(),
             hints=[f"its traceback and output are in {affairs.run_folder.path / 'output.log'}"],
         )
+        error.blame = said.get("blame")
         (affairs.run_folder.path / "traceback.txt").write_text(str(said.get("traceback", "")) + "\n")
         self.end("FAILED", ExitCode.NO, error)
 
@@ -203,6 +204,7 @@ class Ending:
             skipped=int(counted.get("skipped", 0)),
             repeated=int(counted.get("repeated", 0)),
             sha256=affairs.keeping.final.get("weights_sha256") if state == "FINISHED" else None,
+            quarantined=counted.get("quarantined"),
         )
 
 

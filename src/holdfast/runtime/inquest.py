@@ -54,6 +54,8 @@ class Inquest:
             self._close()
             return fault
         case.failed_again(fault)
+        if fault.blame == "data" and _reading(case.fault):  # it died reading what the next one has found to be bad
+            case.fault = case.fault.at(verdict=fault.evidence["verdict"])
         if case.on_cpu and case.finding is None:
             return fault  # nothing to compare with: it is tried as often as the ladder allows
         verdict = self._close()
@@ -76,6 +78,13 @@ class Inquest:
         if self.case is not None:
             self.case.replayed(Finding.from_json(message))
             self.affairs.teller.emit("replayed", step=self.case.step, **message)
+
+    def quarantined(self, message: dict[str, Any]) -> None:
+        """A sample has ended a process that was there to try it: then it has ended the one before, too."""
+        if self.case is not None and message.get("fatal") and _reading(self.case.fault):
+            sample = {"index": message.get("index"), "source": message.get("source")}
+            verdict = Verdict(Blame.DATA, str(message.get("why")), repeatable=True, samples=(sample,))
+            self.case.fault = self.case.fault.at(verdict=verdict.to_json())
 
     def committed(self, step: int) -> None:
         """Steps up to this one are done: the one that failed has passed."""
@@ -109,6 +118,11 @@ class Inquest:
             folder=str(folder),
         )
         self._note(fault, verdict)
+
+
+def _reading(fault: Fault) -> bool:
+    """Whether somebody was lost while data were read."""
+    return fault.kind in (Kind.LOADER_DIED, Kind.LOADER_STUCK) or fault.phase in ("data", "evaluate")
 
 
 def _open(fault: Fault) -> bool:

@@ -21,7 +21,7 @@ import torch
 from holdfast.errors import ExitCode, HoldfastError, ScriptFailed, Stopped, UserError
 from holdfast.events import utc_now
 from holdfast.runfolder import RunFolder, write_json
-from holdfast.runtime import checkpoint, layout
+from holdfast.runtime import checkpoint, layout, marks
 from holdfast.runtime.accounts import Accounts
 from holdfast.runtime.board import Board
 from holdfast.runtime.faults import Fault
@@ -142,6 +142,7 @@ def run_local(
     seed_everything(seed)
     described = Run(name=run.name, folder=run.path, seed=seed, generation=0, resumed=resume is not None)
     session = Session(link, run=described, rungs=[Rung(device)], rung=0, settings=settings, device=open_device(device))
+    marks.begin(run.path, policy=marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
     state, code = "FAILED", int(ExitCode.NO)
     digest: str | None = None
     try:
@@ -169,6 +170,7 @@ def run_local(
         code = int(error.exit_code) if isinstance(error, HoldfastError) else code
         raise
     finally:
+        marks.end()
         link.accounts.attempts += link.board.read().attempts
         receipt = _receipt(link, survived=state == "FINISHED", digest=digest)
         write_json(run.path / "receipt.json", receipt)
@@ -187,6 +189,7 @@ def _receipt(link: LocalLink, *, survived: bool, digest: str | None) -> dict[str
         skipped=int(counted.get("skipped", 0)),
         repeated=int(counted.get("repeated", 0)),
         sha256=digest,
+        quarantined=counted.get("quarantined"),
     )
 
 

@@ -233,8 +233,11 @@ class Supervisor:
             self._trusting.agreed()
         elif kind == "recovered":
             self.teller.emit("recovered", **message)
-        elif kind == "note":
-            self.teller.emit("note", **message)
+        elif kind == "quarantined":
+            self._recovery.inquest.quarantined(message)
+            self.teller.emit(kind, **message)
+        elif kind in ("note", "missing"):
+            self.teller.emit(kind, **message)
         elif kind in ("done", "stopped", "failed", "refused", "lost"):
             self.crew.said = {"kind": kind, **message}
 

@@ -29,10 +29,11 @@ import numpy
 import torch
 
 from holdfast.errors import HoldfastError, InternalError, UserError
-from holdfast.runtime import process, script
+from holdfast.runtime import marks, process, script
 from holdfast.runtime.board import Board
 from holdfast.runtime.channel import Channel, Closed
-from holdfast.runtime.faults import classify_exception
+from holdfast.runtime.charge import BadSamples, charge_of
+from holdfast.runtime.faults import Fault, Kind, classify_exception
 from holdfast.runtime.fetching import FromChild
 from holdfast.runtime.ladder import Rung
 from holdfast.runtime.launch import connect_back
@@ -155,7 +156,7 @@ def _live(config: dict[str, Any], channel: Channel, board: Board, arenas: list[A
         code = LOST
     except LostWorker as lost:
         link.send("lost", fault=lost.fault.to_json(), move=lost.move.to_json())
-    except LoaderFailed as error:  # the ladder decides: a new worker, and new children, may read it
+    except (LoaderFailed, BadSamples) as error:  # the ladder decides: a new worker, and new children, may read it
         code = _last_words(link, error, rungs[config["rung"]].device)
     except HoldfastError as error:
         code = FAILED
@@ -176,16 +177,30 @@ def _last_words(link: SupervisedLink, error: BaseException, device: str) -> int:
         return LOST
     text = _own_traceback(error)
     print(text, file=sys.stderr, flush=True)
+    charge = charge_of(error)
+    if charge is not None and (charge["blame"] == "data" or isinstance(error, BadSamples)):
+        _accuse(link, charge, device)
+        return LOST
     if isinstance(error, SystemExit) and error.code in (None, 0):
         link.send("refused", **UserError("the script called sys.exit()", cause="the run is not over").to_json())
         return FAILED
-    if _raised_here(error):
+    if charge is None and _raised_here(error):
         link.send("refused", **InternalError("holdfast failed, not the script", cause=repr(error)).to_json())
         return FAILED
     summary = traceback.format_exception_only(type(error), error)[-1].strip()
     where = _place(error)
-    link.send("failed", summary=summary, traceback=text, where=where, step=link.board.read().step)
+    if charge is not None:
+        where = f"{where}; {charge['cause']}" if where else charge["cause"]
+    link.send("failed", summary=summary, traceback=text, where=where, step=link.board.read().step, blame=charge)
     return FAILED
+
+
+def _accuse(link: SupervisedLink, charge: dict[str, Any], device: str) -> None:
+    """It is in the data, or no sample at all can be read: a verdict that needs no replay."""
+    beat = link.board.read()
+    kind = Kind.BAD_DATA if charge["blame"] == "data" else Kind.USER_ERROR
+    fault = Fault(kind, device, beat.at, beat.phase.label, message=charge["sentence"], evidence={"verdict": charge})
+    link.send("lost", fault=fault.to_json(), move=None)
 
 
 def _place(error: BaseException) -> str | None:
@@ -253,10 +268,12 @@ def _train(config: dict[str, Any], link: SupervisedLink, rungs: list[Rung]) -> i
         from holdfast.testing import pretend
 
         pretend.arm(session, rungs[rung].device, config)
+    marks.begin(run.folder, policy=marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
     train = load_train(Path(config["script"]), config["argv"])
     link.send("started", pid=os.getpid(), device=str(rungs[rung].device), torch=torch.__version__)
     train(session, **bind(train, config["arguments"]))
     session._finish()
+    marks.end()
     link.send("done", step=session.step_count)
     return 0
 
