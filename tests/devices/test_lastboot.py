@@ -75,24 +75,30 @@ def test_only_the_last_minutes_of_the_kernel_count() -> None:
         entry("the last line", 9900.0),
     ]
     said = lastboot.suspects(lastboot.journal_kernel(BOOT, journal(*lines)))
-    assert [(each.whose, each.pci) for each in said] == [("gpu", "0000:03:00")]
+    assert [(each.whose, each.pci) for each in said] == [("gpu", "0000:03:00.0")]
 
 
 # The kernel's words -----------------------------------------------------------------------------------------
 
 GPU = "gpu"
 MESSAGES = {
-    "NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.": (GPU, "0000:1b:00"),
-    "NVRM: Xid (PCI:0000:65:00): 119, pid=1, name=x, Timeout after 6s of waiting for RPC response": (GPU, "0000:65:00"),
-    "NVRM: GPU 0000:01:00.0: GPU has fallen off the bus.": (GPU, "0000:01:00"),
-    "amdgpu 0000:03:00.0: amdgpu: ring gfx_0.0.0 timeout, signaled seq=9, emitted seq=11": (GPU, "0000:03:00"),
+    "NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.": (
+        GPU,
+        "0000:1b:00.0",
+    ),
+    "NVRM: Xid (PCI:0000:65:00): 119, pid=1, name=x, Timeout after 6s of waiting for RPC response": (
+        GPU,
+        "0000:65:00.0",
+    ),
+    "NVRM: GPU 0000:01:00.0: GPU has fallen off the bus.": (GPU, "0000:01:00.0"),
+    "amdgpu 0000:03:00.0: amdgpu: ring gfx_0.0.0 timeout, signaled seq=9, emitted seq=11": (GPU, "0000:03:00.0"),
     "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring sdma0 timeout, signaled seq=1, emitted seq=3": (GPU, None),
-    "amdgpu 0000:0c:00.0: amdgpu: GPU reset begin!. Source:  1": (GPU, "0000:0c:00"),
-    "amdgpu 0000:0c:00.0: amdgpu: GPU reset(2) failed": (GPU, "0000:0c:00"),
+    "amdgpu 0000:0c:00.0: amdgpu: GPU reset begin!. Source:  1": (GPU, "0000:0c:00.0"),
+    "amdgpu 0000:0c:00.0: amdgpu: GPU reset(2) failed": (GPU, "0000:0c:00.0"),
     "amdgpu: MES failed to respond to msg=REMOVE_QUEUE": (GPU, None),
     "amdgpu: qcm fence wait loop timeout expired": (GPU, None),
-    "i915 0000:00:02.0: [drm] GPU HANG: ecode 12:1:85dffffb": (GPU, "0000:00:02"),
-    "xe 0000:03:00.0: [drm] Xe device coredump has been created": (GPU, "0000:03:00"),
+    "i915 0000:00:02.0: [drm] GPU HANG: ecode 12:1:85dffffb": (GPU, "0000:00:02.0"),
+    "xe 0000:03:00.0: [drm] *ERROR* Xe has declared device 0000:03:00.0 as wedged.": (GPU, "0000:03:00.0"),
     "RIP: 0010:os_lookup_user_io_memory+0x1/0x2 [nvidia]": (GPU, None),
     "mce: [Hardware Error]: CPU 3: Machine Check Exception: 5 Bank 0": ("machine", None),
     "thermal thermal_zone0: acpitz: critical temperature reached, shutting down": ("machine", None),
@@ -102,6 +108,9 @@ MESSAGES = {
     "NVRM: Xid (PCI:0000:1b:00): 13, pid=2, name=python, Graphics Exception": None,
     "NVRM: Xid (PCI:0000:1b:00): 43, pid=2, name=python, Ch 00000008": None,
     "amdgpu 0000:03:00.0: amdgpu: GPU reset succeeded, trying to resume": None,
+    "amdgpu 0000:03:00.0: amdgpu: ring gfx_0.0.0 timeout, but soft recovered": None,
+    "xe 0000:03:00.0: [drm] Xe device coredump has been created": None,
+    "Out of memory: Killed process 4711 (python) total-vm:1kB": None,
     "usb 1-1: new high-speed USB device number 2": None,
     "python[123]: segfault at 0 ip 00007f in libamdhip64.so": None,
 }

@@ -191,37 +191,43 @@ def _seconds(stamp: str) -> float:
 
 # The kernel's last words ----------------------------------------------------------------------------------
 
-_PCI = re.compile(r"\b([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-9a-fA-F])?")
-_XID = re.compile(r"NVRM: Xid \([^)]*\).*?: (\d+),")
-_FATAL_XIDS = frozenset({46, 48, 54, 61, 62, 64, 74, 79, 95, 109, 119, 120, 136, 140, 143, 158})
-"""Those after which the card, or the machine, is gone. Others are a program's own fault: 13, 31, 43, 45."""
-_GPU = re.compile(
-    r"has fallen off the bus|\bring \S+ timeout|GPU reset\b(?!.*succeeded)|VRAM is lost|MES failed to respon"
-    r"|MES might be in unrecoverable|remove hardware queue from MES|Failed to evict process queues"
-    r"|qcm fence wait loop timeout|unsuccessful queues preemption|queue \d+ preemption failed"
-    r"|asic resume failed|Waiting for fences timed out|GPU HANG|Xe device coredump|\b(?:xe|i915) .*wedged"
-    r"|RIP: .*\[(?:nvidia\w*|amdgpu|i915|xe|nouveau)\]|\bAGX|IOGPU|AMDRadeon|NVDA"
+_OF_THE_MACHINE = frozenset({"memory-uncorrected", "critical-heat", "machine-check"})
+_HANGING = frozenset(
+    {
+        "amdgpu-ring-timeout",
+        "amdgpu-ring-reset-failed",
+        "amdgpu-vram-lost",
+        "amdgpu-reset-begin",
+        "amdgpu-mes",
+        "amdgpu-queue",
+        "amdgpu-fences",
+        "xe-engine-reset",
+        "i915-hang",
+    }
 )
-_MACHINE = re.compile(
-    r"Machine [Cc]heck|mce: .*(?:Hardware Error|CPU \d+)|\[Hardware Error\]|EDAC .*\bUE\b|critical temperature"
-    r"|Critical thermal|nvme\S* .*controller is down"
-)
-_PANIC = re.compile(r"Kernel panic|BUG: |Oops:|panic\(cpu")
+"""Messages after which a card may take the machine along, beside those that say themselves that it is gone."""
+_DRIVER = re.compile(r"RIP: .*\[(?:nvidia\w*|amdgpu|i915|xe|nouveau)\]|\bAGX|IOGPU|AMDRadeon|NVDA")
+_PANIC = re.compile(r"Kernel panic|BUG: |Oops:|panic\(cpu|soft lockup|hard LOCKUP")
 
 
 def suspects(lines: Iterable[str]) -> list[Named]:
-    """Who is named, in the order of time. A panic that names nobody is the machine's, if nobody else is named."""
+    """Who is named, in the order of time. A panic that names nobody is the machine's, if nobody else is named.
+
+    What a program did wrong on a card, and a reset that went well, are no reason for a machine to go down.
+    """
+    from holdfast.runtime.evidence.messages import parse
+    from holdfast.runtime.faults import Health
+
     found: list[Named] = []
     panic: Named | None = None
     for line in lines:
-        xid = _XID.search(line)
-        if _MACHINE.search(line):
+        entry = parse(line)
+        if entry is not None and entry.id in _OF_THE_MACHINE:
             found.append(Named("machine", _short(line)))
-        elif (xid and int(xid[1]) in _FATAL_XIDS) or (not xid and _GPU.search(line)):
-            address = _PCI.search(line)
-            found.append(Named("gpu", _short(line), address[1][-10:].lower() if address else None))
-        elif panic is None and _PANIC.search(line):
-            panic = Named("machine", _short(line))
+        elif _PANIC.search(line):
+            panic = panic or Named("machine", _short(line))
+        elif _DRIVER.search(line) or (entry and (entry.health is Health.MACHINE or entry.id in _HANGING)):
+            found.append(Named("gpu", _short(line), entry.device if entry else None))
     return found or ([panic] if panic else [])
 
 
