@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from holdfast.devices.judging import Ended, Named
 from holdfast.devices.lastboot import Readers
 from holdfast.devices.ledger import Ledger, Settled, state_folder
 from holdfast.devices.locks import Alive, try_lock
+from holdfast.runtime import process
 
 CARD = DeviceId("cuda:0", "pci 0000:03:00.0 1002:744c", "Radeon RX 7900 XTX", "0000:03:00.0", "amdgpu")
 CPU = DeviceId("cpu", "cpu")
@@ -203,6 +205,20 @@ def test_a_ledger_that_several_machines_share(tmp_path: Path) -> None:
     assert Ledger(tmp_path, machine="there", readers=SILENT).settle("boot-9") == []
     assert said(made(tmp_path).settle("boot-2")) == [("cuda:0", "probation")]
     assert Ledger(tmp_path, machine="there", readers=SILENT).trust(CARD, RUNG).state == "unknown"
+
+
+@pytest.mark.skipif(process.boot_time() is None, reason="this system does not say when it booted")
+def test_machines_that_look_alike_are_told_apart_by_time(tmp_path: Path) -> None:
+    """Clones of one image, a home folder on a server: what was opened since this boot began is another machine's."""
+    now, boot = process.boot_id(), process.boot_time()
+    assert now is not None and boot is not None
+    User(tmp_path, "boot of a clone").kill()
+    assert made(tmp_path).settle(now) == []
+    path = tmp_path / "ledger.jsonl"
+    record = json.loads(path.read_text())
+    earlier = datetime.fromtimestamp(boot - 3600, timezone.utc).isoformat(timespec="milliseconds")
+    path.write_text(json.dumps({**record, "time": earlier.replace("+00:00", "Z")}) + "\n")
+    assert said(made(tmp_path).settle(now)) == [("cuda:0", "probation")]
 
 
 def test_two_that_start_at_once_settle_once(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_whatever_a_device_does_is_a_result(tmp_path: Path) -> None:
         "it ended with code 1: RuntimeError: CUDA error: an illegal memory access was encountered "
         "(a pretend device, holdfast.testing)"
     )
-    assert results[3].why.startswith("training is off by ") and results[3].why.endswith("the bound is 0.001")
+    assert results[3].why.startswith("training is off by ") and results[3].why.endswith("the bound is 0.0001")
     assert all(result.seconds > 0 and result.abandoned is None for result in results.values())
     assert probes[0].poll() is results[0], "the result stays"
 

@@ -53,6 +53,8 @@ LARGE = 1 << 20
 """Bytes from which on the ledger is made small again."""
 PATIENCE = 2.0
 """Seconds to wait for another process that writes; then it is taken for stopped, and we write beside it."""
+CLOCKS = 60.0
+"""Seconds that the clocks of two boots may be apart."""
 _BINARY = getattr(os, "O_BINARY", 0)
 HOW = ("finished", "moved", "fault", "stopped")
 
@@ -218,10 +220,10 @@ class Ledger:
     def settle(self, boot_id: str | None) -> list[Settled]:
         """Decide what the entries mean that nobody closed. Called at every start, before a device is used."""
         left = [line for line in _left_open(self.lines(), self.machine) if not self._in_use(line, boot_id)]
-        earlier = [line for line in left if boot_id is not None and line.boot not in (boot_id, None)]
+        before = [line for line in left if boot_id is not None and line.boot not in (boot_id, None)]
         settled = [
-            *((line, Judgement("killed", "its supervisor was killed")) for line in left if line not in earlier),
-            *self._judge(earlier),
+            *((line, Judgement("killed", "its supervisor was killed")) for line in left if line not in before),
+            *self._judge([line for line in before if not _of_another_machine(line, boot_id)]),
         ]
         written = []
         with self._locked():
@@ -360,6 +362,13 @@ def _left_open(lines: Iterable[Line], machine: str) -> list[Line]:
         elif line.kind in ("close", "settled"):
             found.pop(line.text("of"), None)
     return list(found.values())
+
+
+def _of_another_machine(line: Line, boot_id: str | None) -> bool:
+    """It was opened when this boot had begun, by another boot: two machines that look alike share this ledger."""
+    began = process.boot_time() if boot_id == process.boot_id() else None
+    opened = Event("open", line.time).seconds()
+    return began is not None and opened is not None and opened > began + CLOCKS
 
 
 def _verdict(line: Line, judgement: Judgement) -> Line:

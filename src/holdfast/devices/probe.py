@@ -5,7 +5,7 @@
 Memory is written and read back; a product is held against float64; then a small network with convolution,
 attention, normalisation and a linear layer is trained a few steps on the device and on the CPU from the same
 weights, and losses, gradients and weights are compared. All in fp32 with TF32 off, so that what is left is
-rounding: about 1e-6. Bounds are far above that and far below what a broken kernel does.
+rounding. Bounds are far above that and far below what a broken kernel does.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from torch.nn import functional as F
 
 STEPS = 3
 MEMORY = 64 << 20
-PRODUCT, TRAINING = 1e-5, 1e-3
-"""Bounds on relative errors in the 2-norm. Measured in fp32: 3e-7 for the product, 1e-5 for gradients after a step."""
+PRODUCT, TRAINING = 1e-5, 1e-4
+"""Bounds on relative errors in the 2-norm. An H200 is off by 2e-7 and 3e-6 in fp32, by 3e-4 and 1e-3 with TF32."""
 THREADS = 1
 """A run is training on this CPU meanwhile."""
 

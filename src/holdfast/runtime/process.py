@@ -224,6 +224,16 @@ def boot_id() -> str | None:
     return None
 
 
+def boot_time() -> float | None:
+    """When this boot began, by the wall clock as it is now; None where that is not known, or the boot is pretended."""
+    if os.environ.get("HOLDFAST_BOOT_ID"):
+        return None
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/stat").read_text().splitlines()
+        return float(next(line for line in lines if line.startswith("btime ")).split()[1])
+    return None
+
+
 def _boot_id_mac() -> str | None:
     import subprocess
 
