@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,30 @@ _LEVELS = {
 
 def read(root: Path = ROOT) -> dict[str, Any]:
     """Everything that can be read here; what is missing is left out."""
-    groups = [folder for folder in machine.cgroups(root) if folder.is_dir()]
     return {
-        "counts": {**_group_counts(groups), **_bus_errors(root), **_memory_errors(root)},
-        "levels": {**_group_levels(groups), **_machine_memory(root)},
+        "counts": {**_group_counts(root), **_bus_errors(root), **_memory_errors(root)},
+        "levels": {**_group_levels(root), **_machine_memory(root)},
         "pressure": _pressure(root),
     }
+
+
+@cache
+def _group_files(root: Path) -> dict[str, Path]:
+    """Of each file, the one in the nearest group that has it; our groups stay the same."""
+    groups = [folder for folder in machine.cgroups(root) if folder.is_dir()]
+    found = {}
+    for name in (*_COUNTS, *_LEVELS):
+        nearest = next((folder / name for folder in groups if _text(folder / name)), None)
+        if nearest is not None:
+            found[name] = nearest
+    return found
+
+
+@cache
+def _cards(root: Path) -> tuple[Path, ...]:
+    """Graphics cards and accelerators on the bus."""
+    folders = _folders(root / "sys/bus/pci/devices")
+    return tuple(folder for folder in folders if _text(folder / "class").startswith((_GRAPHICS, _ACCELERATOR)))
 
 
 def rose(before: dict[str, Any], after: dict[str, Any]) -> dict[str, int]:
@@ -60,28 +79,23 @@ def rose(before: dict[str, Any], after: dict[str, Any]) -> dict[str, int]:
     return {name: value - old[name] for name, value in new.items() if name in old and value > old[name]}
 
 
-def _group_counts(groups: list[Path]) -> dict[str, int]:
-    """From the nearest group that has the file."""
+def _group_counts(root: Path) -> dict[str, int]:
     counts: dict[str, int] = {}
     for name, words in _COUNTS.items():
-        for line in _nearest(groups, name).splitlines():
+        for line in _text(_group_files(root).get(name)).splitlines():
             word, _, value = line.partition(" ")
             if word in words and value.isdigit():
                 counts.setdefault(words[word], int(value))
     return counts
 
 
-def _group_levels(groups: list[Path]) -> dict[str, int]:
+def _group_levels(root: Path) -> dict[str, int]:
     levels: dict[str, int] = {}
     for name, ours in _LEVELS.items():
-        value = _nearest(groups, name).strip()
+        value = _text(_group_files(root).get(name)).strip()
         if value.isdigit() and int(value) < 2**60:  # version 1 says "no limit" by the largest multiple of a page
             levels.setdefault(ours, int(value))
     return levels
-
-
-def _nearest(groups: list[Path], name: str) -> str:
-    return next((text for folder in groups if (text := _text(folder / name))), "")
 
 
 def _machine_memory(root: Path) -> dict[str, int]:
@@ -93,9 +107,7 @@ def _machine_memory(root: Path) -> dict[str, int]:
 def _bus_errors(root: Path) -> dict[str, int]:
     """PCIe errors of graphics cards and accelerators, as the kernel counted them since boot."""
     counts = {}
-    for folder in _folders(root / "sys/bus/pci/devices"):
-        if not _text(folder / "class").startswith((_GRAPHICS, _ACCELERATOR)):
-            continue
+    for folder in _cards(root):
         for kind in ("correctable", "nonfatal", "fatal"):
             total = re.search(r"^TOTAL_ERR_\w+ (\d+)$", _text(folder / f"aer_dev_{kind}"), re.MULTILINE)
             if total:
@@ -133,7 +145,9 @@ def _folders(path: Path) -> Iterator[Path]:
         return
 
 
-def _text(path: Path) -> str:
+def _text(path: Path | None) -> str:
+    if path is None:
+        return ""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -76,7 +76,7 @@ def collect(
         write_json(folder / "environment.json", environment.look(info=run.info))
     else:
         gathering.begin(folder, fault, run)
-    write_readme(folder)
+    write_text(folder / "README.txt", readme(folder, record))
     return folder
 
 
@@ -113,9 +113,9 @@ def write_readme(folder: Path) -> None:
         write_text(folder / "README.txt", readme(folder))
 
 
-def readme(folder: Path) -> str:
+def readme(folder: Path, record: dict[str, Any] | None = None) -> str:
     """The page for people; its first line is the one sentence."""
-    record = read_json(folder / "fault.json") or {}
+    record = record or read_json(folder / "fault.json") or {}
     kernel = read_json(folder / "kernel.json") or {}
     lines = [_headline(record, kernel), ""]
     for label, text in _facts(folder, record, kernel):

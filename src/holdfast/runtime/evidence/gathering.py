@@ -76,7 +76,8 @@ class Case:
     begun: float = field(default_factory=time.monotonic)
     begun_ns: int = field(default_factory=time.time_ns)
     looks: list[float] = field(default_factory=lambda: [SOON, LATE])
-    counted: bool = False
+    now: dict[str, Any] | None = None
+    """The counters just after its end."""
     written: int = -1
     """How many entries its files hold."""
     told: set[str] = field(default_factory=set)
@@ -142,7 +143,8 @@ class Gathering:
         for case in self._cases:
             if case.looks and case.age >= case.looks[0]:
                 self._ask(case)
-            told += self._write(case)
+            if case.age >= SOON:
+                told += self._write(case)
         self._cases = [case for case in self._cases if case.looks or self._is_asked(case) or case.age < LATE]
         return told
 
@@ -192,22 +194,21 @@ class Gathering:
                 self._entries.append(entry)
 
     def _count(self) -> None:
-        """At the first tick after a fault, and after the start of a worker: both only have to wait for a new one."""
-        new = [case for case in self._cases if not case.counted]
-        if not new and self._before is not None:
+        """Once between two workers: what one ends with, the other begins with."""
+        ended = [case for case in self._cases if case.now is None]
+        if not ended and self._before is not None:
             return
         now = counters.read()
-        for case in new:
-            case.counted = True
-            write_counters(case.folder, case.before, now)
-        if self._before is None:
-            self._before = now
+        self._before = now if self._before is None else self._before
+        for case in ended:
+            case.now = now
 
     # -- asking --------------------------------------------------------------------------------------------
 
     def _ask(self, case: Case) -> None:
         first, case.looks = len(case.looks) == 2, case.looks[1:]
         if first:
+            write_counters(case.folder, case.before, case.now or {})
             write_json(case.folder / "environment.json", self._where(case))
             write_readme(case.folder)
         if case.fault.kind in _NOTHING_TO_ASK:
