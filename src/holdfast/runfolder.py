@@ -14,6 +14,7 @@ here is checked and nothing in it is executed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -77,6 +78,7 @@ class RunFolder:
         self._unwritten: dict[str, dict[str, Any]] = {}
         """Files that are to be replaced as soon as the disk takes them."""
         self._problem: OSError | None = None
+        self._beat_problem: OSError | None = None
 
     # -- finding and making --------------------------------------------------------------------------------
 
@@ -153,7 +155,7 @@ class RunFolder:
             os.truncate(file.fileno(), 0)
             os.write(file.fileno(), f"pid {os.getpid()}\n".encode())
         self._lock = file
-        self._known = self.info
+        self._known = self.info or self._known
 
     @property
     def lock_fd(self) -> int | None:
@@ -211,28 +213,31 @@ class RunFolder:
         return self._lines.setdefault(name, LineFile(self.path / name))
 
     def write_beat(self, beat: dict[str, Any]) -> None:
-        """The next one comes in a second: one that cannot be written is left out."""
+        """The next one comes in a second: one that cannot be written is left out, and tells how the disk is."""
         try:
             write_json(self.path / "beat.json", beat, durable=False)
+            self._beat_problem = None
         except OSError as error:
-            self._problem = error
+            self._beat_problem = error
 
     # -- when the disk fails ---------------------------------------------------------------------------------
 
     def flush(self) -> bool:
         """Try again what the disk did not take; True once it has everything."""
         self._problem = None
+        if self._lock is not None:
+            self._hold_again()
         for name, data in list(self._unwritten.items()):
             self.put(name, data)
-        written = all([lines.flush() for lines in self._lines.values()])
-        if written and not self._unwritten and self._lock is not None:
-            self._lock_again()
-        return written and not self._unwritten and self._problem is None
+        for lines in self._lines.values():
+            lines.flush()
+        return self.problem is None
 
     @property
     def problem(self) -> OSError | None:
         """Why something waits in memory; None if nothing does."""
-        return self._problem or next((lines.problem for lines in self._lines.values() if lines.problem), None)
+        waiting = (lines.problem for lines in self._lines.values() if lines.problem is not None)
+        return self._problem or next(waiting, None) or self._beat_problem
 
     @property
     def dropped(self) -> int:
@@ -248,27 +253,30 @@ class RunFolder:
         self.left, self.path = self.path, path
         for name in ("journal.jsonl", "metrics.jsonl"):
             self._file(name).move(path / name)
+        self._beat_problem = None
         self.write_info(info)
         self.flush()
 
-    def _lock_again(self) -> None:
-        """The folder was taken away and another one is in its place: hold that one too."""
+    def _hold_again(self) -> None:
+        """Notice a folder that was taken away; if another one is in its place, hold that one too."""
         assert self._lock is not None
+        if not self.path.is_dir():
+            self._problem = OSError(errno.ENOENT, "the run folder is gone")
+            return
         try:
             there, ours = os.stat(self.path / "lock"), os.fstat(self._lock.fileno())
             if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
                 return
-        except FileNotFoundError:
+        except OSError:
             pass
-        except OSError as error:
-            self._problem = error
-            return
         held, self._lock = self._lock, None
         try:
             self.lock(wait=0.0)
             held.close()
-        except (UserError, OSError):
+            self._unwritten.setdefault("run.json", read_json(self.path / "run.json") or dict(self._known))
+        except UserError as error:
             self._lock = held
+            self._problem = OSError(error.cause or error.message)
 
     def next_fault_folder(self) -> Path:
         """faults/01, faults/02, …: where the evidence of one fault is kept."""

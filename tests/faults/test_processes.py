@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import InternalError
-from holdfast.runtime import checkpoint
+from holdfast.runtime import checkpoint, rescue
 from holdfast.runtime.supervisor import Supervisor
 from tests.faults.conftest import Drive
 from tests.faults.driving import JOB, JOBS, Command, alive, assert_exact, drive, wait_until
@@ -168,7 +168,35 @@ def test_a_keeper_that_dies_now_and_then_is_replaced_for_ever(drive: Drive, refe
     assert_exact(run, reference(), faults=5)
 
 
-def test_a_result_that_cannot_be_saved_is_not_called_finished(drive: Drive, reference: Drive) -> None:
+def test_a_result_that_cannot_be_saved_is_not_called_finished(
+    drive: Drive, reference: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in its folder nor anywhere else."""
+    monkeypatch.setattr(rescue, "_bases", lambda: iter(()))
+
+    def meanwhile(supervisor: Supervisor) -> None:
+        assert wait_until(lambda: supervisor.accounts.steps >= 5)
+        folder = supervisor.run_folder.path / "checkpoints"
+        folder.rename(folder.with_name("moved"))
+        folder.write_text("a file, and no folder")
+        folder.with_name("final.safetensors").mkdir()
+
+    run = drive(pause=0.02, meanwhile=meanwhile)
+    assert (run.outcome.state, run.outcome.exit_code) == ("GAVE_UP", 4), run.story()
+    assert run.outcome.error.message == "training is over, but its result could not be saved"
+    assert run.outcome.error.cause == "Is a directory"
+    assert run.of("not_saved")
+    (run.folder / "checkpoints").unlink()
+    (run.folder / "final.safetensors").rmdir()
+    (run.folder / "moved").rename(run.folder / "checkpoints")
+    again = drive(resume=run.folder)
+    assert again.outcome.state == "FINISHED"
+    assert again.state() == reference().state()
+
+
+def test_a_result_without_its_last_checkpoint_is_still_a_result(drive: Drive, reference: Drive) -> None:
+    """The weights are smaller than the state, and they are what the run was for."""
+
     def meanwhile(supervisor: Supervisor) -> None:
         assert wait_until(lambda: supervisor.accounts.steps >= 5)
         folder = supervisor.run_folder.path / "checkpoints"
@@ -176,14 +204,9 @@ def test_a_result_that_cannot_be_saved_is_not_called_finished(drive: Drive, refe
         folder.write_text("a file, and no folder")
 
     run = drive(pause=0.02, meanwhile=meanwhile)
-    assert (run.outcome.state, run.outcome.exit_code) == ("GAVE_UP", 4), run.story()
-    assert run.outcome.error.cause == "Not a directory"
-    assert run.of("not_saved")
-    (run.folder / "checkpoints").unlink()
-    (run.folder / "moved").rename(run.folder / "checkpoints")
-    again = drive(resume=run.folder)
-    assert again.outcome.state == "FINISHED"
-    assert again.state() == reference().state()
+    assert run.outcome.state == "FINISHED", run.story()
+    assert run.receipt["weights_sha256"] == reference().receipt["weights_sha256"]
+    assert [event.data["text"] for event in run.of("not_saved")] == ["Not a directory"]
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), InternalError("a bug")])

@@ -20,6 +20,7 @@ from holdfast.runtime import checkpoint, launch, layout, weights
 from holdfast.runtime.channel import Channel
 from holdfast.runtime.keeper import Keeper
 from holdfast.runtime.slots import Arena
+from tests.disks import fill, make_room, small_disk
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="descriptors are not inherited")
 
@@ -209,6 +210,91 @@ def test_a_place_that_cannot_be_written_to_is_said_and_survived(kept: Kept) -> N
     folder.mkdir()
     assert kept.save()["saved"]["step"] == 1
     assert all(not slot.leased for slot in kept.arena.slots)
+
+
+def steps_on_disk(kept: Kept) -> list[int]:
+    return [int(path.name) for path in checkpoint.candidates(kept.run.path / "checkpoints")]
+
+
+def test_the_oldest_makes_room_for_the_newest_where_one_more_does_not_fit(tmp_path: Path) -> None:
+    """Room for three checkpoints, and three are kept: writing a fourth beside them is not possible."""
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        kept = Kept(disk, keep=3)
+        for step in range(1, 6):
+            commit(kept.arena, step)
+            assert kept.save()["saved"]["step"] == step
+            assert_whole(kept.run.path / "checkpoints" / f"{step:06d}", step)
+        assert steps_on_disk(kept) == [5, 4, 3]
+        kept.close()
+
+
+def test_the_only_good_checkpoint_never_makes_room_for_one_that_may_not_fit(tmp_path: Path) -> None:
+    """Those after it are damaged, so it is the oldest. It stays, and when there is room the newest is saved."""
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        kept = Kept(disk, keep=3)
+        for step in (1, 2, 3):
+            commit(kept.arena, step)
+            kept.save()
+        for step in (2, 3):
+            os.truncate(kept.run.path / "checkpoints" / f"{step:06d}" / "state.safetensors", 100)
+        fill(disk)
+        commit(kept.arena, 4)
+        answer = kept.save(weights=["best"], last=True)
+        assert (answer["saved"], answer["not_saved"], answer["errno"]) == (
+            None,
+            "No space left on device",
+            errno.ENOSPC,
+        )
+        assert steps_on_disk(kept) == [1]
+        assert_whole(kept.run.path / "checkpoints" / "000001", 1)
+        assert not list(kept.run.path.rglob(".*")), "nothing half-written is left"
+        make_room(disk)
+        assert kept.save(weights=["best"])["saved"]["step"] == 4
+        assert steps_on_disk(kept) == [4, 1]
+        kept.close()
+
+
+def test_weights_are_saved_where_the_state_does_not_fit(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "420k") as disk:
+        kept = Kept(disk)
+        (disk / "filler").write_bytes(b"x" * (100 << 10))
+        commit(kept.arena, 1)
+        answer = kept.save(weights=["final"])
+        assert (answer["not_saved"], answer["errno"]) == ("No space left on device", errno.ENOSPC)
+        assert "path" not in answer["saved"] and answer["saved"]["weights_sha256"]
+        assert weights.check_weights(kept.run.path / "final.safetensors") is None
+        kept.close()
+
+
+def test_a_held_snapshot_that_the_disk_refused_stays_held(kept: Kept) -> None:
+    """The best epoch's weights are owed; they are asked for again when there is room."""
+    commit(kept.arena, 1)
+    slot = kept.arena.find(1)
+    assert slot is not None
+    slot.hold()
+    away = kept.run.path.with_name("away")
+    kept.run.path.rename(away)
+    answer = kept.save(weights=["best"], sequence=1)
+    assert (answer["saved"], answer["not_saved"]) == (None, "the run folder is gone")
+    assert slot.held and not slot.leased
+    for step in range(2, 9):
+        commit(kept.arena, step)
+    away.rename(kept.run.path)
+    assert kept.save(weights=["best"], sequence=1)["saved"]["step"] == 1
+    assert not slot.held
+
+
+def test_a_snapshot_that_is_none_is_an_answer_and_not_the_end_of_the_keeper(kept: Kept) -> None:
+    """A worker gone wild may write anything into the memory it shares."""
+    commit(kept.arena, 1)
+    newest = kept.arena.newest()
+    assert newest is not None
+    kept.arena.slots[newest.slot].payload(newest.size)[:8] = b"\xff" * 8
+    answer = kept.save(weights=["best"])
+    assert answer["saved"] is None and answer["errno"] is None
+    assert answer["not_saved"].startswith("the snapshot is damaged: ")
+    commit(kept.arena, 2)
+    assert kept.save()["saved"]["step"] == 2
 
 
 def test_larger_slots_take_the_place_of_the_old_ones(kept: Kept) -> None:

@@ -114,7 +114,18 @@ class TerminalFace(QuietFace):
         return None
 
     def _on_not_saved(self, event: Event) -> None:
-        self._mark(event, "!", f"a checkpoint could not be written: {event.data.get('text')}", "yellow")
+        text, step = event.data.get("text"), event.data.get("step")
+        if not event.data.get("memory_only"):
+            self._mark(event, "!", f"a checkpoint could not be written: {text}", "yellow")
+            return
+        self._mark(event, "!", f"the run folder takes nothing more: {text}", "yellow")
+        last = f"the last checkpoint is step {count(step)}" if isinstance(step, int) else "there is no checkpoint yet"
+        self._below("↺", f"training goes on in memory; {last}", "cyan")
+        self._state = "in memory only"
+
+    def _on_saved_again(self, event: Event) -> None:
+        self._mark(event, "✓", f"saving again after {duration(event.data.get('seconds'))}", "green")
+        self._state = ""
 
     def _on_stopping(self, event: Event) -> None:
         name = str(event.data.get("signal"))

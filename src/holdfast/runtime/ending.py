@@ -12,6 +12,7 @@ to wait for that.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from pathlib import Path
@@ -19,7 +20,6 @@ from typing import Any
 
 from holdfast.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed, Stopped, from_json
 from holdfast.events import utc_now
-from holdfast.runfolder import write_json
 from holdfast.runtime import checkpoint, process
 from holdfast.runtime.affairs import Affairs, Outcome
 from holdfast.runtime.board import Phase
@@ -94,6 +94,9 @@ class Ending:
             return
         code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.RESUME_ME
         sentence = f"stopped at step {self.affairs.accounts.steps}"
+        if self._saving.refused is not None:
+            self.end_with(self._not_saved(f"{sentence}, but that could not be saved"))
+            return
         self.end("STOPPED", code, Stopped(sentence, saved=self.affairs.saved(), hints=[self.affairs.resume_hint()]))
 
     def save_last(self, weights: list[str] | None = None) -> bool:
@@ -110,17 +113,31 @@ class Ending:
         """Training is over: its result is saved, or the run is not finished, however well it trained."""
         if not self.save_last(weights=["final"]):
             self.stop_at_once(self._signals.newest)
-        elif self.affairs.memory.newest() is not None and "weights_sha256" not in self.affairs.keeping.final:
-            self.end_with(self._not_saved())
+        elif self._saving.refused is not None or self._no_weights():
+            self.end_with(self._not_saved("training is over, but its result could not be saved"))
         else:
             self.end("FINISHED", ExitCode.OK, None)
 
-    def _not_saved(self) -> GaveUp:
+    def _no_weights(self) -> bool:
+        return self.affairs.memory.newest() is not None and "weights_sha256" not in self.affairs.keeping.final
+
+    def _not_saved(self, sentence: str) -> GaveUp:
+        """Not where it belongs: in another folder, or nowhere."""
+        affairs, run, saved = self.affairs, self.affairs.run_folder, self.affairs.keeping.saved
+        cause = self._saving.refused or affairs.keeping.problem or "the keeper ended again and again"
+        if run.left is None or not Path(saved.get("path", "")).is_relative_to(run.path):
+            hints = [f"make room in {run.left or run.path}", affairs.resume_hint()]
+            return GaveUp(sentence, cause=cause, saved=affairs.saved(), hints=hints)
+        weights = run.path / "final.safetensors"
         return GaveUp(
-            "training is over, but its result could not be saved",
-            cause=self.affairs.keeping.problem or "the keeper ended again and again",
-            saved=self.affairs.saved(),
-            hints=[f"make room in {self.affairs.run_folder.path}", self.affairs.resume_hint()],
+            f"{sentence} in {run.left}",
+            cause=cause,
+            saved=affairs.saved(),
+            hints=[
+                *([f"the weights are in {weights}"] if weights.exists() else []),
+                f"the whole run is in {run.path} now: move it to a safe place",
+                affairs.resume_hint(),
+            ],
         )
 
     # -- failing -------------------------------------------------------------------------------------------
@@ -137,7 +154,8 @@ class Ending:
             hints=[f"its traceback and output are in {affairs.run_folder.path / 'output.log'}"],
         )
         error.blame = said.get("blame")
-        (affairs.run_folder.path / "traceback.txt").write_text(str(said.get("traceback", "")) + "\n")
+        with contextlib.suppress(OSError):  # it stands in output.log too
+            (affairs.run_folder.path / "traceback.txt").write_text(str(said.get("traceback", "")) + "\n")
         self.end("FAILED", ExitCode.NO, error)
 
     def refused(self, said: dict[str, Any]) -> None:
@@ -183,7 +201,7 @@ class Ending:
         if accounts.timeline:
             accounts.timeline[-1]["to_step"] = accounts.steps
         receipt = self._receipt(state)
-        write_json(affairs.run_folder.path / "receipt.json", receipt)
+        affairs.run_folder.put("receipt.json", receipt)
         self.outcome = Outcome(state, int(code), error, receipt)
         affairs.set_state(
             state,

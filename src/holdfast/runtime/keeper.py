@@ -130,6 +130,8 @@ class Keeper:
         run = Path(request["folder"]) if request.get("folder") else self.run
         report: dict[str, Any] = {"step": commit.step, "sequence": commit.sequence, "bytes": commit.size}
         written, refused = False, None
+        if not run.is_dir():
+            return None, OSError(errno.ENOENT, "the run folder is gone")
         if request.get("checkpoint", True) and (commit.sequence != self.saved_sequence or run != self.run):
             try:
                 made = self._write_checkpoint(run, payload, commit, check, last=bool(request.get("last")))
@@ -151,8 +153,6 @@ class Keeper:
     def _write_checkpoint(
         self, run: Path, payload: memoryview, commit: Commit, check: Any, *, last: bool
     ) -> checkpoint.Checkpoint:
-        if not run.is_dir():
-            raise OSError(errno.ENOENT, "the run folder is gone")
         folder = run / "checkpoints"
         write = partial(checkpoint.write, folder, payload, step=commit.step, origin=self.origin, check=check)
         try:

@@ -2,8 +2,10 @@
 
 keeping = Keeping(run_folder, settings, memory, portable=False)
 keeping.wish("epoch", weights=["best"])
-for report in keeping.hear(): ...          # Saved, NotSaved; raises KeeperDied
+for report in keeping.hear(): ...          # what was saved, or why not; raises KeeperDied
 keeping.finish(weights=["final"])          # the last save of a run, waited for
+
+What the disk refuses is asked for again, after a growing while: it may have room then.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from holdfast.runfolder import RunFolder
@@ -28,8 +31,13 @@ SLOWEST_SAVE, SLOWEST_DISK = 60.0, 5e6
 """Seconds, and bytes a second: a save that takes longer than both allow is stuck."""
 PATIENCE = 600.0
 """Seconds the last save of a run may take."""
+FIRST_RETRY, SLOWEST_RETRY = 5.0, 60.0
+"""Seconds until a save that the disk refused is tried again; they double each time."""
 LEAVE = 2.0
 """Seconds a killed keeper has to be gone: on a dead network disk it never is."""
+
+
+_END = {"reason": "end", "checkpoint": True, "sequence": None, "last": True}
 
 
 class KeeperDied(Exception):
@@ -49,6 +57,8 @@ class Report:
     why: str | None
     seconds: float
     reason: str
+    errno: int | None = None
+    """Of the disk that refused it; None if the reason is another one."""
 
 
 class Keeping:
@@ -67,11 +77,19 @@ class Keeping:
         """The report of the save that wrote the final weights, with their digest."""
         self.problem: str | None = None
         """Why the last save did not happen; None if it did."""
+        self.by_disk = False
+        """Whether that was the disk's doing."""
         self.channel: Channel | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._busy: dict[str, Any] | None = None
         self._board: Board | None = None
         self._wishes: list[dict[str, Any]] = []
+        """At most one for a snapshot that is held, and one for the newest."""
+        self._refused: list[dict[str, Any]] = []
+        """Wishes of the last save that the disk did not take."""
+        self._delay = 0.0
+        self._retry_at = 0.0
+        self._ending = False
 
     @property
     def pid(self) -> int | None:
@@ -87,7 +105,7 @@ class Keeping:
             self.run.path, self.settings.checkpoint.keep, self.run.lock_fd, portable=self.portable
         )
         with contextlib.suppress(Closed):
-            self.channel.send({"scratch": str(self.scratch.path)})
+            self.channel.send({"scratch": str(self.scratch.path), "info": self.run.info})
         if self._busy is not None:
             self._wishes.insert(0, self._busy)
             self._busy = None
@@ -120,22 +138,22 @@ class Keeping:
         self, reason: str, *, weights: list[str] | None = None, checkpoint: bool = True, sequence: int | None = None
     ) -> None:
         """Ask for a save: of the newest snapshot, or of the one with this sequence, which is held until then."""
-        wish: dict[str, Any] = {
-            "reason": reason,
-            "weights": weights or [],
-            "checkpoint": checkpoint,
-            "sequence": sequence,
-        }
-        if self._wishes:
-            last = self._wishes[-1]
-            last["weights"] = sorted({*last["weights"], *wish["weights"]})
-            last["checkpoint"] = last["checkpoint"] or checkpoint
-            if sequence is not None:
-                self.memory.let_go(last["sequence"])
-                last["sequence"] = sequence
-        else:
-            self._wishes.append(wish)
+        self._add({"reason": reason, "weights": weights or [], "checkpoint": checkpoint, "sequence": sequence})
         self.send()
+
+    def _add(self, wish: dict[str, Any]) -> None:
+        """Join it with what is waiting already; of two snapshots that are held, the newer one is meant."""
+        held = wish["sequence"] is not None
+        for other in self._wishes:
+            if (other["sequence"] is not None) == held:
+                other["weights"] = sorted({*other["weights"], *wish["weights"]})
+                other["checkpoint"] = other["checkpoint"] or wish["checkpoint"]
+                if held and wish["sequence"] != other["sequence"]:
+                    older, newer = sorted((other["sequence"], wish["sequence"]))
+                    self.memory.let_go(older)
+                    other["sequence"] = newer
+                return
+        self._wishes.append(wish)
 
     @property
     def awaited(self) -> set[int]:
@@ -146,6 +164,8 @@ class Keeping:
     def send(self) -> None:
         """Pass the next wish on, if the keeper is free and there is something to save."""
         if self.channel is None or self._busy is not None or not self._wishes or self.memory.newest() is None:
+            return
+        if time.monotonic() < self._retry_at and not self._ending:
             return
         wish = self._wishes[0]
         with contextlib.suppress(Closed):  # then it stays for the next keeper
@@ -187,24 +207,62 @@ class Keeping:
     def _heed(self, message: dict[str, Any]) -> Report | None:
         if "adopted" in message:
             return None
-        self._busy = None
+        wish, self._busy = self._busy, None
         report: dict[str, Any] | None = message.get("saved")
-        self.problem = None if report is not None else str(message.get("not_saved") or "it found no snapshot to save")
+        why, errno = message.get("not_saved"), message.get("errno")
+        if not self._ending or message.get("reason") == "end":
+            self.problem = why or (None if report is not None else "it found no snapshot to save")
+            self.by_disk = errno is not None
         if report is not None and "path" in report:
             self.saved = report
-        if report is not None and "final" in message.get("weights", ()):
+        if report is not None and "final" in message.get("weights", ()) and "weights_sha256" in report:
             self.final = report
-        return Report(report, message.get("not_saved"), float(message.get("seconds", 0.0)), str(message.get("reason")))
+        if why is None or errno is None:
+            self._delay = self._retry_at = 0.0
+        elif wish is not None:
+            self._postpone(wish, report or {})
+        return Report(report, why, float(message.get("seconds", 0.0)), str(message.get("reason")), errno)
 
-    def finish(self, weights: list[str] | None = None, *, hurry: Callable[[], bool]) -> list[Report]:
-        """The state as it is now, on disk and verified. Waits for what is under way first, until `hurry()`."""
+    def _postpone(self, wish: dict[str, Any], done: dict[str, Any]) -> None:
+        """What the disk refused is owed: the weights of the snapshot that is held, and a checkpoint of the newest."""
+        owed = []
+        if wish["checkpoint"] and "path" not in done:
+            owed.append({**wish, "weights": [], "sequence": None})
+        if wish["weights"] and "weights_sha256" not in done:
+            owed.append({**wish, "checkpoint": False})
+        else:
+            self.memory.let_go(wish["sequence"])
+        if self._ending:
+            self._refused += owed
+            return
+        first = min(FIRST_RETRY, self.settings.checkpoint.every)
+        self._delay = min(SLOWEST_RETRY, max(first, 2 * self._delay))
+        self._retry_at = time.monotonic() + self._delay
+        for each in owed:
+            self._add(each)
+
+    def finish(
+        self, weights: list[str] | None = None, *, hurry: Callable[[], bool], folder: Path | None = None
+    ) -> list[Report]:
+        """The state as it is now, on disk and verified. Waits for what is under way first, until `hurry()`.
+
+        With `folder` it goes there: the run's own folder has refused it.
+        """
         if self.memory.newest() is None:
             return []
         deadline = time.monotonic() + PATIENCE
-        reports = self._drain(deadline, hurry)
-        self._wishes.clear()
-        self.wish("end", weights=weights)
-        return reports + self._drain(deadline, hurry)
+        self._ending = True
+        try:
+            reports = self._drain(deadline, hurry)
+            held = [wish for wish in self._refused if wish["weights"] and wish["sequence"] is not None]
+            self._refused = []
+            self._wishes = [{**_END, "weights": weights or []}, *held]
+            for wish in self._wishes if folder is not None else ():
+                wish["folder"] = str(folder)
+            self.send()
+            return reports + self._drain(deadline, hurry)
+        finally:
+            self._ending = False
 
     def _drain(self, deadline: float, hurry: Callable[[], bool]) -> list[Report]:
         reports = []

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from holdfast.errors import ExitCode, HoldfastError, ScriptFailed, Stopped, UserError
+from holdfast.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed, Stopped, UserError
 from holdfast.events import utc_now
-from holdfast.runfolder import RunFolder, write_json
+from holdfast.runfolder import RunFolder
 from holdfast.runtime import checkpoint, layout, marks
 from holdfast.runtime.accounts import Accounts
 from holdfast.runtime.board import Board
@@ -29,6 +29,7 @@ from holdfast.runtime.ladder import Rung
 from holdfast.runtime.memory import Memory
 from holdfast.runtime.session import LostWorker, Run, Session, StopRun
 from holdfast.runtime.slots import Arena, Slot
+from holdfast.runtime.storage import Storage
 from holdfast.runtime.telling import Face, Teller
 from holdfast.runtime.worker import map_file, open_device, seed_everything
 from holdfast.settings import Settings
@@ -51,6 +52,7 @@ class LocalLink:
         self.saved: checkpoint.Checkpoint | None = None
         self.checkpoint: checkpoint.Checkpoint | None = None
         self._last_save = time.monotonic()
+        self._storage = Storage(run, self.teller.emit, lambda: self.saved.step if self.saved else None)
 
     def arena(self, capacity: int) -> Arena:
         arenas = self.memory.arenas
@@ -77,7 +79,10 @@ class LocalLink:
             sequence = data.pop("sequence", None)
             self.teller.emit("epoch", best=best, **data)
             if best:
-                self._save_weights("best")
+                try:
+                    self._save_weights("best")
+                except OSError as error:
+                    self._storage.failed(str(error.strerror or error), "epoch")
             self.memory.let_go(sequence)
         else:
             self.teller.emit(kind, **data)
@@ -93,9 +98,10 @@ class LocalLink:
             keep, newest = self.settings.checkpoint.keep, self.saved.step
             checkpoint.prune(self.run.path / "checkpoints", keep=keep, newest=newest)
         except OSError as error:
-            self.teller.emit("not_saved", text=str(error.strerror or error))
+            self._storage.failed(str(error.strerror or error), "time")
         else:
             self.teller.emit("checkpoint", step=self.saved.step, path=str(self.saved.path))
+            self._storage.saved()
 
     def finish(self) -> str | None:
         """The last save and the weights alone; returns their digest."""
@@ -103,7 +109,15 @@ class LocalLink:
         payload = self._payload()
         if payload is None:
             return None
-        self._save_weights("final")
+        try:
+            self._save_weights("final")
+        except OSError as error:
+            raise GaveUp(
+                "training is over, but its result could not be saved",
+                cause=str(error.strerror or error),
+                saved=str(self.saved.path) if self.saved else None,
+                hints=[f"make room in {self.run.path}, then go on with `resume={self.run.name}`"],
+            ) from None
         return layout.weights_sha256(payload)
 
     def _save_weights(self, name: str) -> None:
@@ -173,7 +187,7 @@ def run_local(
         marks.end()
         link.accounts.attempts += link.board.read().attempts
         receipt = _receipt(link, survived=state == "FINISHED", digest=digest)
-        write_json(run.path / "receipt.json", receipt)
+        run.put("receipt.json", receipt)
         run.update_info(
             state=state, exit_code=code, ended=utc_now(), accounts=link.accounts.to_json(), best=link.teller.best
         )

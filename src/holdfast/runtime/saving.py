@@ -5,19 +5,25 @@ saving.hear()                                    # reports told; a dead keeper i
 saving.epoch(message)                            # an epoch is over: the best so far, or due
 saving.tick()                                    # a checkpoint every now and then
 saving.last(weights=["final"], hurry=hurried)    # the state as it is now, before the run ends
+
+While the run folder takes nothing, training goes on in memory. If it still takes nothing at the end, the whole run goes
+to another folder: see rescue.py.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from holdfast.runtime import rescue
 from holdfast.runtime.affairs import Affairs
 from holdfast.runtime.crew import Crew
 from holdfast.runtime.faults import Fault, Kind
 from holdfast.runtime.keeping import KeeperDied, Report
 from holdfast.runtime.ladder import Action, Move
+from holdfast.runtime.storage import Storage
 
 MIN_EPOCH_SAVE = 5.0
 """Epochs shorter than this do not each get a checkpoint."""
@@ -34,6 +40,9 @@ class Saving:
         self._crew = crew
         self._deaths = 0
         """Keepers that died since one last wrote a checkpoint."""
+        self.refused: str | None = None
+        """Why the last save was not possible in the run folder."""
+        self._storage = Storage(affairs.run_folder, affairs.teller.emit, lambda: self.keeping.saved.get("step"))
 
     def hear(self) -> None:
         try:
@@ -57,6 +66,7 @@ class Saving:
 
     def tick(self) -> None:
         affairs = self.affairs
+        self._storage.look()
         if self.keeping.stuck():
             self.keeping.kill()
         waited = time.monotonic() - self.keeping.last_wish
@@ -67,22 +77,60 @@ class Saving:
 
     def last(self, weights: list[str] | None = None, *, hurry: Callable[[], bool]) -> bool:
         """The state as it is now, on disk and verified, before the run ends. False if `hurry()` cut it short."""
+        if not self._finish(weights, hurry, None):
+            return False
+        self.refused = self._why_refused(weights)
+        if self.refused is None or self.keeping.channel is None:
+            return True
+        place = self._move_away()
+        return place is None or self._finish(weights, hurry, place)
+
+    def _finish(self, weights: list[str] | None, hurry: Callable[[], bool], folder: Path | None) -> bool:
         for _ in range(LAST_TRIES):
             try:
-                self._note(self.keeping.finish(weights, hurry=hurry))
+                self._note(self.keeping.finish(weights, hurry=hurry, folder=folder))
                 return self.keeping.idle or not hurry()
             except KeeperDied as died:
                 self._keeper_died(died)
         return True
 
+    def _why_refused(self, weights: list[str] | None) -> str | None:
+        """None if the run folder has everything: the result of a run that is over, or else the state."""
+        self._storage.look(now=True)
+        if self.affairs.memory.newest() is None:
+            return None
+        has_result = bool(weights) and "weights_sha256" in self.keeping.final
+        refused = None if has_result or not self.keeping.by_disk else self.keeping.problem
+        return refused or self._storage.record_problem
+
+    def _move_away(self) -> Path | None:
+        """Another folder for the whole run; None if there is none."""
+        run, newest = self.affairs.run_folder, self.affairs.memory.newest()
+        assert newest is not None
+        place = rescue.find(run.path.name, need=2 * newest.size)
+        try:
+            if place is not None:
+                run.move_to(place)
+        except OSError:
+            place = None
+        if place is None:
+            self.affairs.teller.emit("note", text="no other folder has room for the run either")
+        else:
+            self.affairs.teller.emit("rescued", text=f"the run goes to {place} instead", path=str(place))
+        return place
+
     def _note(self, reports: list[Report]) -> None:
         for report in reports:
-            if report.why is not None:
-                self.affairs.teller.emit("not_saved", text=report.why, reason=report.reason)
-            elif report.saved is not None and "path" in report.saved:
+            if report.saved is not None and "path" in report.saved:
                 self._deaths = 0
                 saved, seconds = report.saved, round(report.seconds, 3)
                 self.affairs.teller.emit("checkpoint", step=saved["step"], path=saved["path"], seconds=seconds)
+            if report.why is None:
+                self._storage.saved()
+            elif report.errno is None:
+                self.affairs.teller.emit("not_saved", text=report.why, reason=report.reason)
+            else:
+                self._storage.failed(report.why, report.reason)
 
     def _keeper_died(self, died: KeeperDied) -> None:
         """Checkpoints stop, training does not: start another keeper."""

@@ -24,6 +24,7 @@ import time
 from typing import Any
 
 from holdfast.errors import HoldfastError, InternalError, UserError
+from holdfast.files import remove
 from holdfast.runfolder import RunFolder
 from holdfast.runtime import evidence, launch, process
 from holdfast.runtime.affairs import Affairs, Outcome, Plan
@@ -176,7 +177,7 @@ class Supervisor:
         self.affairs.scratch.remove()
         self._signals.close()
         for path in self.run_folder.path.glob("stacks-*.txt"):
-            path.unlink(missing_ok=True)
+            remove(path)
         if self.outcome is None:
             self.affairs.set_state("CRASHED")
 

@@ -136,9 +136,12 @@ class Teller:
         size = self.output_size()
         if size <= self._output_at:
             return
-        with open(self._output, "rb") as file:
-            file.seek(self._output_at)
-            text = file.read(size - self._output_at)
+        try:
+            with open(self._output, "rb") as file:
+                file.seek(self._output_at)
+                text = file.read(size - self._output_at)
+        except OSError:  # somebody has just taken the folder away
+            return
         self._output_at = size
         self.face.output(text.decode(errors="replace"))
 

@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import importlib.util
 import inspect
+import io
 import mmap
 import multiprocessing
 import multiprocessing.util
@@ -321,16 +322,39 @@ def bind(train: Callable[..., None], arguments: dict[str, str]) -> dict[str, Any
 
 def _redirect_output(path: Path) -> None:
     """What the script prints goes to a file that outlives us; the supervisor shows it."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    fd = _open_or_nowhere(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(fd, stream)
     os.close(fd)
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = _Unfailing.text(1), _Unfailing.text(2)
+
+
+class _Unfailing(io.FileIO):
+    """A disk that is full is no reason for a `print` in the script to raise."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError:
+            return len(data)
+
+    @classmethod
+    def text(cls, fd: int) -> io.TextIOWrapper:
+        buffered = io.BufferedWriter(cls(fd, "w", closefd=False))
+        return io.TextIOWrapper(buffered, encoding="utf-8", errors="replace", line_buffering=True)
+
+
+def _open_or_nowhere(path: Path, flags: int) -> int:
+    """A run folder that is full or gone must not keep a worker from starting."""
+    try:
+        return os.open(path, flags, 0o600)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)
 
 
 def _prepare_stacks(path: Path) -> None:
-    file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - open for the process's life: faulthandler needs the fd
+    fd = _open_or_nowhere(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    file = open(fd, "w", encoding="utf-8")  # noqa: SIM115 - open for the process's life: faulthandler needs the fd
     faulthandler.enable(file=file, all_threads=True)
     if STACK_SIGNAL is not None and hasattr(faulthandler, "register"):
         faulthandler.register(STACK_SIGNAL, file=file, all_threads=True)
