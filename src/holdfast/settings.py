@@ -111,6 +111,8 @@ class RetrySettings:
     """Tries at one step when no other device is left."""
     without_progress: int = setting(10, at_least(1, "a whole number of tries"))
     """Workers replaced in a row without one committed step between them, whatever ended them."""
+    in_a_row: int = setting(4, at_least(1, "a whole number of faults"))
+    """Faults of a device, each within 20 steps of the last, after which the run leaves it for the next one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

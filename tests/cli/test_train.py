@@ -268,9 +268,10 @@ def test_threads_follow_what_this_process_may_use() -> None:
 
 
 def test_rungs_end_on_the_cpu() -> None:
-    assert rungs_for("cpu") == [Rung("cpu")]
-    assert rungs_for("pretend:0") == [Rung("pretend:0"), Rung("cpu")]
-    assert rungs_for("auto")[-1] == Rung("cpu")
+    cpu = [Rung("cpu"), Rung("cpu", "fp32")]
+    assert rungs_for("cpu") == cpu
+    assert rungs_for("pretend:0") == [Rung("pretend:0"), Rung("pretend:0", "fp32"), *cpu]
+    assert rungs_for("auto")[-2:] == cpu
 
 
 def machine(root: Path) -> Path:

@@ -28,10 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast.cli.supervise import rungs_of
 from holdfast.events import Event
 from holdfast.runfolder import RunFolder, read_events
 from holdfast.runtime import checkpoint, layout
-from holdfast.runtime.ladder import Rung
 from holdfast.runtime.launch import Launcher, NurseryLauncher, WorkerProcess
 from holdfast.runtime.slots import Arena
 from holdfast.runtime.supervisor import Outcome, Plan, Supervisor
@@ -197,7 +197,8 @@ def drive(
     folder = RunFolder.create(runs, script.stem, {}) if resume is None else RunFolder.open(resume)
     folder.lock(wait=30.0)
     good, _ = checkpoint.newest_good(folder.path / "checkpoints") if resume else (None, [])
-    rungs = [Rung(device)] if device == "cpu" else [Rung(device), Rung("cpu")]
+    names = ["cpu"] if device == "cpu" else [device, "cpu"]
+    rungs = [rung for name in names for rung in rungs_of(name)]
     record = Record()
     supervisor = Borrower(
         folder,

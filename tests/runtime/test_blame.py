@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.runtime.blame import Blame, Case, Cpu, Finding, Verdict, judge, worth_a_replay
 from holdfast.runtime.faults import Fault, Kind
-from holdfast.runtime.ladder import Action, Rung, next_move
+from holdfast.runtime.ladder import NEAR, Action, Past, Rung, next_move
 
 ONE = ({"index": 4711, "source": "sub-01_eeg.set"},)
 FINE = Finding(Cpu.FINE)
@@ -130,6 +130,20 @@ def test_a_device_on_probation_has_one_try() -> None:
     assert (move.action, move.rung) == (Action.NEXT_RUNG, 2)
     alone = next_move(Fault(Kind.CRASH, "cpu", 7, "backward"), [], [Rung("cpu")], 0, probation=True)
     assert alone.action is Action.REPLACE
+
+
+def test_a_device_that_fails_again_and_again_is_left() -> None:
+    """Each time one step further: no place has a second fault, and still it gets nowhere."""
+    history: list[Past] = []
+    for step in range(5, 8):
+        fault = Fault(Kind.HANG, "cuda:0", step, "backward")
+        move = next_move(fault, history, RUNGS, 0)
+        assert move.action is Action.REPLACE
+        history.append(Past(fault, move, 0, committed=1))
+    last = Fault(Kind.HANG, "cuda:0", 8, "backward")
+    assert (next_move(last, history, RUNGS, 0).action, next_move(last, history, RUNGS, 0).rung) == (Action.NEXT_RUNG, 2)
+    spread = [Past(past.fault, past.move, 0, committed=NEAR + 1) for past in history]
+    assert next_move(last, spread, RUNGS, 0).action is Action.REPLACE
 
 
 def test_what_cannot_be_killed_keeps_its_device() -> None:

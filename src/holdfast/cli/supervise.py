@@ -35,8 +35,8 @@ def rungs_for(device: str) -> list[Rung]:
 
 
 def rungs_of(device: str) -> list[Rung]:
-    """As the script computes; on an accelerator also in fp32, for where its precision turns out to be too small."""
-    return [Rung(device)] if device == "cpu" else [Rung(device), Rung(device, "fp32")]
+    """As the script computes; and in fp32, for where its precision turns out to be too small."""
+    return [Rung(device), Rung(device, "fp32")]
 
 
 def threads_for(wanted: int | str) -> int:

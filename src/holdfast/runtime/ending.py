@@ -22,9 +22,10 @@ from holdfast.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed, Stopp
 from holdfast.events import utc_now
 from holdfast.runtime import checkpoint, process
 from holdfast.runtime.affairs import Affairs, Outcome
+from holdfast.runtime.blame import Blame, judge
 from holdfast.runtime.board import Phase
 from holdfast.runtime.crew import Crew
-from holdfast.runtime.faults import Fault, Kind
+from holdfast.runtime.faults import CODES, Fault, Kind
 from holdfast.runtime.ladder import Move
 from holdfast.runtime.launch import WorkerProcess
 from holdfast.runtime.listening import Signals
@@ -166,8 +167,22 @@ class Ending:
     def script_is_at_fault(self, fault: Fault, folder: Path) -> None:
         """A fault that would come again on every device."""
         self.save_last()
-        hints = [f"`holdfast explain {fault.code}` says what this means", f"what was found is in {folder}"]
-        self.end_with(ScriptFailed(fault.sentence(), cause=fault.cause(), saved=self.affairs.saved(), hints=hints))
+        verdict = judge(fault, None, None)
+        proven = verdict.blame in (Blame.DATA, Blame.CODE)
+        code = CODES[Kind.BAD_DATA] if verdict.blame is Blame.DATA else fault.code
+        hints = [f"`holdfast explain {code}` says what this means", f"what was found is in {folder}"]
+        sentence = verdict.sentence() if proven else fault.sentence()
+        cause = f"it showed as: {fault.sentence()}" if proven else fault.cause()
+        said = fault.evidence.get("verdict")
+        found: dict[str, Any] = said if isinstance(said, dict) else {}  # reading a sample alone has words of its own
+        error = ScriptFailed(
+            str(found.get("sentence") or sentence),
+            cause=str(found.get("cause") or cause),
+            saved=self.affairs.saved(),
+            hints=[*map(str, found.get("hints") or ()), *hints],
+        )
+        error.blame = {**verdict.to_json(), **found} if proven or found else None
+        self.end_with(error)
 
     def gave_up(self, fault: Fault, move: Move, tries: int) -> None:
         """There is nothing left to try."""

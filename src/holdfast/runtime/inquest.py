@@ -50,18 +50,35 @@ class Inquest:
         case = self.case
         if case is None:
             return fault
-        if fault.step != case.step:
+        if fault.step != case.step or self._another(fault):
             self._close()
             return fault
         case.failed_again(fault)
-        if fault.blame == "data" and _reading(case.fault):  # it died reading what the next one has found to be bad
-            case.fault = case.fault.at(verdict=fault.evidence["verdict"])
         if case.on_cpu and case.finding is None:
             return fault  # nothing to compare with: it is tried as often as the ladder allows
         verdict = self._close()
         if verdict.blame is Blame.UNKNOWN or fault.blame is not None:
             return fault
         return fault.at(verdict=verdict.to_json())
+
+    def concludes(self, fault: Fault) -> bool:
+        """The worker that computed the step again has reached a verdict: no fault of its own."""
+        if self.case is None or fault.blame is None or fault.step != self.case.step:
+            return False
+        return not self._another(fault)
+
+    def _another(self, fault: Fault) -> bool:
+        """A sample that cannot be read says nothing about a step that failed in the computing."""
+        reading = fault.kind is Kind.BAD_DATA and _reading(fault)
+        return reading and self.case is not None and not _reading(self.case.fault)
+
+    def conclude(self, fault: Fault) -> Path:
+        """Close the case with the verdict the worker sent; returns the folder of the fault it is about."""
+        folder = self._folder
+        assert self.case is not None and folder is not None
+        self.case.fault = fault
+        self._close()
+        return folder
 
     def begin(self, fault: Fault, move: Move, folder: Path) -> None:
         """Plain: the verdict at once. Otherwise it is computed again, if the step is tried again at all."""

@@ -128,11 +128,15 @@ class Limits:
     """New workers at one place after the machine ran out of memory: the third time it will not fit either."""
     pieces: int = 64
     """The finest split of a batch whose size is not known."""
+    crowd: int = 4
+    """Faults of one device, each within `NEAR` steps of the last, before the run leaves it."""
     stalled: int = 50
     """Faults of any kind at one place. A backstop: no mix of faults goes round for ever."""
 
 
 DEFAULT_LIMITS = Limits()
+NEAR = 20
+"""Steps between two faults of a device that make them one crowd: it would take all day to get anywhere."""
 
 _DEVICE = "device"
 _OUTSIDE = "outside"
@@ -285,12 +289,22 @@ class _State:
         return Move(Action.REPLACE, self.rung, reason=reason, new_worker=True)
 
     def _no_second_try(self) -> bool:
-        """On probation a device fails once. A verdict is not improved by repeating, and what a process that cannot
-        be killed holds is not free."""
+        """On probation a device fails once, else a few times in a row. A verdict is not improved by repeating, and
+        what a process that cannot be killed holds is not free."""
         if self.fault.blame in ("device", "precision") and self.fault.kind is Kind.NON_FINITE:
             return True
-        once = self.probation and FAMILIES[self.fault.kind] in (_DEVICE, "numbers")
-        return (once or bool(self.fault.evidence.get("abandoned"))) and self._next_rung() is not None
+        of_device = FAMILIES[self.fault.kind] in (_DEVICE, "numbers")
+        enough = of_device and (self.probation or self._crowd() >= self.limits.crowd)
+        return (enough or bool(self.fault.evidence.get("abandoned"))) and self._next_rung() is not None
+
+    def _crowd(self) -> int:
+        """How many faults of this rung's device follow one upon the other, this one included."""
+        count = 1
+        for past in reversed(self.history):
+            if past.rung != self.rung or FAMILIES[past.fault.kind] != _DEVICE or past.committed > NEAR:
+                break
+            count += 1
+        return count
 
     def _useless(self, other: Rung) -> bool:
         """Would the fault come again there? What needs a reset needs it on every rung of that device."""

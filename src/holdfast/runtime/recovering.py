@@ -64,12 +64,23 @@ class Recovery:
         beat = worker.board.read()
         self._watch.learn(beat)
         self._crew.account_for(worker)
+        if self.inquest.concludes(fault):
+            self._after_verdict(fault)
+            return
         fault = self.inquest.hear(fault)
         move = self._decide(fault)
         crash = self._crash_stack(worker.generation)
         words = self.affairs.teller.last_words()
         folder = self.affairs.tell_fault(fault, move, beat, words=words, stacks=stacks, crash=crash)
         self.inquest.begin(fault, move, folder)
+        self.trusting.lost(fault, move)
+        self._carry_out(fault, move, folder)
+
+    def _after_verdict(self, fault: Fault) -> None:
+        """The worker computed the failed step again and knows whose fault it was: that is the answer, not a fault."""
+        folder = self.inquest.conclude(fault)
+        move = self._ask(fault)
+        self.history.append(Past(fault, move, self.affairs.rung))
         self.trusting.lost(fault, move)
         self._carry_out(fault, move, folder)
 
@@ -83,13 +94,16 @@ class Recovery:
 
     def _decide(self, fault: Fault) -> Move:
         """The ladder's answer, which belongs to the history it is asked about the next time."""
-        retry = self.affairs.settings.retry
-        limits = Limits(tries=retry.same_step, outside=retry.without_progress)
-        rungs, rung = self.affairs.plan.rungs, self.affairs.rung
-        probation = self.trusting.on_probation()
-        move = next_move(fault, self.history, rungs, rung, probation=probation, limits=limits)
+        move = self._ask(fault)
         self._remember(fault, move)
         return move
+
+    def _ask(self, fault: Fault) -> Move:
+        retry = self.affairs.settings.retry
+        limits = Limits(tries=retry.same_step, outside=retry.without_progress, crowd=retry.in_a_row)
+        rungs, rung = self.affairs.plan.rungs, self.affairs.rung
+        probation = self.trusting.on_probation()
+        return next_move(fault, self.history, rungs, rung, probation=probation, limits=limits)
 
     def _remember(self, fault: Fault, move: Move) -> None:
         self.affairs.accounts.fault(fault.kind.value)

@@ -32,6 +32,7 @@ import torch
 from holdfast.errors import UserError
 from holdfast.runtime.attempting import Attempts, Samples
 from holdfast.runtime.board import Phase
+from holdfast.runtime.charge import Charge, attach
 from holdfast.runtime.ground import Ground, Link, LostWorker, Position, StopRun, named_by_kind
 from holdfast.runtime.ladder import Rung
 from holdfast.runtime.landing import Landing, restore
@@ -423,6 +424,13 @@ class Session:
         self._attempts.close()
         for loader in self._ground.loaders():
             loader.close()
+
+    def _explain(self, error: Exception) -> None:
+        """The script's own error leaves it. If some samples of a step are at fault, that travels with it."""
+        verdict = self._attempts.explain(error)
+        if verdict is not None and verdict.samples:
+            said = f"raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            attach(error, Charge(verdict.blame, verdict.samples, said))
 
     # -- around the loop -----------------------------------------------------------------------------------
 

@@ -188,7 +188,7 @@ def _last_words(link: SupervisedLink, error: BaseException, device: str) -> int:
     if charge is None and _raised_here(error):
         link.send("refused", **InternalError("holdfast failed, not the script", cause=repr(error)).to_json())
         return FAILED
-    summary = traceback.format_exception_only(type(error), error)[-1].strip()
+    summary = _summary(error)
     where = _place(error)
     if charge is not None:
         where = f"{where}; {charge['cause']}" if where else charge["cause"]
@@ -202,6 +202,16 @@ def _accuse(link: SupervisedLink, charge: dict[str, Any], device: str) -> None:
     kind = Kind.BAD_DATA if charge["blame"] == "data" else Kind.USER_ERROR
     fault = Fault(kind, device, beat.at, beat.phase.label, message=charge["sentence"], evidence={"verdict": charge})
     link.send("lost", fault=fault.to_json(), move=None)
+
+
+def _summary(error: BaseException) -> str:
+    """The last line of a traceback, without the notes that may stand below it."""
+    notes = vars(error).pop("__notes__", None)
+    try:
+        return traceback.format_exception_only(type(error), error)[-1].strip()
+    finally:
+        if notes is not None:
+            vars(error)["__notes__"] = notes
 
 
 def _place(error: BaseException) -> str | None:
@@ -272,7 +282,11 @@ def _train(config: dict[str, Any], link: SupervisedLink, rungs: list[Rung]) -> i
     marks.begin(run.folder, policy=marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
     train = load_train(Path(config["script"]), config["argv"])
     link.send("started", pid=os.getpid(), device=str(rungs[rung].device), torch=torch.__version__)
-    train(session, **bind(train, config["arguments"]))
+    try:
+        train(session, **bind(train, config["arguments"]))
+    except Exception as error:
+        session._explain(error)
+        raise
     session._finish()
     marks.end()
     link.send("done", step=session.step_count)

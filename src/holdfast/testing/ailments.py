@@ -30,8 +30,8 @@ from holdfast.runfolder import read_json
 VARIABLE = "HOLDFAST_PRETEND"
 KINDS = ("crash", "hang", "error", "wrong")
 """A read of address zero; an endless wait in C; a sticky device error; gradients that are wrong."""
-WRONG = ("scale", "zero", "bit")
-"""All gradients a thousand times too large; one tensor's zero; in one tensor, a bit of every 32nd exponent."""
+WRONG = ("scale", "zero", "bit", "nan")
+"""All gradients a thousand times too large; one tensor's zero; in one, a bit of every 32nd exponent; one not a number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class _Ailing:
             return
         step = self.session.step_count + 1
         self._first = step if self._first is None else self._first
-        if phase is Phase.FORWARD:
+        if phase in (Phase.FORWARD, Phase.REPLAY, Phase.SENTINEL):
             self._watch_gradients()
         ailment = self.patient.falls_ill(step=step, age=step - self._first, phase=phase.label)
         if ailment is not None and ailment.kind != "wrong":
@@ -101,13 +101,13 @@ class _Ailing:
 
 
 def spoil(gradient: Tensor, how: str, *, last: bool = True) -> Tensor:
-    """A wrong gradient. `zero` and `bit` touch one tensor only, the last."""
+    """A wrong gradient. All but `scale` touch one tensor only, the last."""
     if how == "scale":
         return gradient * 1e3
     if not last:
         return gradient
-    if how == "zero":
-        return torch.zeros_like(gradient)
+    if how in ("zero", "nan"):
+        return torch.full_like(gradient, 0.0 if how == "zero" else float("nan"))
     wrong = gradient.float().clone(memory_format=torch.contiguous_format)
     wrong.view(-1)[::32].view(torch.int32).bitwise_xor_(
         1 << 27
