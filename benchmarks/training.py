@@ -152,7 +152,9 @@ def hangs(scratch: Path, quick: bool) -> dict[str, Any]:
         fired = [float(claim.read_text().split()[1]) for claim in claims]
     folder = Path(summary["folder"])
     found = []
-    for fault, event, at in zip(plan.faults, events(folder, "fault"), fired, strict=True):
+    for fault, event, again, at in zip(
+        plan.faults, events(folder, "fault"), events(folder, "recovered"), fired, strict=True
+    ):
         kept = Path(event.data["folder"])
         evidence = json.loads((kept / "fault.json").read_text())["fault"]["evidence"]
         found.append(
@@ -161,6 +163,7 @@ def hangs(scratch: Path, quick: bool) -> dict[str, Any]:
                 "silence_s": evidence["silence_s"],
                 "limit_s": evidence["limit_s"],
                 "to_journal_s": round((event.seconds() or 0.0) - at, 2),
+                "to_commit_s": round((again.seconds() or 0.0) - at, 2),
                 "kept": sorted(entry.name for entry in kept.iterdir()),
             }
         )
