@@ -137,6 +137,9 @@ class Sentinel:
                 opinion = self._compare(work, again)
             self.checks += 1
             return opinion
+        except torch.OutOfMemoryError:  # the step itself may fit; the next check is as far away as ever
+            transaction.free_memory(self.device)
+            return None
         except Exception as error:  # a script's function may do anything; what the step itself raises comes later
             if not belongs_elsewhere(error):
                 raise
@@ -147,13 +150,21 @@ class Sentinel:
 
     def _compare(self, work: Work, turn: int) -> Opinion:
         samples, count = self._samples(work, turn)
-        scale = float(work.scaler.get_scale()) if work.scaler is not None else 1.0
         with watch_precision() as seen:
-            here = self.replay.compute(work.fn, samples, scale=scale)
+            here = self._here(work, samples)
         there = self.replay.compute(work.fn, samples, on=CPU, plain=True)
         dtypes = {parameter.dtype for _, parameter in self.replay.parameters()}
         precision = coarsest(seen.names, dtypes, self.device)
         return compare(here, there, precision, samples=count)
+
+    def _here(self, work: Work, samples: object) -> Numbers:
+        """As the script computes. A scale that is too large for these samples is no fault: the scaler would lower it."""
+        scale = float(work.scaler.get_scale()) if work.scaler is not None else 1.0
+        numbers = self.replay.compute(work.fn, samples, scale=scale)
+        while work.scaler is not None and scale > 1.0 and math.isfinite(numbers.loss) and not numbers.finite:
+            scale = max(1.0, scale / 256.0)
+            numbers = self.replay.compute(work.fn, samples, scale=scale)
+        return numbers
 
     def _draws(self, work: Work) -> bool:
         """Two replays on the device itself, with other seeds: do they differ by more than rounding?"""
