@@ -68,6 +68,32 @@ HISTORIES: dict[str, tuple[list[Line], str]] = {
         [opened(), closed(), note("fault", code="F006"), note("blame", verdict="device", why="it failed on replay")],
         "probation",
     ),
+    "two faults, and both are the script's": (
+        [
+            opened(),
+            closed(),
+            note("fault"),
+            note("fault"),
+            note("blame", verdict="code"),
+            note("blame", verdict="code"),
+        ],
+        "trusted",
+    ),
+    "two faults, and one is its own": (
+        [
+            opened(),
+            closed(),
+            note("fault"),
+            note("fault"),
+            note("blame", verdict="device"),
+            note("blame", verdict="data"),
+        ],
+        "probation",
+    ),
+    "a number format that is too small": (
+        [opened(), closed(), note("fault"), note("blame", verdict="precision")],
+        "trusted",
+    ),
     "a verdict without a fault": ([opened(), closed(), note("blame", verdict="data")], "trusted"),
     "its probe failed": ([opened(), closed(), note("probe", ok=False, why="SIGSEGV")], "probation"),
     "its probe passed": ([opened(), closed(), note("probe", ok=True)], "trusted"),
@@ -186,7 +212,7 @@ RECORDS = st.fixed_dictionaries(
         "decision": st.sampled_from(["probation", "quarantine", "power", "down"]) | JSON,
         "software": st.sampled_from([SOFTWARE, NEWER]) | JSON,
         "standing": st.dictionaries(
-            st.sampled_from(["freezes", "state", "seconds", "downs", "before_fault", "software"]), JSON, max_size=3
+            st.sampled_from(["freezes", "state", "seconds", "downs", "before", "software"]), JSON, max_size=3
         ),
     },
 )

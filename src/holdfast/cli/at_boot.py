@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -21,10 +22,10 @@ from holdfast.errors import ExitCode, UserError
 from holdfast.naming import handle
 from holdfast.runfolder import RunFolder
 
-_NOT_NEEDED = frozenset(
-    {"LANG", "LC_ALL", "TERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "CI", "TMPDIR", "PYTHONUNBUFFERED"}
+_NOT_NEEDED = re.compile(
+    r"LANG|LC_ALL|TERM|NO_COLOR|FORCE_COLOR|COLUMNS|CI|TMPDIR|PYTHONUNBUFFERED|VIRTUAL_ENV|CONDA_DEFAULT_ENV|HOLDFAST_.*"
 )
-"""Variables that may be shown but change no training."""
+"""Variables that may be shown and are not missed: they change no training, or are settings, kept with the run."""
 
 
 def check_flags(args: argparse.Namespace) -> None:
@@ -104,7 +105,7 @@ def _check_start(job: atboot.Job) -> None:
 
 def _missing_variables() -> list[str]:
     """Variables set here that change how training behaves, which no boot will set. Named, never copied."""
-    named = [name for name in machine.environment(os.environ) if name not in _NOT_NEEDED]
+    named = [name for name in machine.environment(os.environ) if not _NOT_NEEDED.fullmatch(name)]
     named += [name for name in ("HOLDFAST_STATE",) if os.environ.get(name)]
     if not named:
         return []

@@ -63,7 +63,7 @@ def state_folder(env: Mapping[str, str] | None = None) -> Path:
     """Where this user's ledger is: `HOLDFAST_STATE`, or the place the system has for such files."""
     env = os.environ if env is None else env
     if env.get(VARIABLE):
-        return Path(env[VARIABLE])
+        return Path(env[VARIABLE]).absolute()
     home = Path(env.get("HOME") or os.path.expanduser("~"))
     if sys.platform == "win32":
         return Path(env.get("LOCALAPPDATA") or home / "AppData" / "Local", "holdfast")
@@ -161,8 +161,8 @@ class Ledger:
     def note(self, device: DeviceId | str, rung_label: str, what: str, **facts: Any) -> None:
         """Something that bears on trust. What counts:
 
-        fault   `why` or `code`; `blame="data"`, `"code"` or `"outside"` if it is already known not to be the device's
-        blame   `verdict` of the last fault, found later: the same words take that fault back
+        fault   `why` or `code`; `blame="data"` or another innocent word if it is already known to be no fault of its
+        blame   `verdict` of the last fault, found later: the words of standing.INNOCENT take that fault back
         probe   `ok`, `why`
         trust   `state`: trusted, probation, quarantined or unknown; `why`
         """

@@ -22,8 +22,8 @@ from holdfast.runfolder import number, whole
 
 KINDS = ("open", "close", "note", "settled", "forget", "total")
 STATES = ("trusted", "probation", "quarantined", "unknown")
-INNOCENT = frozenset({"data", "code", "script", "outside", "nobody", "user"})
-"""Blame that is not the device's."""
+INNOCENT = frozenset({"data", "code", "precision", "memory", "outside"})
+"""Blame that is not the device's, in the words of runtime/blame.py."""
 QUARANTINE_AT = 2
 FORGIVEN_AFTER = 24 * 3600.0
 """Seconds of use of a rung after which its freezes count no longer."""
@@ -134,8 +134,8 @@ class Standing:
     """The software when `state` was last set."""
     fault_noted: bool = False
     """Since it was last opened."""
-    before_fault: list[str] = field(default_factory=list)
-    """(state, since, why) before the last fault: brought back if that turns out to be somebody else's."""
+    before: list[list[str]] = field(default_factory=list)
+    """(state, since, why) before each fault without a verdict: brought back if it turns out to be somebody else's."""
 
     @property
     def _steady(self) -> bool:
@@ -184,17 +184,17 @@ class Standing:
 
     def _fault(self, line: Line, why: str) -> None:
         self.faults += 1
-        self.before_fault = [self.state, self.since, self.why]
+        self.before = [*self.before, [self.state, self.since, self.why]][-_MOST:]
         if self.state != "quarantined":
             self._set("probation", line, why)
 
     def _blame(self, line: Line, verdict: str, said: str) -> None:
-        if verdict in INNOCENT and self.before_fault:
+        if verdict not in INNOCENT:
+            self.why = said or self.why
+            self.before = []
+        elif self.before:
             self.faults -= 1
-            self.state, self.since, self.why = self.before_fault
-        elif verdict not in INNOCENT and said:
-            self.why = said
-        self.before_fault = []
+            *self.before, (self.state, self.since, self.why) = self.before
 
     def _settled(self, line: Line) -> None:
         decision, boot = line.text("decision"), line.boot or ""
@@ -237,11 +237,9 @@ def _checked(saved: Mapping[str, Any]) -> dict[str, Any]:
         expected = (int, float) if isinstance(blank[item.name], float) else type(blank[item.name])
         if isinstance(value, expected) and not (isinstance(value, bool) and expected is not bool):
             right[item.name] = value
-    inside = {"freezes": dict, "downs": str, "before_fault": str}
-    for name, kind in inside.items():
+    for name, kind in (("freezes", dict), ("downs", str), ("before", list)):
         right[name] = [value for value in right.get(name, []) if isinstance(value, kind)]
-    if len(right["before_fault"]) != 3:
-        right["before_fault"] = []
+    right["before"] = [each for each in right["before"] if [type(word) for word in each] == [str] * 3]
     if right.get("state") not in STATES:
         right["state"] = "unknown"
     return right
