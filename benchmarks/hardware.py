@@ -18,6 +18,7 @@ import argparse
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import traceback
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import JOBS, Bound, adopt, cost, events, exactly, machine, say, told, train, unharmed, versions, write
+from common import JOBS, ROOT, Bound, adopt, cost, events, exactly, machine, say, told, train, unharmed, versions, write
 
 from holdfast.testing import experiment
 from holdfast.testing.chaos import FaultPlan
@@ -40,6 +41,8 @@ FAULTS = (
 KILLS = ("sigkill", "cuda_assert", "cuda_illegal")
 SIZES = {"3m": ("size=3m", "rounds=16", "steps=50"), "100m": ("size=100m", "rounds=8", "steps=10")}
 """About a minute of training each on an H200, five loops together."""
+STAY = "retry.in_a_row=1000"
+"""A device that fails as often as it does here would be left: then there would be nothing to compare."""
 PATIENCE = 240.0
 QUICK = ("size=tiny", "rounds=1", "steps=1")
 
@@ -124,7 +127,7 @@ def memory_bounds(measured: dict[str, Any]) -> list[Bound]:
 def faults(order: Order) -> dict[str, Any]:
     """Every fault of the table in one run; the weights must be those of two undisturbed runs."""
     plan = FaultPlan.parse(",".join(fault for fault in FAULTS if order.makes(fault)))
-    result, seconds = order.experiment(lambda _steps: plan, "watchdog.floor=3s")
+    result, seconds = order.experiment(lambda _steps: plan, "watchdog.floor=3s", STAY)
     folder = Path(result.summary["folder"])
 
     def rows(kind: str, *keys: str) -> list[dict[str, Any]]:
@@ -141,8 +144,58 @@ def faults(order: Order) -> dict[str, Any]:
 def kills(order: Order) -> dict[str, Any]:
     """Death to next committed step, many times."""
     kinds = [kind for kind in KILLS if order.makes(kind)]
-    result, seconds = order.experiment(lambda n: FaultPlan.random(order.kills, steps=n, seed=3, kinds=kinds))
+    result, seconds = order.experiment(lambda n: FaultPlan.random(order.kills, steps=n, seed=3, kinds=kinds), STAY)
     return {"receipt": result.receipt, "seconds": seconds}
+
+
+def trust(order: Order) -> dict[str, Any]:
+    """Two real sticky errors at one step: off the device, a probe, steps the CPU agrees with, and trusted again."""
+    real = order.device.startswith("cuda")
+    twice = "cuda_assert@40,cuda_assert@40" if real else "device_assert@40,device_assert@40"
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "plan.json"
+        FaultPlan.parse(twice).write(path)
+        words = [*order.words, "epochs=12", "probation.first_delay=1s"]
+        summary = train(words, order.runs, job=JOB, patience=PATIENCE, HOLDFAST_CHAOS=str(path))
+    folder = Path(summary["folder"])
+    return {
+        "receipt": summary["receipt"],
+        "device_timeline": summary["device_timeline"],
+        "verdicts": [event.data["sentence"] for event in events(folder, "verdict")],
+        "trust": [{"time": event.time, "text": event.data["text"]} for event in events(folder, "trust")],
+    }
+
+
+def trust_bounds(measured: dict[str, Any]) -> list[Bound]:
+    devices = [row["device"].partition(":")[0] for row in measured["device_timeline"]]
+    return [
+        exactly("off the device and back", [devices[0], "cpu", devices[0]], devices, quick=False),
+        exactly("trusted again", "trusted again" in measured["trust"][-1]["text"], True, quick=False),
+    ]
+
+
+def sentinel(order: Order) -> dict[str, Any]:
+    """Clean samples by the thousand in each precision: no alarm; corrupted ones: each found."""
+    kind, samples = order.device.partition(":")[0], 40 if order.quick else 10_000
+    out = order.scratch / "sentinel.json"
+    words = ["--device", kind, "--samples", str(samples), "--out", str(out)]
+    subprocess.run([sys.executable, str(ROOT / "benchmarks" / "sentinel.py"), *words], check=True, timeout=400.0)
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def sentinel_bounds(measured: dict[str, Any]) -> list[Bound]:
+    rows = [(name, row) for name, row in measured.items()]
+    return [
+        *(exactly(f"false alarms in {row['samples']} clean samples, {name}", row["alarms"], 0) for name, row in rows),
+        *(
+            exactly(f"{label} found in {network}, {name}", seen, True)
+            for name, row in rows
+            for network, each in row["networks"].items()
+            for label, seen in each["wrong"].items()
+            if not (name != "fp32" and label == "exponent bit 27")  # there it may only lose a few elements
+        ),
+    ]
 
 
 def harm(measured: dict[str, Any]) -> list[Bound]:
@@ -166,6 +219,8 @@ PARTS = {
     "memory": Part(memory, memory_bounds, 60.0),
     "faults": Part(faults, harm, 90.0),
     "kills": Part(kills, harm, 90.0),
+    "trust": Part(trust, trust_bounds, 60.0),
+    "sentinel": Part(sentinel, sentinel_bounds, 260.0),
 }
 
 
