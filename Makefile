@@ -4,7 +4,7 @@
 #   make test       everything that has to hold: lint, types, tests (no accelerator needed)
 #   make check      lint, format and types alone
 #   make fix        let ruff repair what it can
-#   make bench      the long measurements, kept in benchmarks/results/
+#   make bench      the long measurements, kept in benchmarks/results/ (ARGS=--quick: a smoke test of them)
 #   make hardware   the tests that need a real accelerator
 #   make lock       make requirements.lock anew from pyproject.toml and requirements.in (needs uv)
 #   make clean      remove everything that was made, .venv included
@@ -52,8 +52,7 @@ fix: $(READY)
 	$(PY) -m ruff format .
 
 bench: $(READY)
-	mkdir -p benchmarks/results
-	$(PY) benchmarks/bench.py
+	$(PY) benchmarks/bench.py $(ARGS)
 
 hardware: $(READY)
 	$(PYTEST) -m hardware --timeout 600 tests
