@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import leaks
+import storage
 import times
 import training
 from common import RESULTS, Bound, adopt, machine, say, told, versions, write
@@ -42,6 +43,7 @@ PARTS = {
     "times": Part(times.times, times.times_bounds),
     "hangs": Part(training.hangs, training.hangs_bounds),
     "growth": Part(training.growth, training.growth_bounds),
+    "storage": Part(storage.storage, storage.storage_bounds),
     "leaks": Part(leaks.leaks, leaks.leaks_bounds),
     "soak": Part(training.soak, training.soak_bounds),
 }

@@ -116,6 +116,38 @@ def test_a_terminal_gets_a_table_with_the_faults_in_time_order(monkeypatch: pyte
     assert stream.getvalue() == TERMINAL
 
 
+def test_a_disk_that_takes_nothing_is_told_once_and_stays_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    refused = {"text": "No space left on device", "reason": "time", "memory_only": True}
+    events = [
+        Event("not_saved", "2026-11-15T09:22:09.700Z", {**refused, "step": 3600}),
+        Event("saved_again", "2026-11-15T09:25:17.700Z", {"seconds": 188.0}),
+        Event("not_saved", "2026-11-15T09:26:00.000Z", {**refused, "step": None}),
+        Event(
+            "rescued", "2026-11-15T09:27:00.000Z", {"text": "the run goes to /var/tmp/x instead", "path": "/var/tmp/x"}
+        ),
+        Event("not_saved", "2026-11-15T09:28:00.000Z", {"text": "the snapshot was overwritten", "reason": "time"}),
+    ]
+    stream = io.StringIO()
+    face = TerminalFace(screen(stream), HEADER, progress=False)
+    for event in events:
+        face.event(event)
+    assert stream.getvalue() == (
+        " 09:22:09  ! the run folder takes nothing more: No space left on device\n"
+        "           ↺ training goes on in memory; the last checkpoint is step 3 600\n"
+        " 09:25:17  ✓ saving again after 3m 08s\n"
+        " 09:26:00  ! the run folder takes nothing more: No space left on device\n"
+        "           ↺ training goes on in memory; there is no checkpoint yet\n"
+        " 09:27:00  • the run goes to /var/tmp/x instead\n"
+        " 09:28:00  ! a checkpoint could not be written: the snapshot was overwritten\n"
+    )
+    plain = io.StringIO()
+    PlainFace(screen(plain), HEADER).event(events[0])
+    assert plain.getvalue() == (
+        '2026-11-15T09:22:09Z not_saved text="No space left on device" reason=time memory_only=true step=3600\n'
+    )
+
+
 def test_without_unicode_there_are_plain_signs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     stream = io.StringIO()

@@ -239,6 +239,32 @@ def test_holdfast_train_on_a_disk_that_fills_up_and_is_cleared(tmp_path: Path, w
 
 
 @pytest.mark.timeout(300)
+def test_holdfast_train_whose_disk_stays_full_ends_with_words(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    env = {"PYTHONPATH": os.pathsep.join(driving_path()), "TMPDIR": str(tmp_path / "tmp")}
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        with Command(disk, "train", JOB, "pause=0.02", "epochs=8", "checkpoint.every=0.5s", env=env) as command:
+            assert wait_until(lambda: any(disk.glob("*/checkpoints/0*")), 100), "the first checkpoint"
+            fill(disk)
+            code, said = command.end(100), command.words()
+        run = command.folder
+    folder = rescued(tmp_path / "tmp")
+    assert code == 4, said
+    assert "Traceback" not in said
+    assert said.strip().splitlines()[-7:] == [
+        f"error: training is over, but its result could not be saved in {run}",
+        "  cause: No space left on device",
+        f"  saved: step 64 in {folder}/checkpoints/000064",
+        "",
+        f"hint: the weights are in {folder}/final.safetensors",
+        f"hint: the whole run is in {folder} now: move it to a safe place",
+        f"hint: go on with `holdfast resume {folder}`",
+    ]
+    lines = [line.split()[1] for line in said.splitlines() if line.startswith("20")]
+    assert (lines.count("not_saved"), lines.count("rescued")) == (1, 1), said
+
+
+@pytest.mark.timeout(300)
 def test_a_supervisor_that_is_killed_on_a_full_disk_loses_no_step(tmp_path: Path, wanted: str) -> None:
     """Its keeper has nowhere to write but elsewhere, and says where that is."""
     (tmp_path / "tmp").mkdir()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from holdfast.runfolder import write_json
-from holdfast.runtime import checkpoint, layout
+from holdfast.runtime import checkpoint, layout, weights
 from holdfast.runtime.checkpoint import Checkpoint, Damaged
-from holdfast.runtime.digests import Origin
+from holdfast.runtime.digests import Origin, write_file
 from holdfast.runtime.state import Protected
 from holdfast.runtime.weights import NO_DIGEST, check_weights, write_weights
 from tests.runtime.saving import CPU, load, save
@@ -332,6 +334,72 @@ def test_what_is_not_a_folder_is_replaced_and_pruned_too(folder: Path) -> None:
     assert [entry.name for entry in folder.iterdir()] == ["000040"]
 
 
+# -- read back ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "digest.json"])
+def test_a_disk_that_keeps_something_else_is_noticed_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """What comes back is not what was written: the checkpoint never gets its name, and those before it stay."""
+    write = checkpoint.write_file
+
+    def faulty(path: Path, pieces: Any) -> list[str]:
+        hashed = write(path, pieces)
+        if path.name == name:
+            damage(path, -5)
+        return hashed
+
+    monkeypatch.setattr(checkpoint, "write_file", faulty)
+    with pytest.raises(OSError, match=f"what was read back of {name} is not what was written") as caught:
+        checkpoint.write(folder, payload(), step=40)
+    assert caught.value.errno == errno.EIO
+    assert sorted(entry.name for entry in folder.iterdir()) == ["000010", "000020", "000030"]
+
+
+def test_weights_that_come_back_different_never_replace_the_old_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "best.safetensors"
+    write_weights(path, payload(1))
+    before, write = path.read_bytes(), weights.write_file
+
+    def faulty(path: Path, pieces: Any) -> list[str]:
+        hashed = write(path, pieces)
+        damage(path, -5)
+        return hashed
+
+    monkeypatch.setattr(weights, "write_file", faulty)
+    with pytest.raises(OSError, match=r"what was read back of best\.safetensors"):
+        write_weights(path, payload(2))
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["best.safetensors"]
+
+
+def read_from_disk() -> int:
+    """Bytes this process has made the disk give, not the system's memory."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:
+        pytest.skip("/proc/self/io does not tell here")
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+
+
+def test_reading_back_really_reads_the_disk(tmp_path: Path) -> None:
+    probe = tmp_path / "probe"
+    write_file(probe, [memoryview(bytes(1 << 20))])
+    before = read_from_disk()
+    probe.read_bytes()
+    if read_from_disk() - before < 1 << 20:
+        pytest.skip("this file system does not let its memory be dropped")
+    plan = layout.plan([("model.weight", "U8", (4 << 20,))])
+    data = bytearray(plan.total_bytes)
+    data[: plan.data_start] = plan.header
+    before = read_from_disk()
+    written = checkpoint.write(tmp_path / "checkpoints", memoryview(data), step=1)
+    assert read_from_disk() - before >= written.size
+
+
 def test_only_the_last_few_are_kept(folder: Path) -> None:
     checkpoint.write(folder, payload(), step=40)
     assert checkpoint.prune(folder, keep=2) == [20, 10]
@@ -373,10 +441,10 @@ def test_the_weights_load_with_plain_safetensors(tmp_path: Path) -> None:
     model, optimizer = trained()
     data = memoryview(save(Protected({"model": model, "optimizer": optimizer}, CPU)))
     write_weights(tmp_path / "best.safetensors", data)
-    weights = load_file(tmp_path / "best.safetensors")
-    assert set(weights) == set(model.state_dict())
+    loaded = load_file(tmp_path / "best.safetensors")
+    assert set(loaded) == set(model.state_dict())
     fresh = Net()
-    fresh.load_state_dict(weights, strict=True)
+    fresh.load_state_dict(loaded, strict=True)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, fresh.state_dict()[name]), name
         assert tensor.dtype == fresh.state_dict()[name].dtype
@@ -395,12 +463,12 @@ def test_several_modules_keep_their_names_in_front(tmp_path: Path) -> None:
     named = {"generator": generator, "critic": critic, "g_opt": first, "c_opt": second}
     data = memoryview(save(Protected(named, CPU)))
     write_weights(tmp_path / "final.safetensors", data)
-    weights = load_file(tmp_path / "final.safetensors")
+    loaded = load_file(tmp_path / "final.safetensors")
     for prefix, module in (("generator.", generator), ("critic.", critic)):
-        own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+        own = {name.removeprefix(prefix): value for name, value in loaded.items() if name.startswith(prefix)}
         Net().load_state_dict(own, strict=True)
         assert torch.equal(own["head.weight"], module.head.weight)
-    assert len(weights) == 2 * len(generator.state_dict())
+    assert len(loaded) == 2 * len(generator.state_dict())
 
 
 def test_the_whole_checkpoint_is_a_safetensors_file_too(folder: Path) -> None:
