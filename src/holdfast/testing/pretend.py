@@ -109,9 +109,8 @@ def spoil(gradient: Tensor, how: str, *, last: bool = True) -> Tensor:
     if how in ("zero", "nan"):
         return torch.full_like(gradient, 0.0 if how == "zero" else float("nan"))
     wrong = gradient.float().clone(memory_format=torch.contiguous_format)
-    wrong.view(-1)[::32].view(torch.int32).bitwise_xor_(
-        1 << 27
-    )  # a lane of the card, 65536 times too much or too little
+    lane = wrong.view(-1)[::32]
+    lane.view(torch.int32).bitwise_xor_(1 << 27)  # 65536 times too much or too little
     return wrong.to(gradient.dtype)
 
 
