@@ -133,12 +133,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def whole(value: object, default: int = 0) -> int:
     """A count from a file we may not have written: anything that is not one is `default`."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63 else default
 
 
 def number(value: object, default: float = 0.0) -> float:
-    """The same for an amount."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
+    """The same for an amount, which is finite."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return default
+    return float(value) if abs(value) < 1e300 else default
 
 
 def sync_folder(path: Path) -> None:

@@ -10,7 +10,6 @@ Works on live, finished, crashed and copied folders. It reads files only: never 
 from __future__ import annotations
 
 import functools
-import math
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -244,9 +243,9 @@ def whole(value: object) -> int | None:
 
 def number(value: object) -> float | None:
     """A finite number, or None."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    return float(value) if abs(value) < 1e300 else None
 
 
 def _rounded(value: float | None) -> float | None:

@@ -15,6 +15,8 @@ import argparse
 import dataclasses
 import hashlib
 import os
+import stat
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +165,25 @@ def _check_own(folder: RunFolder, path: Path) -> None:
             cause=f"its run.json is owned by uid {owner}, and resuming runs the script it names",
             hints=["copy the folder if you trust it: the copy is yours"],
         )
+    if hasattr(os, "getuid") and _open_to_all(folder.path):
+        raise UserError(
+            f"{folder.name} can be changed by anybody",
+            cause="every user of this machine can change its run.json, and resuming runs the script it names",
+            hints=[f"if it still says what you started: `chmod -R go-w {folder.path}`"],
+        )
+
+
+def _open_to_all(folder: Path) -> bool:
+    """Whether others can write run.json, or put another in its place; never on a disk that knows no permissions."""
+    above, file = folder.stat().st_mode, (folder / "run.json").stat().st_mode
+    replaced = above & stat.S_IWOTH and not above & stat.S_ISVTX
+    if not replaced and not (file & stat.S_IWOTH and above & stat.S_IXOTH):
+        return False
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder) as private:
+            return not os.stat(private.name).st_mode & stat.S_IWOTH
+    except OSError:  # nobody can write here
+        return False
 
 
 def _settings(folder: RunFolder, overrides: dict[str, str]) -> Settings:
@@ -264,7 +285,7 @@ def _account(folder: RunFolder, good: checkpoint.Checkpoint | None) -> int | Non
     info = folder.info
     accounts = Accounts.from_json(info.get("accounts") or {})
     step = good.step if good else 0
-    crashed = info.get("state") in LIVE_STATES or info.get("state") == "CRASHED"
+    crashed = str(info.get("state")) in {*LIVE_STATES, "CRASHED"}
     for name in ("journal.jsonl", "metrics.jsonl"):
         end_line(folder.path / name)
     last = last_word(folder) if crashed else {}
@@ -276,17 +297,16 @@ def _account(folder: RunFolder, good: checkpoint.Checkpoint | None) -> int | Non
         _record_death(folder, accounts, last)
     folder.update_info(accounts=accounts.to_json(), exit_code=None)
     (folder.path / LAST_WORD).unlink(missing_ok=True)
-    since = last.get("commit_ns")
-    return since if crashed and isinstance(since, int) else None
+    return whole(last.get("commit_ns")) or None
 
 
 def last_word(folder: RunFolder) -> dict[str, Any]:
     """How far the last worker was: what the keeper read from its board, or the beat, a second old at most."""
     beat = read_json(folder.path / "beat.json") or {}
-    before = (folder.info.get("accounts") or {}).get("attempts", 0)
+    before = Accounts.from_json(folder.info.get("accounts")).attempts
     attempts = beat.get("attempts")
     from_beat = {
-        "attempts": attempts - before if isinstance(attempts, int) and isinstance(before, int) else None,
+        "attempts": attempts - before if isinstance(attempts, int) else None,
         "step": beat.get("step"),
         "attempt": None,
         "phase": beat.get("phase"),

@@ -9,11 +9,13 @@ teller.pump_output()                               # what the script printed sin
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from pathlib import Path
 from typing import Any
 
 from holdfast.events import Event, utc_now
+from holdfast.files import number, whole
 from holdfast.runfolder import RunFolder
 from holdfast.runtime.accounts import Accounts
 from holdfast.runtime.board import Beat
@@ -39,7 +41,7 @@ class Teller:
         self.run = run
         self.face = face
         self.rate = Rate()
-        self.best: dict[str, Any] | None = run.info.get("best")
+        self.best = _known_best(run.info.get("best"))
         self.best_due = False
         """True from a new best value to the end of its epoch, when the weights that made it are committed."""
         self._best_metric = best_metric
@@ -147,6 +149,16 @@ class Teller:
 
     def last_words(self) -> str:
         return last_words(self._output, self._worker_at)
+
+
+def _known_best(saved: object) -> dict[str, Any] | None:
+    """The best so far, of a run that goes on; the file may be somebody else's."""
+    if not isinstance(saved, dict) or not isinstance(saved.get("name"), str):
+        return None
+    value = number(saved.get("value"), math.nan)
+    if math.isnan(value):
+        return None
+    return {"name": saved["name"], "value": value, "step": whole(saved.get("step")), "epoch": whole(saved.get("epoch"))}
 
 
 class Rate:
