@@ -64,7 +64,7 @@ def faults_bounds(measured: dict[str, Any]) -> list[Bound]:
 
 def recovery(scratch: Path, quick: bool) -> dict[str, Any]:
     """Death to next committed step, 81 kills of a transformer; and torchrun with a checkpoint at each epoch."""
-    words, kills = (["epochs=1", "windows=320"], 5) if quick else (["epochs=3", "windows=960"], 81)
+    words, kills = (["epochs=1", "windows=160"], 3) if quick else (["epochs=3", "windows=960"], 81)
     result = experiment.run(
         ROOT / "examples" / "windows.py",
         [*words, "run.threads=2"],
