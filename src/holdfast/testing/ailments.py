@@ -31,7 +31,7 @@ VARIABLE = "HOLDFAST_PRETEND"
 KINDS = ("crash", "hang", "error", "wrong")
 """A read of address zero; an endless wait in C; a sticky device error; gradients that are wrong."""
 WRONG = ("scale", "zero", "bit", "nan")
-"""All gradients a thousand times too large; one tensor's zero; in one, a bit of every 32nd exponent; one not a number."""
+"""All gradients 1000 times too large; one tensor's zero; a bit of every 32nd exponent in one; one tensor's NaN."""
 
 
 @dataclass(frozen=True, slots=True)
