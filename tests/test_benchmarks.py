@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +18,9 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     before = set(sys.modules)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("bench")))  # a failed part leaves its runs
     for name in ("PYTHONPATH", "HOLDFAST_STATE"):
         monkeypatch.setenv(name, "")  # restored afterwards: the benchmarks set them for what they start
     monkeypatch.syspath_prepend(str(BENCHMARKS))
