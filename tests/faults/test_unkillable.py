@@ -69,9 +69,9 @@ class Unkillable(Command):
 
 
 def test_the_run_finishes_on_the_next_rung(tmp_path: Path, reference: Drive) -> None:
-    """Twice at one step. The first of the two wakes up again and trains on, and nobody is disturbed."""
+    """And again there. The first of the two wakes up again and trains on, and nobody is disturbed."""
     words = (JOB, "pause=0.05", "--device", "pretend:0", "--plain")
-    with Unkillable(tmp_path, *words, faults="sigstop@5:backward,hang_gil@5:backward") as command:
+    with Unkillable(tmp_path, *words, faults="sigstop@5:backward,hang_gil@12:backward") as command:
         command.wait_for_step(5)
         (first,) = command.abandoned()
         assert alive({first}) == {first}
@@ -86,11 +86,15 @@ def test_the_run_finishes_on_the_next_rung(tmp_path: Path, reference: Drive) -> 
     run = command.run()
     assert len(take_out(run, generation=0, first=5)) > 1, "it did write"
     assert_exact(run, reference(), faults=2)
-    assert "next_rung" in run.actions()
     assert [event.data["device"] for event in run.of("moved")] == ["cpu"]
     assert [event.data["pid"] for event in run.of("abandoned")] == [first, second]
-    for pid in (first, second):
-        assert f' abandoned pid={pid} text="the worker cannot be killed; the run goes on without it"\n' in shown
+    assert (
+        f' abandoned pid={first} device=pretend:0 text="process {first} cannot be killed; the run goes on without it '
+        'and without pretend:0, which it holds until the machine is restarted"\n'
+    ) in shown, shown
+    assert f'text="process {second} cannot be killed; the run goes on without it"\n' in shown, shown
+    assert run.actions() == ["next_rung", "replace"], "what it holds is not free"
+    assert any("holds it and cannot be killed" in str(event.data["text"]) for event in run.of("trust"))
     assert "Traceback" not in shown, shown
 
 

@@ -104,6 +104,16 @@ class TerminalFace(QuietFace):
         data = event.data
         self._below("↺", f"{data.get('before')} → {data.get('after')}, from step {count(data.get('step'))}", "cyan")
 
+    def _on_verdict(self, event: Event) -> None:
+        if event.data.get("blame") not in ("outside", "memory"):  # there the fault's own line says it
+            self._below("⇒", str(event.data.get("sentence")), "magenta")
+
+    def _on_undone(self, event: Event) -> None:
+        first, last = event.data.get("to_step"), event.data.get("from_step")
+        if isinstance(first, int) and isinstance(last, int):
+            steps = f"{count(last - first)} step{'s' if last - first != 1 else ''}"
+            self._below("↺", f"back to step {count(first)}, where device and CPU agreed: {steps} undone", "cyan")
+
     def _on_recovered(self, event: Event) -> None:
         seconds = event.data.get("seconds")
         after = f" after {duration(seconds)}" if isinstance(seconds, (int, float)) else ""

@@ -185,7 +185,11 @@ class Crew:
     def abandon(self, worker: WorkerProcess) -> None:
         """It cannot be killed and may still write: its slots stay with it, the newest snapshot is copied."""
         affairs = self.affairs
-        affairs.teller.emit("abandoned", pid=worker.pid, text="the worker cannot be killed; the run goes on without it")
+        device = None if affairs.plan.rungs[affairs.rung].on_cpu else affairs.device
+        text = f"process {worker.pid} cannot be killed; the run goes on without it"
+        if device is not None:
+            text += f" and without {device}, which it holds until the machine is restarted"
+        affairs.teller.emit("abandoned", pid=worker.pid, device=device, text=text)
         affairs.memory.abandon()
         affairs.keeping.tell_arenas()
 

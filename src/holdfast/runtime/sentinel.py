@@ -158,7 +158,7 @@ class Sentinel:
         return compare(here, there, precision, samples=count)
 
     def _here(self, work: Work, samples: object) -> Numbers:
-        """As the script computes. A scale that is too large for these samples is no fault: the scaler would lower it."""
+        """As the script computes. A scale too large for these samples is no fault: the scaler would lower it."""
         scale = float(work.scaler.get_scale()) if work.scaler is not None else 1.0
         numbers = self.replay.compute(work.fn, samples, scale=scale)
         while work.scaler is not None and scale > 1.0 and math.isfinite(numbers.loss) and not numbers.finite:
