@@ -56,19 +56,6 @@ def test_kill_9_of_the_worker_in_the_middle_of_growing(drive: Drive, reference: 
     assert [event.data["step"] for event in run.of("fault")] == [10, 11]
 
 
-def test_a_state_that_grew_leaves_nothing_behind(drive: Drive, reference: Drive) -> None:
-    """Undisturbed: supervisor, keeper and the worker that grew let the old slots go, in the middle of the run."""
-
-    def meanwhile(supervisor: Supervisor) -> None:
-        assert wait_until(lambda: supervisor.accounts.steps >= 5)
-        assert holders(supervisor) == [SLOTS] * 3
-        assert wait_until(lambda: supervisor.accounts.steps >= 12)
-        assert wait_until(lambda: holders(supervisor) == [SLOTS] * 3, 1.0), holders(supervisor)
-
-    run = drive(GROWING, pause=0.1, settings=SETTINGS, meanwhile=meanwhile)
-    assert_exact(run, reference(GROWING), faults=0)
-
-
 def test_kill_9_of_the_supervisor_in_the_middle_of_growing(tmp_path: Path, drive: Drive, reference: Drive) -> None:
     """The keeper has both, and saves what is whole."""
     with Command(tmp_path, "train", GROWING, "wait=true", "--device", "cpu") as command:
@@ -84,7 +71,10 @@ def test_kill_9_of_the_supervisor_in_the_middle_of_growing(tmp_path: Path, drive
 
 
 def test_the_best_weights_wait_in_the_old_slots(drive: Drive, reference: Drive) -> None:
-    """The keeper is busy on a slow disk while the best epoch ends and the state grows: what it will save stays."""
+    """The keeper is busy on a slow disk while the best epoch ends and the state grows: what it will save stays.
+
+    Not longer: then supervisor, keeper and the worker that grew let the old slots go, in the middle of the run.
+    """
 
     def meanwhile(supervisor: Supervisor) -> None:
         assert wait_until(lambda: supervisor.accounts.steps >= 5)

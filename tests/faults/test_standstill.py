@@ -82,7 +82,7 @@ def test_a_pause_of_the_whole_run_is_no_hang(tmp_path: Path, reference: Drive) -
     """
     FaultPlan.parse("hang@12:backward").write(tmp_path / "faults.json")
     env = {"HOLDFAST_CHAOS": str(tmp_path / "faults.json")}
-    words = ("workers=2", "pause=0.1", "--device", "cpu", *(f"{key}={value}" for key, value in SOON.items()))
+    words = ("workers=2", "pause=0.05", "--device", "cpu", *(f"{key}={value}" for key, value in SOON.items()))
     with Command(tmp_path, "train", JOB, *words, env=env) as command:
         command.wait_for_step(5)
         family = sorted(command.note_family())
@@ -90,7 +90,7 @@ def test_a_pause_of_the_whole_run_is_no_hang(tmp_path: Path, reference: Drive) -
         for pid in family:
             os.kill(pid, signal.SIGSTOP)
         seen = command.step()
-        time.sleep(2.5)
+        time.sleep(2.0)
         assert command.step() == seen
         os.kill(command.process.pid, signal.SIGCONT)
         time.sleep(0.3)
