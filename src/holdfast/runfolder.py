@@ -78,6 +78,7 @@ class RunFolder:
         self._unwritten: dict[str, dict[str, Any]] = {}
         """Files that are to be replaced as soon as the disk takes them."""
         self._problem: OSError | None = None
+        self._beat: dict[str, Any] = {}
         self._beat_problem: OSError | None = None
 
     # -- finding and making --------------------------------------------------------------------------------
@@ -214,6 +215,7 @@ class RunFolder:
 
     def write_beat(self, beat: dict[str, Any]) -> None:
         """The next one comes in a second: one that cannot be written is left out, and tells how the disk is."""
+        self._beat = beat
         try:
             write_json(self.path / "beat.json", beat, durable=False)
             self._beat_problem = None
@@ -231,6 +233,8 @@ class RunFolder:
             self.put(name, data)
         for lines in self._lines.values():
             lines.flush()
+        if self._beat_problem is not None:
+            self.write_beat(self._beat)
         return self.problem is None
 
     @property
