@@ -176,3 +176,18 @@ def test_a_right_device_is_never_distrusted(drive: Drive) -> None:
     reference = drive(JOB)
     run = drive(JOB, device="pretend:0", settings={"sentinel.cost": "1000000"})
     assert run.faults() == [] and run.receipt["weights_sha256"] == reference.receipt["weights_sha256"], run.story()
+
+
+# Going on without ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cpu", "pretend:0"])
+@pytest.mark.parametrize("bad", ["label", "nan"])
+def test_samples_at_fault_are_left_out_if_the_user_allows_it(drive: Drive, device: str, bad: str) -> None:
+    run = drive(JOB, device=device, settings={"data.skip_bad": "true"}, bad=bad)
+    assert run.outcome.state == "FINISHED", run.story()
+    assert ("data", True) in verdicts(run), run.story()
+    assert run.receipt["samples_quarantined"] == 1, run.receipt
+    assert run.receipt["quarantined"][0]["index"] == 37 and run.receipt["quarantined"][0]["source"] == "sub-37_eeg.set"
+    assert (run.receipt["steps"], run.receipt["samples_skipped"]) == (16, 0), run.receipt
+    assert len(run.of("quarantined")) == 1 and run.of("moved") == [], run.story()

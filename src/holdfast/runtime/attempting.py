@@ -24,6 +24,7 @@ from holdfast.runtime.faults import Fault, Health, Kind, classify_exception
 from holdfast.runtime.ground import Ground, LostWorker
 from holdfast.runtime.inquiry import Describe
 from holdfast.runtime.ladder import Action, Limits, Move, Past, Rung, next_move
+from holdfast.runtime.loader import Batch, Loader
 from holdfast.runtime.rng import capture_rng, restore_rng
 from holdfast.runtime.sampling import Indices
 from holdfast.runtime.sources import source_of
@@ -72,10 +73,20 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The samples of the loop's batch: their places in the dataset."""
+    """The samples of the loop's batch: whose they are, and which."""
 
-    indices: Indices
-    dataset: Any
+    name: str
+    """Of the loader."""
+    loader: Loader
+    batch: Batch
+
+    @property
+    def indices(self) -> Indices:
+        return self.batch.samples
+
+    @property
+    def dataset(self) -> Any:
+        return self.loader.dataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +163,7 @@ class Attempts:
         step = self.ground.position.step + 1
         fault = self.vigil.before_step(work, step, _describe(work, samples))
         if fault is not None:
-            self.lose(fault)
+            self.lose(without_bad_samples(fault, samples))
 
     def check_numbers(self) -> None:
         """A step whose numbers were not finite was not kept, and this worker is past it."""
@@ -166,14 +177,21 @@ class Attempts:
         raise self.ground.over
 
     def explain(self, error: BaseException) -> Verdict | None:
-        """The script's own error came out of a step: was it one of its samples?"""
+        """The script's own error came out of a step: was it one of its samples? Raises LostWorker if it may go."""
         failed, self._failed = self._failed, None
         if failed is None or failed[0] is not error:
             return None
         raised, work, samples = failed
+        verdict = None
         with contextlib.suppress(Exception):  # what was raised is the answer, whatever the replay does
-            return self.vigil.explain(work, raised, _describe(work, samples))
-        return None
+            verdict = self.vigil.explain(work, raised, _describe(work, samples))
+        if verdict is not None:
+            step, device = self.ground.position.step + 1, self._rungs[self._rung].device
+            fault = Fault(Kind.BAD_DATA, device, step, Phase.FORWARD.label, verdict.why)
+            fault = without_bad_samples(fault.at(verdict=verdict.to_json()), samples)
+            if "leave_out" in fault.evidence:
+                self.lose(fault)
+        return verdict
 
     def perform(self, work: Work, device: torch.device) -> torch.Tensor:
         """Forward, backward and update, in as many pieces as fit."""
@@ -279,6 +297,18 @@ def _samples_come_first(work: Work, samples: Samples | None) -> bool:
     if size is None or samples is None or work.accumulate > 1:
         return size is not None
     return size == len(samples.indices)
+
+
+def without_bad_samples(fault: Fault, samples: Samples | None) -> Fault:
+    """If the samples at fault may be left out, the fault says which: then the step is computed without them."""
+    verdict = fault.evidence.get("verdict")
+    if fault.blame != "data" or samples is None or not isinstance(verdict, dict):
+        return fault
+    found = [int(sample["index"]) for sample in verdict.get("samples", [])]
+    if not found or not samples.loader.may_leave_out(found):
+        return fault
+    where = {"loader": samples.name, "epoch": samples.batch.epoch, "batch": samples.batch.index}
+    return fault.at(leave_out={**where, "samples": found, "why": str(verdict.get("why"))})
 
 
 def _describe(work: Work, samples: Samples | None) -> Describe:

@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -96,7 +97,7 @@ class Fetcher:
     def __getitem__(self, ticket: Ticket) -> Parcel:
         """What torch's loop in the child calls."""
         info = get_worker_info()
-        at = _nowhere if info is None or self.progress is None else _Place(self.progress, info.id)
+        at = _nowhere if info is None or self.progress is None else self._place(info.id)
         began = time.monotonic()
         failure = None
         try:
@@ -105,6 +106,10 @@ class Fetcher:
             payload, failure = pack_error(error), self.failure
         at(IDLE)
         return Parcel(ticket.batch, time.monotonic() - began, failure, payload)
+
+    def _place(self, slot: int) -> Callable[[int], None]:
+        """Writes where this child is. Eight aligned bytes: never seen half-written."""
+        return partial(setattr, ctypes.c_int64.from_buffer(self.progress, 8 * slot), "value")
 
     def _packed(self, ticket: Ticket, at: Callable[[int], None]) -> bytes:
         if not self.by_value:
@@ -201,16 +206,6 @@ def _may_draw(dataset: Any) -> bool:
     if type(dataset) is ConcatDataset:
         return any(_may_draw(part) for part in dataset.datasets)
     return True
-
-
-class _Place:
-    """Writes where this child is. Eight aligned bytes: never seen half-written."""
-
-    def __init__(self, progress: Any, slot: int) -> None:
-        self.progress, self.slot = progress, slot
-
-    def __call__(self, index: int) -> None:
-        self.progress[self.slot] = index
 
 
 def _nowhere(index: int) -> None:

@@ -218,6 +218,8 @@ def next_move(
     A verdict that a replay reached comes first: what is in the data or in the code is not tried elsewhere.
     A device on `probation` gets no second try.
     """
+    if fault.blame == "data" and fault.evidence.get("leave_out"):
+        return Move(Action.REPLACE, rung, reason="the step again, without the samples at fault", new_worker=True)
     if fault.blame in ("data", "code"):
         elsewhere = "it is not tried again" if fault.kind is Kind.BAD_DATA else "the CPU cannot compute it either"
         return Move(Action.FAIL, rung, reason=elsewhere)

@@ -226,6 +226,10 @@ class Loader:
                     "quarantined", {**about, "why": why, "epoch": epoch, "batch": batch, "fatal": fatal, "text": text}
                 )
 
+    def may_leave_out(self, samples: Sequence[int]) -> bool:
+        """Whether the training may go on without these, which make a step fail wherever it is computed."""
+        return self.policy.skip_bad and len(self._out) + len(samples) <= self.policy.limit(self.length)
+
     def _settle(self, course: Course, batch: int, charge: Charge, error: Exception | None) -> None:
         """Samples of a batch cannot be read: leave them out if that is allowed, else raise."""
         indices = [int(sample["index"]) for sample in charge.samples]
@@ -282,7 +286,8 @@ class Loader:
         self._pass_empty(batch.index)
         self.cursor += 1
         self._coverage.add(batch.samples)
-        self._coverage.add(batch.missing)
+        if len(batch.missing):
+            self._coverage.add(batch.missing)
         self._pass_empty(len(self))
 
     def _pass_empty(self, stop: int) -> None:

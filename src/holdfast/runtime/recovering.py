@@ -51,11 +51,17 @@ class Recovery:
         self._ending = ending
         self._watch = watch
         self.trusting = trusting
+        self._left_out: list[Any] = []
+        """Samples that make a step fail wherever it is computed. Every worker is told: its state may be older."""
         self.inquest = Inquest(affairs, trusting.blamed)
         crew.orders = self._orders
 
     def _orders(self) -> dict[str, Any]:
-        return {"trial": self.inquest.trial, "probation": self.trusting.probation}
+        return {
+            "trial": self.inquest.trial,
+            "probation": self.trusting.probation,
+            "leave_out": self._left_out,
+        }
 
     # -- deciding ------------------------------------------------------------------------------------------
 
@@ -110,6 +116,8 @@ class Recovery:
         self.history.append(Past(fault, move, self.affairs.rung))
 
     def _carry_out(self, fault: Fault, move: Move, folder: Path) -> None:
+        if "leave_out" in fault.evidence:
+            self._left_out.append(fault.evidence["leave_out"])
         if self._ending.stopping is not None:
             self._ending.stopped(self._ending.stopping)
         elif move.action is Action.GIVE_UP:

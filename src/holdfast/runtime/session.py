@@ -93,12 +93,20 @@ class Session:
         """The loaders used in this epoch, and whether all their batches were."""
         self._uncommitted = 0
         self._epochs_total = 0
+        self._left_out: list[dict[str, Any]] = []
 
     def begin_with(
-        self, *, pieces: int, cpu_batch: bool, trial: dict[str, Any] | None = None, probation: int = 0
+        self,
+        *,
+        pieces: int,
+        cpu_batch: bool,
+        trial: dict[str, Any] | None = None,
+        probation: int = 0,
+        leave_out: Iterable[dict[str, Any]] = (),
     ) -> None:
         """What was decided for the first steps of this worker, after its predecessor was lost in one."""
         self._attempts.begin_with(pieces=pieces, cpu_batch=cpu_batch, trial=trial, probation=probation)
+        self._left_out = list(leave_out)
 
     @property
     def device(self) -> torch.device:
@@ -145,6 +153,10 @@ class Session:
         if self._landing is not None:
             self._started = True
             self._attempts.pieces.hold()
+        for each in self._left_out:
+            loader = self._named.get(each["loader"])
+            if isinstance(loader, Loader):
+                loader.leave_out(each["samples"], each["why"], epoch=each["epoch"], batch=each["batch"])
         for loader in self._ground.loaders():
             loader.on_event = self._attempts.loader_mended
             loader.on_wait = self._board.beat
@@ -377,7 +389,9 @@ class Session:
             raise UserError("session.step was called inside a step", cause="a step is rolled back as a whole")
         self._arrive("free")
         opened = self._open
-        samples = None if opened is None else Samples(opened.batch.samples, opened.loader.dataset)
+        samples = None
+        if opened is not None:
+            samples = Samples(self._ground.name_of(opened.loader), opened.loader, opened.batch)
         self._busy = True
         try:
             return self._attempts.until_done(perform, work, samples)
