@@ -5,6 +5,7 @@ Real mounts, real runs. Where mounting is not permitted, those tests are skipped
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -135,16 +136,9 @@ def rescued(temporary: Path) -> Path:
 
 
 def test_a_folder_that_turns_read_only_and_back(drive: Drive, wanted: str) -> None:
-    mounted: list[object] = []
-
-    def begin(path: Path) -> None:
-        mounted.append(read_only(path))
-        mounted[0].__enter__()  # type: ignore[attr-defined]
-
-    def end(path: Path) -> None:
-        mounted[0].__exit__(None, None, None)  # type: ignore[attr-defined]
-
-    run = drive(JOB, settings=OFTEN, meanwhile=disturbed(begin, end))
+    with contextlib.ExitStack() as mounts:
+        meanwhile = disturbed(lambda path: mounts.enter_context(read_only(path)), lambda _: mounts.close())
+        run = drive(JOB, settings=OFTEN, meanwhile=meanwhile)
     assert told(run) == ["not_saved", "saved_again"], run.story()
     assert run.of("not_saved")[0].data["text"] == "Read-only file system"
     assert_whole(run, wanted)

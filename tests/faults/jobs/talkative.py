@@ -1,4 +1,4 @@
-"""A job that writes no file of its own but prints at every step: what it needs of the run folder is holdfast's doing."""
+"""A job that writes no file of its own but prints at every step: only holdfast needs its run folder."""
 
 from __future__ import annotations
 
