@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import blame
 import leaks
 import storage
 import times
@@ -40,6 +41,7 @@ PARTS = {
     "overhead": Part(training.overhead, training.overhead_bounds),
     "faults": Part(training.faults, training.faults_bounds),
     "recovery": Part(training.recovery, training.recovery_bounds),
+    "blame": Part(blame.measure, blame.bounds),
     "times": Part(times.times, times.times_bounds),
     "hangs": Part(training.hangs, training.hangs_bounds),
     "growth": Part(training.growth, training.growth_bounds),

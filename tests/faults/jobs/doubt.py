@@ -9,6 +9,7 @@ import ctypes
 import time
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ class Recordings(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         self.x = torch.randn(COUNT, FEATURES, generator=source)
         self.y = torch.randint(CLASSES, (COUNT,), generator=source)
         self.files = [f"sub-{index:02d}_eeg.set" for index in range(COUNT)]
+        self.bad, self.sample = bad, sample
         if bad == "label":
             self.y[sample] = 99
         elif bad == "nan":
@@ -37,6 +39,12 @@ class Recordings(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         return COUNT
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if self.bad == "bug" and index >= 0:
+            raise KeyError("onset")
+        if index == self.sample and self.bad == "events":  # an event table with a missing number
+            np.arange(0.0, float("nan"))
+        if index == self.sample and self.bad == "kills":
+            ctypes.string_at(0)
         return self.x[index], self.y[index]
 
 
@@ -50,12 +58,14 @@ def train(
     code: str = "",
     at: int = 5,
     half: bool = False,
+    workers: int = 0,
+    seed: int = 3,
     waits: str = "",
 ) -> None:
-    torch.manual_seed(3)
+    torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, CLASSES))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    data = holdfast.Loader(Recordings(bad, sample), batch_size=8, shuffle=True)
+    data = holdfast.Loader(Recordings(bad, sample), batch_size=8, shuffle=True, num_workers=workers)
     session.protect(model=model, optimizer=optimizer, data=data)
 
     def loss(batch: Any) -> Tensor:
@@ -63,6 +73,8 @@ def train(
         if session.device == DEVICE and bool((y >= CLASSES).any()):  # what a GPU makes of it
             if shows_as == "hang":
                 ctypes.CDLL(None).sleep(1000)
+            if shows_as == "crash":
+                ctypes.string_at(0)
             raise RuntimeError("CUDA error: device-side assert triggered (a pretend device)")
         if code == "raises" and session.step_count + 1 >= at:
             raise ValueError("a bug in the script")
