@@ -80,7 +80,8 @@ def test_the_run_finishes_on_the_next_rung(tmp_path: Path, reference: Drive) -> 
 
     That shows when the next worker is killed: its successor starts from the newest snapshot there is.
     """
-    words = (GHOST, "ghost=true", "pause=0.5", "--device", "pretend:0", "--plain")
+    silent = "sentinel.enabled=never"  # it would end at its first word, before it had written anything
+    words = (GHOST, "ghost=true", "pause=0.5", silent, "--device", "pretend:0", "--plain")
     with Unkillable(tmp_path, *words, faults="sigstop@5:backward") as command:
         command.wait_for_step(5)
         (first,) = command.abandoned()
