@@ -283,17 +283,16 @@ class Loader:
 
     def advance(self, batch: Batch) -> None:
         """The step of `batch` is complete: it will not come again. Samples in quarantine are accounted for with it."""
-        self._pass_empty(batch.index)
+        if len(self._known):
+            self._pass_empty(batch.index)
+            self._coverage.add(batch.missing)
         self.cursor += 1
         self._coverage.add(batch.samples)
-        if len(batch.missing):
-            self._coverage.add(batch.missing)
-        self._pass_empty(len(self))
+        if len(self._known):
+            self._pass_empty(len(self))
 
     def _pass_empty(self, stop: int) -> None:
         """Move on over batches of which every sample is quarantined: they never come."""
-        if not len(self._out):
-            return
         course = self._course(self.epoch, training=True)
         while self.cursor < stop:
             samples, missing = course.divided(self.cursor)
@@ -324,7 +323,7 @@ class Loader:
             "coverage": {"count": self._coverage.count, "total": self._coverage.total},
             "skipped": self.skipped,
             "repeated": self.repeated,
-            "quarantined": self._out.to_json(),
+            "quarantined": self._out.to_json() if len(self._known) else [],
             "shape": self._shape(),
         }
 
