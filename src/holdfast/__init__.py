@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import ExitCode, GaveUp, HoldfastError, InternalError, ScriptFailed, Stopped, UserError
 
 if TYPE_CHECKING:
+    from holdfast.runtime.charge import BadSamples
     from holdfast.runtime.entry import main
     from holdfast.runtime.loader import Loader
     from holdfast.runtime.session import Run, Session
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BadSamples",
     "ExitCode",
     "GaveUp",
     "HoldfastError",
@@ -43,6 +45,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "BadSamples": "holdfast.runtime.charge",
     "Loader": "holdfast.runtime.loader",
     "Loss": "holdfast.runtime.transaction",
     "Run": "holdfast.runtime.session",

@@ -321,6 +321,13 @@ def test_which_face(tmp_path: Path) -> None:
 # The closing summary --------------------------------------------------------------------------------------
 
 
+def test_samples_that_were_left_out_are_in_the_closing_words() -> None:
+    receipt: dict[str, object] = {"steps": 3, "samples_skipped": 0, "samples_repeated": 0, "samples_quarantined": 2}
+    assert summary.receipt_words(receipt).endswith("samples: 0 skipped, 0 seen twice, 2 left out")
+    assert summary.receipt_words({**receipt, "samples_quarantined": 0}).endswith("0 seen twice")
+    assert summary.fault_words({"bad_data": 1}) == "1 error in the data"
+
+
 def make_run(root: Path, state: str, **info: Any) -> RunFolder:
     path = root / "eeg-20261115-0912-calm-heron"
     for part in ("checkpoints/000024", "faults/01"):

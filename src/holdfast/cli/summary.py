@@ -32,6 +32,7 @@ _WORDS = {
     "unsupported": ("operation without a kernel", "operations without a kernel"),
     "driver": ("driver fault", "driver faults"),
     "user_error": ("error in the script", "errors in the script"),
+    "bad_data": ("error in the data", "errors in the data"),
 }
 
 
@@ -143,6 +144,7 @@ def receipt_words(receipt: dict[str, object]) -> str:
     return (
         f"{steps}: {of('steps_repeated')} repeated, {of('steps_lost')} lost; "
         f"samples: {of('samples_skipped')} skipped, {of('samples_repeated')} seen twice"
+        + (f", {of('samples_quarantined')} left out" if receipt.get("samples_quarantined") else "")
     )
 
 

@@ -118,7 +118,8 @@ def _tell(look: Look, outcome: Outcome, output: Output) -> None:
 
 def _plain(look: Look, output: Output) -> None:
     """The same facts as one line each, in the form of the lines before it."""
-    receipt = {key: value for key, value in (look.receipt or {}).items() if key not in ("schema", "recovery_s")}
+    long = ("schema", "recovery_s", "quarantined")
+    receipt = {key: value for key, value in (look.receipt or {}).items() if key not in long}
     faults = summary.fault_words(receipt.pop("faults", None)) or "none"
     pairs = {**receipt, "faults": faults}
     stamp = Event.now("").time

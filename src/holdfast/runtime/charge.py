@@ -86,6 +86,7 @@ class BadSamples(ScriptFailed):
             message or charge.sentence(), cause=charge.cause(), hints=charge.hints() if hints is None else hints
         )
         self.charge = charge
+        self.blame = charge.to_json()
         attach(self, charge)
 
 
