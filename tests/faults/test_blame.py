@@ -107,6 +107,15 @@ def test_half_precision_that_overflows_goes_on_in_fp32(drive: Drive) -> None:
     assert [event.data["after"] for event in run.of("moved")] == ["pretend:0 fp32"]
 
 
+def test_a_step_that_a_scaler_skips_is_no_fault(drive: Drive) -> None:
+    """A scale that is far too large: gradients overflow, the scaler skips and halves, until they fit."""
+    run = drive(JOB, device="pretend:0", half=True, scaler=2.0**24)
+    assert run.outcome.state == "FINISHED" and run.faults() == [], run.story()
+    scales = [event.data["values"]["scale"] for event in run.of("log")]
+    assert scales[0] == 2.0**23 and scales[-1] < scales[0], "it did skip, from the first step on"
+    assert scales[-1] == scales[-2], "and in the end it did not"
+
+
 def test_numbers_that_are_not_finite_can_be_allowed(drive: Drive) -> None:
     run = drive(JOB, settings={"blame.non_finite": "ignore"}, code="log")
     assert run.outcome.state == "FINISHED" and run.faults() == [], run.story()

@@ -63,9 +63,7 @@ class CudaCopies:
             self.flat_views.append(view_bytes(self.flat[at : at + length], entry.dtype, entry.shape))
             at += length
 
-    def copy(
-        self, taken: Taken, views: Views, sources: list[Tensor], loss: Tensor | None, norm: Tensor | None
-    ) -> None:
+    def copy(self, taken: Taken, views: Views, sources: list[Tensor], loss: Tensor | None, norm: Tensor | None) -> None:
         main = torch.cuda.current_stream(self.device)
         if self.flat is not None:
             if self._flat_free is not None:

@@ -58,6 +58,7 @@ def train(
     code: str = "",
     at: int = 5,
     half: bool = False,
+    scaler: float = 0.0,
     workers: int = 0,
     seed: int = 3,
     waits: str = "",
@@ -66,7 +67,8 @@ def train(
     model = nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, CLASSES))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     data = holdfast.Loader(Recordings(bad, sample), batch_size=8, shuffle=True, num_workers=workers)
-    session.protect(model=model, optimizer=optimizer, data=data)
+    scaling = {"scaler": torch.amp.GradScaler("cpu", init_scale=scaler)} if scaler else {}
+    session.protect(model=model, optimizer=optimizer, data=data, **scaling)
 
     def loss(batch: Any) -> Tensor:
         x, y = batch
@@ -82,7 +84,7 @@ def train(
             ctypes.string_at(0)
         with torch.autocast("cpu", torch.float16, enabled=half):
             out = model(x)
-            if half and session.step_count + 1 >= at:
+            if half and not scaler and session.step_count + 1 >= at:
                 out = (out * 1e6) @ torch.eye(CLASSES) / 1e6  # 65 504 is as far as fp16 goes
         if code == "log" and session.step_count + 1 >= at:
             return torch.log(out.sum() * 0.0)
@@ -91,6 +93,8 @@ def train(
     for _ in session.epochs(epochs):
         for batch in session.batches(data):
             session.step(loss, batch)
+            if scaler:
+                session.log(scale=scaling["scaler"].get_scale())
             wait_for(session, waits)
 
 
