@@ -142,6 +142,19 @@ def test_an_event_table_with_missing_numbers_is_blamed_on_the_data(drive: Drive,
     assert "arange: cannot compute length" in words and "dataset[13]" in words
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("how", "words"), [("huge", "Unable to allocate"), ("short", "EOFError: Ran out of input")])
+def test_what_sounds_like_the_machine_is_the_sample_if_the_others_can_be_read(
+    drive: Drive, how: str, words: str, workers: int
+) -> None:
+    """A shortage of memory, the end of a connection: alone, such an error would be met with new workers."""
+    run = drive(POISON, how=how, workers=workers)
+    assert (run.outcome.state, run.outcome.exit_code) == ("FAILED", 1), run.story()
+    assert run.receipt["faults"] == {"bad_data": 1}, run.story()
+    assert isinstance(run.outcome.error, ScriptFailed)
+    assert f"sample 13 ({SOURCE}) raised " in run.outcome.error.message and words in run.outcome.error.message
+
+
 def test_code_that_fails_for_every_sample_is_the_scripts_own(drive: Drive) -> None:
     for workers in (0, 2):
         run = drive(POISON, how="all", workers=workers)

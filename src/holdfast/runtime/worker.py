@@ -171,15 +171,15 @@ def _live(config: dict[str, Any], channel: Channel, board: Board, arenas: list[A
 def _last_words(link: SupervisedLink, error: BaseException, device: str) -> int:
     """An error out of the script: the device's, or its own."""
     fault = classify_exception(error, device=device) if isinstance(error, Exception) else None
-    if fault is not None:
+    charge = charge_of(error)
+    if fault is not None and not (_is_data(charge) and fault.kind in _ALSO_SAMPLES):
         beat = link.board.read()
         fault = fault.at(step=beat.at, phase=beat.phase.label)
         link.send("lost", fault=fault.to_json(), move=None)
         return LOST
     text = _own_traceback(error)
     print(text, file=sys.stderr, flush=True)
-    charge = charge_of(error)
-    if charge is not None and (charge["blame"] == "data" or isinstance(error, BadSamples)):
+    if charge is not None and (_is_data(charge) or isinstance(error, BadSamples)):
         _accuse(link, charge, device)
         return LOST
     if isinstance(error, SystemExit) and error.code in (None, 0):
@@ -194,6 +194,15 @@ def _last_words(link: SupervisedLink, error: BaseException, device: str) -> int:
         where = f"{where}; {charge['cause']}" if where else charge["cause"]
     link.send("failed", summary=summary, traceback=text, where=where, step=link.board.read().step, blame=charge)
     return FAILED
+
+
+_ALSO_SAMPLES = (Kind.HOST_MEMORY, Kind.LOADER_DIED, Kind.LOADER_STUCK)
+"""What an error of one sample may look like: a damaged header asks for a petabyte, a short file ends too soon."""
+
+
+def _is_data(charge: dict[str, Any] | None) -> bool:
+    """Were others tried, and could they be read?"""
+    return charge is not None and charge["blame"] == "data"
 
 
 def _accuse(link: SupervisedLink, charge: dict[str, Any], device: str) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import time
 
 import job
 import numpy
 import torch
+from torch.utils.data import Subset
 
 import holdfast
 
@@ -35,6 +37,10 @@ class Poisoned(job.Augmented):
             time.sleep(1000)
         if index == BAD and self.how == "raise":
             raise KeyError("sample 13 has no label")
+        if index == BAD and self.how == "huge":  # a damaged header
+            numpy.empty(1 << 50, dtype=numpy.uint8)
+        if index == BAD and self.how == "short":  # a file that was cut off
+            pickle.loads(b"")
         if self.how == "all":
             raise KeyError("no sample has a label")
         if self.how == "events":  # what really happened: an event table without a number where one should be
@@ -54,7 +60,8 @@ def train(
     """`score`: "strict" or "missing", an evaluation over the same data by a loader of its own."""
     model = job.make_model()
     optimizer = torch.optim.AdamW(model.parameters())
-    data = holdfast.Loader(Poisoned("none" if score != "none" else how), batch_size=job.BATCH, num_workers=workers)
+    samples = Subset(Poisoned("none" if score != "none" else how), range(job.SAMPLES))
+    data = holdfast.Loader(samples, batch_size=job.BATCH, num_workers=workers)
     valid = holdfast.Loader(Poisoned(how), 8, num_workers=workers, allow_missing=score == "missing")
     diary = job.Diary()
     session.protect(model=model, optimizer=optimizer, data=data, diary=diary)
