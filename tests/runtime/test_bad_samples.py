@@ -695,3 +695,11 @@ def test_a_run_says_what_its_loaders_may_leave_out(tmp_path: Path) -> None:
     finally:
         marks.end()
     assert make(Recordings(), 0).policy == marks.Policy()
+
+
+def test_spawned_children_are_tried_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS and Windows."""
+    monkeypatch.setenv("HOLDFAST_PORTABLE", "1")
+    loader = make(Recordings({9: leave}), 1)
+    loader._pool.patience = Patience()
+    assert same(train(loader), train(known_from_the_start([9])))
