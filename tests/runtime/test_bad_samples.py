@@ -469,9 +469,10 @@ def test_another_dataset_does_not_inherit_the_quarantine() -> None:
     assert loader.quarantined == []
 
 
-def test_turning_the_quarantine_off_brings_repaired_samples_back() -> None:
-    loader = known_from_the_start([9])
+def test_a_run_resumed_without_quarantine_reads_repaired_samples_again() -> None:
+    loader = make(Recordings(), 0)
     loader.policy.quarantine = False
+    loader.load_state_dict(known_from_the_start([9]).state_dict())
     assert same(train(loader), train(make(Recordings(), 0)))
     assert loader.quarantined == []
 
@@ -528,7 +529,8 @@ def test_a_score_never_misses_a_sample_silently() -> None:
     loader = known_from_the_start([9])
     with pytest.raises(BadSamples) as caught:
         iter(loader)
-    assert "sample 9 (sub-09_eeg.set) cannot be read, and a score without it" in caught.value.message
+    assert "sample 9 (sub-09_eeg.set) cannot be read, and no score may miss a sample" in caught.value.message
+    assert caught.value.cause == "in training it told to"
     assert "allow_missing=True" in caught.value.hints[0]
     assert (charge_of(caught.value) or {})["samples"] == [{"index": 9, "source": "sub-09_eeg.set"}]
 
@@ -547,11 +549,15 @@ def test_a_poison_sample_in_an_evaluation_ends_it(act: Callable[[], None], event
     loader.close()
 
 
-@pytest.mark.parametrize(("workers", "act"), [(0, refuse), (1, refuse), (1, leave)])
+@pytest.mark.parametrize(
+    ("workers", "act", "quarantine"), [(0, refuse, True), (1, refuse, False), (1, leave, True), (1, leave, False)]
+)
 def test_an_evaluation_that_may_miss_samples_says_which(
-    workers: int, act: Callable[[], None], events: list[Event]
+    workers: int, act: Callable[[], None], quarantine: bool, events: list[Event]
 ) -> None:
+    """What the training may leave out is another matter."""
     loader = record(make(Recordings({9: act}), workers, allow_missing=True), events)
+    loader.policy.quarantine = quarantine
     for _ in range(2):
         seen = [int(index) for value in loader for index in value[:, 0]]
         assert seen == [index for index in range(LENGTH) if index != 9]

@@ -210,6 +210,8 @@ def judge(fault: Fault, finding: Finding | None, again: str | None, *, on_cpu: b
         return Verdict(Blame.DEVICE, fault.message, repeatable=True, tensor=_text(fault.evidence.get("tensor")))
     if fault.kind is Kind.NON_FINITE:
         return _judge_numbers(finding, again, on_cpu=on_cpu)
+    if _reading(fault) and again != "failed":
+        return _judge_reading(fault, again)
     by_cpu = _judge_by_cpu(finding)
     if by_cpu is not None:
         return by_cpu
@@ -224,6 +226,22 @@ def judge(fault: Fault, finding: Finding | None, again: str | None, *, on_cpu: b
         why = finding.why if finding is not None and finding.why else "the CPU could not be asked"
         return Verdict(Blame.UNKNOWN, f"it failed again at the same step; {why}", repeatable=True)
     return Verdict(Blame.UNKNOWN, "the step was not tried again")
+
+
+def _reading(fault: Fault) -> bool:
+    """Whether a process ended or hung over the data: with them the device has nothing to do."""
+    if fault.kind in (Kind.LOADER_DIED, Kind.LOADER_STUCK):
+        return True
+    return fault.phase == "data" and fault.kind in (Kind.CRASH, Kind.EXIT, Kind.HANG)
+
+
+def _judge_reading(fault: Fault, again: str | None) -> Verdict:
+    """No sample was found guilty, or it would have been said above."""
+    if again != "passed":
+        return Verdict(Blame.UNKNOWN, "the data were not read again")
+    if fault.evidence.get("signal") in ("SIGKILL", "SIGTERM") or fault.evidence.get("stopped"):
+        return Verdict(Blame.OUTSIDE, fault.sentence())
+    return Verdict(Blame.UNKNOWN, "the same data could be read the second time", repeatable=False)
 
 
 def _judge_by_cpu(finding: Finding | None) -> Verdict | None:
