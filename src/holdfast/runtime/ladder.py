@@ -220,7 +220,7 @@ def next_move(
     A verdict that a replay reached comes first: what is in the data or in the code is not tried elsewhere.
     A device on `probation` gets no second try.
     """
-    if fault.kind is Kind.HANG and fault.phase in OFF_RECORD:
+    if fault.kind is Kind.HANG and fault.phase in OFF_RECORD and fault.blame is None:
         again = sum(past.fault.phase == fault.phase for past in _at_place(fault, history))
         if again < 2:
             return Move(Action.REPLACE, rung, reason="the CPU took too long; this time without it", new_worker=True)
