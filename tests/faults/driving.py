@@ -23,7 +23,7 @@ import termios
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from holdfast.cli.supervise import rungs_of
 from holdfast.events import Event
 from holdfast.runfolder import RunFolder, read_events
 from holdfast.runtime import checkpoint, layout
+from holdfast.runtime.ladder import Rung
 from holdfast.runtime.launch import Launcher, NurseryLauncher, WorkerProcess
 from holdfast.runtime.slots import Arena
 from holdfast.runtime.supervisor import Outcome, Plan, Supervisor
@@ -186,6 +187,7 @@ def drive(
     nursery: NurseryLauncher | None,
     faults: str | FaultPlan = "",
     device: str = "cpu",
+    rungs: Sequence[Rung] = (),
     settings: Mapping[str, str] | None = None,
     resume: Path | None = None,
     preload: list[str] | None = None,
@@ -198,7 +200,7 @@ def drive(
     folder.lock(wait=30.0)
     good, _ = checkpoint.newest_good(folder.path / "checkpoints") if resume else (None, [])
     names = ["cpu"] if device == "cpu" else [device, "cpu"]
-    rungs = [rung for name in names for rung in rungs_of(name)]
+    rungs = list(rungs) or [rung for name in names for rung in rungs_of(name)]
     record = Record()
     supervisor = Borrower(
         folder,

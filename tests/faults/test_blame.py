@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from holdfast.testing import ailments
 from holdfast.testing.ailments import Ailment
-from tests.faults.driving import JOBS, SOON, Run
+from tests.faults.driving import JOBS, SOON, Command, Run, wait_until
 
 JOB = JOBS / "doubt.py"
 Drive = Callable[..., Run]
@@ -105,6 +106,21 @@ def test_half_precision_that_overflows_goes_on_in_fp32(drive: Drive) -> None:
     assert run.outcome.state == "FINISHED", run.story()
     assert ("precision", True) in verdicts(run), run.story()
     assert [event.data["after"] for event in run.of("moved")] == ["pretend:0 fp32"]
+
+
+def test_a_resumed_run_goes_on_in_the_precision_it_had_come_to(tmp_path: Path) -> None:
+    words = (JOB, "half=true", "epochs=200", "waits=20:never", "--device", "pretend:0", "--plain")
+    with Command(tmp_path, "train", *words) as command:
+        assert wait_until(lambda: any("moved" in path.read_text() for path in tmp_path.glob("*/journal.jsonl")), 60.0)
+        command.signal(signal.SIGTERM)
+        command.end()
+    first = len(command.run().of("moved"))
+    with Command(tmp_path, "resume", command.folder, "--plain") as again:
+        assert wait_until(lambda: len(again.run().of("start")) > 1 or again.process.poll() is not None, 60.0)
+        again.signal(signal.SIGTERM)
+        again.end()
+    assert [event.data["device"] for event in again.run().of("start")] == ["pretend:0", "pretend:0 fp32"]
+    assert len(again.run().of("moved")) == first == 1, again.run().story()
 
 
 def test_a_step_that_a_scaler_skips_is_no_fault(drive: Drive) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from holdfast.devices.ledger import Ledger
+from holdfast.runtime.ladder import Rung
+from holdfast.runtime.sampling import permutation
 from holdfast.testing import ailments
 from holdfast.testing.ailments import Ailment
 from tests.faults.driving import JOBS, Run
@@ -97,3 +99,33 @@ def test_wrong_numbers_on_probation_end_it(drive: Drive, suffering: Any) -> None
     assert devices(run)[-1] == "cpu"
     undone = run.of("undone")
     assert all(event.data["from_step"] - event.data["to_step"] <= 3 for event in undone), run.story()
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_bad_data_on_probation_are_not_the_devices_fault(drive: Drive, suffering: Any, skip: bool) -> None:
+    """There is no second try on probation: the step is computed again where the run goes, and that tells."""
+    sample = int(permutation(3, 0, 64)[60])  # of the job's own seed; in the last batch of the first epoch
+    suffering(Ailment("error", step=2, times=2, probes=False))
+    once = {"probation.steps": "50", "probation.returns": "1"}  # a fault of its own would have been its last
+    settings = {**PATIENT, **once, "data.skip_bad": str(skip).lower()}
+    waits = "3:probe passed,9:probe passed" if skip else "3:probe passed"
+    job = {"bad": "label", "sample": sample, "waits": waits, "epochs": 2}
+    run = drive(JOB, device="pretend:0", settings=settings, **job)
+    verdicts = [(event.data["step"], event.data["blame"]) for event in run.of("verdict")]
+    assert verdicts == [(2, "device"), (8, "data")], run.story()
+    assert run.outcome.state == ("FINISHED" if skip else "FAILED"), run.story()
+    assert "pretend:0: it was the fault of the data; it may be tried again now" in said(run), said(run)
+    if skip:  # with the sample left out it goes back, and nothing is held against the device
+        assert devices(run) == ["pretend:0", "cpu", "pretend:0", "cpu", "pretend:0"], run.story()
+
+
+@pytest.mark.parametrize(("held", "used"), [("", "pretend:0 A=1"), ("A=1", "pretend:0"), ("fp32 A=1", "pretend:0")])
+def test_a_remedy_in_quarantine_does_not_cost_the_others_of_its_device(drive: Drive, held: str, used: str) -> None:
+    """What took the machine down is not tried again, in no precision; the device is used without it."""
+    remedy = (("A", "1"),)
+    device = "pretend:0"
+    rungs = [Rung(device), Rung(device, "fp32"), Rung(device, "", remedy), Rung(device, "fp32", remedy), Rung("cpu")]
+    Ledger().note(device, f"{device} {held}".strip(), "trust", state="quarantined", why="it froze the machine")
+    run = drive(JOB, rungs=rungs, faults="abort@5:backward,abort@5:backward")
+    assert run.outcome.state == "FINISHED", run.story()
+    assert [(event.data["before"], event.data["after"]) for event in run.of("moved")] == [(used, "cpu")], run.story()

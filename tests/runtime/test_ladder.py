@@ -315,6 +315,22 @@ def test_the_scripts_own_error_is_never_retried(rungs: tuple[Rung, ...]) -> None
     replay("7 user_error -> fail", rungs)
 
 
+def test_a_rung_in_quarantine_is_passed_over() -> None:
+    crashed = Fault(Kind.CRASH, device="cuda:0", step=5)
+    again = [Past(crashed, Move(Action.REPLACE, 0), 0)]
+    assert next_move(crashed, again, REMEDY, 0).rung == 1
+    assert next_move(crashed, again, REMEDY, 0, barred={1}).rung == 2
+
+
+def test_a_verdict_reached_while_the_cpu_was_slow_ends_the_run_at_once() -> None:
+    """Silence in the sentinel is nobody's fault, but a label out of range is, also when it shows there."""
+    slow = Fault(Kind.HANG, device="cuda:0", step=5, phase="sentinel")
+    assert next_move(slow, [], GPU, 0).action is Action.REPLACE
+    judged = slow.at(verdict={"blame": "data", "why": "the CPU raises IndexError for it alone", "repeatable": True})
+    assert judged.blame == "data"
+    assert next_move(judged, [], GPU, 0).action is Action.FAIL
+
+
 def test_a_device_assert_caused_by_the_script_ends_with_the_scripts_error() -> None:
     """The proof of blame: the CPU raises the plain IndexError that the device could only assert."""
     replay(

@@ -315,3 +315,35 @@ def test_an_abandoned_worker_keeps_its_slots_and_the_run_gets_others(tmp_path: P
     assert bytes(arena.slots[commit.slot].payload(commit.size)) == b"precious"
     theirs.close()
     slots.close()
+
+
+def test_what_device_and_cpu_agreed_on_outlives_larger_slots(tmp_path: Path) -> None:
+    """It is what the run goes back to when the numbers turn out to be wrong: until there is a newer one, it stays."""
+    slots = memory(tmp_path, [])
+    write(slots.grow(1000), 1, b"agreed").agree()
+    large = slots.grow(5000)
+    write(large, 2, b"doubtful")
+    assert not slots.drop_outgrown()
+    assert slots.back_to_agreed() is not None and slots.newest_slot() is not None
+    arena, commit = slots.newest_slot() or (large, None)
+    assert commit is not None and bytes(arena.slots[commit.slot].payload(commit.size)) == b"agreed"
+    write(large, 3, b"agreed again").agree()
+    assert slots.drop_outgrown() and slots.arenas == [large]
+    slots.close()
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_what_device_and_cpu_agreed_on_outlives_a_worker_that_cannot_be_killed(tmp_path: Path, both: bool) -> None:
+    slots = memory(tmp_path, [])
+    arena = slots.grow(1000)
+    write(arena, 1, b"agreed").agree()
+    if not both:
+        write(arena, 2, b"doubtful")
+    slots.abandon()
+    assert arena not in slots.arenas
+    newest = slots.newest()
+    assert newest is not None and newest.sequence == (1 if both else 2)
+    agreed = slots.back_to_agreed()
+    assert agreed is not None and agreed.sequence == 1
+    assert bytes(slots.arenas[-1].slots[agreed.slot].payload(agreed.size)) == b"agreed"
+    slots.close()

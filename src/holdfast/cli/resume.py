@@ -232,8 +232,8 @@ def _go_on(
     good = _newest(folder, output)
     _note_changes(facts, info, output)
     crashed_ns = _account(folder, good)
-    before = info.get("device")
-    here = [number for number, rung in enumerate(rungs) if rung.device == before]
+    here = [number for number, rung in enumerate(rungs) if rung.label == info.get("rung")]
+    here += [number for number, rung in enumerate(rungs) if rung.device == info.get("device")]
     threads = whole(info.get("threads")) or None
     asked_threads = "run.threads" in {word.partition("=")[0] for word in args.words}
     plan = Plan(

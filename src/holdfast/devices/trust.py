@@ -116,6 +116,12 @@ def after_fault(trust: DeviceTrust, now: float, why: str = "it failed") -> Devic
     )
 
 
+def acquit(before: DeviceTrust, now: float, culprit: str) -> DeviceTrust:
+    """Its last fault was somebody else's: it may come back at once, and nothing is counted against it."""
+    says = f"{before.device}: it was the fault of the {culprit}; it may be tried again now"
+    return replace(before, state=State.FAILED, until=now, to_go=0, says=says)
+
+
 def leave(trust: DeviceTrust, why: str) -> DeviceTrust:
     """Something else than a fault says that it cannot be used any more."""
     return _left(trust, why, 0)

@@ -108,7 +108,7 @@ class Affairs:
         return self.plan.resume.step if self.plan.resume else 0
 
     def set_state(self, state: str, **more: Any) -> None:
-        self.run_folder.update_info(state=state, device=self.device, **more)
+        self.run_folder.update_info(state=state, device=self.device, rung=self.plan.rungs[self.rung].label, **more)
 
     def keep_accounts(self, **more: Any) -> None:
         self.run_folder.update_info(**more, accounts=self.accounts.to_json())

@@ -171,14 +171,16 @@ class Case:
     """The device was the CPU itself: there is no other to compare with."""
     finding: Finding | None = None
     again: str | None = None
-    """What the second try on the device gave: "passed" or "failed"."""
+    """What the second try on the device gave: "passed" or "failed"; "elsewhere" if it passed on another rung."""
+    moved: bool = False
+    """The run left the rung at once: nothing is tried there a second time."""
     notes: dict[str, Any] = field(default_factory=dict)
 
     def replayed(self, finding: Finding) -> None:
         self.finding = finding
 
     def passed(self) -> None:
-        self.again = "passed"
+        self.again = "elsewhere" if self.moved else "passed"
 
     def failed_again(self, fault: Fault) -> None:
         """Another fault at the same place. One inside the replay on the CPU is the CPU's own word."""
@@ -220,6 +222,8 @@ def judge(fault: Fault, finding: Finding | None, again: str | None, *, on_cpu: b
     fine = finding is not None and finding.cpu is Cpu.FINE
     if again == "passed":
         return Verdict(Blame.DEVICE, "the same step passed in a new worker" + _and_cpu(fine), repeatable=False)
+    if again == "elsewhere":
+        return Verdict(Blame.DEVICE, "the same step passed on another rung" + _and_cpu(fine))
     if again == "failed" and fine:
         return Verdict(Blame.DEVICE, "it failed again at the same step, and the CPU computes it", repeatable=True)
     if again == "failed":
@@ -237,7 +241,7 @@ def _reading(fault: Fault) -> bool:
 
 def _judge_reading(fault: Fault, again: str | None) -> Verdict:
     """No sample was found guilty, or it would have been said above."""
-    if again != "passed":
+    if again not in ("passed", "elsewhere"):
         return Verdict(Blame.UNKNOWN, "the data were not read again")
     if fault.evidence.get("signal") in ("SIGKILL", "SIGTERM") or fault.evidence.get("stopped"):
         return Verdict(Blame.OUTSIDE, fault.sentence())

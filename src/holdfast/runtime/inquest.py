@@ -21,8 +21,8 @@ from holdfast.runtime.blame import REPLAYED, Blame, Case, Cpu, Finding, Verdict,
 from holdfast.runtime.faults import Fault, Kind
 from holdfast.runtime.ladder import Action, Move
 
-_TRIES = (Action.RETRY, Action.REPLACE, Action.SPLIT, Action.CPU_BATCH)
-"""Moves after which the same step is computed again where it failed."""
+_TRIES = (Action.RETRY, Action.REPLACE, Action.SPLIT, Action.CPU_BATCH, Action.NEXT_RUNG)
+"""Moves after which the same step is computed again, where it failed or elsewhere."""
 
 
 class Inquest:
@@ -99,7 +99,7 @@ class Inquest:
             return
         if move.action in _TRIES and fault.step is not None and fault.blame is None and _open(fault):
             rung = self.affairs.plan.rungs[self.affairs.rung]
-            self.case, self._folder = Case(fault, on_cpu=rung.on_cpu), folder
+            self.case, self._folder = Case(fault, on_cpu=rung.on_cpu, moved=move.action is Action.NEXT_RUNG), folder
         else:
             self._tell(fault, plain, folder)
 

@@ -12,7 +12,7 @@ same step on the same rung. What came from outside (a kill) is not the rung's fa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -211,6 +211,7 @@ def next_move(
     batch: int | None = None,
     splittable: bool = True,
     probation: bool = False,
+    barred: Collection[int] = (),
     limits: Limits = DEFAULT_LIMITS,
 ) -> Move:
     """The first entry of the fault's row that is still open.
@@ -218,7 +219,7 @@ def next_move(
     `history` is oldest first. `batch` is the number of samples in the batch at hand. What only the worker
     knows may travel as evidence instead: `batch`, `splittable`, and `pieces`, in which the step was run.
     A verdict that a replay reached comes first: what is in the data or in the code is not tried elsewhere.
-    A device on `probation` gets no second try.
+    A device on `probation` gets no second try. Rungs that are `barred` are not moved to.
     """
     if fault.kind is Kind.HANG and fault.phase in OFF_RECORD and fault.blame is None:
         again = sum(past.fault.phase == fault.phase for past in _at_place(fault, history))
@@ -232,7 +233,7 @@ def next_move(
     said = fault.evidence.get("batch")
     batch = said if batch is None and isinstance(said, int) else batch
     splittable = splittable and fault.evidence.get("splittable") is not False
-    state = _State(fault, history, rungs, rung, batch, splittable, limits, probation)
+    state = _State(fault, history, rungs, rung, batch, splittable, limits, probation, barred)
     if fault.kind is not Kind.USER_ERROR and len(_at_place(fault, history)) >= limits.stalled:
         return Move(Action.GIVE_UP, rung, reason=f"{limits.stalled} faults at the same place")
     for entry in table(limits)[fault.kind]:
@@ -254,6 +255,7 @@ class _State:
     splittable: bool
     limits: Limits
     probation: bool = False
+    barred: Collection[int] = ()
 
     def try_entry(self, action: Action, times: int) -> Move | None:
         if action is Action.RETRY:
@@ -327,7 +329,7 @@ class _State:
     def _next_rung(self) -> Move | None:
         here = self.rungs[self.rung]
         for number, other in enumerate(self.rungs):
-            if number > self.rung and not self._useless(other):
+            if number > self.rung and number not in self.barred and not self._useless(other):
                 reason = f"{here.label} → {other.label}"
                 return Move(Action.NEXT_RUNG, number, reason=reason, new_worker=True)
         return None

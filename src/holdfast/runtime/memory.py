@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.runfolder import RunFolder
 from holdfast.runtime import layout, process
-from holdfast.runtime.slots import HEADER, Arena, Commit, no_room
+from holdfast.runtime.slots import HEADER, Arena, Commit, Slot, no_room
 from holdfast.settings import Settings
 
 SHARE = 0.5
@@ -51,8 +51,7 @@ class Memory:
 
     def back_to_agreed(self) -> Commit | None:
         """Make the last snapshot device and CPU agreed on the newest one; None if no slot holds any."""
-        found = [commit for arena in self.arenas if (commit := arena.agreed()) is not None]
-        agreed = max(found, key=lambda commit: commit.sequence, default=None)
+        agreed = self._agreed()
         if agreed is None:
             return None
         for arena in self.arenas:
@@ -61,6 +60,10 @@ class Memory:
                 if commit is not None and commit.sequence > agreed.sequence:
                     slot.undo()
         return agreed
+
+    def _agreed(self) -> Commit | None:
+        found = [commit for arena in self.arenas if (commit := arena.agreed()) is not None]
+        return max(found, key=lambda commit: commit.sequence, default=None)
 
     def undo_all(self) -> None:
         """Nothing in memory is believed any more."""
@@ -82,7 +85,7 @@ class Memory:
         """Slots of at least this size. Older ones stay until the new ones hold a commit."""
         arena = self._make(capacity)
         newest = self.newest_slot()
-        self._close([old for old in self.arenas if (newest is None or old is not newest[0]) and not _wanted(old)])
+        self._close([old for old in self.arenas if (newest is None or old is not newest[0]) and not self._wanted(old)])
         self.arenas.append(arena)
         return arena
 
@@ -93,21 +96,25 @@ class Memory:
         newest = self.newest_slot()
         if newest is None or newest[0] is not self.arenas[-1]:
             return False
-        outgrown = [arena for arena in self.arenas[:-1] if not _wanted(arena)]
+        outgrown = [arena for arena in self.arenas[:-1] if not self._wanted(arena)]
         self._close(outgrown)
         return bool(outgrown)
 
     def abandon(self) -> None:
-        """A worker that cannot be killed may still write: copy the newest snapshot out and leave it the rest."""
+        """A worker that cannot be killed may still write: copy out what the run can go on from, leave it the rest."""
         found = self.newest_slot()
         old = list(self.arenas)
         if found is not None:
             arena, commit = found
+            agreed = self._agreed()
             fresh = self._make(arena.capacity)
-            target = fresh.slots[0]
-            target.begin(commit.sequence)
-            target.payload(commit.size)[:] = arena.slots[commit.slot].payload(commit.size)
-            target.commit(sequence=commit.sequence, step=commit.step, generation=commit.generation, size=commit.size)
+            _copy(arena, commit, fresh.slots[0])
+            if agreed is not None and agreed.sequence == commit.sequence:
+                fresh.slots[0].agree()
+            elif agreed is not None and agreed.size <= fresh.capacity:
+                holder = next(each for each in old if each.agreed() == agreed)
+                _copy(holder, agreed, fresh.slots[1])
+                fresh.slots[1].agree()
             self.arenas.append(fresh)
         self._close(old)
 
@@ -130,6 +137,11 @@ class Memory:
     def close(self) -> None:
         self._close(list(self.arenas))
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _wanted(self, arena: Arena) -> bool:
+        """A snapshot in it is held (the best weights, which the keeper has not come to yet), or the last agreement."""
+        agreed = arena.agreed()
+        return any(slot.held for slot in arena.slots) or (agreed is not None and agreed == self._agreed())
 
     def _close(self, arenas: list[Arena]) -> None:
         for arena in arenas:
@@ -166,9 +178,10 @@ class Memory:
         return f"{_mib(need)} are needed, {_mib(available)} are free"
 
 
-def _wanted(arena: Arena) -> bool:
-    """A snapshot in it is held: the best weights, which the keeper has not come to yet."""
-    return any(slot.held for slot in arena.slots)
+def _copy(arena: Arena, commit: Commit, target: Slot) -> None:
+    target.begin(commit.sequence)
+    target.payload(commit.size)[:] = arena.slots[commit.slot].payload(commit.size)
+    target.commit(sequence=commit.sequence, step=commit.step, generation=commit.generation, size=commit.size)
 
 
 def _mib(count: int) -> str:

@@ -111,8 +111,8 @@ class Recovery:
         retry = self.affairs.settings.retry
         limits = Limits(tries=retry.same_step, outside=retry.without_progress, crowd=retry.in_a_row)
         rungs, rung = self.affairs.plan.rungs, self.affairs.rung
-        probation = self.trusting.on_probation()
-        return next_move(fault, self.history, rungs, rung, probation=probation, limits=limits)
+        probation, barred = self.trusting.on_probation(), self.trusting.barred()
+        return next_move(fault, self.history, rungs, rung, probation=probation, barred=barred, limits=limits)
 
     def _remember(self, fault: Fault, move: Move) -> None:
         self.affairs.accounts.fault(fault.kind.value)

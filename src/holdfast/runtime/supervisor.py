@@ -359,11 +359,14 @@ class Supervisor:
         if worker is None or self.outcome is not None:
             return
         self._hear_worker()
-        if worker.pid:
-            self.crew.end(worker, gently=False)
-        if self.crew.said:  # it had come to its end by itself
+        ended = not worker.pid or self.crew.end(worker, gently=False)
+        if ended and self.crew.said:  # it had come to its end by itself
             self._worker_ended(worker)
             return
         beat = worker.board.read()
         fault = Fault(Kind.NURSERY_DIED, step=beat.at, phase=beat.phase.label, message=message)
+        if not ended:  # it holds its device, so the run cannot go on there: that weighs more than the nursery
+            self.crew.abandon(worker)
+            fault = self._watch.hung(beat, self.settings.watchdog.kill_grace, self.affairs.device, None)
+            fault = fault.at(abandoned=worker.pid)
         self._recovery.after_death(worker, fault)

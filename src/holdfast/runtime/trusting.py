@@ -41,6 +41,7 @@ _OF_THE_DEVICE = frozenset(
         Kind.DRIVER,
     }
 )
+_INNOCENT = frozenset({Blame.DATA, Blame.CODE, Blame.PRECISION})
 
 
 class Trusting:
@@ -57,6 +58,10 @@ class Trusting:
         self._trust: dict[str, DeviceTrust] = {}
         self._home: dict[str, int] = {}
         """The rung each device was left on."""
+        self._held: frozenset[int] = frozenset()
+        """Rungs in quarantine, in whatever precision. The device may be free with another remedy."""
+        self._before: dict[str, DeviceTrust] = {}
+        """What was thought of a device before its last fault."""
         self._opened: Opened | None = None
         self._since = (0.0, 0)
         self._probe: tuple[str, Probe] | None = None
@@ -69,11 +74,15 @@ class Trusting:
             if settled.judgement.decision != "killed":
                 self.affairs.teller.emit("trust", device=settled.label, text=settled.sentence)
         now = time.monotonic()
-        for number, rung in enumerate(self.affairs.plan.rungs):
-            if rung.on_cpu or rung.device in self._trust:
+        rungs = [(number, rung) for number, rung in enumerate(self.affairs.plan.rungs) if not rung.on_cpu]
+        known = {number: self.ledger.trust(rung.device, rung.label) for number, rung in rungs}
+        bad = {(rung.device, rung.env) for number, rung in rungs if known[number].state == "quarantined"}
+        self._held = frozenset(number for number, rung in rungs if (rung.device, rung.env) in bad)
+        for number, rung in sorted(rungs, key=lambda each: each[0] in self._held):
+            if rung.device in self._trust:
                 continue
-            known = self.ledger.trust(rung.device, rung.label)
-            trust = rules.begin(rung.device, self._rules, known.state, known.why or "", now=now)
+            state = "quarantined" if number in self._held else known[number].state
+            trust = rules.begin(rung.device, self._rules, state, known[number].why or "", now=now)
             self._trust[rung.device] = trust
             self._home[rung.device] = number
             self._say(trust, rung.device)
@@ -86,10 +95,14 @@ class Trusting:
 
     def _first_usable(self, start: int) -> int:
         rungs = self.affairs.plan.rungs
-        for number in range(start, len(rungs)):
-            if rungs[number].on_cpu or self._trust[rungs[number].device].usable:
-                return number
-        return start
+        barred = self.barred()
+        return next((number for number in range(start, len(rungs)) if number not in barred), start)
+
+    def barred(self) -> frozenset[int]:
+        """Rungs no worker may be started on now: in quarantine themselves, or their device is not to be used."""
+        rungs = enumerate(self.affairs.plan.rungs)
+        unfit = {number for number, rung in rungs if not rung.on_cpu and not self._trust[rung.device].usable}
+        return self._held | unfit
 
     @property
     def _rules(self) -> Any:
@@ -153,6 +166,7 @@ class Trusting:
         if fault.evidence.get("abandoned"):
             trust = rules.leave(trust, f"process {fault.evidence['abandoned']} holds it and cannot be killed")
         else:
+            self._before[device] = trust
             trust = rules.after_fault(trust, time.monotonic(), fault.sentence().removeprefix(f"{device} "))
         self._set(device, trust)
 
@@ -164,6 +178,9 @@ class Trusting:
         label = self._label(device)
         if verdict.blame is not Blame.UNKNOWN:
             self.ledger.note(device, label, "blame", verdict=verdict.blame.value, why=verdict.why)
+        before = self._before.pop(device, None)
+        if verdict.blame in _INNOCENT and before is not None and not self._trust[device].usable:
+            self._set(device, rules.acquit(before, time.monotonic(), verdict.blame.value))
         once = verdict.blame is Blame.DEVICE and verdict.repeatable is False
         if once and self._trust[device].state is State.TRUSTED:  # it counts, and it is no reason to start elsewhere
             self.ledger.note(device, label, "trust", state="trusted", why=verdict.why)
