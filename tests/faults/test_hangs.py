@@ -85,7 +85,7 @@ def test_the_second_hang_at_one_step_moves_to_the_next_rung(drive: Drive, refere
 
 def test_a_step_that_was_only_slow_passes_the_second_time(drive: Drive, reference: Drive) -> None:
     """One false alarm, and no harm done: nothing lost, still on its device."""
-    run = drive(SLOW, step=12, step_s=5.0, device="pretend:0", settings={"watchdog.floor": "0.5s"})
+    run = drive(SLOW, step=12, step_s=3.0, device="pretend:0", settings={"watchdog.floor": "1s"})
     assert_exact(run, reference(SLOW), faults=1)
     assert run.actions() == ["replace"]
     assert not run.of("moved")
