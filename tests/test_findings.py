@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.findings import LEVELS, Advice, Explanation, Finding, explained, explanations, finding, worst
+from holdfast.findings import LEVELS, Cure, Explanation, Finding, explained, explanations, finding, worst
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -134,7 +134,7 @@ def test_sentences() -> None:
 
 
 def test_json_is_what_others_rely_on() -> None:
-    cure = Advice("train in fp32", ("export MIOPEN_FIND_MODE=FAST",))
+    cure = Cure("train in fp32", ("export MIOPEN_FIND_MODE=FAST",))
     found = finding("wrong-under-load", "cuda:0", {"error": 0.031, "bound": 0.004, "after_s": 660}, cure)
     assert found.to_json() == {
         "code": "D021",
@@ -160,7 +160,7 @@ def test_what_is_no_finding_is_none(data: object) -> None:
 
 def test_a_spoilt_cache_gives_a_poorer_finding_and_no_traceback() -> None:
     data = {"code": "D020", "evidence": ["?"], "remedy": {"text": "x", "commands": [1, "y", None]}}
-    assert Finding.from_json("mps", data) == finding("D020", "mps", {}, Advice("x", ("y",)))
+    assert Finding.from_json("mps", data) == finding("D020", "mps", {}, Cure("x", ("y",)))
     data = {"code": "D020", "evidence": {"probe": [], "error": {}, "bound": []}, "remedy": {"text": 5}}
     found = Finding.from_json("mps", data)
     assert found is not None

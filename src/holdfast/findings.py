@@ -53,7 +53,7 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class Cure:
     """What a person can do about it: in words, and as commands that can be pasted."""
 
     text: str
@@ -73,7 +73,7 @@ class Finding:
     device: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """Numbers and names, as JSON has them; units are in the names."""
-    remedy: Advice | None = None
+    remedy: Cure | None = None
 
     @property
     def about(self) -> Explanation:
@@ -117,15 +117,15 @@ class Finding:
         if not isinstance(data, dict) or not isinstance(code, str) or code not in _by_name():
             return None
         evidence, remedy = data.get("evidence"), data.get("remedy")
-        advice = None
+        cure = None
         if isinstance(remedy, dict) and isinstance(remedy.get("text"), str):
             commands = remedy.get("commands")
             listed = commands if isinstance(commands, list) else []
-            advice = Advice(remedy["text"], tuple(each for each in listed if isinstance(each, str)))
-        return cls(explained(code).code, device, evidence if isinstance(evidence, dict) else {}, advice)
+            cure = Cure(remedy["text"], tuple(each for each in listed if isinstance(each, str)))
+        return cls(explained(code).code, device, evidence if isinstance(evidence, dict) else {}, cure)
 
 
-def finding(name: str, device: str, evidence: Mapping[str, Any] | None = None, remedy: Advice | None = None) -> Finding:
+def finding(name: str, device: str, evidence: Mapping[str, Any] | None = None, remedy: Cure | None = None) -> Finding:
     """A finding by its code or slug. KeyError for a name that does not exist: a slip in the program."""
     return Finding(explained(name).code, device, evidence or {}, remedy)
 
