@@ -1,0 +1,198 @@
+"""The process of a probe. It says what it is about to do before it does it, because it may never say anything again.
+
+    python -m holdfast.devices.probes.child serve FD PARENT     torch imported, device never touched; forks per probe
+    python -m holdfast.devices.probes.child one CONFIG PARENT   a fresh interpreter, where forking is not possible
+
+Its words are lines of JSON in a file of its folder: {"check": "backward"} before, {"done": "backward", ...} after.
+Where somebody keeps a ledger, it waits after the first for a file that says that this is on record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.runtime import process
+from holdfast.runtime.channel import Channel
+from holdfast.runtime.nursery import Nursery
+
+if TYPE_CHECKING:
+    from holdfast.devices.probes.compare import Outcome
+
+WORDS, OUTPUT, CACHES = "words.jsonl", "output.txt", "caches"
+_HERE = "holdfast.devices.probes"
+_CACHES = {
+    "MIOPEN_USER_DB_PATH": "miopen-db",
+    "MIOPEN_CUSTOM_CACHE_DIR": "miopen",
+    "AMD_COMGR_CACHE_DIR": "comgr",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "CUDA_CACHE_PATH": "cuda",
+    "SYCL_CACHE_DIR": "sycl",
+}
+"""Kernels that a probe compiles are its own: it neither trusts nor spoils those of the user."""
+
+
+class ProbeNursery(Nursery):
+    """Has what probes need, and forks one per message."""
+
+    first = (
+        "numpy",
+        "torch",
+        "torch._dynamo",
+        *(f"{_HERE}.{name}" for name in ("compare", "memory", "conduct")),
+        "holdfast.testing.badkernel",
+    )
+
+    def _live(self, config: dict[str, Any], fds: list[int]) -> int:
+        return run(config)
+
+
+def run(config: dict[str, Any]) -> int:
+    """One probe, from its first word to its last."""
+    folder = Path(config["folder"])
+    with contextlib.suppress(OSError, AttributeError):
+        os.setsid()  # a group of its own, to be ended as one
+    _redirect(folder)
+    for name, place in _CACHES.items():
+        os.environ[name] = str(folder / CACHES / place)
+        os.makedirs(os.environ[name], exist_ok=True)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    with open(folder / WORDS, "a", encoding="utf-8", buffering=1) as file:
+        return Speaker(config, file).speak()
+
+
+def _redirect(folder: Path) -> None:
+    """Whatever libraries print is evidence, and belongs nowhere else."""
+    fd = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    sys.stdout.flush()
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+class Speaker:
+    """Runs the checks of a probe and says how each one went."""
+
+    def __init__(self, config: dict[str, Any], file: Any) -> None:
+        self.config = config
+        self.spec: dict[str, Any] = {**config["probe"], "full": bool(config.get("full"))}
+        self.check: str | None = None
+        self._file = file
+        self._turn = 0
+        self._began = time.perf_counter()
+
+    def speak(self) -> int:
+        try:
+            self._run()
+        except _Stop:
+            pass
+        except Exception as problem:  # whatever a device or its driver raises is the result
+            self._failed(problem)
+        self._say(end=True)
+        return 0
+
+    def _run(self) -> None:
+        from holdfast.devices import flags
+        from holdfast.devices.probes import bench, conduct
+
+        self._prepare()
+        flags.apply()
+        device = bench.open_bench(self.config["device"], self._tell)
+        if self.config.get("occupy"):
+            device.wait()
+            self._say(check="occupying")
+            conduct.occupy(device, float(self.config["occupy"]))
+            return
+        for outcome in self._function()(device, self.spec):
+            self._done(outcome)
+            if not outcome.ok:
+                return
+
+    def _prepare(self) -> None:
+        import torch
+
+        with contextlib.suppress(OSError, AttributeError):
+            os.nice(5)
+        if self.config["device"] != "cpu" or self.spec["layer"] != "network":
+            torch.set_num_threads(1)  # mostly the CPU only has to know the answer, and it may have other work
+
+    def _function(self) -> Any:
+        module, _, name = str(self.spec["function"]).partition(".")
+        return getattr(importlib.import_module(f"{_HERE}.{module}"), name)
+
+    def _tell(self, check: str) -> None:
+        """The next check begins when it is on record."""
+        if check == self.config.get("stop_at"):
+            raise _Stop
+        self._turn += 1
+        self.check = check
+        self._say(check=check)
+        if self.config.get("gate"):
+            gate = Path(self.config["folder"], f"go-{self._turn}")
+            while not gate.exists():
+                time.sleep(0.001)
+        self._began = time.perf_counter()
+
+    def _done(self, outcome: Outcome) -> None:
+        error = outcome.error if outcome.error is not None and math.isfinite(outcome.error) else None
+        facts = dict(outcome.facts)
+        if error is None and outcome.error is not None:
+            facts["finite"] = False
+        self._end(ok=outcome.ok, error=error, bound=outcome.bound, facts=facts, skip=outcome.skip, why=outcome.why)
+
+    def _failed(self, problem: Exception) -> None:
+        from holdfast.devices.probes.bench import Skip, first_line, is_out_of_memory
+
+        if isinstance(problem, Skip):
+            self._end(ok=True, skip=str(problem))
+            return
+        facts = {"raised": type(problem).__name__, "out_of_memory": is_out_of_memory(problem)}
+        code = getattr(problem, "error_code", None)
+        if isinstance(code, int):
+            facts["error_code"] = code
+        self._end(ok=False, why=first_line(problem), facts=facts)
+
+    def _end(self, **said: Any) -> None:
+        check = self.check if self.check is not None else str(self.spec["checks"][0])
+        self._say(done=check, seconds=round(time.perf_counter() - self._began, 4), **said)
+
+    def _say(self, **words: Any) -> None:
+        self._file.write(json.dumps(words, default=str) + "\n")
+        self._file.flush()
+
+
+class _Stop(Exception):
+    """The next check is not to be done."""
+
+
+def words_of(text: str) -> Iterator[dict[str, Any]]:
+    """What was said so far, in whole lines."""
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            said = json.loads(line)
+            if isinstance(said, dict):
+                yield said
+
+
+def main(argv: list[str]) -> int:
+    how, what, parent = argv[0], argv[1], int(argv[2])
+    process.die_with_parent(parent)
+    if how == "serve":
+        return ProbeNursery(Channel.from_fd(int(what)), []).serve()
+    config = json.loads(Path(what).read_text(encoding="utf-8"))
+    return run(config)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(code)  # nothing here is worth the time that Python takes to unload torch, and a sick driver may hang there
