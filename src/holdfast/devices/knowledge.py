@@ -46,9 +46,9 @@ def card_by_pci(vendor: str, device: str) -> Card | None:
 
 def support(arch: str, version: str) -> Support | None:
     """What AMD says of an architecture in a version of ROCm; None where it says nothing."""
-    name, asked = plain(arch), _numbers(version)[:2]
+    name, asked = plain(arch), numbers(version)[:2]
     for row in facts.data()["support"]:
-        first, last = _numbers(row["from"]), _numbers(row["to"])
+        first, last = numbers(row["from"]), numbers(row["to"])
         if asked and first <= asked <= last and name in row["archs"]:
             return Support(row["archs"][name], f"ROCm {version}", facts.source(row["source"]))
     return None
@@ -60,7 +60,7 @@ def supported(arch: str, version: str) -> bool | None:
     if not name.startswith("sm_"):
         said = support(name, version)
         return _TRUE.get(said.status) if said else None
-    asked = _numbers(version)[:2]
+    asked = numbers(version)[:2]
     rows = [row for row in facts.data()["wheels"] if row["toolkit"] == "cuda" and _between(asked, row)]
     answers = [in_build(name, row["archs"]) for row in rows]
     return any(answers) if asked and answers else None
@@ -172,19 +172,19 @@ def _ruled_out(row: Mapping[str, Any], case: Mapping[str, Any]) -> bool:
     rocm = re.match(r"rocm([\d.]+)", build)
     cuda = re.match(r"cu(\d+)(\d)$", build)
     known = {"torch": version, "rocm": rocm[1] if rocm else "", "cuda": f"{cuda[1]}.{cuda[2]}" if cuda else ""}
-    if any(name in row and seen and not _between(_numbers(seen), row[name]) for name, seen in known.items()):
+    if any(name in row and seen and not _between(numbers(seen), row[name]) for name, seen in known.items()):
         return True
     return "driver" in row and _other_driver(row["driver"], case["driver"])
 
 
 def _other_driver(row: Mapping[str, str], driver: str | None) -> bool:
     word, _, version = (driver or "").partition(" ")
-    return word == row["name"] and bool(version) and not _between(_numbers(version), row)
+    return word == row["name"] and bool(version) and not _between(numbers(version), row)
 
 
 def _between(version: tuple[int, ...], row: Mapping[str, Any]) -> bool:
     """`from` and `to` are included, `below` is not; what is missing is open."""
-    first, last, below = (_numbers(str(row.get(name, ""))) for name in ("from", "to", "below"))
+    first, last, below = (numbers(str(row.get(name, ""))) for name in ("from", "to", "below"))
     return (
         (not first or version >= first)
         and (not last or version[: len(last)] <= last)
@@ -192,7 +192,8 @@ def _between(version: tuple[int, ...], row: Mapping[str, Any]) -> bool:
     )
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def numbers(version: str) -> tuple[int, ...]:
+    """ "6.2.41133-dd7f95766" is (6, 2, 41133); what does not begin with a number is ()."""
     match = re.match(r"\d+(?:\.\d+)*", version.strip())
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
