@@ -44,7 +44,7 @@ class Probe:
     company: bool = False
     """Run while a second process uses the device."""
     deadline_s: float = DEADLINE
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def names(self) -> tuple[str, ...]:
