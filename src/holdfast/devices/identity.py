@@ -64,7 +64,7 @@ def identify(
     if kind == "xpu":
         listed: Sequence[str] | None = _intel(cards)
     elif build.get("hip"):
-        listed = _amd(root, env)
+        listed = amd_order(root, env)
     else:
         listed = _nvidia(root, env, cards)
     index = int(number or 0) if (number or "0").isdigit() else -1
@@ -95,15 +95,15 @@ def by_key(key: str, label: str, *, root: Path = ROOT) -> DeviceId:
 
 def _nvidia(root: Path, env: Mapping[str, str], cards: Mapping[str, Mapping[str, Any]]) -> list[str] | None:
     """By place on the bus if so asked or if all are alike; the fastest first otherwise, which no file tells."""
-    uuids = _nvidia_cards(root)
+    uuids = nvidia_cards(root)
     if not uuids:
         uuids = {address: "" for address, card in sorted(cards.items()) if card["vendor"] == _NVIDIA}
     kinds = {str(cards.get(address, {}).get("id")) for address in uuids}
     ordered = len(kinds) <= 1 or env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    return _visible(uuids, ordered, env.get("CUDA_VISIBLE_DEVICES"))
+    return visible(uuids, ordered, env.get("CUDA_VISIBLE_DEVICES"))
 
 
-def _nvidia_cards(root: Path) -> dict[str, str]:
+def nvidia_cards(root: Path) -> dict[str, str]:
     """Addresses of the cards this process may open, in order, with their UUIDs."""
     minors = {path.name.removeprefix("nvidia") for path in (root / "dev").glob("nvidia[0-9]*")}
     found = {}
@@ -116,7 +116,7 @@ def _nvidia_cards(root: Path) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _amd(root: Path, env: Mapping[str, str]) -> list[str] | None:
+def amd_order(root: Path, env: Mapping[str, str]) -> list[str] | None:
     """In the order of the kernel's topology; ROCr hides cards first, HIP then counts what is left."""
     drawn = {path.name.removeprefix("renderD") for path in (root / "dev/dri").glob("renderD[0-9]*")}
     found = {}
@@ -126,11 +126,11 @@ def _amd(root: Path, env: Mapping[str, str]) -> list[str] | None:
         shown = str(values.get("drm_render_minor", "")) in drawn or not drawn
         if values.get("gfx_target_version") and shown:
             found[_address(values)] = f"GPU-{values.get('unique_id', 0):x}"
-    left = _visible(found, True, env.get("ROCR_VISIBLE_DEVICES"))
+    left = visible(found, True, env.get("ROCR_VISIBLE_DEVICES"))
     if left is None:
         return None
     asked = env.get("HIP_VISIBLE_DEVICES", env.get("CUDA_VISIBLE_DEVICES"))
-    return _visible({address: found[address] for address in left}, True, asked)
+    return visible({address: found[address] for address in left}, True, asked)
 
 
 def _address(values: Mapping[str, int]) -> str:
@@ -144,7 +144,7 @@ def _intel(cards: Mapping[str, Mapping[str, Any]]) -> list[str] | None:
     return found if len(found) == 1 else None
 
 
-def _visible(uuids: Mapping[str, str], ordered: bool, asked: str | None) -> list[str] | None:
+def visible(uuids: Mapping[str, str], ordered: bool, asked: str | None) -> list[str] | None:
     """The cards that a *_VISIBLE_DEVICES variable leaves, by number or by the beginning of a UUID."""
     every = list(uuids)
     if asked is None:
