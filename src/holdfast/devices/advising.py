@@ -81,5 +81,6 @@ def _repair(inventory: Inventory) -> str:
         return "torch is not installed here: `pip install torch`, then run `holdfast doctor` again."
     return (
         f"Not even the CPU can be trained on with torch {inventory.torch.version}: install torch anew in a fresh "
-        "virtual environment and run `holdfast doctor` again. If the CPU still gives wrong results, test the machine's memory."
+        "virtual environment and run `holdfast doctor` again. If the CPU still gives wrong results, test the machine's "
+        "memory."
     )

@@ -144,9 +144,9 @@ def _driver(card: Device, inventory: Inventory) -> Iterator[Finding]:
     said = next((each for each in system.troubles if any(word in each.lower() for word in _MISMATCH)), None)
     if said:
         yield finding("driver-mismatch", card.id, {"loaded": system.versions.get("nvidia"), "why": said})
-    able, needed = system.versions.get("cuda"), inventory.torch.cuda
+    able, needed = system.versions.get("cuda", ""), inventory.torch.cuda or ""
     # Within one major version, a build runs on older drivers too.
-    if able and needed and knowledge.numbers(able)[:1] < knowledge.numbers(needed)[:1]:
+    if knowledge.numbers(able) and knowledge.numbers(able)[:1] < knowledge.numbers(needed)[:1]:
         evidence = {"driver": card.driver, "torch": inventory.torch.version, "driver_cuda": able, "torch_cuda": needed}
         yield finding("driver-too-old", card.id, evidence)
 
