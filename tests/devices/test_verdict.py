@@ -156,13 +156,13 @@ TABLE: dict[str, tuple[list[Seen], str, str, str | None]] = {
         "no-checks-in-kernels",
     ),
     "it took the machine down": (
-        with_bad(Seen("conv2d fp32 backward", "skipped", evidence={"froze": True, "when": "2026-11-14"})),
+        with_bad(Seen("conv2d fp32 backward", "skipped", evidence={"took_machine_down": True, "time": "2026-11-14T01:02:03Z"})),
         "refused",
         "conv2d fp32 backward took the machine down",
         "froze-the-machine",
     ),
     "in fp16 it took the machine down": (
-        with_bad(Seen("conv2d fp16 backward", "skipped", evidence={"froze": True})),
+        with_bad(Seen("conv2d fp16 backward", "skipped", evidence={"took_machine_down": True})),
         "use_with_care",
         "conv2d fp16 backward took the machine down",
         "froze-the-machine",

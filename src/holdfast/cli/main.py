@@ -29,6 +29,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "doctor": Command("doctor", "what each device can really do, from isolated probes"),
     "train": Command("train", "a supervised run; survives crashes, hangs and kill -9"),
     "resume": Command("resume", "go on with a run after anything"),
     "stop": Command("runs:add_stop", "stop a run with its state saved"),

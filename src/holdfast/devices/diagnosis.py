@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast import findings as registry
 from holdfast.devices.remedies import BAD, Cure, Found
-from holdfast.devices.traits import CRASHED, FAILED, HUNG, PASSED, Result, Traits, easier, traits
+from holdfast.devices.traits import CRASHED, FAILED, HUNG, PASSED, Result, Traits, easier, froze, traits
 from holdfast.devices.verdict import BAD_INDEX, lowers_the_limit
 from holdfast.findings import Finding
 
@@ -26,14 +26,15 @@ def of_results(device: str, results: Sequence[Result], found: Found | None = Non
         slug = slug_of(each, results)
         if slug is not None:
             about = traits(each)
-            groups.setdefault((slug, about.precision if about.low else about.sdpa), []).append(each)
+            apart = {"wrong-in-low-precision": about.precision, "attention-kernel-fails": about.sdpa}
+            groups.setdefault((slug, apart.get(slug, "")), []).append(each)
     made = [_finding(device, slug, group, results, found) for (slug, _), group in groups.items()]
     return [*made, *(_with_a_remedy(device, cure) for cure in found.cures if cure.remedy.tried)]
 
 
 def slug_of(result: Result, results: Sequence[Result]) -> str | None:
     """The kind of finding a result is; None for one that passed, or was left out for a good reason."""
-    if result.evidence.get("froze"):
+    if froze(result):
         return "froze-the-machine"
     if result.status not in BAD:
         return None
@@ -50,16 +51,35 @@ Row = Callable[[Result, Traits, Sequence[Result]], bool]
 
 
 def _off(result: Result, about: Traits, results: Sequence[Result]) -> bool:
-    """It ended, and its numbers are wrong."""
-    return result.status == FAILED and result.error is not None
+    """It ended, and its numbers are wrong; where they are not finite there is a bound and no error."""
+    return result.status == FAILED and result.bound is not None
 
 
 def _situation(name: str) -> Row:
     return lambda result, about, results: about.situation == name
 
 
+def _only_in(name: str) -> Row:
+    """It fails in this situation and is right otherwise; what is wrong anyway is not the situation's fault."""
+
+    def row(result: Result, about: Traits, results: Sequence[Result]) -> bool:
+        return about.situation == name and not any(
+            each.status in BAD and _plain(traits(each), about) for each in results if each is not result
+        )
+
+    return row
+
+
+def _plain(other: Traits, about: Traits) -> bool:
+    """The same work in no special situation; what is done in company or compiled is a whole network."""
+    same_work = other.family == about.family or about.family in ("training", "compile")
+    earlier = other.phase in ("", "forward", about.phase or "backward")
+    return same_work and earlier and not other.situation and other.low == about.low
+
+
 def _off_in(name: str) -> Row:
-    return lambda result, about, results: about.situation == name and _off(result, about, results)
+    only = _only_in(name)
+    return lambda result, about, results: only(result, about, results) and _off(result, about, results)
 
 
 def _family(*names: str) -> Row:
@@ -86,9 +106,9 @@ TABLE: tuple[tuple[Row, str], ...] = (
     (lambda result, about, results: about.family == "launch" and _off(result, about, results), "slow-first-launch"),
     (_family("launch"), "device-does-not-start"),
     (lambda result, about, results: lowers_the_limit(result), "less-memory-than-reported"),
-    (_situation("company"), "fails-with-a-second-process"),
+    (_only_in("company"), "fails-with-a-second-process"),
     (_off_in("sustained"), "wrong-under-load"),
-    (_situation("sustained"), "fails-under-load"),
+    (_only_in("sustained"), "fails-under-load"),
     (_situation("recovery"), "no-recovery-after-out-of-memory"),
     (_situation("deterministic"), "not-deterministic"),
     (lambda result, about, results: result.status == CRASHED, "probe-crashed"),
@@ -96,8 +116,8 @@ TABLE: tuple[tuple[Row, str], ...] = (
     (_missing, "operation-missing"),
     (lambda result, about, results: about.sdpa not in ("", "math"), "attention-kernel-fails"),
     (_off_in("compile"), "wrong-when-compiled"),
-    (_situation("compile"), "cannot-compile"),
-    (_situation("double backward"), "not-finite-in-double-backward"),
+    (_only_in("compile"), "cannot-compile"),
+    (_only_in("double backward"), "not-finite-in-double-backward"),
     (_off_in("shapes"), "wrong-after-a-change-of-shape"),
     (_family("memory", "transfer"), "wrong-copies"),
     (_family("random"), "wrong-random-numbers"),
@@ -126,7 +146,7 @@ def _forward_passes(result: Result, results: Sequence[Result]) -> bool:
 
 
 def _finding(device: str, slug: str, group: list[Result], results: Sequence[Result], found: Found) -> Finding:
-    worst = max(group, key=lambda each: (_PHASES.get(traits(each).phase, 0), each.error or 0.0))
+    worst = max(group, key=lambda each: _PHASES.get(traits(each).phase, 0))  # of equals the first: it is the simplest
     also = [each.probe for each in group if each is not worst]
     cure = found.cure_of(worst.probe)
     evidence = {**_evidence(worst, results), **({"also": also} if also else {})}
@@ -161,6 +181,7 @@ def _evidence(result: Result, results: Sequence[Result]) -> dict[str, Any]:
         "usable_bytes": said.get("reached_bytes"),
         "later_s": said.get("second_s"),
         "act": result.probe,
+        "when": str(said.get("time") or "")[:10] or None,
     }
     return {**{name: value for name, value in mine.items() if value is not None}, **said, "probe": result.probe}
 

@@ -153,6 +153,11 @@ def _sdpa(words: list[str], family: str) -> str:
     return next((word for word in ("flash", "efficient", "cudnn", "math") if word in words), "")
 
 
+def froze(result: Result) -> bool:
+    """The last time it took the machine down, and so it was not done again."""
+    return result.evidence.get("took_machine_down") is True
+
+
 # Siblings -----------------------------------------------------------------------------------------------------------
 
 

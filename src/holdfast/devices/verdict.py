@@ -19,7 +19,7 @@ from typing import Any
 from holdfast.devices import remedies
 from holdfast.devices.remedies import BAD, Cure, Found
 from holdfast.devices.standing import Trust
-from holdfast.devices.traits import FAILED, FP32, LOW, PASSED, STATUSES, Result, traits
+from holdfast.devices.traits import FAILED, FP32, LOW, PASSED, STATUSES, Result, froze, traits
 from holdfast.findings import Finding
 
 TRUSTED, CARE, INFERENCE, REFUSED = STATES = ("trusted", "use_with_care", "inference_only", "refused")
@@ -194,8 +194,8 @@ def _is_quarantined(case: Case) -> str | None:
 
 def _froze_the_machine(case: Case) -> str | None:
     """A probe that took the machine down is not run again; what it stands for is not used either."""
-    froze = [each for each in case.results if each.evidence.get("froze") and not traits(each).low]
-    return f"{froze[0].probe} took the machine down" if froze else None
+    frozen = [each for each in case.results if froze(each) and not traits(each).low]
+    return f"{frozen[0].probe} took the machine down" if frozen else None
 
 
 def _nothing_passed(case: Case) -> str | None:
@@ -229,8 +229,8 @@ def _is_on_probation(case: Case) -> str | None:
 
 
 def _low_precision_froze(case: Case) -> str | None:
-    froze = [each for each in case.results if each.evidence.get("froze")]
-    return f"{froze[0].probe} took the machine down" if froze else None
+    frozen = [each for each in case.results if froze(each)]
+    return f"{frozen[0].probe} took the machine down" if frozen else None
 
 
 RULES: tuple[tuple[Rule, str], ...] = (
@@ -292,7 +292,7 @@ def _counts(result: Result) -> bool:
 def harmless(result: Result) -> bool:
     """Good to know, and no reason to do anything differently."""
     about = traits(result)
-    slow = about.family == "launch" and result.status == FAILED and result.error is not None
+    slow = about.family == "launch" and result.status == FAILED and result.bound is not None
     return slow or about.situation == "deterministic" or result.probe == BAD_INDEX
 
 
@@ -310,7 +310,7 @@ def policy_for(case: Case) -> Policy:
     cures = case.found.cures
     wrong = {traits(each).precision for each in case.failures if _spoils_its_precision(each)}
     wrong |= {cure.without for cure in cures if cure.remedy.avoid == "precision"}
-    wrong |= {traits(each).precision for each in case.results if each.evidence.get("froze")}
+    wrong |= {traits(each).precision for each in case.results if froze(each)}
     checked = {traits(each).precision for each in case.results if each.status == PASSED}
     off = [f"{name}-off" for name in LOW if name in wrong]
     kept = [cure.remedy for cure in cures if cure.remedy.avoid != "precision"]
