@@ -156,7 +156,11 @@ TABLE: dict[str, tuple[list[Seen], str, str, str | None]] = {
         "no-checks-in-kernels",
     ),
     "it took the machine down": (
-        with_bad(Seen("conv2d fp32 backward", "skipped", evidence={"took_machine_down": True, "time": "2026-11-14T01:02:03Z"})),
+        with_bad(
+            Seen(
+                "conv2d fp32 backward", "skipped", evidence={"took_machine_down": True, "time": "2026-11-14T01:02:03Z"}
+            )
+        ),
         "refused",
         "conv2d fp32 backward took the machine down",
         "froze-the-machine",
@@ -250,15 +254,22 @@ def test_fp32_alone_is_named() -> None:
     assert policy.env == {"HOLDFAST_REMEDIES": "fp16-off,bf16-off"}
 
 
+def test_a_precision_nobody_has_tried_is_left_to_the_script() -> None:
+    assert Policy(("fp32",)).dtype is None
+
+
 def test_memory_that_is_not_there_is_kept_free() -> None:
     results = TABLE["less memory than it says"][0]
     headroom = policy_for(case_of(results)).memory_headroom_bytes
     assert headroom is not None and (2 << 30) <= headroom < (3 << 30)
+    assert policy_for(case_of(results)).env == {"HOLDFAST_REMEDIES": f"headroom={headroom}"}
 
 
 def test_a_batch_that_is_wrong_is_made_smaller() -> None:
     results = [Seen(f"network fp32 batch {size} training", "failed" if size > 7 else "passed") for size in (1, 7, 8)]
-    assert policy_for(case_of(results)).microbatch == 7
+    policy = policy_for(case_of(results))
+    assert policy.microbatch == 7
+    assert policy.env == {"HOLDFAST_REMEDIES": "microbatch=7"}
 
 
 def test_a_kernel_that_fails_is_switched_off() -> None:
@@ -297,8 +308,9 @@ def test_what_is_no_verdict_is_none(data: object) -> None:
 
 
 def test_a_policy_of_a_stranger_is_cleaned() -> None:
-    data = {"env": {"A": 1, "B": "2"}, "precisions": "fp32", "microbatch": -1, "memory_headroom_bytes": True}
-    assert Policy.from_json(data) == Policy(env={"B": "2"})
+    env = {"A": 1, "LD_PRELOAD": "/tmp/x.so", "HSA_ENABLE_SDMA": "/tmp/x.so", "GPU_MAX_HW_QUEUES": "1"}
+    data = {"env": env, "precisions": "fp32", "microbatch": -1, "memory_headroom_bytes": True}
+    assert Policy.from_json(data) == Policy(env={"GPU_MAX_HW_QUEUES": "1"})
     assert Policy.from_json("x") == Policy()
 
 

@@ -208,11 +208,10 @@ def policy_lines(verdict: Verdict) -> list[str]:
 
 def _will(policy: Policy) -> list[str]:
     will = []
-    low = [name for name in ("tf32", "fp16", "bf16") if f"{name}-off" in policy.env.get("HOLDFAST_REMEDIES", "")]
     if policy.dtype:
         will.append("train here in fp32")
-    elif low:
-        will.append(f"train here without {_and(low)}")
+    elif policy.off:
+        will.append(f"train here without {_and(policy.off)}")
     if policy.memory_headroom_bytes:
         will.append(f"keep {size(policy.memory_headroom_bytes)} of its memory free")
     if policy.microbatch:

@@ -1,7 +1,8 @@
 """Remedies that are switched inside of a process that uses torch, named in HOLDFAST_REMEDIES.
 
-    HOLDFAST_REMEDIES=sdpa-math,cudnn-off        # in the environment of a worker or a probe
+    HOLDFAST_REMEDIES=sdpa-math,microbatch=4     # in the environment of a worker or a probe
     flags.apply()                                # there, before the device is touched; returns what was done
+    flags.keep_free(device)                      # there, after it was: `headroom=BYTES`
 
 A worker applies them before the script is imported. A script that sets the same switches itself has the last word.
 torch is imported by the functions only, so that whoever needs the names need not have it.
@@ -21,6 +22,34 @@ def named(env: Mapping[str, str] | None = None) -> list[str]:
     """The flags that the environment asks for, those we know."""
     asked = (os.environ if env is None else env).get(VARIABLE, "")
     return [word for word in dict.fromkeys(word.strip() for word in asked.split(",")) if word in FLAGS]
+
+
+def amount(name: str, env: Mapping[str, str] | None = None) -> int | None:
+    """The number of one that has a number: `microbatch=4`, `headroom=3221225472`."""
+    for word in (os.environ if env is None else env).get(VARIABLE, "").split(","):
+        key, sign, value = word.strip().partition("=")
+        if key == name and sign and value.isascii() and value.isdigit() and 0 < int(value) < 1 << 62:
+            return int(value)
+    return None
+
+
+def keep_free(device: Any) -> None:
+    """Leave as much of the device's memory alone as the verdict says; after the device was opened."""
+    wanted = amount("headroom")
+    backend: Any = getattr(_torch(), device.type, None)
+    if wanted is None or not hasattr(backend, "set_per_process_memory_fraction"):
+        return
+    try:
+        total = backend.get_device_properties(device).total_memory
+        backend.set_per_process_memory_fraction(max(0.05, 1.0 - wanted / total), device)
+    except (AttributeError, RuntimeError, ValueError, TypeError):  # a build that has no such limit
+        return
+
+
+def pieces(samples: int | None) -> int:
+    """In how many pieces a batch is computed at least."""
+    most = amount("microbatch")
+    return 1 if most is None or samples is None else -(-samples // most)
 
 
 def apply(env: MutableMapping[str, str] | None = None) -> list[str]:

@@ -120,6 +120,13 @@ def environment(remedies: Iterable[Remedy], more: Iterable[str] = ()) -> dict[st
     return {**env, **({switches.VARIABLE: ",".join(flags)} if flags else {})}
 
 
+def known_environment(env: Mapping[Any, Any]) -> dict[str, str]:
+    """Of variables that a file names, those that are a remedy's: a file must not bring a worker just any variable."""
+    ours = {pair for remedy in catalogue() for pair in remedy.env}
+    pairs = [(name, value) for name, value in env.items() if isinstance(name, str) and isinstance(value, str)]
+    return {name: value for name, value in pairs if (name, value) in ours or name == switches.VARIABLE}
+
+
 # The search ---------------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from holdfast.devices import remedies
+from holdfast.devices import flags, remedies
 from holdfast.devices.remedies import BAD, Cure, Found
 from holdfast.devices.standing import Trust
 from holdfast.devices.traits import FAILED, FP32, LOW, PASSED, STATUSES, Result, froze, traits
@@ -57,8 +57,14 @@ class Policy:
 
     @property
     def dtype(self) -> str | None:
-        """float32 where nothing less is right; None leaves it to the script."""
-        return "float32" if self.precisions == (FP32,) else None
+        """float32 where less was tried and nothing less is right; None leaves it to the script."""
+        return "float32" if self.precisions == (FP32,) and self.off else None
+
+    @property
+    def off(self) -> tuple[str, ...]:
+        """Precisions that are switched off."""
+        asked = self.env.get(flags.VARIABLE, "").split(",")
+        return tuple(name for name in LOW if f"{name}-off" in asked)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -77,7 +83,6 @@ class Policy:
         """From a file that anybody may have edited: what is not of the right type is left out."""
         said = data if isinstance(data, dict) else {}
         env = said.get("env")
-        pairs = env.items() if isinstance(env, dict) else ()
         return cls(
             _words(said.get("precisions")),
             _words(said.get("sdpa_off")),
@@ -85,7 +90,7 @@ class Policy:
             _natural(said.get("microbatch")),
             _words(said.get("avoid")),
             _words(said.get("remedies")),
-            {str(name): value for name, value in pairs if isinstance(value, str)},
+            remedies.known_environment(env if isinstance(env, dict) else {}),
         )
 
 
@@ -314,16 +319,20 @@ def policy_for(case: Case) -> Policy:
     checked = {traits(each).precision for each in case.results if each.status == PASSED}
     off = [f"{name}-off" for name in LOW if name in wrong]
     kept = [cure.remedy for cure in cures if cure.remedy.avoid != "precision"]
+    microbatch = min((cure.keep for cure in cures if cure.keep is not None), default=None)
+    headroom = _headroom(case)
+    numbers = [f"{name}={value}" for name, value in (("microbatch", microbatch), ("headroom", headroom)) if value]
+    kernels = [cure.switch for cure in cures if cure.switch.startswith("sdpa")]
     avoided = [cure.without or cure.remedy.avoid for cure in cures if cure.remedy.avoid in _AVOIDED]
     avoided += [traits(each).situation for each in case.failures if traits(each).situation in _AVOIDABLE[:4]]
     return Policy(
         precisions=tuple(name for name in (FP32, *LOW) if name in checked - wrong),
         sdpa_off=tuple(_kernel(cure) for cure in cures if cure.switch.startswith("sdpa-no-")),
-        memory_headroom_bytes=_headroom(case),
-        microbatch=min((cure.keep for cure in cures if cure.keep is not None), default=None),
+        memory_headroom_bytes=headroom,
+        microbatch=microbatch,
         avoid=tuple(dict.fromkeys(avoided)),
         remedies=tuple(dict.fromkeys(cure.remedy.name for cure in cures)),
-        env=remedies.environment(kept, [*off, *(cure.switch for cure in cures if cure.switch.startswith("sdpa"))]),
+        env=remedies.environment(kept, [*off, *kernels, *numbers]),
     )
 
 
