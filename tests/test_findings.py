@@ -77,6 +77,7 @@ D064 disk-nearly-full
 D065 slow-disk
 D066 disk-cannot-be-written
 D067 few-cpus
+D068 tool-gives-no-answer
 D070 own-step-is-wrong
 D071 own-step-fails
 D072 own-script-fails-everywhere
@@ -139,7 +140,7 @@ def test_json_is_what_others_rely_on() -> None:
     assert found.to_json() == {
         "code": "D021",
         "slug": "wrong-under-load",
-        "level": "warning",
+        "level": "error",
         "title": "Results drift under load",
         "text": "Results drift under load",
         "evidence": {"error": 0.031, "bound": 0.004, "after_s": 660},
@@ -174,7 +175,7 @@ def test_a_template_cannot_reach_into_objects() -> None:
 
 
 def test_the_worst_of_several() -> None:
-    note, warning, error = (finding(code, "cpu") for code in ("D007", "D021", "D002"))
+    note, warning, error = (finding(code, "cpu") for code in ("D007", "D024", "D002"))
     assert worst([]) is None
     assert worst([note]) == "note"
     assert worst([note, error, warning]) == "error"

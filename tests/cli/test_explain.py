@@ -168,18 +168,21 @@ What it means for you
   this and says that the device is available.
 
 What holdfast does
-  Refuses the device with this build.
+  Probes it all the same where torch can see it. Without code nothing passes,
+  and the device is refused with this build.
 
 What you can do
   Install a build that has the card's architecture: the remedy names it where
   one is known. A virtual environment of its own keeps the one you have.
+
+Measured by  holdfast/devices/inspection.py::of_inventory
 """
 
 
 @pytest.mark.parametrize("asked", ["D009", "d009", "no-kernels-for-this-card", "no_kernels_for_this_card"])
 def test_a_finding_of_the_doctor(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(asked) == ExitCode.OK
-    assert capsys.readouterr().out.startswith(D009)
+    assert capsys.readouterr() == (D009, "")
 
 
 @pytest.mark.parametrize("row", findings.explanations(), ids=lambda row: row.code)

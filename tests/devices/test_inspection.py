@@ -137,6 +137,10 @@ def test_drivers_of_nvidia() -> None:
         HOPPER, torch=CUDA, troubles=["nvidia-smi: Failed to initialize NVML: Driver/library version mismatch"]
     )
     assert codes(torn) == ["D015"]
+    silent = machine(HOPPER, torch=CUDA, troubles=["nvidia-smi gave no answer in 10 s"])
+    assert one("tool-gives-no-answer", silent).sentence() == "nvidia-smi gave no answer in 10 s"
+    assert codes(machine(HOPPER, torch=CUDA), {"NVIDIA_TF32_OVERRIDE": "1"}) == ["D031"]
+    assert codes(machine(HOPPER, torch=CUDA), {"NVIDIA_TF32_OVERRIDE": "0"}) == []
 
 
 def test_windows_wsl_and_an_integrated_gpu() -> None:

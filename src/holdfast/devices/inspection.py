@@ -34,7 +34,7 @@ _HIDING = {
     "intel": ("ONEAPI_DEVICE_SELECTOR", "ZE_AFFINITY_MASK"),
 }
 _FILES = {"nvidia": ("/dev/nvidia",), "amd": ("/dev/kfd", "/dev/dri"), "intel": ("/dev/dri",)}
-_MISMATCH = ("driver/library version mismatch",)
+_TF32 = ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE")
 
 
 def of_inventory(inventory: Inventory, env: Mapping[str, str], *, shm_bytes: int | None = None) -> list[Finding]:
@@ -72,6 +72,9 @@ def _of_card(card: Device, inventory: Inventory, env: Mapping[str, str]) -> Iter
     yield from _driver(card, inventory)
     if served and not card.visible:
         yield from _out_of_reach(card, inventory, env)
+    if served and card.kind == "nvidia":
+        forced = [f"{name}=1" for name in _TF32 if env.get(name) == "1"]
+        yield from (finding("tf32-in-use", card.id, {"source": each}) for each in forced[:1])
     if card.integrated and card.kind != "apple":
         memory = card.shared_memory_bytes or card.memory_bytes
         yield finding("integrated-gpu", card.id, {"name": _name(card), "memory_bytes": memory})
@@ -141,7 +144,7 @@ def _driver(card: Device, inventory: Inventory) -> Iterator[Finding]:
         return
     if card.kind != "nvidia":
         return
-    said = next((each for each in system.troubles if any(word in each.lower() for word in _MISMATCH)), None)
+    said = next(filter(_mismatched, system.troubles), None)
     if said:
         yield finding("driver-mismatch", card.id, {"loaded": system.versions.get("nvidia"), "why": said})
     able, needed = system.versions.get("cuda", ""), inventory.torch.cuda or ""
@@ -149,6 +152,10 @@ def _driver(card: Device, inventory: Inventory) -> Iterator[Finding]:
     if knowledge.numbers(able) and knowledge.numbers(able)[:1] < knowledge.numbers(needed)[:1]:
         evidence = {"driver": card.driver, "torch": inventory.torch.version, "driver_cuda": able, "torch_cuda": needed}
         yield finding("driver-too-old", card.id, evidence)
+
+
+def _mismatched(trouble: str) -> bool:
+    return "driver/library version mismatch" in trouble.lower()
 
 
 def _out_of_reach(card: Device, inventory: Inventory, env: Mapping[str, str]) -> Iterator[Finding]:
@@ -218,6 +225,9 @@ def _of_system(inventory: Inventory, shm_bytes: int | None) -> Iterator[Finding]
     system, disk = inventory.system, inventory.disk
     if inventory.torch.version is None:
         yield finding("torch-does-not-import", SYSTEM, {"why": "it is not installed"})
+    for trouble in system.troubles:
+        if not _mismatched(trouble):
+            yield finding("tool-gives-no-answer", SYSTEM, {"why": trouble})
     if system.wsl and "/dev/dxg" not in system.device_files:
         yield finding("wsl-without-gpu", SYSTEM, {"missing": "/dev/dxg"})
     if shm_bytes is not None and shm_bytes < SMALL_SHM:
