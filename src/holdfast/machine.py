@@ -184,6 +184,8 @@ def cgroups(root: Path) -> Iterator[Path]:
     """The folders of this process's control groups and of all above them, versions 2 and 1."""
     base = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
+        if line.count(":") < 2:
+            continue
         _, controllers, path = line.split(":", 2)
         tops = [base / name for name in controllers.split(",")] if controllers else [base, base / "unified"]
         for top in tops:

@@ -51,7 +51,7 @@ class Agent:
     node: int | None
     bdf: int | None
     chip: int | None
-    integrated: bool
+    integrated: bool | None
 
 
 def look(
@@ -183,7 +183,7 @@ def agents_of(text: str) -> list[Agent]:
                     number(values.get("Node")),
                     number(values.get("BDFID")),
                     number(values.get("Chip ID", "").partition("(")[0]),
-                    "APU" in values.get("Memory Properties", ""),
+                    "APU" in values["Memory Properties"] if "Memory Properties" in values else None,
                 )
             )
     return found
@@ -207,5 +207,5 @@ def _with_runtime(card: Device, agent: Agent) -> Device:
         arch_basis="runtime" if alone else card.arch_basis,
         claimed_arch=agent.gfx if card.claimed_arch or (card.arch and agent.gfx != card.arch) else None,
         pci_id=card.pci_id or (f"1002:{agent.chip:04x}" if agent.chip else None),
-        integrated=True if agent.integrated else card.integrated if card.arch else is_integrated(agent.gfx),
+        integrated=is_integrated(card.arch or agent.gfx) if agent.integrated is None else agent.integrated,
     )

@@ -85,7 +85,7 @@ def _on_linux(
     ):
         cards += told
         versions.update(words)
-    return _with_windows(cards, windows_cards), versions
+    return _with_windows(cards, windows_cards, env), versions
 
 
 def _on_windows(
@@ -98,8 +98,8 @@ def _on_windows(
     return [*driven, *others], versions
 
 
-def _with_windows(cards: Sequence[Device], told: Sequence[Device]) -> list[Device]:
-    """Inside WSL: what Windows knows of the cards Linux was shown, and the cards it was not shown."""
+def _with_windows(cards: Sequence[Device], told: Sequence[Device], env: Mapping[str, str]) -> list[Device]:
+    """Inside WSL: what Windows knows of the cards Linux was shown, and the cards that only Windows knows."""
     found, left = [], list(told)
     for card in cards:
         same = next((each for each in left if each.kind == card.kind and _alike(each, card)), None)
@@ -108,7 +108,13 @@ def _with_windows(cards: Sequence[Device], told: Sequence[Device]) -> list[Devic
             found.append(_merged(card, same))
         else:
             found.append(card)
-    return [*found, *(replace(card, notes=[*card.notes, "Windows has it; WSL does not show it"]) for card in left)]
+    return [*found, *(_unconfirmed(card, env) for card in left)]
+
+
+def _unconfirmed(card: Device, env: Mapping[str, str]) -> Device:
+    asked = amd.overridden(env, None) if card.kind == "amd" else None
+    note = "Windows has it; nothing inside WSL has confirmed it"
+    return replace(card, claimed_arch=asked[1] if asked else None, notes=[*card.notes, note])
 
 
 def _alike(one: Device, other: Device) -> bool:
@@ -158,5 +164,6 @@ def _cpu_device(processor: Cpu, host: Host) -> Device:
         name=processor.name,
         arch=host.machine,
         arch_basis="kernel",
-        memory_bytes=processor.memory_limit_bytes or processor.memory_bytes,
+        # A limit may be larger than what is there.
+        memory_bytes=min(filter(None, (processor.memory_limit_bytes, processor.memory_bytes)), default=None),
     )
