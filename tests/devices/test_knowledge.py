@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,6 +168,7 @@ def test_a_card_by_its_number(vendor: str, device: str, arch: str | None) -> Non
         ("gfx1102", "7.2", None),
         ("gfx1151", "7.1", None),
         ("gfx950", "6.4", None),
+        ("gfx90a", "7.14", None),
         ("gfx950", "7.0", True),
         ("gfx1034", "6.2", None),
         ("gfx1010", "10.1", None),
@@ -320,3 +323,9 @@ def test_notes_on_windows_and_wsl() -> None:
     assert any("RCCL" in note.text for note in knowledge.platform_notes("windows", "amd"))
     assert any("/dev/dxg" in note.text for note in knowledge.platform_notes("wsl2", "amd"))
     assert knowledge.platform_notes("linux", "amd") == []
+
+
+def test_the_page_in_the_docs_is_up_to_date() -> None:
+    script = ROOT / "scripts" / "make_hardware_docs.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, "run scripts/make_hardware_docs.py"

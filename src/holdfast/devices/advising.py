@@ -71,7 +71,7 @@ def _has_code(card: Device, inventory: Inventory) -> bool:
 def _caveat(card: Device) -> str:
     """Where AMD publishes a build that nobody there runs, it is said."""
     said = knowledge.support(card.arch, "7.14") if card.arch and card.kind == "amd" else None
-    if said is None or said.status not in ("untested", "built"):
+    if said is None or said.status != "untested":
         return ""
     return f" AMD publishes it and does not test it on such a card ({said.source.date}), so let the probes decide."
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from holdfast.devices.survey.shapes import Inventory
 
 _TRUE = dict.fromkeys(("yes", "some", "deprecated", "untested"), True)
-_TRUE |= dict.fromkeys(("no", "community", "built"), False)
-"""What a word of the table says about support; the others (preview, runtime) say neither."""
+_TRUE |= dict.fromkeys(("no", "community"), False)
+"""What a word of the table says about support; the others (preview, runtime, built) say neither."""
 
 
 # Looking up --------------------------------------------------------------------------------------------------------
