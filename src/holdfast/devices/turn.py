@@ -88,6 +88,7 @@ class Turn:
         self._hot: sensors.Reading = {}
         self._hung: dict[str, Any] = {}
         self._greedy = 0
+        self._skip = ""
 
     # -- from start to end -----------------------------------------------------------------------------------
 
@@ -177,6 +178,7 @@ class Turn:
         status = "skipped" if said.get("skip") else "passed" if said.get("ok") is True else "failed"
         facts = said.get("facts")
         why = str(said.get("skip") or said.get("why") or "")
+        self._skip = str(said.get("skip") or "")
         if status == "failed" and not why:
             why = _off(said.get("error"), said.get("bound"))
         seconds = said.get("seconds")
@@ -277,7 +279,9 @@ class Turn:
             yield from skipped(self.probe, self.device, left[:1], why, **more)
             yield from skipped(self.probe, self.device, left[1:], "not reached")
         else:
-            yield from skipped(self.probe, self.device, left, f"not reached: {bad or 'the process ended before'}")
+            yield from skipped(
+                self.probe, self.device, left, f"not reached: {bad}" if bad else self._skip or "not reached"
+            )
 
     def _result(self, check: str, status: str, **said: Any) -> ProbeResult:
         self._told.add(check)

@@ -6,6 +6,7 @@
     layers.py      the small networks
     compare.py     forward, backward and training, against float64 on the CPU
     memory.py      allocation and transfers
+    own.py         one step of the user's own script
     conduct.py     the same twice, random numbers, bad indices, load, the first step
 
 `devices/battery.py` runs them. Everything here but the catalogue imports torch and belongs into a child.

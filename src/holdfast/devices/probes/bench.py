@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,12 @@ class Bench:
     batch: int = 0
     planted: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     """Kernels that are wrong on purpose (holdfast.testing)."""
+    small: bool = True
+    """Small inputs: on a CPU, and in the quick set, where it is time that counts."""
+    opened: float = 0.0
+    """When the process turned to the device, by the monotonic clock."""
+    away: Callable[[], bool] = lambda: False
+    """Whether something else computes now, although this is the bench in use."""
 
     @property
     def kind(self) -> str:
@@ -55,6 +62,13 @@ class Bench:
     @property
     def hip(self) -> bool:
         return self.device.type == "cuda" and torch.version.hip is not None
+
+    @property
+    def shares_memory(self) -> bool:
+        """Its memory is that of the machine."""
+        if self.device.type == "cuda":
+            return bool(getattr(torch.cuda.get_device_properties(self.device), "is_integrated", False))
+        return self.device.type in ("mps", "cpu")
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
@@ -124,24 +138,34 @@ class Bench:
 
 def open_bench(label: str, tell: Callable[[str], None]) -> Bench:
     """The device behind a label; raises what torch raises where there is none. A pretend one has its symptoms."""
-    kind = label.partition(":")[0]
-    if kind == "pretend":
-        from holdfast.testing.badkernel import PretendBench
-
-        return PretendBench.open(label, tell)
-    bench = Bench(label, torch.device(label), tell)
-    if bench.device.type == "cuda":
-        torch.cuda.set_device(bench.device)
     from holdfast.testing import badkernel
 
+    opened = time.monotonic()
+    if label.startswith("pretend"):
+        return badkernel.PretendBench.open(label, tell)
+    bench = Bench(label, torch.device(label), tell, opened=opened)
+    if bench.device.type == "cuda":
+        torch.cuda.set_device(bench.device)
     return badkernel.plant(bench)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Some backends have a type for it, others only words."""
     text = str(error).lower()
-    known = ("out of memory", "can't allocate memory", "out_of_device_memory", "invalid buffer size")
+    known = (
+        "out of memory",
+        "not enough memory",
+        "can't allocate memory",
+        "out_of_device_memory",
+        "invalid buffer size",
+    )
     return isinstance(error, torch.OutOfMemoryError) or any(words in text for words in known)
+
+
+def is_missing(error: BaseException, precision: str) -> bool:
+    """A kernel that was never written for this precision. That is a device with less, not a broken one."""
+    words = ("not implemented for 'Half'", "not implemented for 'BFloat16'", "could not create a primitive")
+    return precision in DTYPES and any(each in str(error) for each in words)
 
 
 def first_line(error: BaseException) -> str:

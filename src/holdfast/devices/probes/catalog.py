@@ -10,8 +10,9 @@ dies, hangs, or takes the machine with it, it is known in which.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from holdfast.errors import UserError
@@ -85,9 +86,20 @@ def select(device: str, *, full: bool = False, only: Iterable[str] = ()) -> list
     return [probe for probe in chosen if not probe.kinds or kind_of(device) in probe.kinds]
 
 
+_OWN: dict[str, Probe] = {}
+
+
+def script_probe(script: Path, arguments: Mapping[str, str] | None = None) -> Probe:
+    """One real step of the user's own script. From now on `find` knows it."""
+    name = f"script {script.name}"
+    options = {"script": str(script), "arguments": dict(arguments or {})}
+    _OWN[name] = Probe(name, "own.script", "model", ("",), deadline_s=600.0, options=options)
+    return _OWN[name]
+
+
 def find(name: str) -> Probe:
     """By its name, or by the name of one of its checks."""
-    for probe in PROBES:
+    for probe in (*PROBES, *_OWN.values()):
         if name == probe.name or name in probe.names:
             return probe
     close = difflib.get_close_matches(name, [probe.name for probe in PROBES], n=1)
@@ -150,7 +162,7 @@ _LONG: dict[str, Any] = {"batch": 32, "deadline_s": 180.0, "options": {"seconds"
 PROBES: tuple[Probe, ...] = (
     # Can it be used at all, and how long does that take?
     _one("first step", "conduct.first_step", "launch", quick=True, deadline_s=180.0),
-    _one("memory pattern", "memory.pattern", "memory", quick=True),
+    _one("memory pattern", "memory.pattern", "memory"),
     Probe(
         "transfer",
         "memory.transfer",
@@ -159,10 +171,10 @@ PROBES: tuple[Probe, ...] = (
         quick=True,
     ),
     # What most models are made of, first in plain fp32.
-    _layer("linear", quick=True),
+    _layer("linear"),
     _layer("conv2d", quick=True),
     _layer("attention", quick=True),
-    _layer("lstm", quick=True),
+    _layer("lstm"),
     _layer("batchnorm", words="channels_last", channels_last=True, quick=True),
     _layer("embedding"),
     *(_layer(each) for each in ("conv1d", "conv3d", "depthwise", "grouped", "transposed")),

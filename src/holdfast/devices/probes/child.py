@@ -41,6 +41,9 @@ _CACHES = {
 """Kernels that a probe compiles are its own: it neither trusts nor spoils those of the user."""
 
 
+THREADS = 4
+
+
 class ProbeNursery(Nursery):
     """Has what probes need, and forks one per message."""
 
@@ -85,9 +88,11 @@ class Speaker:
     def __init__(self, config: dict[str, Any], file: Any) -> None:
         self.config = config
         self.spec: dict[str, Any] = {**config["probe"], "full": bool(config.get("full"))}
+        self.spec["options"] = {**self.spec["options"], "folder": config["folder"]}
         self.check: str | None = None
         self._file = file
         self._turn = 0
+        self._said_done = False
         self._began = time.perf_counter()
 
     def speak(self) -> int:
@@ -106,7 +111,10 @@ class Speaker:
 
         self._prepare()
         flags.apply()
+        if not self.config.get("occupy"):
+            self._tell(str(self.spec["checks"][0]))  # opening a device is the first risk
         device = bench.open_bench(self.config["device"], self._tell)
+        device.small = not (device.real and self.spec["full"])
         if self.config.get("occupy"):
             device.wait()
             self._say(check="occupying")
@@ -122,8 +130,11 @@ class Speaker:
 
         with contextlib.suppress(OSError, AttributeError):
             os.nice(5)
-        if self.config["device"] != "cpu" or self.spec["layer"] != "network":
-            torch.set_num_threads(1)  # mostly the CPU only has to know the answer, and it may have other work
+        here = self.config["device"].partition(":")[0] in ("cpu", "pretend")
+        if not here:
+            torch.set_num_threads(min(THREADS, torch.get_num_threads()))  # the CPU only has to know the answer
+        elif self.config["device"] != "cpu" or self.spec["layer"] != "network":
+            torch.set_num_threads(1)  # what is small is done sooner by one
 
     def _function(self) -> Any:
         module, _, name = str(self.spec["function"]).partition(".")
@@ -133,6 +144,10 @@ class Speaker:
         """The next check begins when it is on record."""
         if check == self.config.get("stop_at"):
             raise _Stop
+        if check == self.check and not self._said_done:
+            self._began = time.perf_counter()
+            return
+        self._said_done = False
         self._turn += 1
         self.check = check
         self._say(check=check)
@@ -150,10 +165,13 @@ class Speaker:
         self._end(ok=outcome.ok, error=error, bound=outcome.bound, facts=facts, skip=outcome.skip, why=outcome.why)
 
     def _failed(self, problem: Exception) -> None:
-        from holdfast.devices.probes.bench import Skip, first_line, is_out_of_memory
+        from holdfast.devices.probes.bench import Skip, first_line, is_missing, is_out_of_memory
 
         if isinstance(problem, Skip):
             self._end(ok=True, skip=str(problem))
+            return
+        if is_missing(problem, str(self.spec["precision"])):
+            self._end(ok=True, skip=f"this device has no kernel for it in {self.spec['precision']}")
             return
         facts = {"raised": type(problem).__name__, "out_of_memory": is_out_of_memory(problem)}
         code = getattr(problem, "error_code", None)
@@ -163,6 +181,7 @@ class Speaker:
 
     def _end(self, **said: Any) -> None:
         check = self.check if self.check is not None else str(self.spec["checks"][0])
+        self._said_done = True
         self._say(done=check, seconds=round(time.perf_counter() - self._began, 4), **said)
 
     def _say(self, **words: Any) -> None:

@@ -62,7 +62,7 @@ def train(bench: Bench, spec: dict[str, Any], wrap: Callable[[Layer], Any] = lam
     """Forward, backward and training of one layer."""
     precision = spec["precision"]
     bench.set_precision(precision)
-    layer = layers.build(spec["layer"], small=not bench.real)
+    layer = layers.build(spec["layer"], small=bench.small)
     sizes = spec["options"].get("sizes") or [spec["batch"]]
     right = Work(layer, sizes, double=True).answers()
     expected = expectation(layer, sizes, precision, right)
@@ -81,7 +81,7 @@ def train(bench: Bench, spec: dict[str, Any], wrap: Callable[[Layer], Any] = lam
 def double(bench: Bench, spec: dict[str, Any]) -> Iterator[Outcome]:
     """The gradient of a gradient, as penalties on gradients use it."""
     bench.set_precision(spec["precision"])
-    layer, sizes = layers.build(spec["layer"], small=not bench.real), [spec["batch"]]
+    layer, sizes = layers.build(spec["layer"], small=bench.small), [spec["batch"]]
     reference = Work(layer, sizes, double=True).penalty()
     expected, _ = distance(Work(layer, sizes).penalty(), reference)
     bench.tell("double backward")
@@ -154,11 +154,16 @@ class Work:
             out: Tensor = computes(inputs)
         return out
 
-    def _backward(self, own: Layer, output: Tensor, size: int) -> Tensor:
-        scale = HALF_SCALE if self.precision == "fp16" else 1.0
+    def _scaler(self) -> Any:
+        """As in a script, but without a search for the scale: that would skip steps the reference does not skip."""
+        wanted, kind = self.precision == "fp16", self.bench.device.type
+        return torch.amp.GradScaler(kind, init_scale=HALF_SCALE, growth_interval=1 << 30, enabled=wanted)
+
+    def _backward(self, own: Layer, output: Tensor, size: int, scaler: Any = None) -> Tensor:
+        scale = HALF_SCALE if self.precision == "fp16" and scaler is None else 1.0
         with self.bench.doing("backward"):
             loss = own.loss(output, size)
-            (loss * scale).backward()
+            (loss * scale if scaler is None else scaler.scale(loss)).backward()
         for parameter in own.parameters():
             if parameter.grad is not None:
                 parameter.grad /= scale
@@ -194,13 +199,15 @@ class Work:
         """The losses of some steps, and the weights after them."""
         own, computes = self._fresh()
         optimizer = torch.optim.AdamW(own.parameters(), lr=RATE, eps=EPSILON)
+        scaler = self._scaler()
         losses = []
         for step in range(STEPS):
             size = self.sizes[step % len(self.sizes)]
             optimizer.zero_grad()
-            losses.append(self._backward(own, self._forward(computes, self._inputs(size)), size))
+            losses.append(self._backward(own, self._forward(computes, self._inputs(size)), size, scaler))
             with self.bench.doing("update"):
-                optimizer.step()
+                scaler.step(optimizer)
+                scaler.update()
         weights = torch.cat([parameter.detach().cpu().double().flatten() for parameter in own.parameters()])
         return {"losses": torch.stack(losses).cpu().double(), "weights": weights}
 

@@ -6,6 +6,7 @@ for outcome in load(bench, spec): ...       # facts: {"steps": 4100, "slower": 1
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,15 +27,14 @@ SIGMAS = 6.0
 def first_step(bench: Bench, spec: dict[str, Any]) -> Iterator[Outcome]:
     """From the first touch of the device to the end of the first step, with cold caches."""
     bench.tell("")
-    began = time.perf_counter()
     with bench.on():
-        work = Work(layers.build("network", small=not bench.real), [8], bench=bench)
+        work = Work(layers.build("network", small=bench.small), [8], bench=bench)
         work.backward()
         bench.wait()
-        first = time.perf_counter() - began
+        first = time.monotonic() - bench.opened
         work.backward()
         bench.wait()
-    second = time.perf_counter() - began - first
+    second = time.monotonic() - bench.opened - first
     limit = float(spec["options"].get("bound_s", FIRST_STEP))
     yield Outcome(first, limit, {"first_s": round(first, 3), "second_s": round(second, 4), **_facts(bench)})
 
@@ -57,11 +57,14 @@ def same(bench: Bench, spec: dict[str, Any]) -> Iterator[Outcome]:
     """The same input twice: bit by bit the same answer, where torch is asked for that."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     bench.set_precision("fp32")
-    layer = layers.build(spec["layer"], small=not bench.real)
+    warnings.simplefilter("always")
+    layer = layers.build(spec["layer"], small=bench.small)
     bench.tell("")
-    with bench.on():
+    with bench.on(), warnings.catch_warnings(record=True) as said:
         answers = [Work(layer, [spec["batch"]], bench=bench).backward() for _ in range(3)]
         bench.wait()
+    if any("deterministic" in str(each.message) for each in said):
+        raise Skip("torch has no kernel for it that gives the same bits each time")
     first = answers[0]
     different = [name for other in answers[1:] for name in first if not torch.equal(first[name], other[name])]
     worst = max(distance(other, first)[0] for other in answers[1:])
@@ -129,7 +132,7 @@ def load(bench: Bench, spec: dict[str, Any]) -> Iterator[Outcome]:
 
 def occupy(bench: Bench, seconds: float) -> None:
     """Be the second process: compute until killed."""
-    work = Work(layers.build("network", small=not bench.real), [8], bench=bench)
+    work = Work(layers.build("network", small=bench.small), [8], bench=bench)
     until = time.monotonic() + seconds
     with bench.on():
         while time.monotonic() < until:
@@ -139,7 +142,7 @@ def occupy(bench: Bench, seconds: float) -> None:
 
 def _going_on(bench: Bench, spec: dict[str, Any], seconds: float, *, heavy: bool = False) -> Outcome:
     bench.set_precision("fp32")
-    layer, sizes = layers.build(spec["layer"], small=not bench.real), [spec["batch"]]
+    layer, sizes = layers.build(spec["layer"], small=bench.small), [spec["batch"]]
     answers = Work(layer, sizes, double=True).answers("backward")
     right, limit = answers["backward"], bound(expectation(layer, sizes, "fp32", answers)["backward"], "fp32")
     bench.tell("")
@@ -168,7 +171,7 @@ def _going_on(bench: Bench, spec: dict[str, Any], seconds: float, *, heavy: bool
 
 
 class _Burden:
-    """Large products, the same again and again: each has to be the first one, to the bit."""
+    """Large products, the same again and again: each has to be as the first one, but for the order of sums."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -181,7 +184,7 @@ class _Burden:
     def carry(self) -> bool:
         for _ in range(self.rounds):
             product = self.left @ self.left
-        return bool(torch.allclose(product, self.first, rtol=1e-3, atol=1e-4))
+        return bool((product - self.first).norm() <= 1e-5 * self.first.norm())
 
 
 def _slower(times: list[float]) -> dict[str, Any]:

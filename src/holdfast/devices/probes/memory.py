@@ -119,7 +119,7 @@ def fill(bench: Bench, spec: dict[str, Any]) -> Iterator[Outcome]:
     else:
         share = 0.95 if spec["full"] else 0.5
         wanted = int(min(reported[0] * share, max(reported[0] - RESERVE, reported[0] * 0.5)))
-        if bench.device.type in ("mps", "cpu") and room is not None:  # the same memory as everybody's
+        if bench.shares_memory and room is not None:
             wanted = min(wanted, room // 2)
     chunk = max(4096, min(CHUNK, wanted // 8)) // 4 * 4
     bench.tell("")
