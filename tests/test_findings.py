@@ -131,7 +131,9 @@ def test_sentences() -> None:
     endless = finding("wrong-forward", "mps", {"probe": "matmul", "error": "more than any number", "bound": 4e-5})
     assert endless.sentence() == "matmul is off by more than any number (limit 4e-05)"
     build = finding("D009", "cuda:0", {"arch": "gfx1010", "torch": "2.5.1+rocm6.2", "archs": ["gfx900", "gfx1030"]})
-    assert build.sentence() == "gfx1010 has no kernels in torch 2.5.1+rocm6.2 (built for gfx900, gfx1030)"
+    assert build.sentence() == "gfx1010 has no kernels in torch 2.5.1+rocm6.2"
+    closed = finding("D017", "cuda:0", {"files": ["/dev/kfd", "/dev/dri/renderD128"]})
+    assert closed.sentence() == "/dev/kfd, /dev/dri/renderD128 may not be opened by this user"
 
 
 def test_json_is_what_others_rely_on() -> None:

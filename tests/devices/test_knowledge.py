@@ -313,7 +313,7 @@ def test_every_bug_can_be_found(bug: facts.Bug) -> None:
     pattern = when["archs"][0] if "archs" in when else ""
     arch = pattern.replace("?", "0").replace("*", "1030" if "gfx" in pattern else "1") or None
     first = {name: when[name][0].replace("?", "0") for name in ("claimed", "os") if name in when}
-    name = {"gtx16-amp-nan": "GTX 1650"}.get(bug.id)
+    name = {"gtx16-amp-nan": "GTX 1650", "rdna4-busy-queues": "AMD Radeon AI PRO R9700"}.get(bug.id)
     env = {when["env"][0]: when.get("env_text", "10.3.0")} if "env" in when else {}
     found = knowledge.known_bugs(arch, None, None, first.get("os"), name=name, claimed=first.get("claimed"), env=env)
     assert bug.id in {each.id for each in found}

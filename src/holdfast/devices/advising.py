@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from holdfast.devices import facts, knowledge
-from holdfast.devices.inspection import builds
+from holdfast.devices.inspection import builds, could_train
 
 if TYPE_CHECKING:
     from holdfast.devices.survey.shapes import Device, Inventory
@@ -32,7 +32,9 @@ def advice(inventory: Inventory, usable: Collection[str]) -> list[str]:
     lines = [f"Now: `holdfast train {SCRIPT} --device cpu` trains on the CPU. {_way('cpu')}"]
     if inventory.system.os == "windows" and any(card.kind == "amd" for card in inventory.gpus):
         lines.append(f"Linux: {_way('linux')} Then run `holdfast doctor` there.")
-    lines += [line for card in inventory.gpus for line in _build(card, inventory)]
+    # A GPU inside the processor is worth a build of its own only where there is no other.
+    own = [card for card in inventory.gpus if not card.integrated] or inventory.gpus
+    lines += [line for card in own for line in _build(card, inventory)]
     lines.append(f"Rent: {_way('cloud')}")
     lines.append(f"Smaller: {_way('smaller')}")
     if find_spec("holdfast.cli.plan") is not None:
@@ -49,7 +51,7 @@ def _build(card: Device, inventory: Inventory) -> Iterator[str]:
     name = f"{card.name or 'the card'} ({card.arch})" if card.arch else card.name or "the card"
     cure = builds(card, inventory)
     said = knowledge.override(card.arch, card.claimed_arch) if card.arch and card.claimed_arch else None
-    if said is None and (card.kind in ("apple", "cpu") or _has_code(card, inventory)):
+    if said is None and (not could_train(card) or _has_code(card, inventory)):
         return
     first = f"`unset HSA_OVERRIDE_GFX_VERSION`, because it is no {card.claimed_arch}, and then " if said else ""
     if cure is None:

@@ -66,12 +66,12 @@ def builds(card: Device, inventory: Inventory) -> Cure | None:
 
 def _of_card(card: Device, inventory: Inventory, env: Mapping[str, str]) -> Iterator[Finding]:
     served = _served(card, inventory)
-    yield from _build(card, inventory)
-    renamed = list(_masquerade(card, inventory, env)) if served else []
-    yield from renamed
     yield from _driver(card, inventory)
     if served and not card.visible:
         yield from _out_of_reach(card, inventory, env)
+    renamed = list(_masquerade(card, inventory, env)) if served else []
+    yield from renamed
+    yield from _build(card, inventory)
     if served and card.kind == "nvidia":
         forced = [f"{name}=1" for name in _TF32 if env.get(name) == "1"]
         yield from (finding("tf32-in-use", card.id, {"source": each}) for each in forced[:1])
@@ -83,6 +83,11 @@ def _of_card(card: Device, inventory: Inventory, env: Mapping[str, str]) -> Iter
     yield from _reports(card, inventory, env, renamed=bool(renamed))
 
 
+def could_train(card: Device) -> bool:
+    """Builds of torch exist for such a card. Of Intel's GPUs that holds for some alone, and those have a name here."""
+    return card.kind in ("nvidia", "amd") or (card.kind == "intel" and knowledge.about(card.arch) is not None)
+
+
 def _served(card: Device, inventory: Inventory) -> bool:
     """Was this torch made for cards of this maker?"""
     name = _SERVED_BY.get(card.kind)
@@ -91,7 +96,7 @@ def _served(card: Device, inventory: Inventory) -> bool:
 
 def _build(card: Device, inventory: Inventory) -> Iterator[Finding]:
     torch = inventory.torch
-    if torch.version is None or card.kind not in _SERVED_BY:
+    if torch.version is None or not could_train(card):
         return
     about = {"torch": torch.version, "name": _name(card)}
     others = [_MAKERS[kind] for kind, name in _SERVED_BY.items() if kind != card.kind and getattr(torch, name)]
