@@ -1,4 +1,4 @@
-"""AMD cards: from the kernel's topology and PCI files, then from rocminfo in a process of its own.
+"""AMD cards: from the kernel's topology and PCI files, then from rocminfo or amd-smi in a process of its own.
 
     cards, versions = look(found, root, env, run, troubles)
     cards[0].arch            # "gfx1010": the kernel's word, which HSA_OVERRIDE_GFX_VERSION does not reach
@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from holdfast.devices.survey import amdsmi
 from holdfast.devices.survey.reading import children, number, read
 from holdfast.devices.survey.shapes import Device
 from holdfast.devices.survey.tools import Run
@@ -64,10 +65,13 @@ def look(
     # rocminfo opens /dev/kfd (in WSL /dev/dxg): without them it can tell nothing.
     reachable = any((root / path).exists() for path in ("dev/kfd", "dev/dxg"))
     agents, versions = _ask_rocminfo(run, troubles) if reachable else ([], {})
+    for place, told in (amdsmi.ask(run, troubles) if reachable and not agents else {}).items():
+        if place in cards:
+            cards[place] = amdsmi.merged(cards[place], told)
     for agent in agents:
-        place = _place_of(agent, nodes, cards)
-        if place is not None:
-            cards[place] = _with_runtime(cards[place], agent)
+        where = _place_of(agent, nodes, cards)
+        if where is not None:
+            cards[where] = _with_runtime(cards[where], agent)
         elif (root / "dev/dxg").exists():  # WSL shows its cards to nobody else
             cards[f"node {agent.node}"] = _with_runtime(Device("", "amd"), agent)
     return [cards[place] for place in sorted(cards)], versions

@@ -35,6 +35,8 @@ class Machine:
     env: Mapping[str, str]
     build: TorchBuild
     wsl: bool
+    hip_order: Sequence[str] | None = None
+    """The places of AMD's cards as HIP on Windows counts them, where it was asked."""
 
 
 def label(cards: Sequence[Device], here: Machine, run: Run, troubles: list[str]) -> list[Device]:
@@ -97,6 +99,8 @@ def _order(kind: str, keys: Mapping[str, Device], here: Machine, run: Run, troub
         return list(keys) if here.host.os != "linux" and len(keys) == 1 else intel.order(cards, here.root)
     if here.host.os == "linux" and not here.wsl:
         return identity.amd_order(here.root, here.env)
+    if here.hip_order is not None:
+        return here.hip_order  # it has read the variables already
     asked = here.env.get("HIP_VISIBLE_DEVICES", here.env.get("CUDA_VISIBLE_DEVICES"))
     return identity.visible(_uuids(keys), len(cards) == 1, asked)
 

@@ -96,19 +96,26 @@ def _uuids(root: Path) -> dict[str, str]:
 
 
 def _ask_smi(run: Run, troubles: list[str]) -> list[dict[str, str]] | None:
-    words = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
-    answer = run(words, _DEADLINE_S)
+    fields: Sequence[str] = _FIELDS
+    answer = run(_query(fields), _DEADLINE_S)
+    if answer.trouble and "compute_cap" in answer.trouble:  # a driver older than the field refuses the whole question
+        fields = _FIELDS[:-1]
+        answer = run(_query(fields), _DEADLINE_S)
     if answer.trouble:
         troubles.append(answer.trouble)
     if answer.text is None:
         return None
     rows = csv.reader(io.StringIO(answer.text), skipinitialspace=True)
-    return [_row(values) for values in rows if len(values) == len(_FIELDS)]
+    return [_row(fields, values) for values in rows if len(values) == len(fields)]
 
 
-def _row(values: Sequence[str]) -> dict[str, str]:
+def _query(fields: Sequence[str]) -> list[str]:
+    return ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+
+
+def _row(fields: Sequence[str], values: Sequence[str]) -> dict[str, str]:
     """ "[N/A]" and "[Not Supported]" are its words for unknown."""
-    known = {name: value.strip() for name, value in zip(_FIELDS, values, strict=True)}
+    known = {name: value.strip() for name, value in zip(fields, values, strict=True)}
     return {name: value for name, value in known.items() if value and not value.startswith("[")}
 
 

@@ -46,13 +46,14 @@ def take(
     wsl = host.os == "linux" and machine.wsl(root) is not None
     mac = apple.ask(run, troubles) if host.os == "macos" else apple.Told()
     win = windows.ask(run, troubles) if host.os == "windows" or wsl else windows.Told()
+    order = None
     if host.os == "linux":
         cards, versions = _on_linux(root, env, run, troubles, win.cards)
     elif host.os == "windows":
-        cards, versions = _on_windows(win.cards, root, run, troubles)
+        cards, versions, order = _on_windows(win.cards, root, run, troubles)
     else:
         cards, versions = apple.look(mac, host.machine), {}
-    here = Machine(host, root, env, torch, wsl)
+    here = Machine(host, root, env, torch, wsl, order)
     cards = [_explained(_by_pci(card, pci_arch or known_arch), here) for card in cards]
     processor = cpu.look(host, root, mac, win)
     if mac.version:
@@ -90,12 +91,12 @@ def _on_linux(
 
 def _on_windows(
     told: Sequence[Device], root: Path, run: Run, troubles: list[str]
-) -> tuple[list[Device], dict[str, str]]:
+) -> tuple[list[Device], dict[str, str], list[str] | None]:
     driven, versions = nvidia.look([], root, run, troubles, always=any(card.kind == "nvidia" for card in told))
-    others = [card for card in told if card.kind != "nvidia" or not driven]
+    others, order = [card for card in told if card.kind != "nvidia" or not driven], None
     if any(card.kind == "amd" for card in others):
-        others = windows.with_hip(others, run, troubles)
-    return [*driven, *others], versions
+        others, order = windows.with_hip(others, run, troubles)
+    return [*driven, *others], versions, order
 
 
 def _with_windows(cards: Sequence[Device], told: Sequence[Device], env: Mapping[str, str]) -> list[Device]:

@@ -82,24 +82,37 @@ def _card(row: dict[str, Any], memory: int | None) -> Device | None:
     )
 
 
-def with_hip(cards: Sequence[Device], run: Run, troubles: list[str]) -> list[Device]:
-    """AMD's cards with what hipInfo tells of them; by name, since Windows gives no place on the bus here."""
+def with_hip(cards: Sequence[Device], run: Run, troubles: list[str]) -> tuple[list[Device], list[str] | None]:
+    """AMD's cards with what hipInfo tells of them, and their places in the order in which HIP counts them.
+
+    Windows gives no place on the bus, so the two lists meet by name. HIP counts the GPU inside the processor too,
+    often first.
+    """
     answer = run(["hipInfo"], _DEADLINE_S)
     if answer.trouble:
         troubles.append(answer.trouble)
-    told = {}
+    found, order = list(cards), []
     for part in re.split(r"^device#\s+\d+\s*$", answer.text or "", flags=re.MULTILINE)[1:]:
         values = {key: value.strip() for key, value in re.findall(r"^(\w+):\s+(.*)$", part, re.MULTILINE)}
-        told[values.get("Name")] = values
-    return [_with_hip(card, told.get(card.name, {})) if card.kind == "amd" else card for card in cards]
+        for index, card in enumerate(found):
+            if card.kind == "amd" and card.pci is None and card.name == values.get("Name"):
+                found[index] = _with_hip(card, values)
+                order.append(found[index].pci or "")
+                break
+    return found, order if order and all(order) else None
 
 
 def _with_hip(card: Device, values: dict[str, str]) -> Device:
-    arch = values.get("gcnArchName", "").partition(":")[0]
-    if not re.fullmatch(r"gfx[0-9a-f]+", arch):
-        return card
-    integrated = {"0": False, "1": True}.get(values.get("isIntegrated", ""))
-    return replace(card, arch=arch, arch_basis="runtime", integrated=integrated)
+    arch = re.fullmatch(r"(gfx[0-9a-f]+)(?::.*)?", values.get("gcnArchName", ""))
+    place = [number(values.get(name)) for name in ("pciDomainID", "pciBusID", "pciDeviceID")]
+    domain, bus, device = (part if part is not None else -1 for part in place)
+    return replace(
+        card,
+        arch=arch[1] if arch else None,
+        arch_basis="runtime" if arch else None,
+        pci=f"{domain:04x}:{bus:02x}:{device:02x}.0" if min(domain, bus, device) >= 0 else None,
+        integrated={"0": False, "1": True}.get(values.get("isIntegrated", "")),
+    )
 
 
 def _rows(said: dict[str, Any], name: str) -> list[dict[str, Any]]:
