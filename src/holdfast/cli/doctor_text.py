@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,12 +27,13 @@ from holdfast.devices.verdict import CARE, INFERENCE, REFUSED, TRUSTED, Policy, 
 if TYPE_CHECKING:
     from holdfast.devices.examination import Examined
     from holdfast.devices.results import ProbeResult
-    from holdfast.devices.survey.shapes import Device, Disk, Inventory
+    from holdfast.devices.survey.shapes import Cpu, Device, Disk, Inventory
     from holdfast.findings import Finding
 
 WIDTH = 96
 _LEVEL_SIGNS = {"error": "✗", "warning": "!", "note": "-"}
 _INDENT = "    "
+_BOOKS = ("known-bug", "no-kernels-for-this-card", "not-supported-by-its-maker")
 _SHOWN = 4
 """Findings of one device that are shown; the rest is counted."""
 
@@ -115,15 +117,25 @@ def describe(device: Device | None, view: View) -> str:
     """ "RX 7900 XTX (gfx1100), 24 GB"; for the CPU its cores."""
     if device is None:
         return "pretend device"
-    name = (device.name or "unknown card").removeprefix("AMD ").removeprefix("NVIDIA ").removeprefix("Radeon ")
     if device.kind == "cpu":
-        cores = view.inventory.cpu.threads_allowed or view.inventory.cpu.cores
-        parts = [device.name or "CPU", counted(cores, "core") if cores else None, _installed(device.memory_bytes)]
-        return ", ".join(part for part in parts if part)
+        return _describe_cpu(device, view.inventory.cpu)
+    name = (device.name or "unknown card").removeprefix("AMD ").removeprefix("NVIDIA ")
+    name = name.removeprefix("Radeon ") if name.startswith("Radeon RX") else name
     arch = f" ({device.arch})" if device.arch and device.arch not in name else ""
     memory = _installed(device.memory_bytes)
     shared = " shared" if memory and device.integrated else ""
     return f"{name}{arch}" + (f", {memory}{shared}" if memory else "")
+
+
+def _describe_cpu(device: Device, cpu: Cpu) -> str:
+    """Its name without what every CPU has in it, and what of it may be used."""
+    name = re.sub(r"\((?:R|TM|tm)\)|\bCPU\b|@ .*|\b\d+-Core Processor\b|\bProcessor$", "", device.name or "CPU")
+    name = " ".join(name.split()).removeprefix("AMD ").removeprefix("Intel ")
+    fewer = cpu.threads and cpu.threads_allowed and cpu.threads_allowed < cpu.threads
+    cores = cpu.cores or cpu.threads_allowed
+    use = f"{cpu.threads_allowed} of {cpu.threads} threads" if fewer else counted(cores, "core") if cores else None
+    memory = min((each for each in (device.memory_bytes, cpu.memory_limit_bytes) if each is not None), default=None)
+    return ", ".join(part for part in (name or "CPU", use, _installed(memory)) if part)
 
 
 def _installed(number: int | None) -> str | None:
@@ -147,7 +159,7 @@ def _probes(seen: Examined) -> str:
 
 def _details(seen: Examined, view: View) -> list[str]:
     verdict = seen.verdict
-    wanted = [each for each in verdict.findings if view.verbose or each.level != "note"]
+    wanted = worth_showing(verdict, verbose=view.verbose)
     shown = wanted if view.verbose else wanted[:_SHOWN]
     lines = [line for each in shown for line in finding_lines(each, verbose=view.verbose)]
     if len(wanted) > len(shown):
@@ -162,6 +174,19 @@ def _details(seen: Examined, view: View) -> list[str]:
         line = f"{_INDENT}  try    {command}"
         lines.append(f"{line}     ({why})" if why and len(line) + len(why) < WIDTH else line)
     return lines + (_checks(seen.results) if view.verbose else [])
+
+
+def worth_showing(verdict: Verdict, *, verbose: bool = False) -> list[Finding]:
+    """All but notes; and what books say only where the probes have something to explain, the first of each kind."""
+    if verbose:
+        return list(verdict.findings)
+    shown: list[Finding] = []
+    for each in verdict.findings:
+        book = each.about.slug in _BOOKS
+        told = any(other.about.slug == each.about.slug for other in shown)
+        if each.level != "note" and not (book and (verdict.state == TRUSTED or told)):
+            shown.append(each)
+    return shown
 
 
 def finding_lines(finding: Finding, *, verbose: bool = False) -> list[str]:
@@ -284,13 +309,12 @@ def _disk_words(disk: Disk, view: View) -> str:
 
 def _system(view: View) -> list[str]:
     mine = [each for each in view.machine if each.device == "system" and (view.verbose or each.level != "note")]
-    if not mine and not (view.verbose and view.inventory.system.troubles):
+    if not mine:
         return []
     wide = max([7, *(len(each.verdict.device) for each in view.seen)])
     mark = "✗" if any(each.level == "error" for each in mine) else "!"
     lines = [f"[{mark}] {'system':<{wide}}  {view.inventory.system.name or platform.system()}"]
-    lines += [line for each in mine for line in finding_lines(each)]
-    return lines + [f"{_INDENT}- {text}" for text in view.inventory.system.troubles]
+    return lines + [line for each in mine for line in finding_lines(each)]
 
 
 # The end ------------------------------------------------------------------------------------------------------------
@@ -333,7 +357,7 @@ def _named(verdict: Verdict) -> str:
 def _next(view: View) -> list[str]:
     """What to type now: codes to look up, then the one sentence a newcomer needs."""
     rows = []
-    codes = [each.code for seen in view.seen for each in seen.verdict.findings if each.level != "note"]
+    codes = [each.code for seen in view.seen for each in worth_showing(seen.verdict)]
     codes += [each.code for each in view.machine if each.level != "note"]
     if codes:
         rows.append((f"  holdfast explain {codes[0]}", "what this finding means and how it was measured"))

@@ -22,8 +22,9 @@ from holdfast.devices.battery import Host, ProbeResult
 from holdfast.devices.ledger import Ledger
 from holdfast.devices.probes import catalog
 from holdfast.devices.remedies import BAD, Found, Remedy
+from holdfast.devices.results import skipped
 from holdfast.devices.traits import HUNG, easier
-from holdfast.devices.verdict import Case, Verdict, judge
+from holdfast.devices.verdict import Case, Verdict, harmless, judge
 from holdfast.devices.verdicts import Verdicts
 from holdfast.errors import UserError
 from holdfast.findings import Finding
@@ -34,6 +35,10 @@ BUDGET = {False: 180.0, True: 900.0}
 AGAIN_AFTER_HANG = 20.0
 """Seconds of silence that a probe which hung gets when it is tried with a remedy: healthy, it takes less than two."""
 AVOIDS = ("precision", "channels_last", "batch", "shapes", "sdpa", "company", "compile")
+ROUNDS = 3
+"""Searches for remedies, each with what the last one made possible."""
+WHOLE = "network fp32"
+NOT_TRIED, NOT_REACHED = "not tried", "not reached"
 SIMPLER = 2
 """Probes that are added to find out what to do without, for each thing that could be."""
 
@@ -136,7 +141,7 @@ class Doctor:
             try:
                 results = list(self._probe(patient.device))
                 results += self._simpler(patient.device, results)
-                found = self._search(patient, results)
+                results, found = self._treat(patient, results)
             except UserError as error:  # torch cannot be imported: the same for every device
                 unusable = f"{error.message}: {error.cause}" if error.cause else error.message
         verdict = self._judge(patient, results, found, unusable)
@@ -146,17 +151,26 @@ class Doctor:
         return seen
 
     def _probe(self, device: str) -> Iterator[ProbeResult]:
-        probes = catalog.select(device, full=self.full, only=self.only)
-        self.listener.begins(device, sum(len(probe.checks) for probe in probes))
-        yield from self._run(device, probes)
+        """The probes of the set. A device on which not one step can be done is not asked for more."""
+        first, *others = catalog.select(device, full=self.full, only=self.only)
+        self.listener.begins(device, sum(len(probe.checks) for probe in (first, *others)))
+        begun = list(self._run(device, [first]))
+        yield from begun
+        if any(each.status in BAD and not harmless(each) for each in begun):
+            for probe in others:
+                yield from skipped(probe, device, probe.checks, f"{NOT_TRIED}: {first.name} fails")
+        else:
+            yield from self._run(device, others)
 
-    def _run(self, device: str, probes: Iterable[catalog.Probe]) -> Iterator[ProbeResult]:
-        self.warm()
-        assert self._host is not None
+    def _run(self, device: str, probes: Iterable[catalog.Probe], host: Host | None = None) -> Iterator[ProbeResult]:
+        if host is None:
+            self.warm()
+            host = self._host
+            assert host is not None
         results = battery.run(
             device,
             probes,
-            self._host,
+            host,
             ledger=self.ledger,
             full=self.full,
             again=self.again,
@@ -181,17 +195,39 @@ class Doctor:
             return []
         return list(self._run(device, wanted.values()))
 
-    def _search(self, patient: Patient, results: Sequence[ProbeResult]) -> Found:
-        if not any(each.status in BAD for each in results) or _left_behind(results):
-            return Found()
+    def _treat(self, patient: Patient, results: list[ProbeResult]) -> tuple[list[ProbeResult], Found]:
+        """Look for remedies; with those that help, do what was left out, and look again if something new fails."""
+        found, until = Found(), time.monotonic() + self.budget_s
+        for _ in range(ROUNDS):
+            if not any(each.status in BAD for each in results) or _left_behind(results):
+                break
+            cures = len(found.cures)
+            found = self._search(patient, results, found, until - time.monotonic())
+            if not any(cure.remedy.tried for cure in found.cures[cures:]):
+                break
+            again = self._with_remedies(patient.device, results, found)
+            results = [again.pop(each.probe, each) for each in results] + list(again.values())
+        return results, found
+
+    def _search(self, patient: Patient, results: Sequence[ProbeResult], before: Found, budget_s: float) -> Found:
         with _Trials(self, patient.device, results) as trials:
             return remedies.search(
                 results,
                 backend=patient.backend,
                 run=trials.run,
-                budget_s=self.budget_s,
+                budget_s=budget_s,
                 tell=lambda remedy, probe: self.listener.tries(patient.device, remedy, probe),
+                before=before,
             )
+
+    def _with_remedies(self, device: str, results: Sequence[ProbeResult], found: Found) -> dict[str, ProbeResult]:
+        """What was not tried or not reached, and a whole network: a cure must not be the end of something else."""
+        missed = [each for each in results if each.status == "skipped" and _was_missed(each)]
+        names = dict.fromkeys([*(catalog.find(each.probe).name for each in missed), WHOLE])
+        wanted = {each.probe for each in missed} | {each.probe for each in results if each.probe.startswith(WHOLE)}
+        with self._make_host(remedies.environment(cure.remedy for cure in found.cures)) as host:
+            again = list(self._run(device, [catalog.find(name) for name in names], host))
+        return {each.probe: each for each in again if each.probe in wanted}
 
     def _judge(self, patient: Patient, results: Sequence[ProbeResult], found: Found, unusable: str) -> Verdict:
         device = patient.device
@@ -264,6 +300,11 @@ def every_check(device: str) -> list[ProbeResult]:
         for probe in probes
         for check in probe.checks
     ]
+
+
+def _was_missed(result: ProbeResult) -> bool:
+    """Left out because something before it failed, not because it makes no sense here."""
+    return str(result.evidence.get("why") or "").startswith((NOT_TRIED, NOT_REACHED))
 
 
 def _left_behind(results: Sequence[ProbeResult]) -> bool:

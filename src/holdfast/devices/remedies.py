@@ -188,15 +188,18 @@ def search(
     budget_s: float = 120.0,
     clock: Callable[[], float] = time.monotonic,
     tell: Callable[[Remedy, str], None] = lambda remedy, probe: None,
+    before: Found | None = None,
 ) -> Found:
     """For everything that failed on one device: remedies one by one, until one helps or none is left.
 
     What helped is kept while the next failure is looked at, and is tried on every other failure first. In the end
     everything that passed by way of several remedies runs once more with all of them: two cures may not agree.
+    `before` is what an earlier search came to: its cures are kept, and what it could not cure is not tried again.
     """
-    found = Found()
+    found = Found() if before is None else Found(list(before.cures), list(before.attempts), list(before.uncured))
+    known = {name for cure in found.cures for name in cure.cured} | {each.probe for each in found.uncured}
     until = clock() + budget_s
-    left = sorted((each for each in results if each.status in BAD), key=_most_telling)
+    left = sorted((each for each in results if each.status in BAD and each.probe not in known), key=_most_telling)
     while left:
         worst = left.pop(0)
         cure = _try_each(worst, found, backend, run, env, until, clock, tell) or _do_without(worst, results, backend)

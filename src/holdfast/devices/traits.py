@@ -164,7 +164,15 @@ def froze(result: Result) -> bool:
 def easier(result: Result, results: Iterable[Result], avoid: str) -> list[Result]:
     """The results of the same check that do without `avoid` and are alike otherwise."""
     own = traits(result)
-    return [other for other in results if other is not result and _without(own, traits(other), avoid)]
+    others = [other for other in results if other is not result and _without(own, traits(other), avoid)]
+    if avoid != "batch":
+        return others
+    return [other for other in others if _stem(other.probe) == _stem(result.probe)]
+
+
+def _stem(name: str) -> list[str]:
+    """A name without its batch size."""
+    return re.sub(r"batch[ _=-]?\d+", "", name).split()
 
 
 def _without(own: Traits, other: Traits, avoid: str) -> bool:
@@ -177,12 +185,14 @@ def _without(own: Traits, other: Traits, avoid: str) -> bool:
         return own.low and other.precision in ("", FP32) and own.situation == other.situation
     if own.precision != other.precision:
         return False
+    if avoid == "shapes":
+        return own.situation == "shapes" and other.situation == ""
+    if own.situation != other.situation:
+        return False
     if avoid == "channels_last":
         return own.channels_last and not other.channels_last
     if avoid == "batch":
         return own.batch is not None and other.batch is not None and other.batch < own.batch
-    if avoid == "shapes":
-        return own.situation == "shapes" and other.situation == ""
     if avoid == "sdpa":
         return own.sdpa not in ("", "math") and other.sdpa not in ("", own.sdpa)
     return False
