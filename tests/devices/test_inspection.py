@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.devices import advising, knowledge
-from holdfast.devices.inspection import of_inventory
+from holdfast.devices.inspection import of_inventory, overall
 from holdfast.devices.survey.shapes import Cpu, Device, Disk, Inventory, System, TorchBuild
 from holdfast.findings import Finding
 
@@ -216,6 +216,19 @@ def test_without_torch() -> None:
     )
 
 
+def test_all_in_all() -> None:
+    assert overall(machine(HOPPER, torch=CUDA), ["cuda:0", "cpu"]) is None
+    none = overall(machine(), ["cpu"])
+    assert none is not None
+    assert none.sentence() == "no GPU here can be trained on: there is none that torch could use"
+    failed = overall(machine(HOPPER, torch=CUDA), ["cpu"])
+    assert failed is not None
+    assert failed.sentence().endswith("what is here did not pass, or this torch cannot use it")
+    nothing = overall(machine(torch=TorchBuild()), [])
+    assert nothing is not None
+    assert (nothing.code, nothing.sentence()) == ("D081", "nothing here can be trained on: torch is not installed")
+
+
 # --- advice -----------------------------------------------------------------------------------------------------
 
 
@@ -284,8 +297,8 @@ MACHINES = {
     "gfx1151-apu": ["D019", "D050"],
     "gtx-1060": ["D009"],
     "h200": [],
-    "intel-arc-a770": [],
-    "m2": ["D050"],
+    "intel-arc-a770": ["D047"],
+    "m2": ["D047", "D050"],
     "mi300x": [],
     "mi300x-amd-smi": [],
     "rtx-3090": [],
@@ -305,7 +318,7 @@ MACHINES = {
 }
 
 
-@pytest.mark.parametrize("name", machines.NAMES)
+@pytest.mark.parametrize("name", MACHINES)
 def test_what_is_said_of_a_machine(name: str, tmp_path: Path) -> None:
     """Before anything is run on it. D050 is said once here, however many reports there are."""
     there = machines.load(name, tmp_path)

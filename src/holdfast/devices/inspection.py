@@ -8,7 +8,7 @@ Nothing here decides: a card that should not work is probed all the same where t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from holdfast.devices import knowledge
@@ -34,6 +34,7 @@ _HIDING = {
     "intel": ("ONEAPI_DEVICE_SELECTOR", "ZE_AFFINITY_MASK"),
 }
 _FILES = {"nvidia": ("/dev/nvidia",), "amd": ("/dev/kfd", "/dev/dri"), "intel": ("/dev/dri",)}
+_NO_FLOAT64 = {"apple": "Apple's GPUs have none", "intel": "Intel's Arc cards have none"}
 _TF32 = ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE")
 
 
@@ -41,6 +42,18 @@ def of_inventory(inventory: Inventory, env: Mapping[str, str], *, shm_bytes: int
     """Everything, device by device, then the machine."""
     found = [each for card in inventory.gpus for each in _of_card(card, inventory, env)]
     return [*found, *_of_cpu(inventory), *_of_system(inventory, shm_bytes)]
+
+
+def overall(inventory: Inventory, usable: Collection[str]) -> Finding | None:
+    """When all is said: no GPU to train on, or nothing at all. `usable` are the devices that may train."""
+    if not usable:
+        why = "torch is not installed" if inventory.torch.version is None else "not even the CPU passed its probes"
+        return finding("nothing-to-train-on", SYSTEM, {"why": why})
+    if any(device != CPU for device in usable):
+        return None
+    seen = any(could_train(card) or card.kind == "apple" for card in inventory.gpus)
+    why = "what is here did not pass, or this torch cannot use it" if seen else "there is none that torch could use"
+    return finding("no-usable-gpu", SYSTEM, {"why": why})
 
 
 def where(inventory: Inventory) -> str:
@@ -78,6 +91,8 @@ def _of_card(card: Device, inventory: Inventory, env: Mapping[str, str]) -> Iter
     if card.integrated and card.kind != "apple":
         memory = card.shared_memory_bytes or card.memory_bytes
         yield finding("integrated-gpu", card.id, {"name": _name(card), "memory_bytes": memory})
+    if served and card.visible and card.kind in _NO_FLOAT64 and knowledge.about(card.arch) is not None:
+        yield finding("no-float64", card.id, {"why": _NO_FLOAT64[card.kind]})
     if card.kind == "amd" and inventory.system.os == "windows":
         yield finding("rocm-on-windows", card.id, {"name": _name(card)})
     yield from _reports(card, inventory, env, renamed=bool(renamed))
