@@ -14,7 +14,7 @@ from holdfast.devices import battery, turn
 from holdfast.devices.battery import Host, ProbeResult, run, run_one, select, took_machine_down
 from holdfast.devices.ledger import Ledger
 from holdfast.devices.probes import catalog
-from holdfast.devices.probes.catalog import PROBES, Probe, find
+from holdfast.devices.probes.catalog import PROBES, Probe, find, script_probe
 from holdfast.errors import UserError
 from holdfast.runtime import process
 from holdfast.testing import ailments, symptoms
@@ -307,3 +307,85 @@ def test_results_are_plain_data() -> None:
     assert result.to_json()["evidence"] == {"why": "it is wrong"} and not result.ok
     assert set(battery.STATUSES) == {"passed", "failed", "crashed", "hung", "skipped"}
     assert isinstance(PROBES[0], Probe) and catalog.kind_of("cuda:3") == "cuda"
+
+
+# The user's own ---------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import torch, holdfast
+from torch import nn
+
+def train(session, width=8, fails=False):
+    model = nn.Sequential(nn.Conv1d(4, width, 5), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(46 * width, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    data = holdfast.Loader([(torch.randn(4, 50), i % 3) for i in range(64)], batch_size=16)
+    session.protect(model=model, optimizer=optimizer, data=data)
+    for epoch in session.epochs(1000):
+        for batch in session.batches(data):
+            if fails:
+                raise ValueError("a bug of the script")
+            try:
+                session.step(lambda b: nn.functional.cross_entropy(model(b[0]), b[1]), batch)
+            except Exception:
+                pass
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    return path
+
+
+def test_one_real_step_of_a_script(host: Host, place: Path, script: Path) -> None:
+    probe = script_probe(script, {"width": "12"})
+    (fine,) = run(DEVICE, [probe], host)
+    assert fine.status == "passed" and fine.probe == "script mine.py" and fine.evidence["batch"] == 16
+    assert fine.evidence["precision"] == "fp32" and fine.evidence["loss"] > 0
+    symptoms.write(place, [Symptom("wrong", kernel="convolution_backward")])
+    (wrong,) = run_one(DEVICE, "script mine.py", host=host)
+    assert wrong.status == "failed" and wrong.evidence["tensor"].startswith("gradient of model.0")
+    assert [path.name for path in script.parent.iterdir() if "pycache" not in path.name] == ["mine.py"], (
+        "no run is left"
+    )
+
+
+def test_a_bug_of_a_script_is_told_as_what_it_is(host: Host, script: Path) -> None:
+    (raised,) = run("cpu", [script_probe(script, {"fails": "yes"})], host)
+    assert raised.status == "failed" and raised.why == "ValueError: a bug of the script"
+
+
+# Healthy ----------------------------------------------------------------------------------------------------------
+
+
+GROUPS = {
+    "layers": lambda probe: probe.precision == "fp32" and probe.batch == 8 and not probe.situation,
+    "half": lambda probe: probe.precision in ("fp16", "bf16"),
+    "rest": lambda probe: probe.precision in ("", "fp32") and (probe.batch != 8 or probe.situation != ""),
+}
+LONG = ("compile", "sustained")
+"""Together they take most of a minute: `make bench`."""
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_nothing_fails_on_a_cpu_that_is_well(host: Host, group: str) -> None:
+    chosen = [probe for probe in select("cpu", full=True) if GROUPS[group](probe) and probe.situation not in LONG]
+    found = list(run("cpu", chosen, host, full=True))
+    assert [result for result in found if result.status not in ("passed", "skipped")] == []
+    assert sum(result.ok for result in found) >= 15
+
+
+@pytest.mark.parametrize("device", ["cpu", DEVICE])
+def test_nothing_of_the_quick_set_fails_on_a_device_that_is_well(host: Host, device: str) -> None:
+    found = list(run(device, select(device), host))
+    assert [result for result in found if result.status not in ("passed", "skipped")] == []
+    assert len(found) >= 20
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(3600)
+def test_the_whole_battery_passes_twenty_times_in_a_row(host: Host) -> None:
+    for _ in range(20):
+        found = list(run("cpu", select("cpu", full=True), host, full=True))
+        assert [result for result in found if result.status not in ("passed", "skipped")] == []
