@@ -32,10 +32,11 @@ class Made:
     host: Host
     env: dict[str, str]
     build: dict[str, Any]
+    fixtures: Path = FIXTURES
 
     def run(self, words: Sequence[str], deadline_s: float) -> Answer:
         """What the tool printed on that machine."""
-        path = FIXTURES / self.name / "tools" / f"{tool_name(words)}.txt"
+        path = self.fixtures / self.name / "tools" / f"{tool_name(words)}.txt"
         if not path.exists():
             return Answer()
         text = path.read_text()
@@ -45,10 +46,10 @@ class Made:
         return survey.take(self.root, self.run, {**self.env, **env}, self.build, host=self.host)
 
 
-def load(name: str, root: Path) -> Made:
-    said = json.loads((FIXTURES / name / "machine.json").read_text())
-    unpack((FIXTURES / name / "files.txt").read_text(), root)
-    return Made(name, root, Host(**said["host"]), said["env"], said["build"])
+def load(name: str, root: Path, fixtures: Path = FIXTURES) -> Made:
+    said = json.loads((fixtures / name / "machine.json").read_text())
+    unpack((fixtures / name / "files.txt").read_text(), root)
+    return Made(name, root, Host(**said["host"]), said["env"], said["build"], fixtures)
 
 
 def unpack(text: str, root: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import runpy
 import subprocess
 import sys
 import time
@@ -141,6 +142,31 @@ def test_this_machine(tmp_path: Path) -> None:
         assert isinstance(found["cpu"]["features"], list)
     ids = [device["id"] for device in found["devices"] if device["visible"]]
     assert ids == candidates_of.candidates()
+
+
+@pytest.mark.skipif(not process.LINUX, reason="only Linux has its devices in files")
+def test_a_capture_of_this_machine_has_the_same_inventory(tmp_path: Path) -> None:
+    """What is missing in the copy would be missing in every machine that a user passes on."""
+    script = Path(__file__).parents[2] / "scripts/capture_machine.py"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    words = [sys.executable, str(script), "here", "--to", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    copy = machines.load("here", tmp_path / "root", tmp_path).inventory().to_json()
+    here = survey.take().to_json()
+    for device in (*copy["devices"], *here["devices"]):
+        device["uuid"] = None  # replaced in the copy
+    assert copy == here
+
+
+def test_a_capture_hides_what_names_a_card_or_a_person() -> None:
+    path = Path(__file__).parents[2] / "scripts/capture_machine.py"
+    hidden = runpy.run_path(str(path))["Hidden"]()
+    first, second = (f"GPU-0309{n}2d6-a6fc-78ff-a6af-576cd1aa93d1" for n in (4, 5))
+    text = f"{first} {second} {first}\nunique_id 8234567890\nunique_id 0\nLinux version 6.8 (me@home) (gcc 13)\n"
+    made = [f"GPU-00000000-0000-0000-0000-00000000000{n}" for n in (1, 2, 1)]
+    assert hidden.without(text) == f"{' '.join(made)}\nunique_id 3\nunique_id 0\nLinux version 6.8 (gcc 13)\n"
+    assert hidden.without(second) == made[1]
 
 
 def test_the_child_that_asks_cuda_ends_when_there_is_no_driver() -> None:

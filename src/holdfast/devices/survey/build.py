@@ -33,7 +33,7 @@ def read_build(build: Mapping[str, Any] | None = None) -> TorchBuild:
         return _shaped(build, archs, packages)
     said = machine.torch_build()
     folder = torch_folder()
-    return _shaped(said, built_for(folder) if folder else None, device_packages())
+    return _shaped(said, built_for(folder) if folder else None, device_packages() if said["hip"] else None)
 
 
 def _shaped(build: Mapping[str, Any], archs: Iterable[str] | None, packages: Iterable[str] | None) -> TorchBuild:
