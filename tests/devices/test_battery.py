@@ -201,6 +201,32 @@ def test_a_fault_that_shows_only_with_a_second_process(host: Host, place: Path) 
     assert statuses(found) == ["failed"] and found[""].evidence["situation"] == "company"
 
 
+def test_a_crash_of_whoever_comes_second(host: Host, place: Path) -> None:
+    """Either of the two may be the one that dies."""
+    found = probed(host, "network in company", Symptom("crash", part="backward", company=True), place=place)
+    assert statuses(found) == ["crashed"] and found[""].why.endswith("was killed by SIGSEGV")
+
+
+def test_a_kernel_that_is_being_compiled_is_no_hang(
+    host: Host, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that compiles in the process shows it in its caches: the deadline waits, but not for ever."""
+    monkeypatch.setattr(turn, "COMPILING", 2.5)
+    grows = [True, True, False]
+    monkeypatch.setattr(turn.Turn, "_caches_grow", lambda self: grows.pop(0) if grows else False)
+    found = probed(host, "linear fp32", Symptom("hang", part="forward"), place=place, silence=2.0)
+    assert found["forward"].status == "hung" and grows == []
+    part = turn.Turn(
+        find("linear fp32"), DEVICE, host, tmp_path, ledger=None, full=False, deadline_s=60.0, options={},
+        announce=lambda name: None, before={},
+    )  # fmt: skip
+    monkeypatch.undo()
+    assert not part._caches_grow()
+    (tmp_path / "caches" / "miopen").mkdir(parents=True)
+    (tmp_path / "caches" / "miopen" / "kernel.bin").write_bytes(b"code")
+    assert part._caches_grow()
+
+
 def test_memory_of_the_machine_is_capped(host: Host, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn, "memory_cap", lambda: 1 << 30)
     found = probed(host, "linear fp32", Symptom("greedy", part="forward"), place=place)

@@ -1,4 +1,4 @@
-"""The battery on a real card: all of it passes, TF32 shows by its error, and a wrong kernel that was planted is found."""
+"""The battery on a real card: all of it passes, TF32 shows by its error, a wrong kernel that was planted is found."""
 
 from __future__ import annotations
 

@@ -31,6 +31,8 @@ KILL_GRACE = 10.0
 """Seconds a process has to vanish after SIGKILL before it is left behind."""
 COMPILING = 5.0
 """Times its deadline that a probe gets while a compiler is at work."""
+STARTING = 120.0
+"""Seconds more until a process that has to import torch first says its first word."""
 _COMPILERS = ("clang", "comgr", "ptxas", "nvcc", "cc1plus", "g++", "c++", "ld.lld", "cl.exe", "hipcc", "ocloc")
 _LOOK = 0.25
 """Seconds between looks at memory and temperature."""
@@ -105,7 +107,7 @@ class Turn:
         cold = sensors.read(self.device) if self.probe.situation == "sustained" else {}
         bad = ""
         for _ in range(2):
-            for result in self._checks():
+            for result in map(self._with_second, self._checks()):
                 bad = bad or ("" if result.status in ("passed", "skipped") else result.probe)
                 yield self._warm(result, cold)
             if self._told or not self._lost():
@@ -140,9 +142,11 @@ class Turn:
 
     def _listen(self, child: Child) -> Iterator[dict[str, Any]]:
         """Its words as they come, until it ends or has to be ended."""
-        pause = 0.001
+        pause, forked = 0.001, bool(child.pid)
         while True:
             self.host.poll()
+            if child.pid and not forked:  # until now it waited for torch to be imported
+                self._word, forked = time.monotonic(), True
             over = child.code is not None
             said = list(self._words())
             if said:
@@ -215,13 +219,25 @@ class Turn:
 
     def _too_long(self, child: Child) -> bool:
         silent = time.monotonic() - self._word
-        if silent < self.deadline_s or (silent < COMPILING * self.deadline_s and _compiling(child.pid)):
+        starting = not child.pid or (child.popen is not None and not self._turns)
+        if silent < self.deadline_s + (STARTING if starting else 0.0):
+            return False
+        if silent < COMPILING * self.deadline_s and (_compiling(child.pid) or self._caches_grow()):
             return False
         self._hung = {**_state(child.pid), "silent_s": round(silent, 1)}
         if not self.host.end(child, KILL_GRACE):
             self.abandoned = f"not tried: process {child.pid} cannot be killed and may hold the device until a reboot"
             self._hung["abandoned"] = child.pid
         return True
+
+    def _caches_grow(self) -> bool:
+        """Some drivers compile inside of the process: then kernels appear in the caches, which are this probe's own."""
+        since = time.time() - self.deadline_s
+        for path in (self.folder / "caches").rglob("*"):
+            with contextlib.suppress(OSError):
+                if path.is_file() and path.stat().st_mtime > since:
+                    return True
+        return False
 
     def _too_much(self, child: Child) -> bool:
         now = time.monotonic()
@@ -259,7 +275,7 @@ class Turn:
         if child.lost:
             return self._result(check, "skipped", seconds=seconds, why=f"it was ended from outside: {self.host.note}")
         name = _signal(child.code)
-        why = f"its process was killed by {name}" if name else f"its process ended with code {child.code}"
+        why = f"its process {_how(child.code)}"
         said: dict[str, Any] = {"signal": name} if name else {"exit_code": child.code}
         if self._second is not None and self._second.code not in (None, 0):
             said["second_process"] = "ended as well"
@@ -317,6 +333,16 @@ class Turn:
             time.sleep(0.005)
         return child
 
+    def _with_second(self, result: ProbeResult) -> ProbeResult:
+        """A second process that died meanwhile is what was looked for."""
+        self.host.poll()
+        if self._second is None or self._second.code is None or not result.ok:
+            return result
+        why = f"the second process on the device {_how(self._second.code)}"
+        return self._result(
+            self.probe.checks[0], "crashed", seconds=result.seconds, why=why, **self._last_words(self.folder / "second")
+        )
+
     @staticmethod
     def _last_words(folder: Path) -> dict[str, Any]:
         try:
@@ -341,6 +367,11 @@ def _signal(code: int | None) -> str:
     with contextlib.suppress(ValueError):
         return signal.Signals(-code).name if code is not None and code < 0 else ""
     return ""
+
+
+def _how(code: int | None) -> str:
+    name = _signal(code)
+    return f"was killed by {name}" if name else f"ended with code {code}"
 
 
 def _compiling(pid: int) -> bool:
