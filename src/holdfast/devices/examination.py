@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast import findings as registry
-from holdfast.devices import battery, diagnosis, remedies
+from holdfast.devices import battery, diagnosis, remarks, remedies
 from holdfast.devices.battery import Host, ProbeResult
 from holdfast.devices.ledger import Ledger
 from holdfast.devices.probes import catalog
@@ -106,6 +106,7 @@ class Doctor:
         self.budget_s = BUDGET[full] if budget_s is None else budget_s
         self._make_host = host
         self._host: Host | None = None
+        self._cpu: Sequence[ProbeResult] = ()
 
     def __enter__(self) -> Doctor:
         return self
@@ -232,7 +233,9 @@ class Doctor:
     def _judge(self, patient: Patient, results: Sequence[ProbeResult], found: Found, unusable: str) -> Verdict:
         device = patient.device
         case = Case(results, found, self.ledger.trust(device, device), unusable)
+        self._cpu = results if device == "cpu" else self._cpu
         said = [*patient.findings, *diagnosis.of_results(device, results, found), *self._from_runs(device)]
+        said += remarks.of_results(device, results, self._cpu)
         about = {"name": patient.name, "arch": patient.arch, "full": self.full}
         verdict = judge(device, case, said, **about)
         # One that could not be probed at all is not kept: whatever is in its way may be gone the next minute.
