@@ -219,7 +219,24 @@ def test_a_card_that_no_driver_has_taken(tmp_path: Path) -> None:
         (tmp_path / folder).unlink()
     (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").rmdir()
     found = survey.take(there.root, lambda words, deadline: Answer(), there.env, there.build, host=there.host)
-    assert "no driver has taken this card" in found.gpus[0].notes
+    assert found.visible == ["cpu"]
+    assert found.gpus[0].notes[0] == "no driver has taken this card"
+
+
+@pytest.mark.parametrize(("name", "place"), [("rtx-3090", "0000:01:00.0"), ("intel-arc-a770", "0000:03:00.0")])
+def test_a_card_given_to_a_virtual_machine_is_not_ours(name: str, place: str, tmp_path: Path) -> None:
+    there = machines.load(name, tmp_path)
+    for path in [*tmp_path.glob("dev/nvidia*"), *tmp_path.glob("proc/driver/nvidia/gpus/*/*")]:
+        path.unlink()
+    for path in tmp_path.glob("proc/driver/nvidia/gpus/*"):
+        path.rmdir()
+    driver = tmp_path / "sys/bus/pci/devices" / place / "driver"
+    driver.unlink()
+    (tmp_path / "sys/bus/pci/drivers/vfio-pci").mkdir()
+    driver.symlink_to(tmp_path / "sys/bus/pci/drivers/vfio-pci")
+    found = survey.take(there.root, lambda words, deadline: Answer(), there.env, there.build, host=there.host)
+    assert found.visible == ["cpu"] == candidates_of.candidates(root=there.root, build=there.build, env=there.env)
+    assert found.gpus[0].driver == "vfio-pci"
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may open everything")

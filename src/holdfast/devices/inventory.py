@@ -114,7 +114,8 @@ def _intel_cards(root: Path) -> int:
     """Cards that a driver has taken and that this process was given."""
     if not any((root / "dev/dri").glob("renderD*")):
         return int((root / "dev/dxg").exists())
-    return sum(1 for card in machine.gpus(root) if card["vendor"] == "Intel" and card["driver"])
+    taken = [str(card["driver"]).split()[0] for card in machine.gpus(root) if card["vendor"] == "Intel"]
+    return sum(1 for driver in taken if driver in ("i915", "xe"))
 
 
 def _numbered(cards: int, env: Mapping[str, str], *names: str) -> list[str]:

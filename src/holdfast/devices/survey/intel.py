@@ -17,6 +17,7 @@ from holdfast.devices.survey.reading import address, number
 from holdfast.devices.survey.shapes import Device
 from holdfast.devices.survey.tools import Run
 
+DRIVERS = ("i915", "xe")
 _DEADLINE_S = 15.0
 _OWN_GRAPHICS = "0000:00:02.0"
 """Where Intel's processors have their own GPU, always."""
@@ -85,5 +86,5 @@ def _ask_sycl(run: Run, troubles: list[str]) -> tuple[list[str], dict[str, str]]
 def order(cards: Sequence[Device], root: Path) -> list[str] | None:
     """One is that one; of several, no file says which comes first."""
     drawn = (root / "dev/dri").is_dir() or (root / "dev/dxg").exists()
-    places = [card.pci or "" for card in cards if card.driver] if drawn else []
+    places = [card.pci or "" for card in cards if (card.driver or "").split(" ")[0] in DRIVERS] if drawn else []
     return places if len(places) <= 1 else None

@@ -134,7 +134,8 @@ def order(
     cards: Sequence[Device], root: Path, env: Mapping[str, str], run: Run, troubles: list[str]
 ) -> list[str] | None:
     """Places on the bus in torch's order; None where nothing tells it."""
-    shown = {card.pci or "": card.uuid or "" for card in cards}
+    driven = [card for card in cards if (card.driver or "").startswith("nvidia")]  # not nouveau, not vfio-pci
+    shown = {card.pci or "": card.uuid or "" for card in driven}
     given = identity.nvidia_cards(root)
     if given:
         shown = {place: uuid for place, uuid in shown.items() if place in given}
