@@ -304,3 +304,17 @@ def test_the_largest_batch_that_passed_is_kept() -> None:
 )
 def test_what_a_probe_is_about(name: str, evidence: dict[str, Any], about: Traits) -> None:
     assert traits(Seen(name, evidence=evidence)) == about
+
+
+def test_what_no_setting_can_cure_is_not_tried_for_minutes() -> None:
+    card = Device({})
+    no_code = {"why": "RuntimeError: HIP error: invalid device function", "family": "launch"}
+    search([Seen("first step", "failed", evidence=no_code)], backend="rocm", run=card.run, env={})
+    assert card.asked == []
+    search(
+        [Seen("first step", "failed", evidence=no_code)],
+        backend="rocm",
+        run=card.run,
+        env={"HSA_OVERRIDE_GFX_VERSION": "10.3.0"},
+    )
+    assert card.asked == [("first step", {"HOLDFAST_REMEDIES": "no-masquerade"})]

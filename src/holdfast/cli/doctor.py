@@ -120,7 +120,10 @@ def patients(here: Inventory, found: Sequence[Finding], asked: str | None = None
     """Every device of the machine, the CPU first, as the screen shows them; or the one that was asked for."""
     listed = sorted(here.devices, key=lambda device: device.kind != "cpu")
     known = [_patient(device, here, found) for device in listed if asked in (None, device.id)]
-    return known or [Patient(asked)] if asked else known
+    if asked is None or known:
+        return known
+    missing = "" if asked.startswith("pretend") else f"no such device was found; here are {', '.join(here.visible)}"
+    return [Patient(asked, unusable=missing)]
 
 
 def _patient(device: Device, here: Inventory, found: Sequence[Finding]) -> Patient:

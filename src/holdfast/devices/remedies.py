@@ -23,6 +23,7 @@ from typing import Any
 
 from holdfast.devices import flags as switches
 from holdfast.devices.traits import CRASHED, FAILED, FP32, HUNG, PASSED, Result, Traits, easier, traits
+from holdfast.runtime.faults import Kind, match_text
 
 BACKENDS = {"nvidia": "cuda", "amd": "rocm", "intel": "xpu", "apple": "mps", "cpu": "cpu"}
 """By the kind of a device. One that is not here, such as a pretend device, may be given any remedy."""
@@ -233,7 +234,10 @@ def _try_each(
     tell: Callable[[Remedy, str], None],
 ) -> Cure | None:
     kept = [cure.remedy for cure in found.cures if cure.remedy.tried]
-    for remedy in suited(backend, traits(worst), worst.status, env):
+    useful = suited(backend, traits(worst), worst.status, env)
+    if hopeless(worst):
+        useful = [remedy for remedy in useful if "no-masquerade" in remedy.flags]
+    for remedy in useful:
         if not remedy.tried or remedy in kept or clock() >= until:
             continue
         tell(remedy, worst.probe)
@@ -242,6 +246,15 @@ def _try_each(
         if attempt.cured:
             return Cure(remedy, (worst.probe,))
     return None
+
+
+def hopeless(result: Result) -> bool:
+    """It said that there is no code for the card, or no driver: no setting changes that; the card's true name may."""
+    if result.status == HUNG:
+        return False
+    said = [result.evidence.get("why"), *(result.evidence.get("last_words") or ())]
+    known = match_text("\n".join(str(line) for line in said if line))
+    return known is not None and known.kind in (Kind.UNSUPPORTED, Kind.DRIVER)
 
 
 def _passes(result: Result, cures: Sequence[Cure], run: Run, until: float, clock: Callable[[], float]) -> bool:
