@@ -14,6 +14,7 @@ import contextlib
 import copy
 import importlib.util
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -210,6 +211,20 @@ class Work:
                 scaler.update()
         weights = torch.cat([parameter.detach().cpu().double().flatten() for parameter in own.parameters()])
         return {"losses": torch.stack(losses).cpu().double(), "weights": weights}
+
+    def pace(self, steps: int) -> list[float]:
+        """Seconds of each of some steps of training, the device waited for after each."""
+        own, computes = self._fresh()
+        optimizer = torch.optim.AdamW(own.parameters(), lr=RATE, eps=EPSILON)
+        inputs, times = self._inputs(self.sizes[0]), []
+        for _ in range(steps):
+            began = time.perf_counter()
+            optimizer.zero_grad()
+            self._backward(own, self._forward(computes, inputs), self.sizes[0])
+            optimizer.step()
+            self.bench.wait()
+            times.append(time.perf_counter() - began)
+        return times
 
     def penalty(self) -> Tensors:
         """Gradients of the size of a gradient."""

@@ -20,6 +20,8 @@ from holdfast.devices.probes.compare import Outcome, Tensors, Work, bound, dista
 
 FIRST_STEP = 60.0
 """Seconds from opening the device to the end of the first step after which a newcomer has given up."""
+PACE = 5
+"""Steps that are timed, before a load and after it."""
 SIGMAS = 6.0
 """How far a count of random numbers may be from its mean: more than that happens once in half a billion times."""
 
@@ -146,28 +148,41 @@ def _going_on(bench: Bench, spec: dict[str, Any], seconds: float, *, heavy: bool
     answers = Work(layer, sizes, double=True).answers("backward")
     right, limit = answers["backward"], bound(expectation(layer, sizes, "fp32", answers)["backward"], "fp32")
     bench.tell("")
-    began = time.monotonic()
-    times: list[float] = []
-    worst, tensor = 0.0, ""
+    steps, worst, tensor = 0, 0.0, ""
     with bench.on():
+        cold = _pace(bench) if heavy else None
+        began = time.monotonic()
         burden = _Burden(bench) if heavy else None
         work = Work(layer, sizes, bench=bench)
-        while time.monotonic() - began < seconds:
-            step = time.perf_counter()
+        while steps == 0 or time.monotonic() - began < seconds:
             found: Tensors = work.backward()
             bench.wait()
-            times.append(time.perf_counter() - step)
+            steps += 1
             error, name = distance(found, right)
             if error > worst:
                 worst, tensor = error, name
             if not error <= limit:
                 break
             if burden is not None and not burden.carry():
-                facts = {"after_s": round(time.monotonic() - began, 2), "steps": len(times)}
+                facts = {"after_s": round(time.monotonic() - began, 2), "steps": steps}
                 return Outcome(facts=facts, why="a product came out differently under load")
-    more: dict[str, Any] = {"tensor": tensor, **_slower(times)}
-    facts = {"after_s": round(time.monotonic() - began, 2), "steps": len(times), **more}
+        took = round(time.monotonic() - began, 2)
+        pace = _compared(cold, _pace(bench)) if cold is not None and worst <= limit else {}
+    more: dict[str, Any] = {"tensor": tensor, **pace}
+    facts = {"after_s": took, "steps": steps, **more}
     return Outcome(worst, limit, facts)
+
+
+def _pace(bench: Bench) -> float:
+    """Seconds of a step of a network that gives a device something to do, by the median."""
+    layer = layers.build("network")
+    layer.shape = (3, 32, 32)
+    times = Work(layer, [16], bench=bench).pace(PACE + 2)[2:]
+    return sorted(times)[PACE // 2]
+
+
+def _compared(cold: float, warm: float) -> dict[str, Any]:
+    return {"step_ms": round(cold * 1e3, 3), "slower": round(warm / max(cold, 1e-9), 3)}
 
 
 class _Burden:
@@ -185,12 +200,3 @@ class _Burden:
         for _ in range(self.rounds):
             product = self.left @ self.left
         return bool((product - self.first).norm() <= 1e-5 * self.first.norm())
-
-
-def _slower(times: list[float]) -> dict[str, Any]:
-    """How the last fifth of the steps compares with the first, by medians."""
-    fifth = len(times) // 5
-    if fifth < 3:
-        return {}
-    first, last = (sorted(part)[fifth // 2] for part in (times[1 : fifth + 1], times[-fifth:]))
-    return {"step_ms": round(first * 1e3, 3), "slower": round(last / max(first, 1e-9), 3)}
