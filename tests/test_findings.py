@@ -61,7 +61,6 @@ D044 attention-kernel-fails
 D045 operation-missing
 D046 cannot-compile
 D047 no-float64
-D048 slow-transfers
 D049 trains-with-a-remedy
 D050 known-bug
 D051 not-supported-by-its-maker

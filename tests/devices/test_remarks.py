@@ -1,4 +1,4 @@
-"""What is said about a device whose probes passed."""
+"""What is said about a device beside what failed."""
 
 from __future__ import annotations
 
@@ -81,3 +81,23 @@ def test_a_card_that_the_cpu_beats() -> None:
     assert of_results("cuda:0", [load(step_ms=9.0)]) == []
     assert of_results("cpu", cpu, cpu) == []
     assert of_results("cuda:0", [load(step_ms=9.0, status="failed")], cpu) == []
+
+
+def test_memory_that_ends_in_a_death() -> None:
+    about = {"family": "memory", "reached_bytes": 21.4e9, "reported_bytes": 24e9}
+    died = ProbeResult("memory limit", "cuda:0", "crashed", evidence=about)
+    (found,) = of_results("cuda:0", [died])
+    assert found.sentence() == "it fails once memory passes 21.4 GB of 24.0 GB"
+    refused = ProbeResult("memory limit", "cuda:0", "failed", 0.2, 0.05, evidence=about)
+    assert of_results("cuda:0", [refused]) == []
+
+
+def test_what_was_left_out_is_said_once_for_each_reason() -> None:
+    def left(name: str, **evidence: object) -> ProbeResult:
+        return ProbeResult(name, "mps", "skipped", evidence={"family": "attention", **evidence})
+
+    kernels = [left(f"attention {name}", why="this torch has no such kernel") for name in ("flash", "cudnn")]
+    frozen = left("conv2d fp16 forward", why="it took the machine down", took_machine_down=True)
+    (found,) = of_results("mps", [*kernels, frozen])
+    assert found.sentence() == "attention flash was left out: this torch has no such kernel"
+    assert found.evidence["also"] == ["attention cudnn"]

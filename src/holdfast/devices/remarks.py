@@ -1,4 +1,4 @@
-"""What is worth a word about a device though its probes passed: slower when warm, slower than the CPU, errors counted.
+"""What is worth a word beside what failed: slower when warm, slower than the CPU, errors counted, checks left out.
 
     of_results("cuda:0", results, cpu=results_of_the_cpu)      # [Finding("D040", …), Finding("D043", …)]
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from holdfast.devices.traits import PASSED, Result, traits
+from holdfast.devices.traits import CRASHED, HUNG, PASSED, SKIPPED, Result, froze, traits
 from holdfast.findings import Finding, finding
 
 SLOWER_WARM = 1.25
@@ -26,7 +26,8 @@ _COUNTERS = {"errors": "uncorrected memory errors", "link_errors": "errors of th
 
 def of_results(device: str, results: Sequence[Result], cpu: Sequence[Result] = ()) -> list[Finding]:
     """All remarks on one device; with the results of the CPU, how the two compare."""
-    return [*_load(device, results), *_low_precisions(device, results), *_against(device, results, cpu)]
+    of_one = (*_load(device, results), *_memory(device, results), *_low_precisions(device, results))
+    return [*of_one, *_against(device, results, cpu), *_left_out(device, results)]
 
 
 def _load(device: str, results: Sequence[Result]) -> Iterator[Finding]:
@@ -50,6 +51,27 @@ def _load(device: str, results: Sequence[Result]) -> Iterator[Finding]:
                 "sensors": read,
             }
             yield finding("throttles", device, evidence)
+
+
+def _memory(device: str, results: Sequence[Result]) -> Iterator[Finding]:
+    """Filling it did not end in an error, as it should have, but in a death or a hang."""
+    for each in results:
+        about = traits(each)
+        if about.family == "memory" and not about.situation and each.status in (CRASHED, HUNG):
+            reached = {"failed_bytes": each.evidence.get("reached_bytes")}
+            evidence = {**reached, "reported_bytes": each.evidence.get("reported_bytes"), "probe": each.probe}
+            yield finding("device-reset-near-full-memory", device, evidence)
+
+
+def _left_out(device: str, results: Sequence[Result]) -> Iterator[Finding]:
+    """One for each reason; what took the machine down has a finding of its own."""
+    reasons: dict[str, list[str]] = {}
+    for each in results:
+        if each.status == SKIPPED and not froze(each):
+            reasons.setdefault(str(each.evidence.get("why") or "no reason was given"), []).append(each.probe)
+    for why, (first, *others) in reasons.items():
+        evidence = {"probe": first, "why": why, **({"also": others} if others else {})}
+        yield finding("probe-skipped", device, evidence)
 
 
 def _low_precisions(device: str, results: Sequence[Result]) -> Iterator[Finding]:
