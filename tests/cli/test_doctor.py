@@ -73,6 +73,25 @@ def test_a_machine_and_what_is_remembered_of_it(tmp_path: Path) -> None:
     assert again.err == ""
 
 
+def test_one_step_of_a_script_of_ones_own(tmp_path: Path) -> None:
+    Verdicts().put(Verdict("cpu", "trusted", probes={"passed": 9}))
+    (tmp_path / "job.py").write_text(SCRIPT)
+    good = holdfast("doctor", "--device", "cpu", "--script", "job.py", cwd=tmp_path)
+    assert good.code == 0, good.err
+    assert "    ✓ one step of job.py works (off by 0, limit " in good.out
+    assert [path.name for path in tmp_path.iterdir()] == ["job.py"], "nothing is left behind"
+    (tmp_path / "job.py").write_text(SCRIPT.replace("nn.Linear(4, 1)", "nn.Linear(5, 1)"))
+    bad = holdfast("doctor", "--device", "cpu", "--script", "job.py", cwd=tmp_path)
+    assert "! D072  one step of job.py fails on the CPU: RuntimeError: mat1 and mat2 shapes" in bad.out
+    assert bad.out.splitlines()[-1] == "Mend job.py, then type `holdfast doctor --script job.py` again."
+    assert bad.code == 0, "the device is as good as before"
+
+
+def test_words_without_a_script_are_a_usage_error(tmp_path: Path) -> None:
+    done = holdfast("doctor", "lr=3", cwd=tmp_path)
+    assert (done.code, done.err.splitlines()[0]) == (2, "error: unexpected argument `lr=3`")
+
+
 def test_a_device_that_is_not_here_is_a_no(tmp_path: Path) -> None:
     done = holdfast("doctor", "--device", "mps" if sys.platform != "darwin" else "cuda:0", "--json", cwd=tmp_path)
     (device,) = done.json["devices"]

@@ -4,6 +4,7 @@ holdfast doctor                        every device, quickly
 holdfast doctor --device cuda:0        one of them
 holdfast doctor --full                 every check there is, in minutes
 holdfast doctor --fresh                probe again what is known already
+holdfast doctor --script job.py        and one step of your own script, against the CPU
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from holdfast import __version__, machine
 from holdfast.cli import doctor_text
 from holdfast.cli.output import Output, add_flags, duration
 from holdfast.cli.text import without_control
-from holdfast.cli.usage import Parser
+from holdfast.cli.usage import Parser, UsageError
 from holdfast.devices import examination, inspection, inventory
 from holdfast.devices.advising import advice
 from holdfast.devices.examination import Doctor, Examined, Patient
@@ -32,6 +33,7 @@ from holdfast.findings import Finding, finding
 from holdfast.runtime import process
 
 if TYPE_CHECKING:
+    from holdfast.devices.probes.catalog import Probe
     from holdfast.devices.results import ProbeResult
     from holdfast.devices.survey.shapes import Device, Inventory
 
@@ -53,6 +55,7 @@ examples:
   holdfast doctor --device cuda:0     one of them
   holdfast doctor --full              every check there is: minutes
   holdfast doctor --fresh             probe again what is known already
+  holdfast doctor --script job.py     and one step of your own script on each device
   holdfast doctor -v                  with notes, and with every check and its time
 
 exit code 0 if something can train, 1 if nothing can
@@ -62,6 +65,8 @@ exit code 0 if something can train, 1 if nothing can
     parser.add_argument("--device", metavar="D", help="this device alone: cpu, cuda:0, …")
     parser.add_argument("--fresh", action="store_true", help="probe again, even if a verdict is known")
     parser.add_argument("--again", action="store_true", help="also the checks that took the machine down before")
+    parser.add_argument("--script", metavar="SCRIPT", help="also one real step of this script, against the CPU")
+    parser.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help="arguments of the script's train()")
     add_flags(parser, progress=True)
     parser.set_defaults(run=run)
     return parser
@@ -71,12 +76,13 @@ def run(args: argparse.Namespace) -> int:
     """Look around, examine each device, say what was found."""
     output = Output.from_args(args)
     asked = inventory.check(args.device) if args.device and args.device != "auto" else None
+    script = _script(args.script, args.words)
     bar = Bar(output)
-    with Doctor(listener=bar, full=args.full, fresh=args.fresh, again=args.again) as doctor:
+    with Doctor(listener=bar, full=args.full, fresh=args.fresh, again=args.again, script=script) as doctor:
         for settled in doctor.ledger.settle(process.boot_id()):
             output.note(without_control(f"• {settled.sentence}"))
         likely = [asked] if asked else inventory.candidates()
-        if not all(doctor.remembered(label) for label in likely) and machine.torch_build()["version"]:
+        if (script or not all(doctor.remembered(label) for label in likely)) and machine.torch_build()["version"]:
             doctor.warm()
         bar.says("looking at what is here")
         here = _survey()
@@ -99,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
             machine=system,
             disk_bytes_s=rate,
             advice=lines,
+            script=args.script or "my_script.py",
             plan=importlib.util.find_spec("holdfast.cli.plan") is not None,
             asked=asked,
             problem=problem,
@@ -107,6 +114,22 @@ def run(args: argparse.Namespace) -> int:
         for line in doctor_text.page(view):
             output.print(line)
     return ExitCode.OK if usable else ExitCode.NO
+
+
+def _script(asked: str | None, words: list[str]) -> Probe | None:
+    """A probe of the user's own; UserError for a script that cannot be one."""
+    if asked is None:
+        if words:
+            raise UsageError(f"unexpected argument `{words[0]}`", command="doctor", tips=["name a script: `--script`"])
+        return None
+    from holdfast.cli.train import read_script, split_words
+    from holdfast.devices.probes.catalog import script_probe
+    from holdfast.runtime import script
+
+    arguments, _ = split_words(words, "doctor")
+    facts = read_script(asked, "doctor")
+    script.check_arguments(facts, arguments)
+    return script_probe(facts.path, arguments)
 
 
 def _survey() -> Inventory:
@@ -185,6 +208,7 @@ def _data(
                 "memory_bytes": device.memory_bytes if device else None,
                 "driver": device.driver if device else None,
                 "remembered": each.remembered,
+                "script": examination.summary([each.script]) if each.script else None,
                 "seconds": round(each.seconds, 2),
                 "checks": examination.summary(each.results),
                 "cures": [cure.to_json() for cure in each.found.cures],

@@ -168,12 +168,28 @@ def _details(seen: Examined, view: View) -> list[str]:
         lines += _wrapped("-", "", verdict.why)
     if seen.stale:
         lines += _wrapped("•", "", f"probed again: {seen.stale}")
+    lines += _script_line(seen, view)
     for text in policy_lines(verdict):
         lines += _wrapped("•", "", text)
     for command, why in _to_try(verdict, shown):
         line = f"{_INDENT}  try    {command}"
         lines.append(f"{line}     ({why})" if why and len(line) + len(why) < WIDTH else line)
     return lines + (_checks(seen.results) if view.verbose else [])
+
+
+def _script_line(seen: Examined, view: View) -> list[str]:
+    """One step of the user's script that went well; what went wrong is a finding."""
+    result = seen.script
+    if result is None or result.status not in ("passed", "skipped"):
+        return []
+    if result.status == "skipped":
+        return _wrapped("-", "", f"{view.script} was not tried: {result.evidence.get('why')}")
+    unknown = result.evidence.get("not_compared")
+    if result.error is None:
+        return _wrapped("✓", "", f"one step of {view.script} works; not compared: {unknown}")
+    off = f"off by {result.error:.1g}, limit {result.bound:.1g}" if result.bound is not None else f"{result.error:.1g}"
+    same = "agrees with the CPU" if seen.verdict.device != "cpu" else "works"
+    return _wrapped("✓", "", f"one step of {view.script} {same} ({off}), {duration(result.seconds)}")
 
 
 def worth_showing(verdict: Verdict, *, verbose: bool = False) -> list[Finding]:
@@ -364,7 +380,9 @@ def _next(view: View) -> list[str]:
     if view.plan and view.usable:
         rows.append((f"  holdfast plan {view.script}", "time and cost of each way to run it"))
     lines = table(rows, gap=6)
-    if view.usable:
+    if any(each.about.slug == "own-script-fails-everywhere" for seen in view.seen for each in seen.verdict.findings):
+        last = f"Mend {view.script}, then type `holdfast doctor --script {view.script}` again."
+    elif view.usable:
         best = next((each for each in view.usable if each.verdict.device != "cpu"), view.usable[0]).verdict
         where = "the CPU" if best.device == "cpu" else best.device
         care = " with what is said above" if best.state == CARE else ""

@@ -102,6 +102,8 @@ def _missing(result: Result, about: Traits, results: Sequence[Result]) -> bool:
 
 
 TABLE: tuple[tuple[Row, str], ...] = (
+    (lambda result, about, results: about.family == "model" and _off(result, about, results), "own-step-is-wrong"),
+    (lambda result, about, results: about.family == "model", "own-step-fails"),
     (lambda result, about, results: result.probe == BAD_INDEX, "no-checks-in-kernels"),
     (lambda result, about, results: about.family == "launch" and _off(result, about, results), "slow-first-launch"),
     (_family("launch"), "device-does-not-start"),

@@ -11,6 +11,7 @@ each in fresh processes. What came out is judged and put on the shelf.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from holdfast.devices.probes import catalog
 from holdfast.devices.remedies import BAD, Found, Remedy
 from holdfast.devices.results import skipped
 from holdfast.devices.traits import HUNG, easier
-from holdfast.devices.verdict import Case, Verdict, harmless, judge
+from holdfast.devices.verdict import REFUSED, Case, Verdict, harmless, judge
 from holdfast.devices.verdicts import Verdicts
 from holdfast.errors import UserError
 from holdfast.findings import Finding
@@ -70,6 +71,8 @@ class Examined:
     stale: str = ""
     """Why an earlier verdict was not good enough."""
     seconds: float = 0.0
+    script: ProbeResult | None = None
+    """What came of one step of the user's own script."""
 
 
 class Listener:
@@ -95,6 +98,7 @@ class Doctor:
         fresh: bool = False,
         again: bool = False,
         only: Sequence[str] = (),
+        script: catalog.Probe | None = None,
         host: Callable[[Mapping[str, str]], Host] = Host,
         budget_s: float | None = None,
     ) -> None:
@@ -102,7 +106,7 @@ class Doctor:
         self.verdicts = Verdicts(ledger=self.ledger) if verdicts is None else verdicts
         self.listener = listener or Listener()
         self.full, self.fresh, self.again = full, fresh, again
-        self.only = only
+        self.only, self.script = only, script
         self.budget_s = BUDGET[full] if budget_s is None else budget_s
         self._make_host = host
         self._host: Host | None = None
@@ -133,7 +137,7 @@ class Doctor:
         kept = self.verdicts.get(patient.device)
         if kept.verdict is not None and self.remembered(patient.device) and not patient.unusable:
             verdict = replace(kept.verdict, name=patient.name or kept.verdict.name, arch=patient.arch)
-            seen = Examined(verdict, remembered=True, age_s=kept.age_s)
+            seen = self._with_script(Examined(verdict, remembered=True, age_s=kept.age_s))
             self.listener.ends(seen)
             return seen
         results: list[ProbeResult] = []
@@ -147,9 +151,30 @@ class Doctor:
                 unusable = f"{error.message}: {error.cause}" if error.cause else error.message
         verdict = self._judge(patient, results, found, unusable)
         seconds = time.monotonic() - began
-        seen = Examined(verdict, tuple(results), found, stale=kept.stale, seconds=seconds)
+        seen = self._with_script(Examined(verdict, tuple(results), found, stale=kept.stale, seconds=seconds))
         self.listener.ends(seen)
         return seen
+
+    def _with_script(self, seen: Examined) -> Examined:
+        """One step of the user's own script, on a device that may train. What comes of it is said and not kept."""
+        verdict = seen.verdict
+        if self.script is None or not verdict.trainable:
+            return seen
+        began = time.monotonic()
+        device, name = verdict.device, str(self.script.options.get("name") or self.script.name.removeprefix("script "))
+        with contextlib.ExitStack() as stack:
+            host = stack.enter_context(self._make_host(verdict.policy.env)) if verdict.policy.env else None
+            results = list(self._run(device, [self.script], host))
+        found = diagnosis.of_results(device, results)
+        if device == "cpu" and found:
+            why = found[0].evidence.get("why")
+            found = [registry.finding("own-script-fails-everywhere", device, {"script": name, "why": why})]
+        else:
+            found = [registry.finding(each.code, device, {**each.evidence, "script": name}) for each in found]
+            if found:
+                verdict = replace(verdict, state=REFUSED, why=f"one step of {name} fails here")
+        verdict = replace(verdict, findings=(*found, *verdict.findings))
+        return replace(seen, verdict=verdict, script=results[0], seconds=seen.seconds + time.monotonic() - began)
 
     def _probe(self, device: str) -> Iterator[ProbeResult]:
         """The probes of the set. A device on which not one step can be done is not asked for more."""
