@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -318,3 +319,10 @@ def test_what_no_setting_can_cure_is_not_tried_for_minutes() -> None:
         env={"HSA_OVERRIDE_GFX_VERSION": "10.3.0"},
     )
     assert card.asked == [("first step", {"HOLDFAST_REMEDIES": "no-masquerade"})]
+
+
+def test_the_page_of_the_doctor_lists_them_all() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    for remedy in catalogue():
+        assert f"| `{remedy.name}` |" in page and f"| {remedy.text} | {remedy.cost} |" in page, remedy.name
+    assert page.count("\n| `", page.index("| remedy |"), page.index("The last ones")) == len(catalogue())
