@@ -120,6 +120,12 @@ def test_what_measures_it_exists(row: Explanation) -> None:
     assert not name or f"def {name}(" in text or f"class {name}" in text
 
 
+def test_every_finding_can_be_found() -> None:
+    """A code that nothing looks for would be a promise in the docs that nobody keeps."""
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    assert [row.slug for row in explanations() if f'"{row.slug}"' not in code] == []
+
+
 def test_sentences() -> None:
     crash = finding("probe-crashed", "cuda:0", {"probe": "conv2d forward", "how": "SIGSEGV", "seconds": 4.2})
     assert crash.sentence() == "conv2d forward killed its process (SIGSEGV after 4.2 s)"

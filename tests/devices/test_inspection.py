@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.devices import advising, knowledge
-from holdfast.devices.inspection import of_inventory, overall
+from holdfast.devices.inspection import of_disk, of_inventory, overall
 from holdfast.devices.survey.shapes import Cpu, Device, Disk, Inventory, System, TorchBuild
 from holdfast.findings import Finding
 
@@ -214,6 +214,12 @@ def test_without_torch() -> None:
         one("torch-does-not-import", machine(torch=TorchBuild())).sentence()
         == "import torch failed: it is not installed"
     )
+
+
+def test_a_slow_disk() -> None:
+    (found,) = of_disk("./runs", 3_400_000.0)
+    assert found.sentence() == "./runs takes 3.4 MB/s until it is really written"
+    assert of_disk("./runs", 500_000_000.0) == []
 
 
 def test_all_in_all() -> None:

@@ -93,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
         problem = doctor.verdicts.problem
     usable = [each.verdict.device for each in seen if each.verdict.trainable]
     system = [*(each for each in found if each.device in (inspection.SYSTEM, inspection.DISK)), *trouble]
+    last = None if asked else inspection.overall(here, usable)
+    system += [last] if last else []
     lines = [] if asked else advice(here, usable)
     if output.as_json:
         output.json(_data(here, seen, usable, system, lines))
@@ -181,7 +183,8 @@ def disk_speed(here: Inventory, limit: int = 32 << 20, seconds: float = 1.0) -> 
             while written < limit and time.perf_counter() - began < seconds:
                 written += os.write(fd, block)
             os.fsync(fd)
-            return written / max(time.perf_counter() - began, 1e-9), []
+            rate = written / max(time.perf_counter() - began, 1e-9)
+            return rate, inspection.of_disk(disk.folder, rate)
         finally:
             os.close(fd)
     except OSError as error:

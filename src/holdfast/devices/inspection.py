@@ -25,6 +25,8 @@ SMALL_SHM = 1_000_000_000
 """Containers get 64 MB unless told otherwise; loader processes pass batches through it."""
 LITTLE_DISK = 5_000_000_000
 """A few checkpoints of a model that fits into a small card."""
+SLOW_DISK = 20_000_000
+"""Bytes a second, flushed: a checkpoint of 1 GB takes most of a minute then."""
 _MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}
 _SERVED_BY = {"nvidia": "cuda", "amd": "hip", "intel": "xpu"}
 _OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
@@ -42,6 +44,11 @@ def of_inventory(inventory: Inventory, env: Mapping[str, str], *, shm_bytes: int
     """Everything, device by device, then the machine."""
     found = [each for card in inventory.gpus for each in _of_card(card, inventory, env)]
     return [*found, *_of_cpu(inventory), *_of_system(inventory, shm_bytes)]
+
+
+def of_disk(folder: str, bytes_s: float) -> list[Finding]:
+    """What a disk's speed says, once it was measured."""
+    return [finding("slow-disk", DISK, {"folder": folder, "bytes_s": bytes_s})] if bytes_s < SLOW_DISK else []
 
 
 def overall(inventory: Inventory, usable: Collection[str]) -> Finding | None:
