@@ -127,6 +127,13 @@ def test_a_refusal_needs_no_further_fault(world: World) -> None:
     assert world.verdicts().get("cuda:0").holds
 
 
+@pytest.mark.parametrize("state", ["refused", "use_with_care"])
+def test_what_is_forgotten_on_request_is_probed_again(world: World, state: str) -> None:
+    world.verdicts().put(Verdict("cuda:0", state, "the machine went down 2 times"))
+    world.ledger.forget(CARD)
+    assert world.verdicts().get("cuda:0").verdict is None
+
+
 def test_the_fault_of_another_card_does_not_matter(world: World) -> None:
     world.verdicts().put(GOOD)
     world.ledger.note(DeviceId("cuda:1", "pci 0000:0a:00.0"), "cuda:1", "fault", code="F010")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -94,7 +94,10 @@ class Verdicts:
             age = None if measured is None else self._now() - measured
             if age is None or not 0 <= age <= DAYS * 86400:
                 return Kept()
-            return Kept(replace(verdict, device=label), self._fault_since(device, verdict), age)
+            since = self._lines_since(device, measured or 0.0)
+            if any(line.kind == "forget" for line in since):  # what was held against it is not to count any more
+                return Kept()
+            return Kept(replace(verdict, device=label), _fault_in(since, device, verdict), age)
         return Kept()
 
     def put(self, verdict: Verdict) -> Verdict:
@@ -128,20 +131,25 @@ class Verdicts:
         listed = (read_json(self.path) or {}).get("verdicts")
         return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
 
-    def _fault_since(self, device: DeviceId, verdict: Verdict) -> str:
-        """A refusal needs no further proof; what may train loses its trust by one fault that is its own."""
-        if verdict.state not in TRAINABLE or device.on_cpu:
-            return ""
-        since = _seconds(verdict.measured_at) or 0.0
-        bad: list[str] = []
-        for line in self.ledger.lines():
-            if (line.machine, line.device) != (self.ledger.machine, device.key) or (_seconds(line.time) or 0.0) < since:
-                continue
-            if _acquits(line) and bad:
-                bad.pop()
-            elif _accuses(line):
-                bad.append(str(line.facts().get("code") or line.text("why") or line.facts().get("why") or "a fault"))
-        return f"it failed in a run since ({bad[-1]})" if bad else ""
+    def _lines_since(self, device: DeviceId, since: float) -> list[Line]:
+        """What the ledger says about this device from then on."""
+        mine = [
+            line for line in self.ledger.lines() if (line.machine, line.device) == (self.ledger.machine, device.key)
+        ]
+        return [line for line in mine if (_seconds(line.time) or 0.0) >= since]
+
+
+def _fault_in(lines: Sequence[Line], device: DeviceId, verdict: Verdict) -> str:
+    """A refusal needs no further proof; what may train loses its trust by one fault that is its own."""
+    if verdict.state not in TRAINABLE or device.on_cpu:
+        return ""
+    bad: list[str] = []
+    for line in lines:
+        if _acquits(line) and bad:
+            bad.pop()
+        elif _accuses(line):
+            bad.append(str(line.facts().get("code") or line.text("why") or line.facts().get("why") or "a fault"))
+    return f"it failed in a run since ({bad[-1]})" if bad else ""
 
 
 def _accuses(line: Line) -> bool:
@@ -152,9 +160,7 @@ def _accuses(line: Line) -> bool:
 
 
 def _acquits(line: Line) -> bool:
-    """The fault before it was somebody else's, or the user forgave."""
-    if line.kind == "forget":
-        return True
+    """The fault before it was somebody else's."""
     return line.kind == "note" and line.text("what") == "blame" and line.facts().get("verdict") in INNOCENT
 
 
