@@ -180,9 +180,13 @@ def test_less_memory_than_it_says(host: Host, place: Path) -> None:
     assert found.evidence["reported_bytes"] == 64 << 20 and 16 << 20 <= found.evidence["reached_bytes"] <= 24 << 20
 
 
-def test_a_slow_first_launch(host: Host, place: Path) -> None:
+def test_a_slow_first_launch(place: Path) -> None:
+    """What the first probe had compiled, the next ones have: the caches are those of the host, and go with it."""
     symptoms.write(place, [Symptom("slow", seconds=3.0)])
-    (slow,) = run_one(DEVICE, "first step", host=host, options={"bound_s": 2.0})
+    with Host({ailments.VARIABLE: str(place)}) as host:
+        (slow,) = run_one(DEVICE, "first step", host=host, options={"bound_s": 2.0})
+        (again,) = run_one(DEVICE, "first step", host=host)
+    assert again.error is not None and again.error < 3.0 and not host.caches.exists()
     assert slow.status == "failed" and slow.error is not None and slow.error >= 3.0 and slow.bound == 2.0
     assert slow.evidence["second_s"] < 3.0
 
@@ -221,9 +225,10 @@ def test_a_kernel_that_is_being_compiled_is_no_hang(
         announce=lambda name: None, before={},
     )  # fmt: skip
     monkeypatch.undo()
+    for path in host.caches.rglob("*"):
+        os.utime(path, (0, 0))
     assert not part._caches_grow()
-    (tmp_path / "caches" / "miopen").mkdir(parents=True)
-    (tmp_path / "caches" / "miopen" / "kernel.bin").write_bytes(b"code")
+    (host.caches / "miopen" / "kernel.bin").write_bytes(b"code")
     assert part._caches_grow()
 
 
@@ -407,6 +412,18 @@ def test_nothing_of_the_quick_set_fails_on_a_device_that_is_well(host: Host, dev
     found = list(run(device, select(device), host))
     assert [result for result in found if result.status not in ("passed", "skipped")] == []
     assert len(found) >= 20
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("example", symptoms.EXAMPLES)
+def test_the_quick_set_notices_it(host: Host, place: Path, example: str) -> None:
+    """Only what takes long to show is left to the whole battery."""
+    symptoms.write(place, [symptoms.EXAMPLES[example]])
+    deadline = 5.0 if example == "a hang" else None
+    found = list(run(DEVICE, select(DEVICE), host, deadline_s=deadline))
+    noticed = any(result.status in ("failed", "crashed", "hung") for result in found)
+    assert noticed is (example != "wrong only under sustained load")
 
 
 @pytest.mark.bench

@@ -51,7 +51,7 @@ def run(
     risky = kind_of(device) != "cpu"
     before = {} if again or ledger is None or not risky else took_machine_down(ledger, device)
     counts = dict.fromkeys(STATUSES, 0)
-    over = ""
+    over, slack = "", 0.0
     for probe in probes:
         if over:
             yield from skipped(probe, device, probe.checks, over)
@@ -64,7 +64,7 @@ def run(
             place,
             ledger=ledger if risky else None,
             full=full,
-            deadline_s=deadline_s or probe.deadline_s,
+            deadline_s=deadline_s or probe.deadline_s + slack,
             options=dict((options or {}).get(probe.name, {})),
             announce=announce or (lambda name: None),
             before=before,
@@ -72,6 +72,8 @@ def run(
         try:
             for result in turn.results():
                 counts[result.status] += 1
+                if result.evidence.get("family") == "launch":  # a device that starts slowly is not hung
+                    slack = 2 * (result.error or 0.0)
                 yield result
         finally:
             turn.close()

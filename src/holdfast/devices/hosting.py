@@ -13,9 +13,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,6 +52,8 @@ class Host:
         self.torch: str | None = None
         self.note = ""
         """Why children are fresh processes, if they are."""
+        self.caches = Path(tempfile.mkdtemp(prefix="holdfast-kernels-"))
+        """Kernels that its children compile: neither the user's nor those of another environment, good or bad."""
         self._server: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._forking: list[Child] = []
@@ -84,6 +88,7 @@ class Host:
     def start(self, config: dict[str, Any]) -> Child:
         """A probe begins, as soon as torch is imported."""
         child = Child()
+        config = {**config, "caches": str(self.caches)}
         self._count += 1
         if self._channel is not None:
             try:
@@ -190,3 +195,4 @@ class Host:
         for child in list(self._running.values()):
             self.end(child, 1.0)
         self._close_server()
+        shutil.rmtree(self.caches, ignore_errors=True)

@@ -231,9 +231,9 @@ class Turn:
         return True
 
     def _caches_grow(self) -> bool:
-        """Some drivers compile inside of the process: then kernels appear in the caches, which are this probe's own."""
+        """Some drivers compile inside of the process: then kernels appear in the caches, which nobody else uses."""
         since = time.time() - self.deadline_s
-        for path in (self.folder / "caches").rglob("*"):
+        for path in self.host.caches.rglob("*"):
             with contextlib.suppress(OSError):
                 if path.is_file() and path.stat().st_mtime > since:
                     return True

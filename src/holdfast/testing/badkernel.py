@@ -76,7 +76,7 @@ class BadKernels(TorchDispatchMode):
         if symptom.kind == "wrong":
             return _spoiled(out, symptom.how)
         if symptom.kind == "slow":
-            if not self._launched:
+            if not self._launched and not _compiled():
                 time.sleep(symptom.seconds)
             return out
         if symptom.kind == "abort":
@@ -94,6 +94,17 @@ class _As:
     """As much of an ailment as suffering takes."""
 
     kind: str
+
+
+def _compiled() -> bool:
+    """The kernels of a slow device are in the caches of the probes once it has been launched."""
+    folder = os.environ.get("MIOPEN_CUSTOM_CACHE_DIR")
+    if folder is None:
+        return False
+    marker = Path(folder) / "pretend"
+    there = marker.exists()
+    marker.touch()
+    return there
 
 
 def _spoiled(out: Any, how: str) -> Any:

@@ -75,6 +75,25 @@ class Symptom:
         return bool(name) and name in [word.strip() for word in env.get("HOLDFAST_REMEDIES", "").split(",")]
 
 
+EXAMPLES: dict[str, Symptom] = {
+    "a crash": Symptom("crash", kernel="convolution", part="backward"),
+    "an abort": Symptom("abort", kernel="convolution", part="forward"),
+    "a hang": Symptom("hang", part="backward"),
+    "a device error": Symptom("error", part="forward"),
+    "a wrong forward pass": Symptom("wrong", kernel="addmm", part="forward"),
+    "wrong gradients only": Symptom("wrong", kernel="backward", part="backward"),
+    "wrong only in fp16": Symptom("wrong", kernel="convolution", precision="fp16"),
+    "NaN only in fp16 from batch 7 on": Symptom("wrong", kernel="conv", precision="fp16", batch=7, how="nan"),
+    "wrong only in channels_last": Symptom("wrong", kernel="batch_norm_backward", channels_last=True),
+    "NaN in the gradient of a gradient": Symptom("wrong", kernel="conv", part="double backward", how="nan"),
+    "less memory than it says": Symptom("memory", limit=24 << 20),
+    "a slow first launch": Symptom("slow", seconds=75.0),
+    "wrong only under sustained load": Symptom("wrong", kernel="mm", seconds=4.0),
+    "wrong only beside a second process": Symptom("wrong", part="backward", company=True),
+}
+"""The bad behaviours of real devices, as people have reported them: a tester is good for as many as it notices."""
+
+
 def write(path: Path, symptoms: Iterable[Symptom]) -> Path:
     """Where HOLDFAST_PRETEND points to; ailments that are there already stay."""
     path.parent.mkdir(parents=True, exist_ok=True)

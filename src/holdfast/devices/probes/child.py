@@ -27,7 +27,7 @@ from holdfast.runtime.nursery import Nursery
 if TYPE_CHECKING:
     from holdfast.devices.probes.compare import Outcome
 
-WORDS, OUTPUT, CACHES = "words.jsonl", "output.txt", "caches"
+WORDS, OUTPUT = "words.jsonl", "output.txt"
 _HERE = "holdfast.devices.probes"
 _CACHES = {
     "MIOPEN_USER_DB_PATH": "miopen-db",
@@ -38,7 +38,7 @@ _CACHES = {
     "CUDA_CACHE_PATH": "cuda",
     "SYCL_CACHE_DIR": "sycl",
 }
-"""Kernels that a probe compiles are its own: it neither trusts nor spoils those of the user."""
+"""Kernels that probes compile are their own: they neither trust nor spoil those of the user."""
 
 
 THREADS = 4
@@ -66,7 +66,7 @@ def run(config: dict[str, Any]) -> int:
         os.setsid()  # a group of its own, to be ended as one
     _redirect(folder)
     for name, place in _CACHES.items():
-        os.environ[name] = str(folder / CACHES / place)
+        os.environ[name] = os.path.join(config["caches"], place)
         os.makedirs(os.environ[name], exist_ok=True)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     with open(folder / WORDS, "a", encoding="utf-8", buffering=1) as file:
