@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
+import io
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from holdfast.cli.doctor import Bar
+from holdfast.cli.output import Output
 from holdfast.cli.supervise import rungs_for, rungs_of
+from holdfast.devices.results import ProbeResult
 from holdfast.devices.verdict import Policy, Verdict
 from holdfast.devices.verdicts import Verdicts
+from holdfast.runtime import process
 from holdfast.runtime.ladder import Rung
 
-from .driving import holdfast
+from .driving import drawn, environment, holdfast, wait_until
 
 REMEDIES = (("HOLDFAST_REMEDIES", "fp16-off,microbatch=2"),)
 CARE = Verdict("pretend:0", "use_with_care", "wrong in fp16", Policy(("fp32", "bf16"), env=dict(REMEDIES)))
@@ -112,6 +120,46 @@ def test_a_folder_that_cannot_be_written_is_found(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o500)
     done = holdfast("doctor", "--device", "cpu", cwd=tmp_path / "closed")
     assert "D066" in done.out
+
+
+class Tty(io.StringIO):
+    encoding = "utf-8"  # type: ignore[assignment]
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_is_drawn_over_and_leaves_nothing() -> None:
+    stream = Tty()
+    output = Output.from_args(argparse.Namespace(), stderr=stream, env={"COLUMNS": "70", "TERM": "xterm"})
+    bar = Bar(output)
+    bar.begins("cuda:0", 4)
+    bar.result(ProbeResult("conv2d fp32 forward", "cuda:0", "passed"))
+    shown = drawn(stream.getvalue())
+    assert shown.startswith("cuda:0  ━━━━━━──────────────────  1/4  ")
+    assert len(shown) < 70 and shown.endswith("conv2d fp32 forward")
+    bar.close()
+    assert drawn(stream.getvalue()).strip() == ""
+
+
+@pytest.mark.skipif(not process.LINUX, reason="needs /proc")
+def test_interrupted_it_leaves_no_process_behind(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "holdfast", "doctor", "--device", "cpu"]
+    doctor = subprocess.Popen(words, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def torch() -> list[int]:
+        return [pid for pid, words in process.children(doctor.pid).items() if "probes.child" in words]
+
+    try:
+        wait_until(torch, what="a child that imports torch")
+        (child,) = torch()
+        time.sleep(0.5)
+        doctor.send_signal(signal.SIGINT)
+        out, _ = doctor.communicate(timeout=60)
+        assert (doctor.returncode, out) == (130, b"")
+        wait_until(lambda: not process.exists(child), what="the end of the child")
+    finally:
+        doctor.kill()
 
 
 # What train makes of it ---------------------------------------------------------------------------------------------

@@ -78,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
     asked = inventory.check(args.device) if args.device and args.device != "auto" else None
     script = _script(args.script, args.words)
     bar = Bar(output)
-    with Doctor(listener=bar, full=args.full, fresh=args.fresh, again=args.again, script=script) as doctor:
+    flags = {"full": args.full, "fresh": args.fresh, "again": args.again}
+    with contextlib.closing(bar), Doctor(listener=bar, script=script, **flags) as doctor:
         for settled in doctor.ledger.settle(process.boot_id()):
             output.note(without_control(f"• {settled.sentence}"))
         likely = [asked] if asked else inventory.candidates()

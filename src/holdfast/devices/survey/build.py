@@ -63,8 +63,11 @@ def built_for(folder: Path) -> list[str] | None:
 
 def _flags(path: Path) -> str | None:
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with path.open("rb") as file:
+            # Not closed by `with`: interrupted in here it would say that pointers exist, and hide the Ctrl-C.
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             found = [match[1] for match in _FLAGS.finditer(data)]
+            data.close()
     except (OSError, ValueError):  # not there; empty
         return None
     return max(found, key=len).decode() if found else None
