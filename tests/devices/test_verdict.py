@@ -192,6 +192,13 @@ def test_every_finding_is_a_sentence(name: str) -> None:
         assert json.loads(json.dumps(finding.to_json()))["code"].startswith("D")
 
 
+def test_what_took_the_machine_down_says_how_to_try_it_again() -> None:
+    (finding,) = diagnosis.of_results("cuda:0", TABLE["it took the machine down"][0])
+    assert finding.sentence() == "the last use of it (conv2d fp32 backward) took the machine down on 2026-11-14"
+    assert finding.remedy is not None
+    assert finding.remedy.commands == ("holdfast doctor --again --device cuda:0",)
+
+
 def test_what_is_cured_is_used_with_care() -> None:
     cure = {"conv2d fp32 forward": lambda env: env.get("HSA_ENABLE_SDMA") == "0"}
     results = with_bad(Seen("conv2d fp32 forward", "crashed"))

@@ -152,7 +152,10 @@ def _finding(device: str, slug: str, group: list[Result], results: Sequence[Resu
     also = [each.probe for each in group if each is not worst]
     cure = found.cure_of(worst.probe)
     evidence = {**_evidence(worst, results), **({"also": also} if also else {})}
-    return registry.finding(slug, device, evidence, _as_remedy(cure) if cure else None)
+    advice = _as_remedy(cure) if cure else None
+    if slug == "froze-the-machine":
+        advice = registry.Cure("does it again, at your risk", (f"holdfast doctor --again --device {device}",))
+    return registry.finding(slug, device, evidence, advice)
 
 
 _PHASES = {"forward": 3, "backward": 2, "training": 1}
