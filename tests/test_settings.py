@@ -292,12 +292,12 @@ hint: `holdfast config` lists every setting""",
     ("retry", "1"): """\
 error: unknown setting `retry`
 cause: set on the command line
-hint: settings of `retry`: retry.same_step, retry.without_progress
+hint: settings of `retry`: retry.same_step, retry.without_progress, retry.in_a_row
 hint: `holdfast config` lists every setting""",
     ("retry.zzz", "1"): """\
 error: unknown setting `retry.zzz`
 cause: set on the command line
-hint: settings of `retry`: retry.same_step, retry.without_progress
+hint: settings of `retry`: retry.same_step, retry.without_progress, retry.in_a_row
 hint: `holdfast config` lists every setting""",
     ("quux.frob", "1"): """\
 error: unknown setting `quux.frob`

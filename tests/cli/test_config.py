@@ -30,6 +30,7 @@ checkpoint.keep            3       default
 checkpoint.best            auto    default
 retry.same_step            3       default
 retry.without_progress     10      default
+retry.in_a_row             4       default
 loader.stuck_floor         5 s     default
 loader.first_wait          2m      default
 data.quarantine            true    default
@@ -79,6 +80,8 @@ def test_a_section_with_its_meaning(command: Command) -> None:
         "    Tries at one step when no other device is left.\n"
         "retry.without_progress  10     default\n"
         "    Workers replaced in a row without one committed step between them, whatever ended them.\n"
+        "retry.in_a_row          4      default\n"
+        "    Faults of a device, each within 20 steps of the last, after which the run leaves it for the next one.\n"
     )
 
 
@@ -101,6 +104,7 @@ def test_colour_marks_what_differs_and_nothing_else_changes(command: Command) ->
         "\x1b[2mSETTING                 VALUE  FROM\x1b[0m\n"
         "\x1b[1mretry.same_step         5      command line\x1b[0m\n"
         "retry.without_progress  10     default\n"
+        "retry.in_a_row          4      default\n"
     )
 
 

@@ -6,6 +6,7 @@ Real processes, real signals: `ctypes.string_at(0)` is a segmentation fault, `os
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -27,6 +28,7 @@ from holdfast.runtime.blame import Blame
 from holdfast.runtime.charge import BadSamples, charge_of
 from holdfast.runtime.loader import Loader
 from holdfast.runtime.patience import Patience
+from tests.runtime import local_runs
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 
@@ -35,6 +37,7 @@ Event = tuple[str, dict[str, Any]]
 
 
 def segfault() -> None:
+    faulthandler.disable()  # its words would stand in the middle of the test report
     ctypes.string_at(0)
 
 
@@ -466,11 +469,57 @@ def test_another_dataset_does_not_inherit_the_quarantine() -> None:
     assert loader.quarantined == []
 
 
-def test_turning_the_quarantine_off_brings_repaired_samples_back() -> None:
-    loader = known_from_the_start([9])
+def test_a_run_resumed_without_quarantine_reads_repaired_samples_again() -> None:
+    loader = make(Recordings(), 0)
     loader.policy.quarantine = False
+    loader.load_state_dict(known_from_the_start([9]).state_dict())
     assert same(train(loader), train(make(Recordings(), 0)))
     assert loader.quarantined == []
+
+
+@pytest.mark.parametrize("empty", [[0, 1, 2, 3], [8, 9, 10, 11], [20, 21, 22, 23]], ids=["first", "middle", "last"])
+def test_a_session_goes_around_an_empty_batch_and_through_a_death(tmp_path: Path, empty: list[int]) -> None:
+    results: list[dict[str, Any]] = []
+
+    def training(session: Any) -> None:
+        model = torch.nn.Linear(3, 3, dtype=torch.float64)
+        optimizer = torch.optim.Adam(model.parameters())
+        data = make(Recordings(), 0)
+        session.protect(model=model, optimizer=optimizer, data=data)
+        if not session.run.resumed:
+            data.leave_out(empty, "told to", epoch=0, batch=0)
+        for _ in session.epochs(2):
+            for batch in session.batches(data):
+                session.step(lambda b: model(b).square().mean(), batch)
+        results.append(local_runs.fingerprint(model=model, optimizer=optimizer, data=data))
+
+    undisturbed = local_runs.run(tmp_path, training)
+    disturbed = local_runs.survive(tmp_path, training, ["forward 2", "forward 4", "backward 2"])
+    for outcome in (undisturbed, disturbed):
+        receipt = outcome.receipt
+        assert (receipt["steps"], receipt["samples_quarantined"]) == (10, 4)
+        assert (receipt["samples_skipped"], receipt["samples_repeated"]) == (0, 0)
+    local_runs.equal(results[0], results[-1])
+
+
+def test_a_session_of_this_very_process_counts_what_was_left_out(tmp_path: Path) -> None:
+    def training(session: Any) -> None:
+        model = torch.nn.Linear(3, 3, dtype=torch.float64)
+        optimizer = torch.optim.Adam(model.parameters())
+        data = make(Recordings({9: refuse}), 0)
+        session.protect(model=model, optimizer=optimizer, data=data)
+        for batch in session.batches(data):
+            session.step(lambda b: model(b).square().mean(), batch)
+
+    with pytest.raises(ValueError, match="no label") as caught:
+        local_runs.run(tmp_path, training)
+    assert (charge_of(caught.value) or {})["blame"] == "data"
+    outcome = local_runs.run(tmp_path, training, data__skip_bad="true")
+    assert outcome.receipt["quarantined"] == [
+        {"loader": "data", "index": 9, "source": "sub-09_eeg.set", "why": "raised ValueError: no label"}
+    ]
+    assert [data["index"] for data in outcome.kinds("quarantined")] == [9]
+    assert marks.current() is None
 
 
 # Scores.
@@ -480,7 +529,8 @@ def test_a_score_never_misses_a_sample_silently() -> None:
     loader = known_from_the_start([9])
     with pytest.raises(BadSamples) as caught:
         iter(loader)
-    assert "sample 9 (sub-09_eeg.set) cannot be read, and a score without it" in caught.value.message
+    assert "sample 9 (sub-09_eeg.set) cannot be read, and no score may miss a sample" in caught.value.message
+    assert caught.value.cause == "in training it told to"
     assert "allow_missing=True" in caught.value.hints[0]
     assert (charge_of(caught.value) or {})["samples"] == [{"index": 9, "source": "sub-09_eeg.set"}]
 
@@ -499,11 +549,15 @@ def test_a_poison_sample_in_an_evaluation_ends_it(act: Callable[[], None], event
     loader.close()
 
 
-@pytest.mark.parametrize(("workers", "act"), [(0, refuse), (1, refuse), (1, leave)])
+@pytest.mark.parametrize(
+    ("workers", "act", "quarantine"), [(0, refuse, True), (1, refuse, False), (1, leave, True), (1, leave, False)]
+)
 def test_an_evaluation_that_may_miss_samples_says_which(
-    workers: int, act: Callable[[], None], events: list[Event]
+    workers: int, act: Callable[[], None], quarantine: bool, events: list[Event]
 ) -> None:
+    """What the training may leave out is another matter."""
     loader = record(make(Recordings({9: act}), workers, allow_missing=True), events)
+    loader.policy.quarantine = quarantine
     for _ in range(2):
         seen = [int(index) for value in loader for index in value[:, 0]]
         assert seen == [index for index in range(LENGTH) if index != 9]
@@ -669,6 +723,22 @@ def test_where_a_child_can_read_nothing_the_second_worker_decides(
         marks.end()
 
 
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+def test_a_dataset_that_cannot_be_sent_to_a_child_is_read_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Local(Recordings):
+        pass
+
+    monkeypatch.setenv("HOLDFAST_PORTABLE", "1")
+    loader = make(Local(), 0)
+    marks.begin(tmp_path).place(loader._here.kind, epoch=0, batch=2)(9)
+    marks._current.clear()
+    marks.begin(tmp_path)
+    try:
+        assert rows(loader) == rows(make(Recordings(), 0))
+    finally:
+        marks.end()
+
+
 def test_the_next_process_does_not_score_without_what_the_last_one_died_of(story: Callable[[str, str], Story]) -> None:
     run = story("segfault", "score")
     assert run.next()[0] == -signal.SIGSEGV
@@ -695,3 +765,11 @@ def test_a_run_says_what_its_loaders_may_leave_out(tmp_path: Path) -> None:
     finally:
         marks.end()
     assert make(Recordings(), 0).policy == marks.Policy()
+
+
+def test_spawned_children_are_tried_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS and Windows."""
+    monkeypatch.setenv("HOLDFAST_PORTABLE", "1")
+    loader = make(Recordings({9: leave}), 1)
+    loader._pool.patience = Patience()
+    assert same(train(loader), train(known_from_the_start([9])))

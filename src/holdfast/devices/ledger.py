@@ -192,7 +192,11 @@ class Ledger:
 
     def lines(self) -> list[Line]:
         """Every line that can be understood, the oldest first."""
-        records = read_lines(self.path) if self.path.is_file() else ()  # a pipe or a device would never end
+        try:
+            records = list(read_lines(self.path)) if self.path.is_file() else []  # a pipe or a device would never end
+        except OSError as error:  # a folder of somebody else: a run goes on without its ledger
+            self.problem = str(error)
+            records = []
         found = (Line.of(record) for record in records)
         return [*(line for line in found if line is not None), *self._unwritten]
 

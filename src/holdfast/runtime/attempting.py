@@ -117,12 +117,18 @@ class Attempts:
         self._compiling = CompileWatch(ground.board, ground.enter)
 
     def begin_with(
-        self, *, pieces: int, cpu_batch: bool, trial: Mapping[str, Any] | None = None, probation: int = 0
+        self,
+        *,
+        pieces: int,
+        cpu_batch: bool,
+        trial: Mapping[str, Any] | None = None,
+        probation: int = 0,
+        sentinel: bool = True,
     ) -> None:
         """What was decided for the first steps of this worker, after its predecessor was lost in one."""
         self.pieces.count = max(1, pieces)
         self.cpu_next = cpu_batch
-        self.vigil.begin_with(trial, probation)
+        self.vigil.begin_with(trial, probation, sentinel=sentinel)
 
     def protect(self) -> None:
         """What is protected is on the device now."""
@@ -143,7 +149,7 @@ class Attempts:
             try:
                 if work is not None and not looked:
                     looked = True
-                    self._look(work, samples)
+                    self._look(work, samples, begun)
                 result = self._once(perform)
             except Exception as error:
                 fault = classify_exception(error, device=self._rungs[self._rung].device)
@@ -159,12 +165,14 @@ class Attempts:
             self._tell_recovered()
             return result
 
-    def _look(self, work: Work, samples: Samples | None) -> None:
+    def _look(self, work: Work, samples: Samples | None, begun: _Begun) -> None:
         """Before the step: compute again what failed here, and now and then compare with the CPU."""
         step = self.ground.position.step + 1
         fault = self.vigil.before_step(work, step, _describe(work, samples))
         if fault is not None:
             self.lose(without_bad_samples(fault, samples))
+        if self.vigil.computed and begun.exact and self.ground.protected.meta() != begun.meta:
+            self._roll_back(begun)  # the function changes more than its gradients: a generator, a count
 
     def check_numbers(self) -> None:
         """A step whose numbers were not finite was not kept, and this worker is past it."""
@@ -185,7 +193,8 @@ class Attempts:
         raised, work, samples = failed
         verdict = None
         with contextlib.suppress(Exception):  # what was raised is the answer, whatever the replay does
-            verdict = self.vigil.explain(work, raised, _describe(work, samples))
+            passed = self.ground.position.step > 0
+            verdict = self.vigil.explain(work, raised, _describe(work, samples), others_passed=passed)
         if verdict is not None:
             step, device = self.ground.position.step + 1, self._rungs[self._rung].device
             fault = Fault(Kind.BAD_DATA, device, step, Phase.FORWARD.label, verdict.why)
@@ -206,6 +215,7 @@ class Attempts:
         exact = snapshots.fresh()
         if not exact and (ground.settings.snapshot.every == 1 or snapshots.last is None):
             ground.take("save", resumable=False)
+            self.check_numbers()
             exact = True
         return _Begun(exact, snapshots.meta_now(), capture_rng(ground.device), self.pieces.count)
 

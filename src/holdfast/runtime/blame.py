@@ -182,7 +182,7 @@ class Case:
 
     def failed_again(self, fault: Fault) -> None:
         """Another fault at the same place. One inside the replay on the CPU is the CPU's own word."""
-        if fault.phase == "replay" and fault.kind in (Kind.CRASH, Kind.EXIT, Kind.HANG):
+        if fault.phase == "replay" and fault.kind in (Kind.CRASH, Kind.EXIT):
             self.finding = Finding(Cpu.CRASHED, fault.sentence())
         else:
             self.again = "failed"
@@ -210,7 +210,9 @@ def judge(fault: Fault, finding: Finding | None, again: str | None, *, on_cpu: b
         return Verdict(Blame.DEVICE, fault.message, repeatable=True, tensor=_text(fault.evidence.get("tensor")))
     if fault.kind is Kind.NON_FINITE:
         return _judge_numbers(finding, again, on_cpu=on_cpu)
-    by_cpu = _judge_by_cpu(finding)
+    if _reading(fault) and again != "failed":
+        return _judge_reading(fault, again)
+    by_cpu = _judge_by_cpu(finding, again)
     if by_cpu is not None:
         return by_cpu
     if on_cpu:
@@ -226,8 +228,27 @@ def judge(fault: Fault, finding: Finding | None, again: str | None, *, on_cpu: b
     return Verdict(Blame.UNKNOWN, "the step was not tried again")
 
 
-def _judge_by_cpu(finding: Finding | None) -> Verdict | None:
-    """The CPU cannot compute the step either: then it is not the device."""
+def _reading(fault: Fault) -> bool:
+    """Whether a process ended or hung over the data: with them the device has nothing to do."""
+    if fault.kind in (Kind.LOADER_DIED, Kind.LOADER_STUCK):
+        return True
+    return fault.phase == "data" and fault.kind in (Kind.CRASH, Kind.EXIT, Kind.HANG)
+
+
+def _judge_reading(fault: Fault, again: str | None) -> Verdict:
+    """No sample was found guilty, or it would have been said above."""
+    if again != "passed":
+        return Verdict(Blame.UNKNOWN, "the data were not read again")
+    if fault.evidence.get("signal") in ("SIGKILL", "SIGTERM") or fault.evidence.get("stopped"):
+        return Verdict(Blame.OUTSIDE, fault.sentence())
+    return Verdict(Blame.UNKNOWN, "the same data could be read the second time", repeatable=False)
+
+
+def _judge_by_cpu(finding: Finding | None, again: str | None) -> Verdict | None:
+    """The CPU cannot compute the step either: then it is not the device.
+
+    An error for every sample may mean that the code is for the device alone; it counts once the device failed again.
+    """
     if finding is None or finding.cpu not in (Cpu.RAISED, Cpu.CRASHED):
         return None
     if finding.cpu is Cpu.CRASHED:
@@ -235,6 +256,8 @@ def _judge_by_cpu(finding: Finding | None) -> Verdict | None:
     error = finding.error or "an error"
     if finding.samples:
         return Verdict(Blame.DATA, f"the CPU raises {error} for it alone", repeatable=True, samples=finding.samples)
+    if not finding.every_sample or again != "failed":
+        return None
     return Verdict(Blame.CODE, f"the CPU raises {error} too, for every sample", repeatable=True)
 
 
@@ -257,6 +280,8 @@ def _judge_numbers(finding: Finding | None, again: str | None, *, on_cpu: bool) 
         said = f"{where} on the CPU too" if finding.cpu is Cpu.NOT_FINITE else f"the CPU raises {finding.error}"
         if finding.samples:
             return Verdict(Blame.DATA, said, repeatable=True, samples=finding.samples, tensor=finding.tensor)
+        if finding.cpu is Cpu.RAISED or not finding.every_sample:
+            return Verdict(Blame.UNKNOWN, said, tensor=finding.tensor)
         return Verdict(Blame.CODE, f"{said}, whatever the sample", repeatable=True, tensor=finding.tensor)
     if finding.device_finite:
         if on_cpu:

@@ -35,6 +35,8 @@ class Charge:
     others_ok: int = 0
     how_to_skip: str | None = None
     """A hint: what allows to go on without such samples."""
+    because: str | None = None
+    """The cause, where it is another one than what others were found to do."""
 
     def sentence(self) -> str:
         if self.blame is Blame.DATA:
@@ -44,6 +46,8 @@ class Charge:
         return f"{named(self.samples)} {self.did}"
 
     def cause(self) -> str:
+        if self.because is not None:
+            return self.because
         if self.blame is Blame.CODE:
             return f"not one of {_samples(self.others_tried + len(self.samples))} can be read"
         if self.blame is Blame.UNKNOWN:
@@ -51,7 +55,7 @@ class Charge:
                 "read again, it did not do that" if self.others_tried else "there is no other sample to compare with"
             )
         if not self.others_tried:
-            return "it was the same sample each time"
+            return "others do not do that"
         return f"{self.others_ok} of {self.others_tried} other samples can be read"
 
     def hints(self) -> list[str]:

@@ -8,7 +8,6 @@ copies.guard(pending)                          # an optimizer is about to write 
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,7 +77,7 @@ class CudaCopies:
                 targets = [views.device[index] for index in self.straight]
                 torch._foreach_copy_(targets, [sources[index] for index in self.straight], non_blocking=True)
                 taken.lazy = True
-            for place, number, none in ((0, loss, -math.inf), (2, norm, 0.0)):
+            for place, number, none in ((0, loss, layouts.NO_LOSS), (2, norm, 0.0)):
                 if number is None:
                     views.loss[place] = none
                     continue

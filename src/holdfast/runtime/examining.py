@@ -11,6 +11,7 @@ child as well, and what one sample has damaged may only show at the next.
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -180,7 +181,10 @@ class Examiner:
         tries: Counter[int] = Counter()
         while pending and time.monotonic() < deadline and not _hopeless(found):
             first = pending[0]
-            ended = self._read(ticket, pending, found)
+            try:
+                ended = self._read(ticket, pending, found)
+            except (OSError, TypeError, AttributeError, pickle.PicklingError):
+                break  # there is no child to be had, for want of memory or because the dataset cannot be sent to one
             if ended is None:
                 continue
             index, finding, blamable = ended

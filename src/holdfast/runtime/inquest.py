@@ -17,7 +17,7 @@ from typing import Any
 
 from holdfast.runtime import evidence
 from holdfast.runtime.affairs import Affairs
-from holdfast.runtime.blame import Blame, Case, Finding, Verdict, judge, worth_a_replay
+from holdfast.runtime.blame import REPLAYED, Blame, Case, Cpu, Finding, Verdict, judge, worth_a_replay
 from holdfast.runtime.faults import Fault, Kind
 from holdfast.runtime.ladder import Action, Move
 
@@ -43,6 +43,8 @@ class Inquest:
             return None
         if case.on_cpu and case.fault.kind is not Kind.NON_FINITE:
             return None  # it would only do what it does anyway
+        if case.finding is not None:
+            return None  # that has been done
         return {"fault": case.fault.to_json()}
 
     def hear(self, fault: Fault) -> Fault:
@@ -53,13 +55,18 @@ class Inquest:
         if fault.step != case.step or self._another(fault):
             self._close()
             return fault
+        if fault.kind not in REPLAYED and fault.blame is None:
+            return fault  # it came from somewhere else, and says nothing about this
+        if fault.phase == "replay" and fault.kind is Kind.HANG:
+            case.replayed(Finding(Cpu.UNKNOWN, "the CPU did not get through the batch in time"))
+            return fault
         case.failed_again(fault)
         if case.on_cpu and case.finding is None:
             return fault  # nothing to compare with: it is tried as often as the ladder allows
         verdict = self._close()
         if verdict.blame is Blame.UNKNOWN or fault.blame is not None:
             return fault
-        return fault.at(verdict=verdict.to_json())
+        return fault.at(verdict=verdict.to_json(), told=True)
 
     def concludes(self, fault: Fault) -> bool:
         """The worker that computed the step again has reached a verdict: no fault of its own."""
@@ -82,13 +89,19 @@ class Inquest:
 
     def begin(self, fault: Fault, move: Move, folder: Path) -> None:
         """Plain: the verdict at once. Otherwise it is computed again, if the step is tried again at all."""
-        if self.case is not None:
-            return  # one more of the same
+        plain = judge(fault, None, None)
+        if fault.evidence.get("told"):  # with the case it closed
+            evidence.add_verdict(folder, {**plain.to_json(), "sentence": plain.sentence()})
+            return
+        if self.case is not None:  # one more of the same, or something plain beside it
+            if plain.blame is not Blame.UNKNOWN:
+                self._tell(fault, plain, folder)
+            return
         if move.action in _TRIES and fault.step is not None and fault.blame is None and _open(fault):
             rung = self.affairs.plan.rungs[self.affairs.rung]
             self.case, self._folder = Case(fault, on_cpu=rung.on_cpu), folder
         else:
-            self._tell(fault, judge(fault, None, None), folder)
+            self._tell(fault, plain, folder)
 
     def found(self, message: dict[str, Any]) -> None:
         """What the CPU made of the step."""

@@ -43,12 +43,15 @@ class Inquiry:
         budget_s: float,
         describe: Describe = lambda row: {"index": row, "source": None},
         beat: Callable[[], None] = lambda: None,
+        others_passed: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.replay = replay
         self.work = work
         self.describe = describe
         self.size = transaction.batch_size(work.batch)
+        self.others_passed = others_passed
+        """Steps before this one were fine: what a batch of one sample does is its own doing."""
         self._beat = beat
         self._clock = clock
         self._deadline = clock() + budget_s
@@ -175,7 +178,7 @@ class Inquiry:
 
     def _about(self, cpu: Cpu, bad: list[int], **more: Any) -> Finding:
         assert self.size is not None
-        if 0 < len(bad) < self.size:
+        if 0 < len(bad) < self.size or (len(bad) == self.size == 1 and self.others_passed):
             return Finding(cpu, samples=tuple(map(self.describe, bad)), **more)
         return Finding(cpu, every_sample=len(bad) == self.size, **more)
 

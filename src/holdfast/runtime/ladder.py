@@ -135,6 +135,8 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
+OFF_RECORD = ("replay", "sentinel")
+"""Phases in which the CPU computes beside the training: being slow there is held against nobody."""
 NEAR = 20
 """Steps between two faults of a device that make them one crowd: it would take all day to get anywhere."""
 
@@ -218,6 +220,10 @@ def next_move(
     A verdict that a replay reached comes first: what is in the data or in the code is not tried elsewhere.
     A device on `probation` gets no second try.
     """
+    if fault.kind is Kind.HANG and fault.phase in OFF_RECORD and fault.blame is None:
+        again = sum(past.fault.phase == fault.phase for past in _at_place(fault, history))
+        if again < 2:
+            return Move(Action.REPLACE, rung, reason="the CPU took too long; this time without it", new_worker=True)
     if fault.blame == "data" and fault.evidence.get("leave_out"):
         return Move(Action.REPLACE, rung, reason="the step again, without the samples at fault", new_worker=True)
     if fault.blame in ("data", "code"):
@@ -305,7 +311,7 @@ class _State:
         for past in reversed(self.history):
             if past.rung != self.rung or FAMILIES[past.fault.kind] != _DEVICE or past.committed > NEAR:
                 break
-            count += 1
+            count += past.fault.phase not in OFF_RECORD
         return count
 
     def _useless(self, other: Rung) -> bool:

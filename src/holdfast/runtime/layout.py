@@ -27,6 +27,8 @@ from typing import Any
 
 META = "holdfast.meta"
 LOSS = "holdfast.loss"
+NO_LOSS = -3.4028234663852886e38
+"""In place of a loss where there is none: the lowest number there is. A loss may be NaN, or infinite."""
 RESERVED = "holdfast"
 """No protected object may have this name: its entries would mix with ours."""
 

@@ -38,6 +38,8 @@ from holdfast.runtime.reading import Reader
 from holdfast.runtime.sampling import Coverage, Epoch, Indices
 from holdfast.runtime.sources import described
 
+EVALUATE_WITHOUT = "evaluate without such samples: Loader(…, allow_missing=True), and tell `loader.missing` too"
+
 __all__ = ["BadSamples", "Batch", "Loader", "LoaderFailed"]
 
 
@@ -154,7 +156,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """The values of a whole epoch, for evaluation: the cursor stays where it is."""
-        known = [held.index for held in self._out.held]
+        known = [held.index for held in self._known.held]
         if known and not self.allow_missing:
             raise self._incomplete(known)
         self.missing = tuple(known)
@@ -177,7 +179,7 @@ class Loader:
         return self._here.stream(course, start, self._settle, pin=pin is not None)
 
     def _course(self, number: int, *, training: bool) -> Course:
-        return Course(self._epoch(number), self._out, training=training)
+        return Course(self._epoch(number), self._known, training=training)
 
     def _epoch(self, number: int) -> Epoch:
         plan = self._plan
@@ -203,14 +205,10 @@ class Loader:
     # What cannot be read.
 
     @property
-    def _out(self) -> Quarantine:
-        return self._known if self.policy.leaves_out else Quarantine(self.length)
-
-    @property
     def quarantined(self) -> list[dict[str, Any]]:
         """The samples that are left out in training: index, source and why."""
-        if len(self._out) != len(self._listed):  # asked at every step, and there are rarely any
-            held = self._out.held
+        if len(self._known) != len(self._listed):  # asked at every step, and there are rarely any
+            held = self._known.held
             self._listed = [{**about, "why": each.why} for about, each in zip(self._about(held), held, strict=True)]
         return self._listed
 
@@ -228,13 +226,13 @@ class Loader:
 
     def may_leave_out(self, samples: Sequence[int]) -> bool:
         """Whether the training may go on without these, which make a step fail wherever it is computed."""
-        return self.policy.skip_bad and len(self._out) + len(samples) <= self.policy.limit(self.length)
+        return self.policy.skip_bad and len(self._known) + len(samples) <= self.policy.limit(self.length)
 
     def _settle(self, course: Course, batch: int, charge: Charge, error: Exception | None) -> None:
         """Samples of a batch cannot be read: leave them out if that is allowed, else raise."""
         indices = [int(sample["index"]) for sample in charge.samples]
         most = self.policy.limit(self.length)
-        if self._may_go_without(course, charge, error) and len(self._out) + len(indices) <= most:
+        if self._may_go_without(course, charge, error) and len(self._known) + len(indices) <= most:
             if course.training:
                 self.leave_out(indices, charge.did, epoch=course.number, batch=batch, fatal=error is None)
             else:  # the training may have used one of them in the batch at hand: that batch stays as it was
@@ -257,18 +255,19 @@ class Loader:
         return self.policy.quarantine if error is None else self.policy.skip_bad
 
     def _how_to_go_without(self, course: Course, error: Exception | None, most: int) -> str:
-        if len(self._out) >= most:
-            return f"{len(self._out)} samples are left out already: `data.most_bad` allows more"
+        if len(self._known) >= most:
+            return f"{len(self._known)} samples are left out already: `data.most_bad` allows more"
         if not course.training:
-            return "evaluate without such samples: Loader(…, allow_missing=True); then tell `loader.missing` too"
+            return EVALUATE_WITHOUT
         return f"train without such samples: `data.{'quarantine' if error is None else 'skip_bad'}=true`"
 
     def _incomplete(self, known: list[int]) -> BadSamples:
         charge = Charge(
             Blame.DATA,
             tuple(described(self.dataset, known)),
-            "cannot be read, and a score without it would not be what it seems",
-            how_to_skip="evaluate without such samples: Loader(…, allow_missing=True); then tell `loader.missing` too",
+            "cannot be read, and no score may miss a sample without saying so",
+            how_to_skip=EVALUATE_WITHOUT,
+            because=f"in training it {self._known.held[0].why}",
         )
         return BadSamples(charge)
 
@@ -323,7 +322,7 @@ class Loader:
             "coverage": {"count": self._coverage.count, "total": self._coverage.total},
             "skipped": self.skipped,
             "repeated": self.repeated,
-            "quarantined": self._out.to_json() if len(self._known) else [],
+            "quarantined": self._known.to_json(),
             "shape": self._shape(),
         }
 
@@ -344,7 +343,8 @@ class Loader:
         self._coverage = Coverage(int(state["coverage"]["count"]), int(state["coverage"]["total"]))
         self.skipped = int(state["skipped"])
         self.repeated = int(state["repeated"])
-        if state["shape"]["length"] == self.length:  # else an index does not mean the same sample
+        # Of another length an index does not mean the same sample; without quarantine what was repaired comes back.
+        if state["shape"]["length"] == self.length and self.policy.leaves_out:
             self._known.merge(state.get("quarantined"))
 
     def _shape(self) -> dict[str, Any]:

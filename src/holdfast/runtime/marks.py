@@ -56,7 +56,7 @@ class Policy:
 
     @property
     def leaves_out(self) -> bool:
-        """Otherwise samples that were quarantined once come back: somebody has repaired them, perhaps."""
+        """Otherwise a resumed run reads again what was quarantined: somebody has repaired it, perhaps."""
         return self.quarantine or self.skip_bad
 
     def limit(self, length: int) -> int:

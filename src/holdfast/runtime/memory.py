@@ -62,6 +62,12 @@ class Memory:
                     slot.undo()
         return agreed
 
+    def undo_all(self) -> None:
+        """Nothing in memory is believed any more."""
+        for arena in self.arenas:
+            for slot in arena.slots:
+                slot.undo()
+
     def agree_on_newest(self) -> None:
         """The CPU computed it: there is nobody to disagree."""
         found = self.newest_slot()

@@ -34,16 +34,22 @@ class Seen:
 
     names: set[str] = field(default_factory=set)
 
+    def add(self, dtype: torch.dtype) -> None:
+        self.names.add(NAMES.get(dtype, "bf16"))
+
 
 @contextlib.contextmanager
-def watch_precision() -> Iterator[Seen]:
-    """Notes what autocast is asked for; changes nothing."""
+def watch_precision(device: torch.device | None = None) -> Iterator[Seen]:
+    """Notes what autocast is asked for, and what was on already around the step; changes nothing."""
     seen = Seen()
+    for kind in {"cpu", device.type if device is not None else "cpu"}:
+        if torch.is_autocast_enabled(kind):
+            seen.add(torch.get_autocast_dtype(kind))
     original: Any = autocast.__enter__
 
     def enter(self: Any) -> Any:
-        if self._enabled:
-            seen.names.add(NAMES.get(self.fast_dtype, str(self.fast_dtype)))
+        if self._enabled and original is not _enter_without:
+            seen.add(self.fast_dtype)
         return original(self)
 
     autocast.__enter__ = enter  # type: ignore[method-assign]
@@ -53,36 +59,71 @@ def watch_precision() -> Iterator[Seen]:
         autocast.__enter__ = original  # type: ignore[method-assign]
 
 
-def coarsest(names: set[str], parameters: set[torch.dtype], device: torch.device) -> str:
-    """The least exact of what was in use: by autocast, by the parameters themselves, and by TF32 on a device."""
+def coarsest(names: set[str], parameters: set[torch.dtype], device: torch.device, *, convolves: bool = True) -> str:
+    """The least exact of what was in use: by autocast, by the parameters themselves, and by TF32 on a device.
+
+    cuDNN uses TF32 unless told otherwise, which matters only where something `convolves` or recurs.
+    """
     found = {*names, *(NAMES[dtype] for dtype in parameters if dtype in NAMES)}
-    if device.type == "cuda" and "fp32" in found | {"fp32"} and _tf32():
+    if device.type == "cuda" and _uses_tf32(convolves):
         found.add("tf32")
     return max(found or {"fp32"}, key=lambda name: ROUNDING[name])
 
 
-def _tf32() -> bool:
-    return bool(torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32)
+Place = tuple[Any, str, Any]
+"""A switch of TF32: where it is, its name, and its value for plain fp32."""
+
+
+def _switches(convolves: bool = True) -> list[Place]:
+    """torch has an old way and, since 2.9, a new one; reading the old one after the new one was used raises."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    if hasattr(matmul, "fp32_precision"):
+        places: list[Place] = [(matmul, "fp32_precision", "ieee")]
+        for name in ("conv", "rnn") if convolves else ():
+            if hasattr(cudnn, name):
+                places.append((getattr(cudnn, name), "fp32_precision", "ieee"))
+        return places
+    return [(matmul, "allow_tf32", False), *([(cudnn, "allow_tf32", False)] if convolves else [])]
+
+
+def _uses_tf32(convolves: bool) -> bool:
+    return any(getattr(place, name) in ("tf32", True) for place, name, _ in _switches(convolves))
+
+
+def _tf32_off() -> list[Place]:
+    """Returns what brings it back."""
+    before: list[Place] = []
+    for place, name, plain in _switches():
+        now = getattr(place, name)
+        if now in ("tf32", True):
+            before.append((place, name, now))
+            setattr(place, name, plain)
+    return before
 
 
 @contextlib.contextmanager
-def as_plain_arithmetic() -> Iterator[None]:
-    """fp32 as written: no autocast, no TF32, no compiled code."""
-    original = autocast.__enter__
-    matmul, convolution = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    autocast.__enter__ = _enter_without  # type: ignore[method-assign]
+def as_plain_arithmetic(device: torch.device | None = None) -> Iterator[None]:
+    """fp32 as written: no autocast, neither inside nor around the step, no TF32, no compiled code."""
+    original: Any = autocast.__enter__
+    before = _tf32_off()
     try:
-        with _eager():
+        with contextlib.ExitStack() as stack:
+            for kind in {"cpu", device.type if device is not None else "cpu"}:
+                if torch.is_autocast_enabled(kind):
+                    stack.enter_context(autocast(kind, enabled=False))
+            autocast.__enter__ = _enter_without  # type: ignore[method-assign]
+            stack.enter_context(_eager())
             yield
+            autocast.__enter__ = original  # type: ignore[method-assign]
     finally:
         autocast.__enter__ = original  # type: ignore[method-assign]
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolution
+        for place, name, value in before:
+            setattr(place, name, value)
 
 
 def force_fp32() -> None:
-    """No autocast and no TF32 in this process any more."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    """No autocast and no TF32 in this process any more. Said again at each step: a script may switch it on."""
+    _tf32_off()
     autocast.__enter__ = _enter_without  # type: ignore[method-assign]
 
 

@@ -128,7 +128,8 @@ class Reader:
 
     def _by_strikes(self, suspect: Suspect) -> Charge:
         did = f"ended {suspect.strikes} workers that were reading it"
-        return Charge(Blame.DATA, tuple(described(self.fetcher.dataset, [suspect.index])), did)
+        about = tuple(described(self.fetcher.dataset, [suspect.index]))
+        return Charge(Blame.DATA, about, did, because="it was the same sample each time")
 
 
 def _nowhere(index: int) -> None:

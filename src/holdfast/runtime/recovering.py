@@ -22,7 +22,7 @@ from holdfast.runtime.crew import Crew
 from holdfast.runtime.ending import Ending
 from holdfast.runtime.faults import Fault, Kind
 from holdfast.runtime.inquest import Inquest
-from holdfast.runtime.ladder import Action, Limits, Move, Past, next_move
+from holdfast.runtime.ladder import FAMILIES, Action, Limits, Move, Past, next_move
 from holdfast.runtime.launch import NurseryDied, WorkerProcess
 from holdfast.runtime.slots import Commit
 from holdfast.runtime.trusting import Trusting
@@ -51,6 +51,8 @@ class Recovery:
         self._ending = ending
         self._watch = watch
         self.trusting = trusting
+        self._compares = True
+        """Until the CPU turns out to be too slow for it."""
         self._left_out: list[Any] = []
         """Samples that make a step fail wherever it is computed. Every worker is told: its state may be older."""
         self.inquest = Inquest(affairs, trusting.blamed)
@@ -61,6 +63,7 @@ class Recovery:
             "trial": self.inquest.trial,
             "probation": self.trusting.probation,
             "leave_out": self._left_out,
+            "sentinel": self._compares,
         }
 
     # -- deciding ------------------------------------------------------------------------------------------
@@ -116,6 +119,8 @@ class Recovery:
         self.history.append(Past(fault, move, self.affairs.rung))
 
     def _carry_out(self, fault: Fault, move: Move, folder: Path) -> None:
+        if fault.kind is Kind.HANG and fault.phase == "sentinel":
+            self._compares = False
         if "leave_out" in fault.evidence:
             self._left_out.append(fault.evidence["leave_out"])
         if self._ending.stopping is not None:
@@ -160,6 +165,10 @@ class Recovery:
         affairs.set_state("RECOVERING")
         back = self.trusting.returned()  # it was lost on its way to the boundary: then it goes back from here
         self._start_on(move.rung if back is None else back, step, move)
+
+    def left_by_device(self) -> bool:
+        """The last thing that happened was the device's doing."""
+        return bool(self.history) and FAMILIES[self.history[-1].fault.kind] == "device"
 
     def go_back(self, rung: int) -> None:
         """The worker has made room at a boundary: the run returns to a device that has earned it."""

@@ -58,6 +58,8 @@ class Replay:
     ) -> None:
         self.modules = dict(modules)
         self.home = home
+        self.thorough = False
+        """Whether every module is in evaluation mode, for scripts whose own code asks for the mode."""
         self._on_device = on_device or (lambda device: contextlib.nullcontext())
 
     def compute(
@@ -79,16 +81,17 @@ class Replay:
         device = self.home if on is None else on
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._nothing_happened())
-            stack.enter_context(without_chance(self.modules.values(), samples=transaction.batch_size(batch)))
+            samples = transaction.batch_size(batch)
+            stack.enter_context(without_chance(self.modules.values(), samples=samples, thorough=self.thorough))
             if device != self.home:
                 stack.enter_context(self._copies_on(device))
             stack.enter_context(self._on_device(device))
             if plain:
-                stack.enter_context(as_plain_arithmetic())
+                stack.enter_context(as_plain_arithmetic(self.home))
             stack.enter_context(torch.enable_grad() if backward else torch.no_grad())
             if seed is not None:
                 torch.manual_seed(seed)
-            loss = transaction.as_loss(fn(transaction.to_device(batch, device)))
+            loss = transaction.as_loss(fn(transaction.to_device(transaction.cloned(batch), device)))
             if backward:
                 (loss if scale == 1.0 else loss * scale).backward()
             return Numbers(float(loss.detach()), self._gradients(scale) if backward else {})
@@ -112,22 +115,31 @@ class Replay:
         """Gradients, buffers and generators afterwards as before."""
         trained = [parameter for _, parameter in self.parameters()]
         gradients = [parameter.grad for parameter in trained]
-        buffers = {id(buffer): buffer for module in self.modules.values() for buffer in module.buffers()}
-        waiting = [(buffer, buffer.data) for buffer in buffers.values()]
+        waiting = [(tensor, tensor.data) for tensor in self._untrained()]
         rng = capture_rng(self.home)
         for parameter in trained:
             parameter.grad = None
         try:
-            # Statistics are written into copies: torch does not count every write to a buffer.
-            for buffer, data in waiting:
-                buffer.data = data.clone()
+            # What a forward may write, statistics and averaged weights, it writes into copies.
+            for tensor, data in waiting:
+                tensor.data = data.clone()
             yield
         finally:
-            for buffer, data in waiting:
-                buffer.data = data
+            for tensor, data in waiting:
+                tensor.data = data
             for parameter, gradient in zip(trained, gradients, strict=True):
                 parameter.grad = gradient
             restore_rng(*rng, self.home)
+
+    def _untrained(self) -> list[Tensor]:
+        """Buffers, and parameters that no gradient reaches."""
+        found = {
+            id(tensor): tensor
+            for module in self.modules.values()
+            for tensor in _tensors_of(module)
+            if not tensor.requires_grad
+        }
+        return list(found.values())
 
     @contextlib.contextmanager
     def _copies_on(self, device: torch.device) -> Iterator[None]:
@@ -140,7 +152,8 @@ class Replay:
             yield
         finally:
             for tensor, data in waiting:
-                tensor.grad = None
+                if tensor.requires_grad:
+                    tensor.grad = None
                 tensor.data = data
 
 
@@ -154,29 +167,37 @@ def _tensors_of(module: nn.Module) -> Iterator[Tensor]:
 
 
 @contextlib.contextmanager
-def without_chance(modules: Any, *, samples: int | None = None) -> Iterator[None]:
-    """Dropout and its like off; normalisation over the batch stays as in training.
+def without_chance(modules: Any, *, samples: int | None = None, thorough: bool = False) -> Iterator[None]:
+    """Dropout and its like off; everything else as in training.
 
-    A recurrent layer keeps its mode, because cuDNN computes gradients in training mode alone: there the rate is zero.
-    Of a single sample no batch statistics can be taken: then normalisation uses the running ones.
+    A model may return other things in evaluation mode, so only what draws is switched: by its type, its name, or its
+    rate. `thorough` switches every module but those that normalise over the batch, for code that asks for the mode by
+    itself. Of a single sample no batch statistics can be taken: then normalisation uses the running ones.
     """
     modes: list[tuple[nn.Module, bool]] = []
-    rates: list[tuple[nn.RNNBase, float]] = []
+    rates: list[tuple[Any, float]] = []
     alone = samples is not None and samples < 2
     for part in {id(part): part for module in modules for part in module.modules()}.values():
         modes.append((part, part.training))
-        if isinstance(part, nn.RNNBase):
+        if isinstance(part, (nn.RNNBase, nn.MultiheadAttention)):
             rates.append((part, part.dropout))
             part.dropout = 0.0
-        elif not isinstance(part, nn.modules.batchnorm._BatchNorm) or alone:
+        elif isinstance(part, nn.modules.batchnorm._BatchNorm):
+            part.training = part.training and not alone
+        elif thorough or _draws(part):
             part.training = False
     try:
         yield
     finally:
         for part, training in modes:
             part.training = training
-        for recurrent, rate in rates:
-            recurrent.dropout = rate
+        for rated, rate in rates:
+            rated.dropout = rate
+
+
+def _draws(part: nn.Module) -> bool:
+    name = type(part).__name__.lower()
+    return isinstance(part, nn.modules.dropout._DropoutNd) or "drop" in name or "stochastic" in name
 
 
 def belongs_elsewhere(error: BaseException) -> bool:

@@ -19,11 +19,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast.devices import flags
 from holdfast.runtime import transaction
-from holdfast.runtime.precision import ROUNDING, coarsest, watch_precision
+from holdfast.runtime.faults import classify_exception
+from holdfast.runtime.precision import ROUNDING, Seen, coarsest, watch_precision
 from holdfast.runtime.replay import CPU, Numbers, Replay, belongs_elsewhere
 from holdfast.runtime.transaction import Work
 from holdfast.settings import SentinelSettings
@@ -37,6 +38,8 @@ H200, the worst was at 0.056 in TF32, 0.072 in fp16, 0.16 in bf16 (bounds 0.125,
 SHARE = 0.1
 """Of the whole gradient, what a tensor counts for at least: some are zero but for rounding, like a key's bias."""
 RECHECKS = 2
+IN_DEBT = 2.0
+"""Checks that may be owed before a jump is not looked at right away any more."""
 SPIKE = 8.0
 """Times its usual size from which on a loss or a gradient has jumped."""
 
@@ -73,6 +76,7 @@ class Sentinel:
         device: torch.device,
         settings: SentinelSettings,
         *,
+        label: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.replay = replay
@@ -80,6 +84,9 @@ class Sentinel:
         self.settings = settings
         self.off: str | None = None
         """Why nothing can be compared, once that is known."""
+        self.label = label or str(device)
+        self.beat: Callable[[], None] = lambda: None
+        """A sign of life between two computations."""
         self.checks = 0
         self.every_step = 0
         """Steps that are all compared: a device on probation."""
@@ -88,6 +95,7 @@ class Sentinel:
         self._debt = 0.0
         self._since = clock()
         self._hurry = False
+        self._cost = 0.0
         self._usual: dict[str, float] = {}
 
     # -- when ----------------------------------------------------------------------------------------------
@@ -100,7 +108,7 @@ class Sentinel:
         self._steps += 1
         if self.off is not None:
             return False
-        if self.every_step > 0 or self._hurry:
+        if self.every_step > 0 or (self._hurry and self._debt <= IN_DEBT * self._cost):
             return True
         return self._steps >= FIRST_STEP and self._debt <= 0.0
 
@@ -117,7 +125,8 @@ class Sentinel:
     def _paid(self, began: float) -> None:
         """The time of a check is owed, not trained in: it does not earn the next one."""
         now = self._clock()
-        self._debt = max(self._debt, 0.0) + (now - began)
+        self._cost = now - began
+        self._debt = max(self._debt, 0.0) + self._cost
         self._since = now
         self._hurry = False
         self.every_step = max(0, self.every_step - 1)
@@ -128,35 +137,43 @@ class Sentinel:
         """Compare; None where nothing can be compared, and `off` says why."""
         began = self._clock()
         try:
-            if self.checks == 0 and self._draws(work):
-                self.off = "the step draws random numbers outside of dropout layers: two replays of it differ"
+            if self.checks == 0 and not self._can_compare(work):
                 return None
             opinion = self._compare(work, 0)
             for again in range(1, RECHECKS + 1):
                 if opinion.agrees:
                     break
                 opinion = self._compare(work, again)
+            if not opinion.agrees and not self._can_compare(work):  # it began to draw since it was looked at first
+                return None
             self.checks += 1
             return opinion
         except torch.OutOfMemoryError:  # the step itself may fit; the next check is as far away as ever
             transaction.free_memory(self.device)
             return None
-        except Exception as error:  # a script's function may do anything; what the step itself raises comes later
-            if not belongs_elsewhere(error):
+        except Exception as error:  # a script's function may take the whole batch only, or one device, or one mode
+            if classify_exception(error, device=self.label) is not None:
                 raise
-            self.off = f"the step uses tensors that stay on the device: {str(error).partition(chr(10))[0]}"
+            why = "the step uses tensors that stay on the device" if belongs_elsewhere(error) else "a replay fails"
+            self.off = f"{why}: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
             return None
         finally:
             self._paid(began)
 
     def _compare(self, work: Work, turn: int) -> Opinion:
         samples, count = self._samples(work, turn)
-        with watch_precision() as seen:
+        with watch_precision(self.device) as seen:
             here = self._here(work, samples)
+        self.beat()
         there = self.replay.compute(work.fn, samples, on=CPU, plain=True)
+        self.beat()
+        return compare(here, there, self._precision(seen), samples=count)
+
+    def _precision(self, seen: Seen) -> str:
         dtypes = {parameter.dtype for _, parameter in self.replay.parameters()}
-        precision = coarsest(seen.names, dtypes, self.device)
-        return compare(here, there, precision, samples=count)
+        parts = [part for module in self.replay.modules.values() for part in module.modules()]
+        convolves = any(isinstance(part, (nn.modules.conv._ConvNd, nn.RNNBase)) for part in parts)
+        return coarsest(seen.names, dtypes, self.device, convolves=convolves)
 
     def _here(self, work: Work, samples: object) -> Numbers:
         """As the script computes. A scale too large for these samples is no fault: the scaler would lower it."""
@@ -167,12 +184,22 @@ class Sentinel:
             numbers = self.replay.compute(work.fn, samples, scale=scale)
         return numbers
 
+    def _can_compare(self, work: Work) -> bool:
+        """Two replays with other seeds must not differ. Code that asks for the mode by itself gets the other one."""
+        if not self._draws(work):
+            return True
+        if not self.replay.thorough:
+            self.replay.thorough = True
+            if not self._draws(work):
+                return True
+        self.off = "the step draws random numbers outside of dropout layers: two replays of it differ"
+        return False
+
     def _draws(self, work: Work) -> bool:
-        """Two replays on the device itself, with other seeds: do they differ by more than rounding?"""
         samples, count = self._samples(work, 0)
-        first, second = (self.replay.compute(work.fn, samples, seed=seed) for seed in (1, 2))
-        dtypes = {parameter.dtype for _, parameter in self.replay.parameters()}
-        return not compare(first, second, coarsest(set(), dtypes, self.device), samples=count).agrees
+        with watch_precision(self.device) as seen:
+            first, second = (self.replay.compute(work.fn, samples, seed=seed) for seed in (1, 2))
+        return not compare(first, second, self._precision(seen), samples=count).agrees
 
     def _samples(self, work: Work, turn: int) -> tuple[object, int]:
         """A few samples from another place each time; the whole batch where it cannot be taken apart."""
@@ -188,9 +215,10 @@ class Sentinel:
 def compare(here: Numbers, there: Numbers, precision: str, *, samples: int = 0) -> Opinion:
     """The device's numbers against the CPU's: the worst tensor, and whether rounding explains it."""
     bound = ROUNDINGS[precision] * ROUNDING[precision]
-    worst, name = abs(here.loss - there.loss) / max(abs(there.loss), 1e-6), "loss"
-    if not math.isfinite(here.loss) and not math.isfinite(there.loss):
-        return Opinion(True, 0.0, bound, "loss", precision, samples)  # not finite on both: no matter of the device
+    if not math.isfinite(there.loss):
+        return Opinion(True, 0.0, bound, "loss", precision, samples)  # not finite on the CPU: no matter of the device
+    # A loss may be the small difference of large numbers; its gradients tell, each with its size.
+    worst, name = (0.0 if math.isfinite(here.loss) else math.inf), "loss"
     whole = math.sqrt(sum(float(grad.square().sum(dtype=torch.float64)) for grad in there.gradients.values()))
     for key in there.gradients.keys() | here.gradients.keys():
         error = _error(here.gradients.get(key), there.gradients.get(key), whole)

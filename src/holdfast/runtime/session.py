@@ -102,10 +102,13 @@ class Session:
         cpu_batch: bool,
         trial: dict[str, Any] | None = None,
         probation: int = 0,
+        sentinel: bool = True,
         leave_out: Iterable[dict[str, Any]] = (),
     ) -> None:
         """What was decided for the first steps of this worker, after its predecessor was lost in one."""
-        self._attempts.begin_with(pieces=pieces, cpu_batch=cpu_batch, trial=trial, probation=probation)
+        self._attempts.begin_with(
+            pieces=pieces, cpu_batch=cpu_batch, trial=trial, probation=probation, sentinel=sentinel
+        )
         self._left_out = list(leave_out)
 
     @property
@@ -299,7 +302,8 @@ class Session:
             self._started = True
             if at != "free":  # there the body has begun already: what it drew cannot be drawn again
                 self._commit("start")
-                self._ground.snapshots.agreed()  # nothing was computed yet
+                if self._attempts.vigil.sentinel is not None:
+                    self._ground.snapshots.agreed()  # nothing was computed yet
 
     def _land(self, at: str, of: str | None = None) -> None:
         """If this is where the snapshot was taken: everything protected again as it was then.
@@ -361,6 +365,7 @@ class Session:
             return fn()
 
         result = self._transact(perform, None)
+        self._ground.loss = self._ground.norm = None
         self._leave_step()
         return result
 
@@ -411,6 +416,7 @@ class Session:
             at not in ("batch", "free")
             or self._uncommitted >= self.settings.snapshot.every
             or self._board.stop_requested
+            or self._attempts.vigil.on_trial
         )
         if self._landing is not None:
             due = False  # on its way to where the snapshot was taken: nothing of this counts
@@ -468,6 +474,8 @@ class Session:
 
     def log(self, **numbers: float | torch.Tensor | Loss) -> None:
         """Keep these numbers with the step and epoch they belong to."""
+        if self._ground.replaying:
+            return
         values = {name: _number(name, value) for name, value in numbers.items()}
         self._ground.link.send("log", step=self._position.step, epoch=self._position.epoch, values=values)
 

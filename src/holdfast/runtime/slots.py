@@ -231,9 +231,8 @@ class Arena:
         """
         newest = self.newest()
         free = [s for s in self.slots if s.index not in busy and (newest is None or s.index != newest.slot)]
-        free = [s for s in free if not s.agreed] or free
         deadline = time.monotonic() + PATIENCE
-        while not (unwanted := [s for s in free if not s.leased and not s.held]) and time.monotonic() < deadline:
+        while not (unwanted := _unwanted(free)) and time.monotonic() < deadline:
             time.sleep(0.001)
         return min(unwanted or free, key=lambda slot: slot.words[_Word.SEQUENCE])
 
@@ -256,6 +255,12 @@ class Arena:
             slot.close()
             if slot.path is not None:
                 slot.path.unlink(missing_ok=True)
+
+
+def _unwanted(free: list[Slot]) -> list[Slot]:
+    """Slots that nobody saves or waits for. The one that was agreed on goes only where there is no other."""
+    quiet = [slot for slot in free if not slot.leased and not slot.held]
+    return [slot for slot in quiet if not slot.agreed] or quiet
 
 
 def _reserve(size: int, index: int, folder: Path | None, named: bool) -> tuple[int, Path | None]:

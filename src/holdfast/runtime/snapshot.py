@@ -28,8 +28,7 @@ from holdfast.runtime.slots import HEADER, Arena, Slot
 from holdfast.runtime.state import Protected, view_bytes
 
 RNG = "holdfast.rng."
-NO_LOSS = -math.inf
-"""In place of a loss where there is none: a loss may be NaN, and even infinite, but not below everything."""
+NO_LOSS = layouts.NO_LOSS
 
 
 class Link(Protocol):

@@ -49,7 +49,6 @@ TICK = 0.1
 QUICK = 0.01
 """Seconds between two looks, and in a crisis."""
 BEAT_EVERY = 1.0
-_HOW = {"FINISHED": "finished", "STOPPED": "stopped"}
 KEEPER_PATIENCE, KEEPER_HURRY = 60.0, 1.0
 """Seconds the keeper has to leave at the end of a run, and when nobody wants to wait."""
 
@@ -168,7 +167,7 @@ class Supervisor:
         self.teller.pump_output()
         self.crew.close()
         self._recovery.inquest.close()
-        self._trusting.close(_HOW.get(self.outcome.state, "fault") if self.outcome else "fault")
+        self._trusting.close(self._how_it_was_left())
         # Without an outcome something here failed: the keeper then saves what is in memory, as if we had been killed.
         patience = KEEPER_HURRY if self._ending.at_once else KEEPER_PATIENCE
         self.keeping.close(patience=patience, save=self.outcome is None)
@@ -180,6 +179,13 @@ class Supervisor:
             remove(path)
         if self.outcome is None:
             self.affairs.set_state("CRASHED")
+
+    def _how_it_was_left(self) -> str:
+        """For the ledger: a script that fails says nothing about the device it failed on."""
+        state = self.outcome.state if self.outcome else "CRASHED"
+        if state == "GAVE_UP" and self._recovery.left_by_device():
+            return "fault"
+        return "finished" if state == "FINISHED" else "stopped"
 
     # -- hearing -------------------------------------------------------------------------------------------
 
@@ -232,6 +238,8 @@ class Supervisor:
             self._recovery.inquest.found(message)
         elif kind == "agreed":
             self._trusting.agreed()
+        elif kind == "blind":
+            self._trusting.blind = True
         elif kind == "recovered":
             self.teller.emit("recovered", **message)
         elif kind == "quarantined":

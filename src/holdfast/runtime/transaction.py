@@ -108,7 +108,11 @@ def _update(work: Work) -> None:
         if work.clip is not None:
             if scaler is not None:
                 scaler.unscale_(optimizer)
-            norms.append(torch.nn.utils.clip_grad_norm_(_parameters(optimizer), work.clip))
+            if work.watch and scaler is None and _half(optimizer):
+                norms.append(_norm(optimizer))
+                torch.nn.utils.clip_grad_norm_(_parameters(optimizer), work.clip)
+            else:
+                norms.append(torch.nn.utils.clip_grad_norm_(_parameters(optimizer), work.clip))
         elif work.watch and scaler is None:
             norms.append(_norm(optimizer))
         if scaler is None:
@@ -122,9 +126,16 @@ def _update(work: Work) -> None:
 
 
 def _norm(optimizer: torch.optim.Optimizer) -> Tensor:
-    """Of all gradients, without waiting for the device."""
-    gradients = [grad for each in _parameters(optimizer) if (grad := each.grad) is not None and not grad.is_sparse]
+    """Of all gradients, without waiting for the device; in fp32, where a sum of squares has room."""
+    found = [grad for each in _parameters(optimizer) if (grad := each.grad) is not None]
+    gradients = [grad.coalesce().values() if grad.is_sparse else grad for grad in found]
+    if _half(optimizer):
+        gradients = [grad.float() for grad in gradients]
     return torch.nn.utils.get_total_norm(gradients)
+
+
+def _half(optimizer: torch.optim.Optimizer) -> bool:
+    return any(each.dtype is torch.float16 for each in _parameters(optimizer))
 
 
 def _perform_closure(work: Work, device: torch.device, enter: Callable[[Phase], None]) -> Tensor:
@@ -229,6 +240,20 @@ def split_batch(batch: Any, count: int) -> list[Piece]:
         for start, stop in itertools.pairwise(bounds)
         if stop > start
     ]
+
+
+def cloned(value: Any) -> Any:
+    """The same batch in memory of its own: a step may change what it is given."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return _like(value, {key: cloned(item) for key, item in value.items()})
+    if isinstance(value, tuple):
+        parts = [cloned(item) for item in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return [cloned(item) for item in value] if isinstance(value, list) else value
 
 
 def take(batch: Any, rows: Sequence[int]) -> Any:

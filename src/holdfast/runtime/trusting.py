@@ -23,7 +23,7 @@ from holdfast.runtime.affairs import Affairs
 from holdfast.runtime.blame import Blame, Verdict
 from holdfast.runtime.crew import Crew
 from holdfast.runtime.faults import Fault, Kind
-from holdfast.runtime.ladder import Action, Move, Rung
+from holdfast.runtime.ladder import OFF_RECORD, Action, Move, Rung
 
 if TYPE_CHECKING:
     from holdfast.devices.probing import Probe
@@ -51,6 +51,8 @@ class Trusting:
         self.ledger = Ledger()
         self.returning: int | None = None
         """The rung the run is going back to, while its worker comes to a boundary."""
+        self.blind = False
+        """The worker there is now cannot compare its device with the CPU."""
         self._crew = crew
         self._trust: dict[str, DeviceTrust] = {}
         self._home: dict[str, int] = {}
@@ -75,14 +77,19 @@ class Trusting:
             self._trust[rung.device] = trust
             self._home[rung.device] = number
             self._say(trust, rung.device)
-        self.affairs.rung = self._first_usable(self.affairs.rung)
+        wanted = self.affairs.rung
+        self.affairs.rung = self._first_usable(wanted)
+        if self.affairs.rung != wanted:
+            before, after = self.affairs.plan.rungs[wanted], self.rung
+            text = f"training begins on {after.label}; `holdfast ledger --forget {before.device}` lifts what is held"
+            self.affairs.teller.emit("trust", device=before.device, text=f"{text} against {before.device}")
 
     def _first_usable(self, start: int) -> int:
         rungs = self.affairs.plan.rungs
         for number in range(start, len(rungs)):
             if rungs[number].on_cpu or self._trust[rungs[number].device].usable:
                 return number
-        return start  # nothing else is there: the user asked for this device alone
+        return start
 
     @property
     def _rules(self) -> Any:
@@ -102,6 +109,7 @@ class Trusting:
 
     def entering(self) -> None:
         """A worker is about to be started: the ledger knows before the device does."""
+        self.blind = False
         rung = self.rung
         if self._opened is not None and (self._opened.device.label, self._opened.rung) == (
             rung.device,
@@ -135,9 +143,10 @@ class Trusting:
         device = self.rung.device
         trust = self._trust.get(device)
         after = self.affairs.plan.rungs[move.rung]
-        if trust is None or fault.kind not in _OF_THE_DEVICE:
+        if trust is None or fault.kind not in _OF_THE_DEVICE or _slow_cpu(fault):
             return
-        self.ledger.note(device, self.rung.label, "fault", code=fault.code, why=fault.sentence())
+        if fault.blame is None:  # otherwise it was noted when it came, and judged since
+            self.ledger.note(device, self.rung.label, "fault", code=fault.code, why=fault.sentence())
         if move.action is not Action.NEXT_RUNG or after.device == device:
             return
         self._home[device] = self.affairs.rung
@@ -181,7 +190,10 @@ class Trusting:
 
                 self._set(device, rules.begin_probe(trust))
                 env = dict(self.affairs.plan.rungs[self._home[device]].env)
-                self._probe = (device, Probe.start(device, deadline_s=self._rules.probe, env=env))
+                try:
+                    self._probe = (device, Probe.start(device, deadline_s=self._rules.probe, env=env))
+                except OSError as error:
+                    self._set(device, rules.after_probe(self._trust[device], False, now, str(error)))
                 return
 
     def _look_at_probe(self, now: float) -> None:
@@ -224,6 +236,8 @@ class Trusting:
         device = self.rung.device
         if device in self._trust:
             self._trust[device] = rules.after_step(self._trust[device], steps)
+            if self.blind and steps > 0:  # nothing can be compared: then getting through them has to do
+                self.agreed(steps)
 
     # -- saying it -----------------------------------------------------------------------------------------
 
@@ -237,3 +251,8 @@ class Trusting:
 
     def _label(self, device: str) -> str:
         return self.affairs.plan.rungs[self._home[device]].label
+
+
+def _slow_cpu(fault: Fault) -> bool:
+    """The worker was silent while the CPU computed beside the training."""
+    return fault.kind is Kind.HANG and fault.phase in OFF_RECORD

@@ -31,12 +31,15 @@ class Undone:
 def undo(affairs: Affairs) -> Undone | None:
     """Make the last snapshot device and CPU agreed on the one the run goes on from."""
     agreed = affairs.memory.back_to_agreed()
-    if agreed is None:
+    if agreed is None and affairs.plan.resume is None:
         return None
-    undone = Undone(affairs.accounts.steps, agreed.step)
-    affairs.accounts.undo(agreed.step)
-    affairs.teller.undo(agreed.step)
-    _set_aside(affairs, agreed.step)
+    if agreed is None:  # nothing was compared since the run was resumed: back to where that was
+        affairs.memory.undo_all()
+    step = affairs.newest_step
+    undone = Undone(affairs.accounts.steps, step)
+    affairs.accounts.undo(step)
+    affairs.teller.undo(step)
+    _set_aside(affairs, step)
     return undone
 
 

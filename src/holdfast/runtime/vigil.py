@@ -23,6 +23,7 @@ from holdfast.runtime.board import Phase
 from holdfast.runtime.faults import Fault, Kind
 from holdfast.runtime.inquiry import Describe, Inquiry
 from holdfast.runtime.ladder import Rung
+from holdfast.runtime.precision import force_fp32
 from holdfast.runtime.replay import Replay
 from holdfast.runtime.sentinel import Opinion, Sentinel
 from holdfast.runtime.snapshot import Snapshots
@@ -48,13 +49,17 @@ class Vigil:
         self.sentinel: Sentinel | None = None
         self._enter = enter
         self._send = send
+        self.computed = False
+        """Whether the last look computed anything off the record."""
         self._trial: Fault | None = None
         self._probation = 0
+        self._wanted = True
         self._replay: Replay | None = None
         self._snapshots: Snapshots | None = None
 
-    def begin_with(self, trial: Mapping[str, Any] | None, probation: int) -> None:
-        """What this worker is told: a step to compute again, and how many to compare with the CPU."""
+    def begin_with(self, trial: Mapping[str, Any] | None, probation: int, *, sentinel: bool = True) -> None:
+        """What this worker is told: a step to compute again, how many to compare with the CPU, whether to at all."""
+        self._wanted = sentinel
         self._trial = Fault.from_json(trial["fault"]) if trial else None
         self._probation = probation
 
@@ -71,11 +76,19 @@ class Vigil:
         if not modules:
             return
         self._replay = Replay(modules, home=device, on_device=on_device)
-        wanted = self.settings.sentinel.enabled
+        wanted = self.settings.sentinel.enabled if self._wanted else "never"
         if wanted == "always" or (wanted == "auto" and not self.rung.on_cpu):
-            self.sentinel = Sentinel(self._replay, device, self.settings.sentinel)
+            self.sentinel = Sentinel(self._replay, device, self.settings.sentinel, label=self.rung.device)
+            self.sentinel.beat = lambda: self._enter(Phase.SENTINEL)
             self.sentinel.every_step = self._probation
             snapshots.on_numbers = self.sentinel.note
+        if self._probation and self.sentinel is None:
+            self._send("blind")
+
+    @property
+    def on_trial(self) -> bool:
+        """On the way to the step that failed: every step is committed, so that the first bad one is found."""
+        return self._trial is not None
 
     @property
     def watches_numbers(self) -> bool:
@@ -85,6 +98,9 @@ class Vigil:
 
     def before_step(self, work: Work, step: int, describe: Describe) -> Fault | None:
         """Compute again what failed here; now and then, compare. A fault if this worker must not go on."""
+        self.computed = False
+        if self.rung.precision == "fp32":
+            force_fp32()
         fault = self._try(work, step, describe) if self._trial is not None else None
         if fault is None and self.sentinel is not None and self.sentinel.due():
             fault = self._compare(work, step, self.sentinel)
@@ -100,8 +116,10 @@ class Vigil:
         if step > trial.step or self._replay is None:  # the script has gone another way
             return None
         self._enter(Phase.REPLAY)
+        self.computed = True
         beat = lambda: self._enter(Phase.REPLAY)  # noqa: E731 - a sign of life between two samples
-        inquiry = Inquiry(self._replay, work, budget_s=self.settings.blame.budget, describe=describe, beat=beat)
+        budget = self.settings.blame.budget
+        inquiry = Inquiry(self._replay, work, budget_s=budget, describe=describe, beat=beat, others_passed=step > 1)
         finding = inquiry.into(trial.kind)
         self._send("finding", **finding.to_json())
         verdict = judge(trial, finding, None, on_cpu=self.rung.on_cpu)
@@ -109,10 +127,12 @@ class Vigil:
 
     def _compare(self, work: Work, step: int, sentinel: Sentinel) -> Fault | None:
         self._enter(Phase.SENTINEL)
+        self.computed = True
         opinion = sentinel.check(work)
         if opinion is None:
             if sentinel.off is not None:
                 self._send("note", text=f"{self.rung.device} is not compared with the CPU: {sentinel.off}")
+                self._send("blind")
             return None
         if opinion.agrees:
             assert self._snapshots is not None
@@ -138,12 +158,17 @@ class Vigil:
         message = f"loss {found.loss:g}, gradient norm {found.norm:g}"
         return Fault(Kind.NON_FINITE, self.rung.device, found.step, _PHASE, message, {"what": found.what})
 
-    def explain(self, work: Work, error: Exception, describe: Describe) -> Verdict | None:
+    def explain(
+        self, work: Work, error: Exception, describe: Describe, *, others_passed: bool = False
+    ) -> Verdict | None:
         """The step raised an error of the script's own: is it the code's, or some samples'?"""
         if self._replay is None:
             return None
         beat = lambda: self._enter(Phase.REPLAY)  # noqa: E731
-        inquiry = Inquiry(self._replay, work, budget_s=self.settings.blame.budget, describe=describe, beat=beat)
+        budget = self.settings.blame.budget
+        inquiry = Inquiry(
+            self._replay, work, budget_s=budget, describe=describe, beat=beat, others_passed=others_passed
+        )
         finding = inquiry.raised(error)
         if not finding.samples:
             return None

@@ -280,6 +280,7 @@ def _train(config: dict[str, Any], link: SupervisedLink, rungs: list[Rung]) -> i
         cpu_batch=bool(config.get("cpu_batch")),
         trial=config.get("trial"),
         probation=int(config.get("probation") or 0),
+        sentinel=bool(config.get("sentinel", True)),
         leave_out=config.get("leave_out") or (),
     )
     if rungs[rung].precision == "fp32":
