@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from holdfast.cli.doctor import Bar
+from holdfast.cli.doctor import Bar, workload_script
 from holdfast.cli.output import Output
 from holdfast.cli.supervise import rungs_for, rungs_of
+from holdfast.cli.usage import UsageError
 from holdfast.devices.results import ProbeResult
 from holdfast.devices.verdict import Policy, Verdict
 from holdfast.devices.verdicts import Verdicts
@@ -90,10 +92,45 @@ def test_one_step_of_a_script_of_ones_own(tmp_path: Path) -> None:
     left = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
     assert left == {"job.py"}, "no run folder is left behind"
     (tmp_path / "job.py").write_text(SCRIPT.replace("nn.Linear(4, 1)", "nn.Linear(5, 1)"))
-    bad = holdfast("doctor", "--device", "cpu", "--script", "job.py", cwd=tmp_path)
+    bad = holdfast("doctor", "--device", "cpu", "--workload", "job.py", cwd=tmp_path)
     assert "! D072  one step of job.py fails on the CPU: RuntimeError: mat1 and mat2 shapes" in bad.out
-    assert bad.out.splitlines()[-1] == "Mend job.py, then type `holdfast doctor --script job.py` again."
+    assert bad.out.splitlines()[-1] == "Mend job.py, then type `holdfast doctor --workload job.py` again."
     assert bad.code == 0, "the device is as good as before"
+
+
+@pytest.fixture
+def workloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A registry of workloads with one of several runs."""
+    (tmp_path / "eeg.py").write_text(SCRIPT)
+    one = SimpleNamespace(script=tmp_path / "eeg.py", stages=(), check_installed=lambda: None)
+    many = SimpleNamespace(script=None, stages=("eeg-pretrain",), check_installed=lambda: None)
+    known = {"eeg": many, "eeg-pretrain": one, "detection": one}
+    module = ModuleType("holdfast.workloads.registry")
+    module.__dict__.update(find=known.get, names=lambda: list(known))
+    package = ModuleType("holdfast.workloads")
+    package.__dict__["registry"] = module
+    monkeypatch.setitem(sys.modules, "holdfast.workloads", package)
+    monkeypatch.setitem(sys.modules, "holdfast.workloads.registry", module)
+    return tmp_path
+
+
+def test_a_workload_is_a_script_with_a_name(workloads: Path) -> None:
+    assert workload_script("detection") == workloads / "eeg.py"
+    assert workload_script("eeg") == workloads / "eeg.py", "the first of several runs needs none before it"
+    assert workload_script("examples/windows.py") == Path("examples/windows.py")
+    with pytest.raises(UsageError) as caught:
+        workload_script("egg")
+    assert caught.value.message == "unknown workload `egg`"
+    assert caught.value.cause == "the workloads are eeg, eeg-pretrain, detection"
+    assert next(iter(caught.value.hints)) == "a similar workload exists: `eeg`"
+
+
+def test_a_workload_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    both = holdfast("doctor", "--workload", "eeg", "--script", "job.py", cwd=tmp_path)
+    assert (both.code, both.err.splitlines()[0]) == (2, "error: --script and --workload do not go together")
+    unknown = holdfast("doctor", "--workload", "egg", cwd=tmp_path)
+    assert (unknown.code, unknown.err.splitlines()[0]) == (2, "error: unknown workload `egg`")
+    assert unknown.err.splitlines()[-1] == "For more information, try `holdfast doctor --help`"
 
 
 def test_words_without_a_script_are_a_usage_error(tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ import pytest
 from holdfast.devices.battery import Host
 from holdfast.devices.examination import Doctor, Examined, Listener, Patient
 from holdfast.devices.ledger import Ledger
+from holdfast.devices.ownstep import merged
+from holdfast.devices.probes import catalog
 from holdfast.devices.remedies import Remedy
+from holdfast.devices.verdict import Policy, Verdict
 from holdfast.devices.verdicts import Verdicts
 from holdfast.runtime import process
 from holdfast.testing import ailments, symptoms
@@ -171,3 +174,95 @@ def test_what_cannot_be_probed_is_refused_and_not_kept(clinic: Clinic) -> None:
         seen = doctor.examine(Patient("cuda:7", unusable="no driver has taken the card"))
         assert (seen.verdict.state, seen.verdict.why) == ("refused", "no driver has taken the card")
         assert doctor.verdicts.get("cuda:7").verdict is None
+
+
+# A script of one's own ----------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import torch, holdfast
+from torch import nn
+
+def train(session, bug=False, half=False):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1 + bug))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = holdfast.Loader([(torch.randn(6), torch.randn(1)) for _ in range(16)], batch_size=8)
+    session.protect(model=model, optimizer=optimizer, data=data)
+
+    def loss(batch):
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            found = model(batch[0])
+        if bug:
+            raise ValueError("a bug of the script")
+        return nn.functional.mse_loss(found.float(), batch[1])
+
+    for epoch in session.epochs(1):
+        for batch in session.batches(data):
+            session.step(loss, batch)
+"""
+
+
+@dataclass
+class WithScript:
+    """A clinic where one step of a script is part of the examination, on a device that is well otherwise."""
+
+    clinic: Clinic
+    path: Path
+
+    def examine(self, *suffering: Symptom, **arguments: str) -> Examined:
+        symptoms.write(self.clinic.place, suffering)
+        probe = catalog.script_probe(self.path, arguments)
+        heard = Heard(self.clinic.tried)
+        self.verdicts = Verdicts(env={})
+        with Doctor(listener=heard, host=self.clinic.host, verdicts=self.verdicts, script=probe) as doctor:
+            self.verdicts.put(Verdict(DEVICE, "trusted", policy=Policy(("fp32", "bf16")), probes={"passed": 9}))
+            return doctor.examine(Patient(DEVICE, backend="cpu"))
+
+
+@pytest.fixture
+def scripted(clinic: Clinic, tmp_path: Path) -> WithScript:
+    (tmp_path / "mine.py").write_text(SCRIPT, encoding="utf-8")
+    return WithScript(clinic, tmp_path / "mine.py")
+
+
+def test_a_step_that_is_wrong_is_cured_and_the_cure_is_kept(scripted: WithScript) -> None:
+    seen = scripted.examine(Symptom("wrong", kernel="tanh_backward", cure="mkldnn-off"))
+    assert scripted.clinic.tried == ["sdpa-math", "mkldnn-off"]
+    assert seen.script is not None and seen.script.ok
+    assert (seen.verdict.state, codes(seen)) == ("use_with_care", ["trains-with-a-remedy"])
+    assert seen.verdict.findings[0].sentence() == (
+        "one step of mine.py passes with torch's own CPU kernels instead of oneDNN's"
+    )
+    kept = scripted.verdicts.get(DEVICE).verdict
+    assert kept is not None and kept.policy.env == {"HOLDFAST_REMEDIES": "mkldnn-off"}, "`holdfast train` has it too"
+    assert kept.measured_at == seen.verdict.measured_at
+
+
+def test_a_step_that_is_wrong_in_half_precision_is_done_in_fp32(scripted: WithScript) -> None:
+    seen = scripted.examine(Symptom("wrong", kernel="tanh", precision="bf16", how="nan"), half="yes")
+    assert scripted.clinic.tried[-1] == "no-low-precision"
+    assert seen.verdict.policy.env == {"HOLDFAST_REMEDIES": "fp16-off,bf16-off"}
+    assert (seen.verdict.policy.precisions, seen.verdict.policy.dtype) == (("fp32",), "float32")
+
+
+def test_what_nothing_cures_is_refused_here_and_kept_as_it_was(scripted: WithScript) -> None:
+    seen = scripted.examine(Symptom("crash", kernel="tanh_backward"))
+    assert (seen.verdict.state, seen.verdict.why) == ("refused", "one step of mine.py fails here")
+    assert codes(seen) == ["own-step-fails"] and "mkldnn-off" in scripted.clinic.tried
+    kept = scripted.verdicts.get(DEVICE).verdict
+    assert kept is not None and kept.state == "trusted"
+
+
+def test_for_a_bug_of_the_script_no_remedy_is_tried(scripted: WithScript) -> None:
+    seen = scripted.examine(bug="yes")
+    assert (seen.verdict.state, codes(seen)) == ("trusted", ["own-script-fails-everywhere"])
+    assert scripted.clinic.tried == []
+
+
+def test_switches_of_two_environments_add_up() -> None:
+    first = {"HSA_ENABLE_SDMA": "0", "HOLDFAST_REMEDIES": "sdpa-math,microbatch=2"}
+    assert merged(first, {"HOLDFAST_REMEDIES": "sdpa-math,fp16-off", "MIOPEN_FIND_MODE": "2"}) == {
+        "HSA_ENABLE_SDMA": "0",
+        "MIOPEN_FIND_MODE": "2",
+        "HOLDFAST_REMEDIES": "sdpa-math,microbatch=2,fp16-off",
+    }
+    assert merged({}, {}) == {}

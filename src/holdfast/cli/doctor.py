@@ -5,6 +5,7 @@ holdfast doctor --device cuda:0        one of them
 holdfast doctor --full                 every check there is, in minutes
 holdfast doctor --fresh                probe again what is known already
 holdfast doctor --script job.py        and one step of your own script, against the CPU
+holdfast doctor --workload eeg         and one step of a workload that comes with holdfast
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from holdfast import __version__, machine
 from holdfast.cli import doctor_text
 from holdfast.cli.output import Output, add_flags, duration
 from holdfast.cli.text import without_control
-from holdfast.cli.usage import Parser, UsageError
+from holdfast.cli.usage import Parser, UsageError, similar
 from holdfast.devices import examination, inspection, inventory
 from holdfast.devices.advising import advice
 from holdfast.devices.examination import Doctor, Examined, Patient
@@ -56,6 +57,7 @@ examples:
   holdfast doctor --full              every check there is: minutes
   holdfast doctor --fresh             probe again what is known already
   holdfast doctor --script job.py     and one step of your own script on each device
+  holdfast doctor --workload eeg      and one step of a workload that comes with holdfast
   holdfast doctor -v                  with notes, and with every check and its time
 
 exit code 0 if something can train, 1 if nothing can
@@ -66,7 +68,8 @@ exit code 0 if something can train, 1 if nothing can
     parser.add_argument("--fresh", action="store_true", help="probe again, even if a verdict is known")
     parser.add_argument("--again", action="store_true", help="also the checks that took the machine down before")
     parser.add_argument("--script", metavar="SCRIPT", help="also one real step of this script, against the CPU")
-    parser.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help="arguments of the script's train()")
+    parser.add_argument("--workload", metavar="NAME", help="the same with a workload: eeg, detection, ecosystem")
+    parser.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help="arguments of its train()")
     add_flags(parser, progress=True)
     parser.set_defaults(run=run)
     return parser
@@ -76,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     """Look around, examine each device, say what was found."""
     output = Output.from_args(args)
     asked = inventory.check(args.device) if args.device and args.device != "auto" else None
-    script = _script(args.script, args.words)
+    script = _script(args.script, args.workload, args.words)
     bar = Bar(output)
     flags = {"full": args.full, "fresh": args.fresh, "again": args.again}
     with contextlib.closing(bar), Doctor(listener=bar, script=script, **flags) as doctor:
@@ -108,7 +111,8 @@ def run(args: argparse.Namespace) -> int:
             machine=system,
             disk_bytes_s=rate,
             advice=lines,
-            script=args.script or "my_script.py",
+            script=args.script or args.workload or "my_script.py",
+            by="--workload" if args.workload else "--script",
             plan=importlib.util.find_spec("holdfast.cli.plan") is not None,
             asked=asked,
             problem=problem,
@@ -119,20 +123,48 @@ def run(args: argparse.Namespace) -> int:
     return ExitCode.OK if usable else ExitCode.NO
 
 
-def _script(asked: str | None, words: list[str]) -> Probe | None:
+def _script(asked: str | None, workload: str | None, words: list[str]) -> Probe | None:
     """A probe of the user's own; UserError for a script that cannot be one."""
-    if asked is None:
+    if asked and workload:
+        raise UsageError("--script and --workload do not go together", command="doctor", tips=["name one of them"])
+    if not asked and not workload:
         if words:
-            raise UsageError(f"unexpected argument `{words[0]}`", command="doctor", tips=["name a script: `--script`"])
+            tips = ["name a script: `--script`"]
+            raise UsageError(f"unexpected argument `{words[0]}`", command="doctor", tips=tips)
         return None
     from holdfast.cli.train import read_script, split_words
     from holdfast.devices.probes.catalog import script_probe
     from holdfast.runtime import script
 
     arguments, _ = split_words(words, "doctor")
-    facts = read_script(asked, "doctor")
+    facts = read_script(str(workload_script(workload)) if workload else str(asked), "doctor")
     script.check_arguments(facts, arguments)
-    return script_probe(facts.path, arguments)
+    return script_probe(facts.path, arguments, called=workload or "")
+
+
+def workload_script(name: str) -> Path:
+    """The script of a workload; of one that is made of several runs, the first, which needs none before it.
+
+    A path is taken as it is. UsageError for a name that nobody registered.
+    """
+    if name.endswith(".py"):
+        return Path(name)
+    try:
+        from holdfast.workloads import registry  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        known: list[str] = []
+        chosen = None
+    else:
+        known = registry.names()
+        chosen = registry.find(name)
+        if chosen is not None and chosen.script is None and chosen.stages:
+            chosen = registry.find(chosen.stages[0])
+    if chosen is None or chosen.script is None:
+        there = f"the workloads are {', '.join(known)}" if known else "no workload comes with this version of holdfast"
+        tips = [*similar(name, known, "workload"), "a script of your own: `--script my_script.py`"]
+        raise UsageError(f"unknown workload `{name}`", command="doctor", cause=there, tips=tips)
+    chosen.check_installed()
+    return Path(chosen.script)
 
 
 def _survey() -> Inventory:

@@ -51,6 +51,8 @@ class View:
     disk_bytes_s: float | None = None
     advice: Sequence[str] = ()
     script: str = "my_script.py"
+    by: str = "--script"
+    """The flag that named it."""
     plan: bool = False
     """There is a `holdfast plan`."""
     asked: str | None = None
@@ -381,7 +383,7 @@ def _next(view: View) -> list[str]:
         rows.append((f"  holdfast plan {view.script}", "time and cost of each way to run it"))
     lines = table(rows, gap=6)
     if any(each.about.slug == "own-script-fails-everywhere" for seen in view.seen for each in seen.verdict.findings):
-        last = f"Mend {view.script}, then type `holdfast doctor --script {view.script}` again."
+        last = f"Mend {view.script}, then type `holdfast doctor {view.by} {view.script}` again."
     elif view.usable:
         best = next((each for each in view.usable if each.verdict.device != "cpu"), view.usable[0]).verdict
         where = "the CPU" if best.device == "cpu" else best.device

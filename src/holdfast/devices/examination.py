@@ -11,7 +11,6 @@ each in fresh processes. What came out is judged and put on the shelf.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,11 +20,12 @@ from holdfast import findings as registry
 from holdfast.devices import battery, diagnosis, remarks, remedies
 from holdfast.devices.battery import Host, ProbeResult
 from holdfast.devices.ledger import Ledger
+from holdfast.devices.ownstep import OwnStep
 from holdfast.devices.probes import catalog
 from holdfast.devices.remedies import BAD, Found, Remedy
 from holdfast.devices.results import skipped
 from holdfast.devices.traits import HUNG, easier
-from holdfast.devices.verdict import REFUSED, Case, Verdict, harmless, judge
+from holdfast.devices.verdict import Case, Verdict, harmless, judge
 from holdfast.devices.verdicts import Verdicts
 from holdfast.errors import UserError
 from holdfast.findings import Finding
@@ -106,7 +106,8 @@ class Doctor:
         self.verdicts = Verdicts(ledger=self.ledger) if verdicts is None else verdicts
         self.listener = listener or Listener()
         self.full, self.fresh, self.again = full, fresh, again
-        self.only, self.script = only, script
+        self.only = only
+        self._own = OwnStep(self, script) if script is not None else None
         self.budget_s = BUDGET[full] if budget_s is None else budget_s
         self._make_host = host
         self._host: Host | None = None
@@ -137,7 +138,7 @@ class Doctor:
         kept = self.verdicts.get(patient.device)
         if kept.verdict is not None and self.remembered(patient.device) and not patient.unusable:
             verdict = replace(kept.verdict, name=patient.name or kept.verdict.name, arch=patient.arch)
-            seen = self._with_script(Examined(verdict, remembered=True, age_s=kept.age_s))
+            seen = self._with_script(Examined(verdict, remembered=True, age_s=kept.age_s), patient.backend)
             self.listener.ends(seen)
             return seen
         results: list[ProbeResult] = []
@@ -151,30 +152,16 @@ class Doctor:
                 unusable = f"{error.message}: {error.cause}" if error.cause else error.message
         verdict = self._judge(patient, results, found, unusable)
         seconds = time.monotonic() - began
-        seen = self._with_script(Examined(verdict, tuple(results), found, stale=kept.stale, seconds=seconds))
+        seen = Examined(verdict, tuple(results), found, stale=kept.stale, seconds=seconds)
+        seen = self._with_script(seen, patient.backend)
         self.listener.ends(seen)
         return seen
 
-    def _with_script(self, seen: Examined) -> Examined:
-        """One step of the user's own script, on a device that may train. What comes of it is said and not kept."""
-        verdict = seen.verdict
-        if self.script is None or not verdict.trainable:
+    def _with_script(self, seen: Examined, backend: str | None) -> Examined:
+        """One step of the user's own script, on a device that may train."""
+        if self._own is None or not seen.verdict.trainable:
             return seen
-        began = time.monotonic()
-        device, name = verdict.device, str(self.script.options.get("name") or self.script.name.removeprefix("script "))
-        with contextlib.ExitStack() as stack:
-            host = stack.enter_context(self._make_host(verdict.policy.env)) if verdict.policy.env else None
-            results = list(self._run(device, [self.script], host))
-        found = diagnosis.of_results(device, results)
-        if device == "cpu" and found:
-            why = found[0].evidence.get("why")
-            found = [registry.finding("own-script-fails-everywhere", device, {"script": name, "why": why})]
-        else:
-            found = [registry.finding(each.code, device, {**each.evidence, "script": name}) for each in found]
-            if found:
-                verdict = replace(verdict, state=REFUSED, why=f"one step of {name} fails here")
-        verdict = replace(verdict, findings=(*found, *verdict.findings))
-        return replace(seen, verdict=verdict, script=results[0], seconds=seen.seconds + time.monotonic() - began)
+        return self._own.add(seen, backend)
 
     def _probe(self, device: str) -> Iterator[ProbeResult]:
         """The probes of the set. A device on which not one step can be done is not asked for more."""
@@ -236,7 +223,7 @@ class Doctor:
         return results, found
 
     def _search(self, patient: Patient, results: Sequence[ProbeResult], before: Found, budget_s: float) -> Found:
-        with _Trials(self, patient.device, results) as trials:
+        with self.trials(patient.device, results) as trials:
             return remedies.search(
                 results,
                 backend=patient.backend,
@@ -245,6 +232,10 @@ class Doctor:
                 tell=lambda remedy, probe: self.listener.tries(patient.device, remedy, probe),
                 before=before,
             )
+
+    def trials(self, device: str, results: Sequence[ProbeResult]) -> Trials:
+        """Probes of a device again, with remedies."""
+        return Trials(self, device, results)
 
     def _with_remedies(self, device: str, results: Sequence[ProbeResult], found: Found) -> dict[str, ProbeResult]:
         """What was not tried or not reached, and a whole network: a cure must not be the end of something else."""
@@ -276,7 +267,7 @@ class Doctor:
         return [registry.finding("faults-in-runs", device, evidence)]
 
 
-class _Trials:
+class Trials:
     """Probes with remedies: one host for each environment, one process for all checks of a probe."""
 
     def __init__(self, doctor: Doctor, device: str, results: Sequence[ProbeResult]) -> None:
@@ -287,7 +278,7 @@ class _Trials:
         self._host: Host | None = None
         self._seen: dict[tuple[str, tuple[tuple[str, str], ...]], list[ProbeResult]] = {}
 
-    def __enter__(self) -> _Trials:
+    def __enter__(self) -> Trials:
         return self
 
     def __exit__(self, *exc: object) -> None:

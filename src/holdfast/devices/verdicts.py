@@ -101,13 +101,16 @@ class Verdicts:
         return Kept()
 
     def put(self, verdict: Verdict) -> Verdict:
-        """Keep it; one that was measured under the same conditions is replaced. Returns it with what it holds for."""
+        """Keep it; one that was measured under the same conditions is replaced. Returns it with what it holds for.
+
+        One that was measured before, and to which something was added since, is as old as it was.
+        """
         device = self.ledger.identify(verdict.device)
         holds_for = self._conditions(device, self._env)
         said = {name: holds_for.get(name) for name in ("driver", "torch", "kernel", "environment")}
         now = datetime.fromtimestamp(self._now(), timezone.utc)
         stamp = now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        verdict = replace(verdict, measured_at=stamp, valid_while=said)
+        verdict = replace(verdict, measured_at=verdict.measured_at or stamp, valid_while=said)
         new = {
             "machine": self.ledger.machine,
             "device": device.key,

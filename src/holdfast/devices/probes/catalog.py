@@ -89,10 +89,10 @@ def select(device: str, *, full: bool = False, only: Iterable[str] = ()) -> list
 _OWN: dict[str, Probe] = {}
 
 
-def script_probe(script: Path, arguments: Mapping[str, str] | None = None) -> Probe:
-    """One real step of the user's own script. From now on `find` knows it."""
-    name = f"script {script.name}"
-    options = {"script": str(script), "arguments": dict(arguments or {})}
+def script_probe(script: Path, arguments: Mapping[str, str] | None = None, called: str = "") -> Probe:
+    """One real step of the user's own script, or of a workload that is `called` so. From now on `find` knows it."""
+    name = f"script {called or script.name}"
+    options = {"script": str(script), "arguments": dict(arguments or {}), "name": called or script.name}
     _OWN[name] = Probe(name, "own.script", "model", ("",), deadline_s=600.0, options=options)
     return _OWN[name]
 
