@@ -48,7 +48,7 @@ SUPERVISOR_SIDE = [
     "holdfast.runtime.slots",
     "holdfast.runtime.storage",
     "holdfast.runtime.supervisor",
-    "holdfast.runtime.survey",
+    "holdfast.runtime.audit",
     "holdfast.runtime.telling",
     "holdfast.runtime.watchdog",
     "holdfast.runtime.weights",

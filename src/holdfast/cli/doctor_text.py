@@ -52,7 +52,6 @@ class View:
     advice: Sequence[str] = ()
     script: str = "my_script.py"
     by: str = "--script"
-    """The flag that named it."""
     plan: bool = False
     """There is a `holdfast plan`."""
     asked: str | None = None

@@ -95,7 +95,7 @@ def _nvidia_cards(root: Path) -> int:
         return int((Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32/nvcuda.dll").exists())
     nodes = [path for path in (root / "dev").glob("nvidia[0-9]*") if path.name[len("nvidia") :].isdigit()]
     in_wsl = (root / "dev/dxg").exists() and any((root / "usr/lib/wsl/lib").glob("libcuda.so*"))
-    return len(nodes) or len(_children(root / "proc/driver/nvidia/gpus")) or int(in_wsl)
+    return len(nodes) or len(machine.children(root / "proc/driver/nvidia/gpus")) or int(in_wsl)
 
 
 def _amd_cards(root: Path) -> int:
@@ -105,8 +105,8 @@ def _amd_cards(root: Path) -> int:
     """
     if not (root / "dev/kfd").exists():
         return int((root / "dev/dxg").exists() or (sys.platform == "win32" and root == ROOT))
-    nodes = _children(root / "sys/class/kfd/kfd/topology/nodes")
-    versions = [re.search(r"^gfx_target_version (\d+)$", _text(node / "properties"), re.M) for node in nodes]
+    nodes = machine.children(root / "sys/class/kfd/kfd/topology/nodes")
+    versions = [re.search(r"^gfx_target_version (\d+)$", machine.read(node / "properties"), re.M) for node in nodes]
     return sum(1 for version in versions if version and int(version[1]))
 
 
@@ -126,17 +126,3 @@ def _numbered(cards: int, env: Mapping[str, str], *names: str) -> list[str]:
             shown = [entry for entry in listed if not entry.strip().startswith("-")]
             cards = min(cards, len(shown))
     return [f"cuda:{number}" for number in range(cards)]
-
-
-def _children(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
+from holdfast import machine
 from holdfast.devices.identity import identify
 
 ROOT = Path("/")
@@ -51,7 +52,7 @@ def read(device: str, *, root: Path = ROOT, run: Callable[[list[str]], str | Non
     if pci is None:
         return {}
     card = root / "sys/bus/pci/devices" / pci
-    if _text(card / "vendor").strip() == "0x10de":
+    if machine.read(card / "vendor").strip() == "0x10de":
         return {**_nvidia(pci, run), **_link(card)}
     return {**_hwmon(card), **_link(card)}
 
@@ -91,7 +92,7 @@ def _hwmon(card: Path) -> Reading:
             value = next((value for file in files if (value := _value(chip / file)) is not None), None)
             if value is not None:
                 found[name] = value / unit
-    count = re.search(r"^ue:?\s*(\d+)", _text(card / "ras/umc_err_count"), re.MULTILINE)
+    count = re.search(r"^ue:?\s*(\d+)", machine.read(card / "ras/umc_err_count"), re.MULTILINE)
     if count:
         found["errors"] = float(count[1])
     return found
@@ -101,7 +102,7 @@ def _link(card: Path) -> Reading:
     """What the bus counted."""
     found: Reading = {}
     for name, file in (("link_errors", "aer_dev_fatal"), ("link_corrected", "aer_dev_correctable")):
-        total = re.search(r"^TOTAL_ERR_\w+\s+(\d+)", _text(card / file), re.MULTILINE)
+        total = re.search(r"^TOTAL_ERR_\w+\s+(\d+)", machine.read(card / file), re.MULTILINE)
         if total:
             found[name] = float(total[1])
     return found
@@ -110,7 +111,7 @@ def _link(card: Path) -> Reading:
 def _cpu(root: Path) -> Reading:
     found: Reading = {}
     for chip in sorted((root / "sys/class/hwmon").glob("hwmon*")):
-        if _text(chip / "name").strip() in _CPU_CHIPS:
+        if machine.read(chip / "name").strip() in _CPU_CHIPS:
             values = [value for path in chip.glob("temp*_input") if (value := _value(path)) is not None]
             if values:
                 found["temperature_c"] = max(values) / 1e3
@@ -124,9 +125,3 @@ def _value(path: Path) -> float | None:
     with contextlib.suppress(OSError, ValueError):
         return float(path.read_text())
     return None
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text(encoding="utf-8", errors="replace")
-    return ""

@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
+from holdfast.machine import children, read
 
-def read(path: Path) -> str:
-    """The text of a file, or nothing: on one machine or another, any of these is missing or closed to us."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def children(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
+__all__ = ["address", "children", "number", "read"]
 
 
 def number(text: str | None) -> int | None:
