@@ -13,12 +13,12 @@
 from __future__ import annotations
 
 import platform
-import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from holdfast.cli import device_words
 from holdfast.cli.output import counted, duration, size, table
 from holdfast.cli.text import without_control
 from holdfast.devices import remedies
@@ -27,7 +27,7 @@ from holdfast.devices.verdict import CARE, INFERENCE, REFUSED, TRUSTED, Policy, 
 if TYPE_CHECKING:
     from holdfast.devices.examination import Examined
     from holdfast.devices.results import ProbeResult
-    from holdfast.devices.survey.shapes import Cpu, Device, Disk, Inventory
+    from holdfast.devices.survey.shapes import Disk, Inventory
     from holdfast.findings import Finding
 
 WIDTH = 96
@@ -73,8 +73,10 @@ def page(view: View) -> list[str]:
 def _header(view: View) -> str:
     system, torch = view.inventory.system, view.inventory.torch
     names = {"linux": "Linux", "macos": "macOS", "windows": "Windows"}
-    kernel = ".".join((system.kernel or "").split("-")[0].split(".")[:2])
-    said = f"{names.get(system.os, system.os)} {kernel}".strip()
+    number = ".".join((system.kernel or "").split("-")[0].split(".")[:2])
+    said = f"{names.get(system.os, system.os)} {number}".strip()
+    if system.os == "macos" and system.name:  # nobody knows the number of its kernel
+        said = system.name
     build = f"torch {torch.version}" if torch.version else "no torch"
     many = counted(len(view.seen), "device")
     return " · ".join([f"holdfast {view.version}", f"Python {view.python}", build, said, many])
@@ -101,7 +103,13 @@ def _aligned(rows: Iterable[Sequence[str]]) -> list[str]:
 def _row(seen: Examined, view: View) -> tuple[str, str, str, str, str]:
     verdict = seen.verdict
     device = view.inventory.device(verdict.device)
-    return (f"[{sign(verdict)}]", verdict.device, describe(device, view), verdict.words, _probes(seen))
+    return (
+        f"[{sign(verdict)}]",
+        verdict.device,
+        device_words.describe(device, view.inventory.cpu),
+        verdict.words,
+        _probes(seen),
+    )
 
 
 def sign(verdict: Verdict) -> str:
@@ -112,38 +120,6 @@ def sign(verdict: Verdict) -> str:
         return "✓"
     dead = verdict.probes.get("crashed", 0) + verdict.probes.get("hung", 0)
     return "☠" if dead else "✗"
-
-
-def describe(device: Device | None, view: View) -> str:
-    """ "RX 7900 XTX (gfx1100), 24 GB"; for the CPU its cores."""
-    if device is None:
-        return "pretend device"
-    if device.kind == "cpu":
-        return _describe_cpu(device, view.inventory.cpu)
-    name = (device.name or "unknown card").removeprefix("AMD ").removeprefix("NVIDIA ")
-    name = name.removeprefix("Radeon ") if name.startswith("Radeon RX") else name
-    arch = f" ({device.arch})" if device.arch and device.arch not in name else ""
-    memory = _installed(device.memory_bytes)
-    shared = " shared" if memory and device.integrated else ""
-    return f"{name}{arch}" + (f", {memory}{shared}" if memory else "")
-
-
-def _describe_cpu(device: Device, cpu: Cpu) -> str:
-    """Its name without what every CPU has in it, and what of it may be used."""
-    name = re.sub(r"\((?:R|TM|tm)\)|\bCPU\b|@ .*|\b\d+-Core Processor\b|\bProcessor$", "", device.name or "CPU")
-    name = " ".join(name.split()).removeprefix("AMD ").removeprefix("Intel ")
-    fewer = cpu.threads and cpu.threads_allowed and cpu.threads_allowed < cpu.threads
-    cores = cpu.cores or cpu.threads_allowed
-    use = f"{cpu.threads_allowed} of {cpu.threads} threads" if fewer else counted(cores, "core") if cores else None
-    memory = min((each for each in (device.memory_bytes, cpu.memory_limit_bytes) if each is not None), default=None)
-    return ", ".join(part for part in (name or "CPU", use, _installed(memory)) if part)
-
-
-def _installed(number: int | None) -> str | None:
-    """Memory as it is sold: a card of 24 GB has 24 times 2 to the power of 30."""
-    if number is None:
-        return None
-    return f"{round(number / 2**30)} GB" if number >= 2**30 else f"{round(number / 2**20)} MB"
 
 
 def _probes(seen: Examined) -> str:
@@ -308,10 +284,9 @@ def _disk(view: View) -> list[str]:
     if disk is None:
         return []
     mine = [each for each in view.machine if each.device == "disk" and (view.verbose or each.level != "note")]
-    mark = "✗" if any(each.level == "error" for each in mine) else "!" if mine else "✓"
     wide = max([7, *(len(each.verdict.device) for each in view.seen)])
     return [
-        f"[{mark}] {'disk':<{wide}}  {_disk_words(disk, view)}",
+        f"[{_mark(mine)}] {'disk':<{wide}}  {_disk_words(disk, view)}",
         *(line for each in mine for line in finding_lines(each)),
     ]
 
@@ -329,9 +304,13 @@ def _system(view: View) -> list[str]:
     if not mine:
         return []
     wide = max([7, *(len(each.verdict.device) for each in view.seen)])
-    mark = "✗" if any(each.level == "error" for each in mine) else "!"
-    lines = [f"[{mark}] {'system':<{wide}}  {view.inventory.system.name or platform.system()}"]
+    lines = [f"[{_mark(mine)}] {'system':<{wide}}  {view.inventory.system.name or platform.system()}"]
     return lines + [line for each in mine for line in finding_lines(each)]
+
+
+def _mark(found: Sequence[Finding]) -> str:
+    levels = [each.level for each in found]
+    return "✗" if "error" in levels else "!" if "warning" in levels else "✓"
 
 
 # The end ------------------------------------------------------------------------------------------------------------
