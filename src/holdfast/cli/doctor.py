@@ -117,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
             asked=asked,
             problem=problem,
             verbose=bool(output.verbose),
+            width=min(doctor_text.WIDTH, max(output.out.width - 1, 40)),
         )
         for line in doctor_text.page(view):
             output.print(line)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from holdfast.findings import Finding
 
 WIDTH = 96
+"""Columns at the most; a narrower terminal has less."""
 _LEVEL_SIGNS = {"error": "✗", "warning": "!", "note": "-"}
 _INDENT = "    "
 _BOOKS = ("known-bug", "no-kernels-for-this-card", "not-supported-by-its-maker")
@@ -58,6 +59,7 @@ class View:
     """The only device that was asked for."""
     problem: str | None = None
     verbose: bool = False
+    width: int = WIDTH
 
     @property
     def usable(self) -> list[Examined]:
@@ -138,19 +140,19 @@ def _details(seen: Examined, view: View) -> list[str]:
     verdict = seen.verdict
     wanted = worth_showing(verdict, verbose=view.verbose)
     shown = wanted if view.verbose else wanted[:_SHOWN]
-    lines = [line for each in shown for line in finding_lines(each, verbose=view.verbose)]
+    lines = [line for each in shown for line in finding_lines(each, view)]
     if len(wanted) > len(shown):
         lines.append(f"{_INDENT}  and {len(wanted) - len(shown)} more: holdfast doctor -v")
     if not wanted and verdict.why and verdict.state != TRUSTED:
-        lines += _wrapped("-", "", verdict.why)
+        lines += _wrapped("-", "", verdict.why, view)
     if seen.stale:
-        lines += _wrapped("•", "", f"probed again: {seen.stale}")
+        lines += _wrapped("•", "", f"probed again: {seen.stale}", view)
     lines += _script_line(seen, view)
     for text in policy_lines(verdict):
-        lines += _wrapped("•", "", text)
+        lines += _wrapped("•", "", text, view)
     for command, why in _to_try(verdict, shown):
         line = f"{_INDENT}  try    {command}"
-        lines.append(f"{line}     ({why})" if why and len(line) + len(why) < WIDTH else line)
+        lines.append(f"{line}     ({why})" if why and len(line) + len(why) + 7 <= view.width else line)
     return lines + (_checks(seen.results) if view.verbose else [])
 
 
@@ -160,13 +162,13 @@ def _script_line(seen: Examined, view: View) -> list[str]:
     if result is None or result.status not in ("passed", "skipped"):
         return []
     if result.status == "skipped":
-        return _wrapped("-", "", f"{view.script} was not tried: {result.evidence.get('why')}")
+        return _wrapped("-", "", f"{view.script} was not tried: {result.evidence.get('why')}", view)
     unknown = result.evidence.get("not_compared")
     if result.error is None:
-        return _wrapped("✓", "", f"one step of {view.script} works; not compared: {unknown}")
+        return _wrapped("✓", "", f"one step of {view.script} works; not compared: {unknown}", view)
     off = f"off by {result.error:.1g}, limit {result.bound:.1g}" if result.bound is not None else f"{result.error:.1g}"
     same = "agrees with the CPU" if seen.verdict.device != "cpu" else "works"
-    return _wrapped("✓", "", f"one step of {view.script} {same} ({off}), {duration(result.seconds)}")
+    return _wrapped("✓", "", f"one step of {view.script} {same} ({off}), {duration(result.seconds)}", view)
 
 
 def worth_showing(verdict: Verdict, *, verbose: bool = False) -> list[Finding]:
@@ -182,13 +184,13 @@ def worth_showing(verdict: Verdict, *, verbose: bool = False) -> list[Finding]:
     return shown
 
 
-def finding_lines(finding: Finding, *, verbose: bool = False) -> list[str]:
+def finding_lines(finding: Finding, view: View) -> list[str]:
     """`! D024  sentence`, with the number of further probes that say the same."""
     also = finding.evidence.get("also")
     more = f"; {counted(len(also), 'more probe')} alike" if isinstance(also, list) and also else ""
-    lines = _wrapped(_LEVEL_SIGNS.get(finding.level, "-"), finding.code, sentence(finding) + more)
-    if verbose and isinstance(also, list) and also:
-        lines += _wrapped(" ", " " * len(finding.code), f"also: {', '.join(str(each) for each in also)}")
+    lines = _wrapped(_LEVEL_SIGNS.get(finding.level, "-"), finding.code, sentence(finding) + more, view)
+    if view.verbose and isinstance(also, list) and also:
+        lines += _wrapped(" ", " " * len(finding.code), f"also: {', '.join(str(each) for each in also)}", view)
     return lines
 
 
@@ -201,11 +203,11 @@ def sentence(finding: Finding) -> str:
     return f"{said[0].lower()}{said[1:]}: {probe}" + (f" ({why})" if isinstance(why, str) and why else "")
 
 
-def _wrapped(mark: str, code: str, text: str) -> list[str]:
+def _wrapped(mark: str, code: str, text: str, view: View) -> list[str]:
     first = f"{_INDENT}{mark} {code}  " if code else f"{_INDENT}{mark} "
     return textwrap.wrap(
         text,
-        WIDTH,
+        view.width,
         initial_indent=first,
         subsequent_indent=" " * len(first),
         break_long_words=False,
@@ -287,7 +289,7 @@ def _disk(view: View) -> list[str]:
     wide = max([7, *(len(each.verdict.device) for each in view.seen)])
     return [
         f"[{_mark(mine)}] {'disk':<{wide}}  {_disk_words(disk, view)}",
-        *(line for each in mine for line in finding_lines(each)),
+        *(line for each in mine for line in finding_lines(each, view)),
     ]
 
 
@@ -305,7 +307,7 @@ def _system(view: View) -> list[str]:
         return []
     wide = max([7, *(len(each.verdict.device) for each in view.seen)])
     lines = [f"[{_mark(mine)}] {'system':<{wide}}  {view.inventory.system.name or platform.system()}"]
-    return lines + [line for each in mine for line in finding_lines(each)]
+    return lines + [line for each in mine for line in finding_lines(each, view)]
 
 
 def _mark(found: Sequence[Finding]) -> str:
@@ -328,9 +330,13 @@ def _closing(view: View) -> list[str]:
     if view.advice:
         lines.append("")
         for text in view.advice:
-            lines += textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+            lines += _paragraph(text, view, "  ")
     lines += ["", *_next(view)]
     return lines
+
+
+def _paragraph(text: str, view: View, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, view.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _sum(view: View) -> str:
@@ -376,4 +382,4 @@ def _next(view: View) -> list[str]:
         last = "Now type `holdfast doctor` without --device to see what else is here."
     else:
         last = f"Now type `holdfast explain {codes[0]}`." if codes else "Now type `holdfast doctor --fresh --full`."
-    return [*lines, *([""] if lines else []), last]
+    return [*lines, *([""] if lines else []), *([last] if view.width >= WIDTH else _paragraph(last, view))]
