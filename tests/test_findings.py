@@ -193,10 +193,11 @@ def test_an_unknown_name_is_a_slip_in_the_program() -> None:
         finding("no-such-thing", "cpu")
 
 
-def test_the_page_in_the_docs_is_up_to_date() -> None:
-    script = ROOT / "scripts" / "make_finding_docs.py"
+@pytest.mark.parametrize("name", ["make_finding_docs.py", "make_tester_docs.py"])
+def test_the_page_in_the_docs_is_up_to_date(name: str) -> None:
+    script = ROOT / "scripts" / name
     done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, timeout=60, check=False)
-    assert done.returncode == 0, "run scripts/make_finding_docs.py"
+    assert done.returncode == 0, f"run scripts/{name}"
 
 
 def test_importing_takes_no_torch_and_reads_no_table() -> None:

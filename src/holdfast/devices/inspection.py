@@ -8,7 +8,7 @@ Nothing here decides: a card that should not work is probed all the same where t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.devices import knowledge
@@ -129,7 +129,19 @@ def _build(card: Device, inventory: Inventory) -> Iterator[Finding]:
         yield finding(slug, card.id, about, builds(card, inventory))
     elif card.arch and _carries(card.arch, inventory) is False and not _tolerated(card):
         evidence = {"arch": card.arch, "torch": torch.version, "archs": list(torch.archs or ())}
-        yield finding("no-kernels-for-this-card", card.id, evidence, builds(card, inventory))
+        yield finding("no-kernels-for-this-card", card.id, evidence, _hide(card, inventory) or builds(card, inventory))
+
+
+def _hide(card: Device, inventory: Inventory) -> Cure | None:
+    """Graphics that are part of the CPU, beside a card that can do more: programs are better off without them."""
+    others = [each for each in inventory.gpus if each.visible and each.kind == card.kind and not each.integrated]
+    better = [each for each in others if each.arch and _carries(each.arch, inventory) is not False]
+    if not card.integrated or card.kind != "amd" or not better or not all(each.id_certain for each in better):
+        return None
+    numbers = ",".join(each.id.partition(":")[2] for each in better)
+    if inventory.system.os == "windows":
+        return Cure("hides it from every program", (f"$env:HIP_VISIBLE_DEVICES = '{numbers}'",))
+    return Cure("hides it from every program", (f"export ROCR_VISIBLE_DEVICES={numbers}",))
 
 
 def _carries(arch: str, inventory: Inventory) -> bool | None:
@@ -193,16 +205,27 @@ def _out_of_reach(card: Device, inventory: Inventory, env: Mapping[str, str]) ->
         missing = [start for start in starts if not any(name.startswith(start) for name in system.device_files)]
         closed = [name for name, open_ in system.device_files.items() if name.startswith(starts) and not open_]
         if missing:
-            yield finding("no-device-file", card.id, {"name": _name(card), "missing": missing})
+            evidence = {"name": _name(card), "missing": missing}
+            yield finding("no-device-file", card.id, evidence, _into_container(card, inventory, missing))
             return
         if closed:
-            yield finding("no-access-to-device", card.id, {"files": closed})
+            groups = Cure("then log in again", ("sudo usermod -aG render,video $USER",))
+            yield finding("no-access-to-device", card.id, {"files": closed}, groups if card.kind != "nvidia" else None)
             return
     for variable in _HIDING.get(card.kind, ()):
         if variable in env:
             evidence = {"variable": variable, "value": env[variable] or '""', "name": _name(card)}
-            yield finding("hidden-by-environment", card.id, evidence)
+            cure = Cure("shows it again", (f"unset {variable}",)) if system.os != "windows" else None
+            yield finding("hidden-by-environment", card.id, evidence, cure)
             return
+
+
+def _into_container(card: Device, inventory: Inventory, missing: Sequence[str]) -> Cure | None:
+    """How a container is given a card; outside of one, the files come with the driver."""
+    if not inventory.system.container:
+        return None
+    flags = "--gpus all" if card.kind == "nvidia" else " ".join(f"--device {name}" for name in missing)
+    return Cure("when the container is started", (f"docker run {flags} …",))
 
 
 def _reports(card: Device, inventory: Inventory, env: Mapping[str, str], *, renamed: bool) -> Iterator[Finding]:
