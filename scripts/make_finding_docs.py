@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write docs/findings.md from the texts the program itself uses.
+"""Write docs/findings.md, and a page for each code below docs/findings/, from the texts the program itself uses.
 
 python scripts/make_finding_docs.py             write it
 python scripts/make_finding_docs.py --check     exit 1 if it is out of date
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from pages import keep
+from pages import ROOT, keep
 
 from holdfast.findings import Explanation, explanations
 
@@ -27,20 +27,25 @@ _GROUPS = (
 """Each with its first code."""
 
 
-def render() -> str:
-    """The whole page."""
-    return "\n".join(
-        [
-            "<!-- Made by scripts/make_finding_docs.py from src/holdfast/devices/findings.toml: edit there. -->",
-            "# Findings",
-            "",
-            "What `holdfast doctor` can find, what it means, and what you can do.",
-            "`holdfast explain D002` prints the same. What happens to a run is under [faults](faults.md).",
-            "",
-            *_overview(),
-            *(line for row in explanations() for line in _section(row)),
-        ]
-    )
+MADE = "<!-- Made by scripts/make_finding_docs.py from src/holdfast/devices/findings.toml: edit there. -->"
+
+
+def pages() -> dict[str, str]:
+    """By their names in docs/: the overview, and one for each code."""
+    return {
+        "findings.md": "\n".join(
+            [
+                MADE,
+                "# Findings",
+                "",
+                "What `holdfast doctor` can find. Each has a page that says what it means and what you can do;",
+                "`holdfast explain D002` prints the same. What happens to a run is under [faults](faults.md).",
+                "",
+                *_overview(),
+            ]
+        ),
+        **{f"findings/{row.code}.md": "\n".join([MADE, *_page(row)]) for row in explanations()},
+    }
 
 
 def _overview() -> Iterator[str]:
@@ -50,17 +55,15 @@ def _overview() -> Iterator[str]:
     for row in explanations():
         if row.code in groups:
             yield f"| | | **{groups[row.code]}** |"
-        yield f"| [{row.code}](#{row.code.lower()}) | {row.level} | {row.title} |"
+        yield f"| [{row.code}](findings/{row.code}.md) | {row.level} | {row.title} |"
     yield ""
     yield "*note*: good to know. *warning*: the device is used with care. *error*: it is not used, or not in this way."
     yield "A report from elsewhere never outweighs a probe: what passes here is used."
     yield ""
 
 
-def _section(row: Explanation) -> Iterator[str]:
-    yield f'<a id="{row.code.lower()}"></a>'
-    yield ""
-    yield f"## {row.code} {row.title}"
+def _page(row: Explanation) -> Iterator[str]:
+    yield f"# {row.code} {row.title}"
     yield ""
     yield f"`{row.slug}` · {row.level}"
     yield ""
@@ -78,7 +81,19 @@ def _section(row: Explanation) -> Iterator[str]:
     if row.measured_by:
         yield f"Measured by `{row.measured_by}`."
         yield ""
+    yield "[All findings](../findings.md) · [The doctor](../doctor.md)"
+    yield ""
+
+
+def main(argv: list[str]) -> int:
+    wanted = pages()
+    stale = [path for path in (ROOT / "docs" / "findings").glob("*.md") if f"findings/{path.name}" not in wanted]
+    if argv == ["--check"]:
+        return int(bool(stale) or any(keep(name, text, argv) for name, text in wanted.items()))
+    for path in stale:
+        path.unlink()
+    return max(keep(name, text, argv) for name, text in wanted.items())
 
 
 if __name__ == "__main__":
-    sys.exit(keep("findings.md", render(), sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -152,7 +152,7 @@ def test_json_is_what_others_rely_on() -> None:
         "text": "Results drift under load",
         "evidence": {"error": 0.031, "bound": 0.004, "after_s": 660},
         "remedy": {"text": "train in fp32", "commands": ["export MIOPEN_FIND_MODE=FAST"]},
-        "url": "docs/findings.md#d021",
+        "url": "docs/findings/D021.md",
     }
     assert Finding.from_json("cuda:0", json.loads(json.dumps(found.to_json()))) == found
 

@@ -107,7 +107,7 @@ class Finding:
             "text": self.sentence(),
             "evidence": dict(self.evidence),
             "remedy": None if self.remedy is None else self.remedy.to_json(),
-            "url": f"docs/findings.md#{self.code.lower()}",
+            "url": f"docs/findings/{self.code}.md",
         }
 
     @classmethod
