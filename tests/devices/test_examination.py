@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
+from holdfast.devices import battery
 from holdfast.devices.battery import Host
 from holdfast.devices.examination import Doctor, Examined, Listener, Patient
 from holdfast.devices.ledger import Ledger
@@ -266,3 +268,37 @@ def test_switches_of_two_environments_add_up() -> None:
         "HOLDFAST_REMEDIES": "sdpa-math,microbatch=2,fp16-off",
     }
     assert merged({}, {}) == {}
+
+
+# Every kind of bad behaviour ----------------------------------------------------------------------------------------
+
+FOUND = {
+    "a crash": ("conv2d fp32", "probe-crashed", "refused"),
+    "an abort": ("conv2d fp32", "probe-crashed", "refused"),
+    "a hang": ("linear fp32", "probe-hung", "refused"),
+    "a device error": ("linear fp32", "device-does-not-start", "refused"),
+    "a wrong forward pass": ("linear fp32", "wrong-forward", "refused"),
+    "wrong gradients only": ("linear fp32", "wrong-backward", "inference_only"),
+    "wrong only in fp16": ("conv2d fp16", "wrong-in-low-precision", "use_with_care"),
+    "NaN only in fp16 from batch 7 on": ("network fp16 batch 7", "wrong-in-low-precision", "use_with_care"),
+    "wrong only in channels_last": ("batchnorm fp32 channels_last", "wrong-in-channels-last", "use_with_care"),
+    "NaN in the gradient of a gradient": ("conv2d fp32 again", "not-finite-in-double-backward", "use_with_care"),
+    "less memory than it says": ("memory limit", "less-memory-than-reported", "use_with_care"),
+    "a slow first launch": ("linear fp32", "slow-first-launch", "trusted"),
+    "wrong only under sustained load": ("sustained load", "wrong-under-load", "refused"),
+    "wrong only beside a second process": ("network in company", "fails-with-a-second-process", "use_with_care"),
+}
+
+
+@pytest.mark.parametrize("name", symptoms.EXAMPLES)
+def test_every_bad_behaviour_has_its_finding(name: str, clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe, slug, state = FOUND[name]
+    sooner = {"first step": {"bound_s": 2.0}} if name == "a slow first launch" else {}
+    patience = {"deadline_s": 4.0} if name == "a hang" else {}
+    monkeypatch.setattr(battery, "run", functools.partial(battery.run, options=sooner, **patience))
+    suffering = symptoms.EXAMPLES[name]
+    if suffering.kind == "slow":
+        suffering = replace(suffering, seconds=3.0)
+    seen = clinic.examine((probe,), suffering, backend="xpu")
+    assert slug in [each.about.slug for each in seen.verdict.findings], codes(seen)
+    assert seen.verdict.state == state
