@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -319,6 +320,37 @@ def test_a_host_that_dies_takes_no_result_with_it(place: Path) -> None:
         os.kill(host._server.pid, signal.SIGKILL)
         assert [result.status for result in run_one(DEVICE, "linear fp32", host=host)] == ["passed"] * 3
         assert "ended" in host.note
+
+
+def test_probes_share_a_process_as_long_as_nothing_fails(host: Host, place: Path) -> None:
+    """One that fails there is done again alone, and the next ones have a new process."""
+    names = ["first step", "transfer", "linear fp32", "conv2d fp32", "attention fp32", "network in company"]
+    pids: list[int] = []
+    start = host.start
+
+    def counted(config: dict[str, Any]) -> Any:
+        pids.append(1)
+        return start(config)
+
+    host.start = counted  # type: ignore[method-assign]
+    try:
+        found = list(run(DEVICE, select(DEVICE, only=names), host, share=True))
+        assert {result.status for result in found} <= {"passed", "skipped"}
+        assert [result.probe for result in found] == [name for each in names for name in find(each).names]
+        assert len(pids) == 4, "one before an optimizer was needed, one with, and two in company"
+        pids.clear()
+        symptoms.write(place, [Symptom("wrong", kernel="convolution", part="backward")])
+        found = list(run(DEVICE, select(DEVICE, only=names[2:5]), host, share=True))
+        by_name = {result.probe: result.status for result in found}
+        assert by_name["conv2d fp32 backward"] == "failed" and by_name["attention fp32 training"] == "passed"
+        assert len(found) == 9 and len(pids) == 2, "it was done again alone, and attention needs a new one"
+        symptoms.write(place, [Symptom("crash", kernel="convolution", part="backward")])
+        found = list(run(DEVICE, select(DEVICE, only=names[2:5]), host, share=True))
+        assert [result.status for result in found].count("crashed") == 1
+        assert {result.status for result in found[-3:]} == {"passed"}
+    finally:
+        del host.start
+        host.part()
 
 
 def test_without_fork_each_probe_is_a_fresh_process(place: Path) -> None:

@@ -28,6 +28,8 @@ from holdfast.devices.turn import RUNG, Turn
 PATIENCE = {"hung": 2, "crashed": 4}
 """After so many of these the rest is skipped: each may take a driver, or the desktop, with it."""
 
+Results = Iterator[ProbeResult]
+
 __all__ = ["STATUSES", "Host", "Probe", "ProbeResult", "run", "run_one", "select", "took_machine_down"]
 
 
@@ -42,11 +44,14 @@ def run(
     deadline_s: float | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     announce: Callable[[str], None] | None = None,
+    share: bool = False,
 ) -> Iterator[ProbeResult]:
     """The results, check by check, as they come.
 
     `again` repeats checks that took the machine down. `announce` is told the name of each check before it begins.
-    `deadline_s` replaces the deadline of each probe, `options` change those of some by name.
+    `deadline_s` replaces the deadline of each probe, `options` change those of some by name. With `share`, probes that
+    can are done in one process, which saves the time to open the device; one that fails there is done again alone, and
+    that is what counts.
     """
     risky = kind_of(device) != "cpu"
     before = {} if again or ledger is None or not risky else took_machine_down(ledger, device)
@@ -56,29 +61,40 @@ def run(
         if over:
             yield from skipped(probe, device, probe.checks, over)
             continue
-        place = Path(tempfile.mkdtemp(prefix="holdfast-probe-"))
-        turn = Turn(
-            probe,
-            device,
-            host,
-            place,
-            ledger=ledger if risky else None,
-            full=full,
-            deadline_s=deadline_s or probe.deadline_s + slack,
-            options=dict((options or {}).get(probe.name, {})),
-            announce=announce or (lambda name: None),
-            before=before,
-        )
-        try:
-            for result in turn.results():
-                counts[result.status] += 1
-                if result.evidence.get("family") == "launch":  # a device that starts slowly is not hung
-                    slack = 2 * (result.error or 0.0)
-                yield result
-        finally:
-            turn.close()
-            shutil.rmtree(place, ignore_errors=True)
-        over = turn.abandoned or next(
+        abandoned: list[str] = []
+
+        def take(shared: bool, probe: Probe = probe, slack: float = slack, left: list[str] = abandoned) -> Results:
+            place = Path(tempfile.mkdtemp(prefix="holdfast-probe-"))
+            turn = Turn(
+                probe,
+                device,
+                host,
+                place,
+                ledger=ledger if risky else None,
+                full=full,
+                deadline_s=deadline_s or probe.deadline_s + slack,
+                options=dict((options or {}).get(probe.name, {})),
+                announce=announce or (lambda name: None),
+                before=before,
+                shared=shared,
+            )
+            try:
+                yield from turn.results()
+            finally:
+                turn.close()
+                shutil.rmtree(place, ignore_errors=True)
+                left += [turn.abandoned] if turn.abandoned else []
+
+        found: Iterable[ProbeResult] = take(False) if not (share and probe.shares) else list(take(True))
+        if isinstance(found, list) and any(result.status == "failed" for result in found):
+            host.part()
+            found = take(False)
+        for result in found:
+            counts[result.status] += 1
+            if result.evidence.get("family") == "launch":  # a device that starts slowly is not hung
+                slack = 2 * (result.error or 0.0)
+            yield result
+        over = next(iter(abandoned), "") or next(
             (
                 f"not tried: this device {'hung' if word == 'hung' else 'crashed'} {most} times before"
                 for word, most in PATIENCE.items()

@@ -39,6 +39,8 @@ AVOIDS = ("precision", "channels_last", "batch", "shapes", "sdpa", "company", "c
 ROUNDS = 3
 """Searches for remedies, each with what the last one made possible."""
 WHOLE = "network fp32"
+SHARED = ("cuda", "xpu", "mps")
+"""Devices that take long to open: there the quick set is done in few processes, as long as nothing fails."""
 NOT_TRIED, NOT_REACHED = "not tried", "not reached"
 SIMPLER = 2
 """Probes that are added to find out what to do without, for each thing that could be."""
@@ -188,6 +190,7 @@ class Doctor:
             full=self.full,
             again=self.again,
             announce=lambda name: self.listener.checks(device, name),
+            share=not self.full and catalog.kind_of(device) in SHARED,
         )
         for result in results:
             self.listener.result(result)

@@ -25,11 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import UserError
+from holdfast.files import write_json
 from holdfast.runtime import process
 from holdfast.runtime.channel import Channel, Closed
 
 _MODULE = "holdfast.devices.probes.child"
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+LEAVE = "leave"
 
 
 @dataclass(slots=True)
@@ -42,6 +44,17 @@ class Child:
     lost: bool = False
     """It ended with the process it was forked from: that says nothing about the device."""
     popen: subprocess.Popen[bytes] | None = None
+
+
+@dataclass(slots=True)
+class Shared:
+    """A process that does one probe after the other, as long as nothing goes wrong in it."""
+
+    child: Child
+    folder: Path
+    device: str
+    trains: bool
+    turns: int = 0
 
 
 class Host:
@@ -59,6 +72,7 @@ class Host:
         self._forking: list[Child] = []
         self._running: dict[int, Child] = {}
         self._count = 0
+        self._shared: Shared | None = None
         if fork is None:
             fork = not process.portable()
         if fork:
@@ -100,6 +114,31 @@ class Host:
                 return child
         self._spawn(child, config)
         return child
+
+    def share(self, config: dict[str, Any]) -> Child:
+        """The same in the process that did the last one, if it is still there; otherwise in one that will stay.
+
+        To open a device takes longer than most probes do.
+        """
+        self.poll()
+        shared, device, trains = self._shared, str(config["device"]), "training" in config["probe"]["checks"]
+        fits = shared is not None and shared.device == device and (shared.trains or not trains)
+        if shared is None or not fits or shared.child.code is not None:
+            self.part()
+            folder = self.caches / f"shared-{self._count}"
+            folder.mkdir(parents=True)
+            self._shared = Shared(self.start({**config, "stay": str(folder)}), folder, device, trains)
+            return self._shared.child
+        shared.turns += 1
+        write_json(shared.folder / f"next-{shared.turns}.json", {**config, "caches": str(self.caches)})
+        return shared.child
+
+    def part(self) -> None:
+        """Send the process that stays away."""
+        if self._shared is not None:
+            with contextlib.suppress(OSError):
+                (self._shared.folder / LEAVE).touch()
+            self._shared = None
 
     def _spawn(self, child: Child, config: dict[str, Any]) -> None:
         path = Path(config["folder"]) / "config.json"

@@ -58,6 +58,7 @@ class Turn:
         options: dict[str, Any],
         announce: Callable[[str], None],
         before: Mapping[str, str],
+        shared: bool = False,
     ) -> None:
         self.probe = probe
         self.device = device
@@ -77,6 +78,8 @@ class Turn:
             "gate": ledger is not None,
             "stop_at": self._frozen,
         }
+        self._shared = shared
+        self._over = False
         self._child: Child | None = None
         self._second: Child | None = None
         self._opened: Opened | None = None
@@ -120,8 +123,9 @@ class Turn:
 
     def close(self) -> None:
         """Leave nothing behind, whatever happened."""
+        stays = self._child if self._shared and self._over else None
         for child in (self._child, self._second):
-            if child is not None and child.code is None:
+            if child is not None and child.code is None and child is not stays:
                 self.host.end(child, 1.0)
         self._settle(0.0)
 
@@ -129,7 +133,7 @@ class Turn:
         """What one process has to tell."""
         (self.folder / WORDS).unlink(missing_ok=True)
         self._turns = self._read = 0
-        self._child = self.host.start(self._config)
+        self._child = self.host.share(self._config) if self._shared else self.host.start(self._config)
         self._began = self._word = time.monotonic()
         for said in self._listen(self._child):
             result = self._heard(said)
@@ -152,7 +156,7 @@ class Turn:
             if said:
                 self._word, pause = time.monotonic(), 0.001
             yield from said
-            if over or self._too_long(child) or self._too_much(child):
+            if over or (self._shared and self._over) or self._too_long(child) or self._too_much(child):
                 return
             time.sleep(pause)
             pause = min(pause * 1.5, 0.02)
@@ -173,6 +177,7 @@ class Turn:
                     yield said
 
     def _heard(self, said: dict[str, Any]) -> ProbeResult | None:
+        self._over = self._over or said.get("end") is True
         if "check" in said:
             self._begin(str(said["check"]))
             return None
@@ -259,6 +264,8 @@ class Turn:
         """What the end of the process says, where its words do not."""
         child = self._child
         assert child is not None
+        if child.code is None and self._over:  # it stays for the next
+            return None
         check = self._check if self._check is not None else self._next()
         if check is None or (self._check is None and child.code == 0 and not self._hung):
             return None

@@ -17,6 +17,7 @@ from typing import Any
 
 from holdfast.errors import UserError
 
+_SHARES = ("conduct.first_step", "memory.transfer", "compare.train", "compare.double")
 ACCELERATORS = ("cuda", "xpu", "mps", "pretend")
 TRAIN = ("forward", "backward", "training")
 DEADLINE = 60.0
@@ -68,6 +69,11 @@ class Probe:
         }
         traits = {name: value for name, value in said.items() if value not in ("", None)}
         return {**traits, "channels_last": True} if self.channels_last else traits
+
+    @property
+    def shares(self) -> bool:
+        """It may follow another in one process: it leaves nothing behind but a device that is open."""
+        return self.function in _SHARES and not self.situation and not self.company
 
     def to_json(self) -> dict[str, Any]:
         """What the child has to know."""

@@ -10,7 +10,9 @@ Where somebody keeps a ledger, it waits after the first for a file that says tha
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
+import itertools
 import json
 import math
 import os
@@ -20,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast.devices.hosting import LEAVE
 from holdfast.runtime import process
 from holdfast.runtime.channel import Channel
 from holdfast.runtime.nursery import Nursery
@@ -45,32 +48,72 @@ THREADS = 4
 
 
 class ProbeNursery(Nursery):
-    """Has what probes need, and forks one per message."""
+    """Has what probes need, and forks one per message.
+
+    The first optimizer of a process imports `torch._dynamo`, which takes as long as torch itself. A probe that needs
+    none is forked before that, and is at work meanwhile.
+    """
 
     first = (
         "numpy",
         "torch",
-        "torch._dynamo",
         *(f"{_HERE}.{name}" for name in ("compare", "memory", "conduct")),
         "holdfast.testing.badkernel",
     )
+    _complete = False
+
+    def _fork(self, config: dict[str, Any], fds: list[int]) -> None:
+        if "training" in config["probe"]["checks"] or config.get("occupy"):
+            self._import_rest()
+        super()._fork(config, fds)
+        self._import_rest()
+
+    def _import_rest(self) -> None:
+        if not self._complete:
+            self._complete = True
+            importlib.import_module("torch._dynamo")
+            gc.collect()
+            gc.freeze()
 
     def _live(self, config: dict[str, Any], fds: list[int]) -> int:
         return run(config)
 
 
 def run(config: dict[str, Any]) -> int:
-    """One probe, from its first word to its last."""
-    folder = Path(config["folder"])
+    """One probe, from its first word to its last; and then others, if it is to stay."""
     with contextlib.suppress(OSError, AttributeError):
         os.setsid()  # a group of its own, to be ended as one
-    _redirect(folder)
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(5)
     for name, place in _CACHES.items():
         os.environ[name] = os.path.join(config["caches"], place)
         os.makedirs(os.environ[name], exist_ok=True)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    with open(folder / WORDS, "a", encoding="utf-8", buffering=1) as file:
-        return Speaker(config, file).speak()
+    _switch()
+    orders = _orders(Path(config["stay"])) if config.get("stay") else iter(())
+    for each in itertools.chain([config], orders):
+        _redirect(Path(each["folder"]))
+        with open(Path(each["folder"]) / WORDS, "a", encoding="utf-8", buffering=1) as file:
+            Speaker(each, file).speak()
+    return 0
+
+
+def _switch() -> None:
+    """Remedies that are switches of torch, once in a process."""
+    from holdfast.devices import flags
+
+    flags.apply()
+
+
+def _orders(folder: Path) -> Iterator[dict[str, Any]]:
+    """What comes next, one file after the other, until we are sent away."""
+    for number in itertools.count(1):
+        path = folder / f"next-{number}.json"
+        while not path.exists():
+            if (folder / LEAVE).exists() or not folder.exists():
+                return
+            time.sleep(0.002)
+        yield json.loads(path.read_text(encoding="utf-8"))
 
 
 def _redirect(folder: Path) -> None:
@@ -106,11 +149,9 @@ class Speaker:
         return 0
 
     def _run(self) -> None:
-        from holdfast.devices import flags
         from holdfast.devices.probes import bench, conduct
 
         self._prepare()
-        flags.apply()
         if not self.config.get("occupy"):
             self._tell(str(self.spec["checks"][0]))  # opening a device is the first risk
         device = bench.open_bench(self.config["device"], self._tell)
@@ -128,8 +169,6 @@ class Speaker:
     def _prepare(self) -> None:
         import torch
 
-        with contextlib.suppress(OSError, AttributeError):
-            os.nice(5)
         here = self.config["device"].partition(":")[0] in ("cpu", "pretend")
         if not here:
             torch.set_num_threads(min(THREADS, torch.get_num_threads()))  # the CPU only has to know the answer

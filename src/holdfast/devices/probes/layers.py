@@ -29,6 +29,11 @@ class Layer(nn.Module):
     integers: int = 0
     """Inputs are indices below this number."""
 
+    @property
+    def depth(self) -> int:
+        """Steps that feed on each other, each with the rounding of those before it: more than one in a recurrence."""
+        return 1
+
     def inputs(self, batch: int) -> Tensor:
         source = torch.Generator().manual_seed(zlib.crc32(type(self).__name__.encode()) + batch)
         if self.integers:
@@ -95,6 +100,10 @@ class Recurrent(Layer):
         super().__init__()
         self.cell = kind(32, 48, num_layers=2, batch_first=True)
         self.head = nn.Linear(48, LABELS)
+
+    @property
+    def depth(self) -> int:
+        return self.shape[0] + self.cell.num_layers - 1
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.cell(x)[0][:, -1])
