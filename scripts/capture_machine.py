@@ -3,7 +3,7 @@
     python scripts/capture_machine.py my-rx-6600            # tests/devices/fixtures/my-rx-6600/
     python scripts/capture_machine.py my-rx-6600 --to DIR
 
-Serial numbers and UUIDs are replaced, host names left out, environment variables kept only where they change what a
+Serial numbers, UUIDs and names of containers are replaced, host names left out, environment variables kept only where they change what a
 device seems to be. Read the folder before you pass it on; tests/devices/fixtures/README.md says what is in it.
 """
 
@@ -86,6 +86,7 @@ class Hidden:
         text = re.sub(r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", self._uuid, text)
         text = re.sub(r"^(unique_id) ([1-9]\d*)$", self._unique, text, flags=re.MULTILINE)
         text = re.sub(r'("asic_serial": )"[^"]*"', r'\1"N/A"', text)
+        text = re.sub(r"\b[0-9a-f]{32,64}\b", self._long, text)
         return re.sub(r" \(\S+@\S+\)", "", text)
 
     def _number(self, said: str) -> int:
@@ -93,6 +94,10 @@ class Hidden:
 
     def _uuid(self, match: re.Match[str]) -> str:
         return f"GPU-00000000-0000-0000-0000-{self._number(match[0]):012d}"
+
+    def _long(self, match: re.Match[str]) -> str:
+        """The name of a container, among the groups of processes."""
+        return f"{self._number(match[0]):032x}"
 
     def _unique(self, match: re.Match[str]) -> str:
         return f"{match[1]} {self._number(match[2])}"
