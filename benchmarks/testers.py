@@ -4,21 +4,26 @@ A tester notices a behaviour if it says so: its exit code, or what it prints, is
 that never comes back is counted as `hangs`: somebody who waits will notice. Each tester is run as its makers mean it to
 be, and really computes with the ill kernels (jobs/ill/sitecustomize.py); the search for remedies, which begins when a
 finding is made, is left out.
+
+    python benchmarks/bench.py --parts testers                  # half an hour
+    python benchmarks/testers.py "a hang" "a crash"             # these again, into the result that is kept
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import JOBS, ROOT, STATE, Bound, exactly, say
+from common import JOBS, RESULTS, ROOT, STATE, Bound, adopt, exactly, say, told, write
 
 from holdfast.devices.battery import Host
 from holdfast.devices.examination import Doctor, Patient
@@ -42,7 +47,12 @@ LEAST = 90.0
 
 def testers(scratch: Path, quick: bool) -> dict[str, Any]:
     """Each bad behaviour of the chaos kit before each tester; which of them say that something is wrong?"""
-    chosen = {name: EXAMPLES[name] for name in (QUICK if quick else EXAMPLES)}
+    return summed(rows_of(scratch, QUICK if quick else list(EXAMPLES)))
+
+
+def rows_of(scratch: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What each tester says of a healthy device, and of one with each of these."""
+    chosen = {name: EXAMPLES[name] for name in names}
     peers = Peers(scratch)
     rows: dict[str, dict[str, Any]] = {}
     for name, symptom in {HEALTHY: None, **chosen}.items():
@@ -51,6 +61,10 @@ def testers(scratch: Path, quick: bool) -> dict[str, Any]:
         rows[name] = {**peers.ask(path, healthy=symptom is None), "doctor": ours(path, scratch, listed)}
         said = {tester: answer["noticed"] for tester, answer in rows[name].items()}
         say(f"  {name}: {said} {rows[name]['doctor']['findings']}")
+    return rows
+
+
+def summed(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
     ill = {name: row for name, row in rows.items() if name != HEALTHY}
     counts = {tester: sum(row[tester]["noticed"] != "no" for row in ill.values()) for tester in (*PEERS, "doctor")}
     return {"behaviours": len(ill), "noticed": counts, "rows": rows}
@@ -153,3 +167,23 @@ def ours(path: Path, scratch: Path, listed: Sequence[Symptom]) -> dict[str, Any]
         if answer["noticed"] == "yes" or not listed:
             return answer
     return answer
+
+
+def main(names: Sequence[str]) -> int:
+    path = RESULTS / "testers-cpu.json"
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    scratch = Path(tempfile.mkdtemp(prefix="holdfast-testers-"))
+    adopt(scratch)
+    try:
+        new = rows_of(scratch, names)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    rows = {name: new.get(name, row) for name, row in kept["measured"]["rows"].items()}
+    kept["measured"] = summed(rows)
+    bounds = testers_bounds(kept["measured"])
+    write(path, kept, bounds)
+    return int(bool(told(bounds, quick=False)))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

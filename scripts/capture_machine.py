@@ -3,8 +3,9 @@
     python scripts/capture_machine.py my-rx-6600            # tests/devices/fixtures/my-rx-6600/
     python scripts/capture_machine.py my-rx-6600 --to DIR
 
-Serial numbers, UUIDs and names of containers are replaced, host names left out, environment variables kept only where they change what a
-device seems to be. Read the folder before you pass it on; tests/devices/fixtures/README.md says what is in it.
+Serial numbers, UUIDs and names of containers are replaced, host names left out, environment variables kept only where
+they change what a device seems to be. Read the folder before you pass it on; tests/devices/fixtures/README.md says
+what is in it.
 """
 
 from __future__ import annotations

@@ -62,11 +62,12 @@ def fall_ill() -> None:
             self.bench.part = "backward" if running else "forward"
             sizes = [each.shape[0] for each in args if isinstance(each, torch.Tensor) and each.dim()]
             self.bench.batch = max(sizes, default=0)
+            if not self._launched:  # from now on this process uses the device; one that only imports torch does not
+                badkernel._sign_in(LABEL)
             return super().__torch_dispatch__(func, types, args, kwargs)
 
     here = Everywhere()
     here.away = _compared_with
-    badkernel._sign_in(LABEL)
     AllKernels(symptoms.of(LABEL), here).__enter__()
 
 
