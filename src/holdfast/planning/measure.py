@@ -101,10 +101,10 @@ def tune(
     forbidden: Sequence[Choice] = (),
 ) -> Result:
     """Turn one knob after the other, keep what is clearly faster, and check the winner against plain at the end."""
-    began = time.monotonic()
     plain = start or Choice()
     bench = _Bench(make, trying, tuple(forbidden))
     bench.build(plain)
+    began = time.monotonic()
     best, rows = plain, []
     for knob in knobs:
         candidates = [dataclasses.replace(best, **{knob.name: value}) for value in knob.values]

@@ -24,7 +24,8 @@ from holdfast.errors import UserError
 from holdfast.workloads.eeg import baselines, models, reporting, scores
 from holdfast.workloads.eeg.heads import Ensemble, Net, ScalarHead, TimeHead, coral
 from holdfast.workloads.eeg.inputs import windows_for
-from holdfast.workloads.eeg.splits import Rows, folds as fold_of, split
+from holdfast.workloads.eeg.splits import Rows, split
+from holdfast.workloads.eeg.splits import folds as fold_of
 from holdfast.workloads.eeg.training import Plan, Samples, fit, inherit, predict
 
 START = 0.5
@@ -81,7 +82,7 @@ def train(
     def check() -> dict[str, float]:
         guess = predict(net, windows, parts.valid, session.device)[:, 0]
         truth = times[parts.valid]
-        return {"valid_nrmse": scores.nrmse(truth, guess), "valid_r": scores.pearson(truth, guess)}
+        return {"valid_nrmse": scores.shrunk_nrmse(truth, guess), "valid_r": scores.pearson(truth, guess)}
 
     plan = Plan(epochs, batch, lr, weight_decay, patience, tune, fixed=(("precision", precision),) if precision else ())
     fit(session, net, samples, loss_of, check, plan)

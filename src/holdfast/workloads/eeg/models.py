@@ -59,25 +59,26 @@ class Tempo(nn.Module):
     """Spatial filters, then depthwise convolutions that see ever more time: small, and it keeps the time axis.
 
     The first two layers are linear, so the mean square of their output is band power: `summary` has its logarithm.
+    The second one goes down to about 50 Hz; the power of what it keeps is the same.
     """
 
     def __init__(
-        self, channels: int, samples: int, rate: float = 100.0, width: int = 48, blocks: int = 3, dropout: float = 0.1
+        self, channels: int, samples: int, rate: float = 100.0, width: int = 32, blocks: int = 3, dropout: float = 0.1
     ) -> None:
         super().__init__()
         self.channels, self.samples, self.width = channels, samples, width
-        self.pool = max(1, round(rate / 50.0))
-        self.steps = samples // self.pool
+        stride = max(1, round(rate / 50.0))
+        self.steps = (samples + stride - 1) // stride
         self.summary_width = 2 * width
         self.norm = RobustNorm(channels)
         self.spatial = nn.Conv1d(channels, width, 1, bias=False)
         reach = 2 * (round(0.25 * rate) // 2) + 1
-        self.bands = nn.Conv1d(width, width, reach, padding=reach // 2, groups=width, bias=False)
+        self.bands = nn.Conv1d(width, width, reach, stride, padding=reach // 2, groups=width, bias=False)
         self.enter = nn.BatchNorm1d(width)
         self.blocks = nn.ModuleList(_Block(width, dilation=2**number, dropout=dropout) for number in range(blocks))
 
     def linear(self, x: torch.Tensor) -> torch.Tensor:
-        """Spatially and temporally filtered, (batch, width, samples)."""
+        """Spatially and temporally filtered, (batch, width, steps)."""
         filtered: torch.Tensor = self.bands(self.spatial(self.norm(x)))
         return filtered
 
@@ -85,9 +86,7 @@ class Tempo(nn.Module):
         return self._deep(self.linear(x))
 
     def _deep(self, filtered: torch.Tensor) -> torch.Tensor:
-        hidden = functional.gelu(self.enter(filtered))
-        if self.pool > 1:
-            hidden = functional.avg_pool1d(hidden, self.pool)
+        hidden = functional.silu(self.enter(filtered))
         for block in self.blocks:
             hidden = block(hidden)
         return hidden
@@ -108,7 +107,7 @@ class _Block(nn.Module):
         self.drop = nn.Dropout1d(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        inner: torch.Tensor = self.drop(self.mix(functional.gelu(self.norm(self.time(x)))))
+        inner: torch.Tensor = self.drop(self.mix(functional.silu(self.norm(self.time(x)))))
         return x + inner
 
 

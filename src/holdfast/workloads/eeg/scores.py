@@ -140,6 +140,13 @@ def calibrate(truth: ArrayLike, guess: ArrayLike, centre: float) -> tuple[float,
     return slope, centre - slope * float(p.mean())
 
 
+def shrunk_nrmse(truth: ArrayLike, guess: ArrayLike) -> float:
+    """What `nrmse` would be after the best shrinking: for choosing weights whose scale is corrected afterwards."""
+    y, p = _pair(truth, guess)
+    gain, bias = calibrate(y, p, float(np.mean(y)))
+    return nrmse(y, gain * p + bias)
+
+
 def told(name: str, value: float, low: float, high: float) -> str:
     """`r 0.41 [0.33, 0.48]`."""
     bounds = f" [{low:.3f}, {high:.3f}]" if np.isfinite([low, high]).all() else ""
