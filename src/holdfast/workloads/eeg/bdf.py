@@ -53,6 +53,7 @@ class BdfRecording:
 
     def read(self, channels: Sequence[int], start: int = 0, stop: int | None = None) -> NDArray[np.float64]:
         """Some channels from sample `start` up to `stop`, in volts."""
+        channels = list(channels)
         stop = self.samples if stop is None else min(stop, self.samples)
         first, last = start // self._each, -(-stop // self._each)
         raw = np.memmap(
@@ -64,12 +65,25 @@ class BdfRecording:
         )
         wide = self._each * self._width
         out = np.empty((len(channels), stop - start))
-        for row, channel in enumerate(channels):
-            at = int(self._places[channel])
-            values = _integers(raw[:, at : at + wide], self._width)[start - first * self._each :][: stop - start]
-            np.multiply(values, self._scale[channel], out=out[row])
-            out[row] += self._shift[channel]
+        row = 0
+        while row < len(channels):
+            count = self._together(channels, row, wide)
+            at = int(self._places[channels[row]])
+            values = _integers(raw[:, at : at + count * wide], count, self._width)
+            np.multiply(
+                values[:, start - first * self._each :][:, : stop - start],
+                self._scale[channels[row : row + count], None],
+                out=out[row : row + count],
+            )
+            out[row : row + count] += self._shift[channels[row : row + count], None]
+            row += count
         return out
+
+    def _together(self, channels: Sequence[int], row: int, wide: int) -> int:
+        """How many of the channels from here on stand side by side in the file."""
+        places = self._places[channels[row:]]
+        apart = np.flatnonzero(np.diff(places) != wide)
+        return int(apart[0]) + 1 if len(apart) else len(places)
 
 
 def open(path: str | os.PathLike[str]) -> BdfRecording:
@@ -164,13 +178,17 @@ def _real(text: bytes, what: str) -> float:
     return value
 
 
-def _integers(raw: NDArray[np.uint8], width: int) -> NDArray[np.int32] | NDArray[np.int16]:
-    """Little-endian integers of two or three bytes, record after record, as one row."""
+def _integers(raw: NDArray[np.uint8], count: int, width: int) -> NDArray[np.int32] | NDArray[np.int16]:
+    """Little-endian integers of two or three bytes, a row for each channel, the records one after the other."""
+    records, each = raw.shape[0], raw.shape[1] // (count * width)
     if width == 2:
-        return np.ascontiguousarray(raw).view("<i2").ravel()
-    wide = np.zeros((raw.shape[0], raw.shape[1] // 3, 4), np.uint8)
-    wide[:, :, 1:] = raw.reshape(raw.shape[0], -1, 3)
-    return wide.view("<i4").ravel() >> 8  # the shift brings the sign down
+        short = np.ascontiguousarray(raw).view("<i2").reshape(records, count, each)
+        return np.ascontiguousarray(short.transpose(1, 0, 2)).reshape(count, -1)
+    wide = np.zeros((count, records, each, 4), np.uint8)
+    wide[..., 1:] = raw.reshape(records, count, each, 3).transpose(1, 0, 2, 3)
+    values: NDArray[np.int32] = wide.view("<i4").reshape(count, -1)
+    values >>= 8  # the shift brings the sign down
+    return values
 
 
 # Writing ----------------------------------------------------------------------------------------------------

@@ -248,7 +248,7 @@ def finish(folder: Path, meta: dict[str, Any], table: dict[str, NDArray[Any]]) -
     """Make a cache of what was written: the table, then the description that makes it valid."""
     temporary = folder / f".{TABLE}.tmp.npz"
     with builtins.open(temporary, "wb", opener=files.private) as file:
-        np.savez(file, **table)  # type: ignore[arg-type]  (numpy's stub knows of one option only)
+        np.savez(file, **table)  # type: ignore[arg-type]
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, folder / TABLE)

@@ -16,7 +16,7 @@ from holdfast.workloads.eeg import bids, cache, simulate
 from holdfast.workloads.eeg.cache import Windows
 from holdfast.workloads.eeg.prepare import prepare
 
-SIZES: dict[str, Any] = {"subjects": 80, "runs": 1, "trials": 24, "rest_seconds": 60.0, "brisk": True}
+SIZES: dict[str, Any] = {"subjects": 96, "runs": 1, "trials": 20, "rest_seconds": 40.0, "brisk": True}
 AS_SERVED: dict[str, Any] = {"band": None, "notch": None, "bad": "keep"}
 """The competition serves windows as they were recorded: a model that is trained on others is judged on these."""
 
@@ -35,7 +35,7 @@ def demo_data(
     tell = progress or (lambda done, total, what: None)
     if (files.read_json(data / simulate.TRUTH) or {}).get("made_with") != _plain(wanted):
         _simulate(data, wanted, workers, tell)
-    kinds = {"challenge1": {}, "challenge2": {}, "pretrain": {"tasks": ("*",)}}  # type: dict[str, dict[str, Any]]
+    kinds = {"challenge1": {}, "challenge2": {}, "pretrain": {"tasks": ("RestingState",)}}  # type: dict[str, dict[str, Any]]
     found = {}
     for kind, more in kinds.items():
         report = prepare(

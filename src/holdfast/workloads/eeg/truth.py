@@ -5,8 +5,8 @@
     truth.rest(subject, seconds=60, rate=100, rng=rng)   # (129, 6000) volts
 
 Response time
-    A positive wave over the parietal scalp builds up from the stimulus and peaks at the press; a sharper one over the
-    hand area of the other side peaks just before it. Nothing else in the window knows the response time.
+    A positive wave over the parietal scalp builds up to a peak at the press; a sharper one over the hand area of the
+    other side peaks just before it. Both are stronger in one trial than in another. Nothing else in the window knows the response time.
     The mean of a subject falls with age; the rest is drawn for each trial.
 
 The four factors
@@ -15,7 +15,7 @@ The four factors
     internalizing   alpha stronger on the right side of the forehead
     p_factor        more beta (central, 16-26 Hz)
     Each marker is the factor times its strength plus what is the subject's own, so that no score can be perfect.
-    Age moves the alpha peak from 8 to 11 Hz.
+    Age moves the alpha peak from 8 to 11 Hz and makes everything a little smaller.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SUBJECT_SHARE = 0.22
 """How much of the variance of response times lies between subjects (0.22 in the Healthy Brain Network)."""
 
 _SOURCES = 16
-_PARIETAL, _LEFT_HAND, _RIGHT_HAND = (0.0, -0.55, 0.75), (-0.6, 0.05, 0.75), (0.6, 0.05, 0.75)
+_PARIETAL, _LEFT_HAND, _RIGHT_HAND = (0.0, -0.8, 0.55), (-0.6, 0.05, 0.75), (0.6, 0.05, 0.75)
 _FRONTAL, _POSTERIOR, _CENTRAL = (0.0, 0.75, 0.6), (0.0, -0.95, 0.2), (0.0, 0.1, 0.95)
 _FOREHEAD_LEFT, _FOREHEAD_RIGHT = (-0.55, 0.8, 0.25), (0.55, 0.8, 0.25)
 
@@ -60,6 +60,7 @@ class SubjectTruth:
     theta: float
     asymmetry: float
     beta: float
+    background: float
     """Logarithms of amplitudes, relative to the usual one."""
     labelled: bool = True
 
@@ -76,6 +77,8 @@ class TrialTruth:
     pressed: str
     correct: bool
     extra_presses: tuple[float, ...]
+    strength: float
+    """Of its waves: brains do not do the same thing twice."""
 
 
 def draw_subject(seed: int, index: int, release: str, labelled: bool = True) -> SubjectTruth:
@@ -100,10 +103,11 @@ def draw_subject(seed: int, index: int, release: str, labelled: bool = True) -> 
         externalizing=round(float(factors[3]), 4),
         response_mean=float(mean),
         alpha_peak=float(np.clip(9.4 + 0.7 * older + 0.3 * rng.standard_normal(), 7.5, 11.5)),
-        beta=0.35 * float(marker[0]),
-        theta=0.35 * float(marker[1]),
-        asymmetry=0.35 * float(marker[2]),
-        alpha=-0.35 * float(marker[3]),
+        background=-0.12 * older + 0.1 * float(rng.standard_normal()),
+        beta=0.5 * float(marker[0]),
+        theta=0.5 * float(marker[1]),
+        asymmetry=0.5 * float(marker[2]),
+        alpha=-0.5 * float(marker[3]),
         labelled=labelled,
     )
 
@@ -119,7 +123,8 @@ def draw_trials(subject: SubjectTruth, count: int, rng: np.random.Generator) -> 
         more = rng.random() < 0.08
         extra = tuple(np.round(time + np.sort(rng.uniform(0.15, 1.2, rng.integers(1, 4))), 3)) if more else ()
         pressed = side if not wrong else {"left": "right", "right": "left"}[side]
-        found.append(TrialTruth(side, None if missed else time, pressed, not wrong, () if missed else extra))
+        strength = float(np.exp(0.4 * rng.standard_normal()))
+        found.append(TrialTruth(side, None if missed else time, pressed, not wrong, () if missed else extra, strength))
     return found
 
 
@@ -128,7 +133,7 @@ def draw_trials(subject: SubjectTruth, count: int, rng: np.random.Generator) -> 
 
 def rest(subject: SubjectTruth, samples: int, rate: float, rng: np.random.Generator) -> Signals:
     """A brain that does nothing in particular, in volts, referred to Cz, which is flat."""
-    frequencies = np.fft.rfftfreq(samples, 1 / rate)
+    frequencies = np.asarray(np.fft.rfftfreq(samples, 1 / rate), dtype=np.float64)
     spectra, maps = _spectra(subject, frequencies), _maps()
     shape = (len(spectra), len(frequencies))
     drawn = rng.standard_normal(shape, dtype=np.float32) + 1j * rng.standard_normal(shape, dtype=np.float32)
@@ -143,12 +148,12 @@ def _spectra(subject: SubjectTruth, frequencies: NDArray[np.float64]) -> NDArray
     ground = 1 / np.maximum(frequencies, 0.5) ** 0.9
     ground *= frequencies >= 0.5
     ground /= 1 + (frequencies / 48) ** 24  # recorders cut off what is above
-    rows = [ground * 7.0 / _unit(ground)] * _SOURCES
+    rows = [ground * 6.0 * np.exp(subject.background) / _unit(ground)] * _SOURCES
     for centre, width, microvolts in (
         (subject.alpha_peak, 0.9, 9.0 * np.exp(subject.alpha)),
-        (5.5, 0.9, 5.0 * np.exp(subject.theta)),
-        (subject.alpha_peak, 0.9, 4.0 * np.exp(-subject.asymmetry)),
-        (subject.alpha_peak, 0.9, 4.0 * np.exp(subject.asymmetry)),
+        (5.5, 0.9, 7.0 * np.exp(subject.theta)),
+        (subject.alpha_peak, 0.9, 6.0 * np.exp(-subject.asymmetry)),
+        (subject.alpha_peak, 0.9, 6.0 * np.exp(subject.asymmetry)),
         (21.0, 2.5, 3.5 * np.exp(subject.beta)),
     ):
         peak = np.exp(-0.5 * ((frequencies - centre) / width) ** 2)
@@ -184,9 +189,9 @@ def add_response(signals: Signals, rate: float, stimulus: float, trial: TrialTru
         return
     first = round(stimulus * rate)
     time = (np.arange(min(signals.shape[1] - first, round(3.2 * rate))) / rate).astype(np.float64)
-    rise = np.clip(time / trial.response_time, 0, 1) ** 3
-    parietal = 11e-6 * rise * np.exp(-np.clip(time - trial.response_time, 0, None) / 0.18)
-    hand = -9e-6 * np.exp(-0.5 * ((time - trial.response_time + 0.03) / 0.06) ** 2)
+    since = time - trial.response_time
+    parietal = 9e-6 * trial.strength * np.exp(np.where(since < 0, since / 0.3, -since / 0.15))
+    hand = -9e-6 * trial.strength * np.exp(-0.5 * ((since + 0.03) / 0.06) ** 2)
     over = _RIGHT_HAND if trial.pressed == "left" else _LEFT_HAND
     early = 5e-6 * np.exp(-0.5 * ((time - 0.17) / 0.04) ** 2)
     wave = np.outer(net.near(_PARIETAL, 0.5), parietal) + np.outer(net.near(over, 0.35), hand)
