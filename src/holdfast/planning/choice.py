@@ -13,12 +13,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
-
-T = TypeVar("T", bound=Callable[..., torch.Tensor])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ class Choice:
         """None for anything that is not a choice: the file may come from anywhere."""
         if not isinstance(data, dict):
             return None
-        kept = {}
+        kept: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             value = data.get(field.name, field.default)
             if type(value) is not type(field.default):

@@ -23,7 +23,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-import json
 import math
 import os
 import random
@@ -31,8 +30,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,54 +38,24 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast import files
 from holdfast.planning.choice import Choice, Knob
+from holdfast.planning.records import FILE, Memory, Record, Result, Row
 
 __all__ = ["Choice", "Knob", "Result", "Row", "Training", "for_session", "tune"]
 
-FILE = "tuning.json"
 CLEARLY = 0.03
 """A candidate has to take so much less time than the best so far."""
+HOPELESS = 1.15
+"""One that was never less than so much slower in two rounds is not measured further."""
 ROUNDS = 5
 SHARE, LEAST_S, MOST_S = 0.05, 1.5, 60.0
 """The part of a run's time that tuning may take, and its limits in seconds."""
 COMPILE_PAYS_S = 1200.0
 """Compiling takes a minute: tried only where a run would take so long without it."""
-REMEMBERED_FOR_S = 30 * 86400.0
 
+CPU = torch.device("cpu")
 Step = Callable[[], float]
 """One real step; returns its loss, which also waits for the device."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One candidate, as it was measured."""
-
-    choice: Choice
-    seconds: float | None
-    """The median of its steps."""
-    ratio: float | None
-    """Its time over that of the best so far, in pairs; below 1 is faster."""
-    refused: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What was chosen, and why."""
-
-    choice: Choice
-    speedup: float
-    plain_s: float | None
-    took_s: float
-    rows: tuple[Row, ...] = field(default=())
-    basis: str = "measured"
-
-    def words(self) -> str:
-        """One line for the user."""
-        tried = f"{len(self.rows)} tried in {self.took_s:.1f} s" if self.basis == "measured" else self.basis
-        if self.choice == Choice():
-            return f"tuned: plain settings are the fastest ({tried})"
-        return f"tuned: {self.choice.words()}: {self.speedup:.2f}x as fast as plain ({tried})"
 
 
 def tune(
@@ -158,7 +126,9 @@ class _Bench:
                 return Row(choice, None, None, wrong)
             ratios = self._in_turns(choice, best, rounds, deadline)
         except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
-            return Row(choice, None, None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+            return Row(
+                choice, None, None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            )
         return Row(choice, self.median(choice), statistics.median(ratios))
 
     def _in_turns(self, choice: Choice, best: Choice, rounds: int, deadline: float) -> list[float]:
@@ -167,7 +137,8 @@ class _Bench:
             order = (choice, best) if number % 2 else (best, choice)
             took = {each: self._timed(each) for each in order}
             ratios.append(took[choice] / took[best])
-            if number >= 2 and time.monotonic() > deadline:
+            hopeless = number >= 1 and min(ratios) > HOPELESS
+            if hopeless or (number >= 2 and time.monotonic() > deadline):
                 break
         return ratios
 
@@ -205,7 +176,7 @@ class Training:
     lr: float = 1e-3
     steps: int = 0
     """Steps the run will take, to know how much tuning pays; 0 if unknown."""
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
 
     def knobs(self) -> list[Knob]:
         """What can be chosen for this model, on this device, without changing what is computed."""
@@ -242,7 +213,7 @@ class Training:
                 batch = next(batches)
                 for piece, weight in _cut(batch, choice.pieces):
                     loss = compute(tuple(each.to(self.device) for each in piece)) * weight
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    loss.backward()
                     total += float(loss.detach())
                 optimizer.step()
             finally:
@@ -256,7 +227,9 @@ class Training:
         """The same batches for every candidate."""
         size = min(self.batch, len(self.samples))
         while True:
-            data = holdfast.Loader(self.samples, batch_size=size, shuffle=True, seed=0, drop_last=True, num_workers=workers)
+            data = holdfast.Loader(
+                self.samples, batch_size=size, shuffle=True, seed=0, drop_last=True, num_workers=workers
+            )
             try:
                 yield from data
             finally:
@@ -342,82 +315,11 @@ def _key(trial: Training, knobs: list[Knob], start: Choice) -> str:
     """What a remembered result depends on: the work, the machine, the library, the candidates."""
     shapes = [tuple(each.shape) for each in trial.samples[0]] if len(trial.samples) else []
     sizes = [tuple(each.shape) for each in trial.model.parameters()]
-    name = torch.cuda.get_device_name(trial.device) if trial.device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+    name = (
+        torch.cuda.get_device_name(trial.device)
+        if trial.device.type == "cuda"
+        else torch.backends.cpu.get_cpu_capability()
+    )
     facts = (str(shapes), str(sizes), trial.batch, str(trial.device), name, torch.__version__, os.cpu_count(),
              torch.get_num_threads(), str([knob.values for knob in knobs]), str(start))  # fmt: skip
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
-
-
-class Record:
-    """tuning.json of a run: the choice for each device, and what was being tried."""
-
-    def __init__(self, path: Path, device: str) -> None:
-        self.path, self.device = path, device
-
-    def _mine(self) -> dict[str, Any]:
-        data = files.read_json(self.path) or {}
-        mine = data.get(self.device)
-        return mine if isinstance(mine, dict) else {}
-
-    def _write(self, mine: dict[str, Any]) -> None:
-        data = files.read_json(self.path) or {}
-        try:
-            files.write_json(self.path, {**data, "schema": 1, self.device: {**self._mine(), **mine}})
-        except OSError:
-            return  # a full disk: the next worker measures again
-
-    def choice(self) -> Choice | None:
-        return Choice.from_json(self._mine().get("choice"))
-
-    def trying(self, choice: Choice | None) -> None:
-        tried = self._mine().get("tried")
-        before = tried if isinstance(tried, list) else []
-        self._write({"trying": choice.to_json() if choice else None, "tried": before})
-
-    def ended_a_worker(self) -> list[Choice]:
-        """What was being tried when a worker before this one ended."""
-        mine = self._mine()
-        tried = mine.get("tried")
-        known = [*(tried if isinstance(tried, list) else []), mine.get("trying")]
-        found = [choice for each in known if (choice := Choice.from_json(each)) is not None]
-        if found:
-            self._write({"tried": [each.to_json() for each in found], "trying": None})
-        return found
-
-    def keep(self, result: Result) -> None:
-        rows = [{"choice": row.choice.to_json(), "seconds": row.seconds, "ratio": row.ratio, "refused": row.refused}
-                for row in result.rows]  # fmt: skip
-        self._write({"choice": result.choice.to_json(), "basis": result.basis, "speedup": round(result.speedup, 3),
-                     "plain_s": result.plain_s, "took_s": round(result.took_s, 2), "rows": rows, "trying": None})  # fmt: skip
-
-
-class Memory:
-    """What was measured on this machine before, for the same work."""
-
-    def __init__(self, key: str) -> None:
-        from holdfast.devices.ledger import state_folder
-
-        self.path, self.key = state_folder() / FILE, key
-
-    def recall(self, knobs: list[Knob], start: Choice) -> Result | None:
-        found = (files.read_json(self.path) or {}).get(self.key)
-        if not isinstance(found, dict) or not 0 <= time.time() - files.number(found.get("when")) < REMEMBERED_FOR_S:
-            return None
-        choice = Choice.from_json(found.get("choice"))
-        if choice is None:
-            return None
-        allowed = {knob.name: {json.dumps(value) for value in knob.values} for knob in knobs}
-        for name, value in choice.to_json().items():
-            if json.dumps(value) not in allowed.get(name, {json.dumps(getattr(start, name))}):
-                return None
-        return Result(choice, files.number(found.get("speedup")) or 1.0, None, 0.0, (), "remembered from an earlier run")
-
-    def keep(self, result: Result) -> None:
-        told = {"choice": result.choice.to_json(), "speedup": round(result.speedup, 3), "when": time.time()}
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            data = files.read_json(self.path) or {}
-            newest = dict(list(data.items())[-200:])
-            files.write_json(self.path, {**newest, self.key: told})
-        except OSError:
-            return

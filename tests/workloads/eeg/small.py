@@ -70,6 +70,13 @@ def _write(folder: Path, kind: str, signals: list[Any], rows: list[dict[str, Any
     stacked = np.stack(signals)
     (folder / cache.SIGNALS).write_bytes(stacked.astype("<f4").tobytes())
     names = [f"E{number + 1}" for number in range(CHANNELS)]
-    meta = {"kind": kind, "rate": RATE, "channels": names, "samples": stacked.shape[2], "simulated": True, "key": f"{kind}-small"}
+    meta = {
+        "kind": kind,
+        "rate": RATE,
+        "channels": names,
+        "samples": stacked.shape[2],
+        "simulated": True,
+        "key": f"{kind}-small",
+    }
     cache.finish(folder, meta, rows)
     return folder

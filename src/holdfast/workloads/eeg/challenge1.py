@@ -67,6 +67,9 @@ def train(
         if parent:
             print(inherit(member.backbone, parent, session), flush=True)
     print(f"{model} with {head} head: {models.parameters(net):,} parameters", flush=True)
+    options = backbone_options(model, width, dropout)
+    reporting.keep_net(session, windows, net, challenge=1, model=model, head=head, options=options, start=START,
+                       names=["response_time"], column=0, samples=windows.samples, valid=valid, test=test)  # fmt: skip
     fold = fold_of(table, parts.train, members) if folds and members > 1 else None
     _, domain = np.unique(table["release"][parts.train], return_inverse=True)
     samples = Samples(windows, parts.train, times[parts.train, None], augment=augment, shift_s=0.08 if augment else 0.0,
@@ -110,11 +113,9 @@ def build_net(
 
 def backbone_for(windows: Any, model: str, samples: int, width: int = 0, dropout: float = 0.1) -> Any:
     """The backbone of this name for these windows; an unknown name is an error that says what there is."""
-    options: dict[str, Any] = {"width": width} if width else {}
-    if model in models.OWN:
-        options["dropout"] = dropout
-    else:
+    if model not in models.OWN:
         reporting.check_foreign(model)
+    options = backbone_options(model, width, dropout)
     try:
         return models.build(model, channels=len(windows.channels), samples=samples, rate=windows.rate, **options)
     except (TypeError, ValueError, AssertionError) as error:
@@ -123,6 +124,11 @@ def backbone_for(windows: Any, model: str, samples: int, width: int = 0, dropout
         raise UserError(
             f"{model} cannot be made for {len(windows.channels)} channels x {samples} samples", cause=str(error)
         ) from error
+
+
+def backbone_options(model: str, width: int, dropout: float) -> dict[str, Any]:
+    """What `models.build` is given besides the sizes of the windows."""
+    return ({"width": width} if width else {}) | ({"dropout": dropout} if model in models.OWN else {})
 
 
 def calibrate(

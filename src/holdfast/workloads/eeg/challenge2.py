@@ -20,7 +20,7 @@ from torch import nn
 import holdfast
 from holdfast.errors import UserError
 from holdfast.workloads.eeg import baselines, models, reporting, scores
-from holdfast.workloads.eeg.challenge1 import backbone_for, calibrate
+from holdfast.workloads.eeg.challenge1 import backbone_for, backbone_options, calibrate
 from holdfast.workloads.eeg.heads import Ensemble, FactorsHead, Net, coral
 from holdfast.workloads.eeg.inputs import windows_for
 from holdfast.workloads.eeg.splits import Rows, split
@@ -76,6 +76,9 @@ def train(
         if parent:
             print(inherit(member.backbone, parent, session), flush=True)
     print(f"{model} with {head} head: {models.parameters(net):,} parameters", flush=True)
+    options = backbone_options(model, width, dropout)
+    reporting.keep_net(session, windows, net, challenge=2, model=model, head=head, options=options, samples=length,
+                       names=list(names), column=names.index("externalizing"), valid=valid, test=test)  # fmt: skip
     fold = fold_of(table, parts.train, members) if folds and members > 1 else None
     _, domain = np.unique(table["release"][parts.train], return_inverse=True)
     samples = Samples(windows, parts.train, targets[parts.train], length=length, augment=augment,

@@ -28,7 +28,8 @@ def lines(folders: list[Path]) -> list[str]:
         return []
     simulated = first.get("simulated") or second.get("simulated")
     told = [
-        f"overall {0.3 * one + 0.7 * two:.4f} = 0.3 x {one:.4f} (Challenge 1) + 0.7 x {two:.4f} (Challenge 2, externalizing)",
+        f"overall {0.3 * one + 0.7 * two:.4f} = "
+        f"0.3 x {one:.4f} (Challenge 1) + 0.7 x {two:.4f} (Challenge 2, externalizing)",
         f"  Challenge 1: r {_n(first.get('r'))}, AUROC {_n(first.get('auroc'))}",
         f"  Challenge 2: mean r over the factors {_n(second.get('mean_r'))}",
     ]

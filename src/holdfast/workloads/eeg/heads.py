@@ -21,10 +21,12 @@ from torch.nn import functional
 class Net(nn.Module):
     """A backbone, a head, and the last correction that was fitted on the validation subjects."""
 
+    backbone: Any
+    head: Any
     gain: torch.Tensor
     bias: torch.Tensor
 
-    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
+    def __init__(self, backbone: Any, head: Any) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
@@ -47,6 +49,8 @@ class Net(nn.Module):
 class Ensemble(nn.Module):
     """Several nets whose answers are averaged. Trained together, each on the samples that are not held out from it."""
 
+    members: Any
+
     def __init__(self, members: list[nn.Module]) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
@@ -64,7 +68,7 @@ class Ensemble(nn.Module):
 
 
 class TimeHead(nn.Module):
-    """The press as a distribution over the samples of the window: trained against a bump at the press, read as its mean.
+    """The press as a distribution over the samples of a window: trained against a bump there, read as its mean.
 
     Finding a moment is easier than weighing the whole window into one number, and the loss at every sample says
     where. `start` and `seconds` place the window after the stimulus.
@@ -73,7 +77,13 @@ class TimeHead(nn.Module):
     times: torch.Tensor
 
     def __init__(
-        self, backbone: nn.Module, *, start: float = 0.5, seconds: float = 2.0, sigma: float = 0.12, vector_steps: int = 50
+        self,
+        backbone: Any,
+        *,
+        start: float = 0.5,
+        seconds: float = 2.0,
+        sigma: float = 0.12,
+        vector_steps: int = 50,
     ) -> None:
         super().__init__()
         steps = int(backbone.steps)
@@ -90,7 +100,7 @@ class TimeHead(nn.Module):
     def raw(self, backbone: Any, x: torch.Tensor) -> torch.Tensor:
         """Logits over time."""
         features = backbone.sequence(x)
-        logits = self.logits(features)
+        logits: torch.Tensor = self.logits(features)
         return (logits if self.vector else logits.squeeze(1)).float() + self.prior
 
     def read(self, raw: torch.Tensor) -> torch.Tensor:
@@ -106,7 +116,7 @@ class TimeHead(nn.Module):
 class ScalarHead(nn.Module):
     """Response time as plain regression from the summary of the window."""
 
-    def __init__(self, backbone: nn.Module, mean: float = 1.6) -> None:
+    def __init__(self, backbone: Any, mean: float = 1.6) -> None:
         super().__init__()
         self.outputs = 1
         self.out = nn.Linear(int(backbone.summary_width), 1)
@@ -133,7 +143,7 @@ class FactorsHead(nn.Module):
     mean: torch.Tensor
     scale: torch.Tensor
 
-    def __init__(self, backbone: nn.Module, names: tuple[str, ...], hidden: int = 32, beside: float = 0.5) -> None:
+    def __init__(self, backbone: Any, names: tuple[str, ...], hidden: int = 32, beside: float = 0.5) -> None:
         super().__init__()
         self.names = tuple(names)
         self.outputs = len(self.names)

@@ -24,7 +24,9 @@ def windows_for(session: holdfast.Session, kind: str, data: str) -> Any:
     """Open, or simulate and prepare first; long work reports its progress."""
     windows = _of_demo(session, kind) if not data else cache.open(_folder(Path(data).expanduser(), kind))
     if not len(windows):
-        raise UserError(f"there are no windows in {windows.folder}", hints=["`holdfast eeg check DATA` says what is missing"])
+        raise UserError(
+            f"there are no windows in {windows.folder}", hints=["`holdfast eeg check DATA` says what is missing"]
+        )
     told = "SIMULATED EEG" if windows.simulated else "EEG"
     print(f"{told}: {windows!r} in {windows.folder}", flush=True)
     return windows

@@ -114,9 +114,11 @@ class _Block(nn.Module):
 class Transformer(nn.Module):
     """The baseline: projection to 128, learned positions, two layers with four heads, and the mean over time.
 
-    With `attention_dropout` it is the network as it was first written. Attention that drops weights cannot use the
-    fast kernels: PyTorch writes out every attention matrix. Dropping whole features of a window regularises as well
-    and costs next to nothing, so that is what happens without it.
+    As it was first written, it is `attention_dropout=True, token_rate=0`. Two things about that are slow. Attention
+    that drops weights cannot use the fast kernels: PyTorch writes out every attention matrix; dropping whole features
+    of a window regularises as well and costs next to nothing. And a token per sample is many tokens: EEG that was
+    filtered to 45 Hz and sampled at 500 Hz says nothing more than at 125 Hz, so samples (and positions) are averaged
+    until there are no more than `token_rate` tokens per second. The weights are the same ones in every case.
     """
 
     def __init__(
@@ -129,9 +131,12 @@ class Transformer(nn.Module):
         heads: int = 4,
         dropout: float = 0.1,
         attention_dropout: bool = False,
+        token_rate: float = 125.0,
     ) -> None:
         super().__init__()
-        self.channels, self.samples, self.width, self.steps, self.summary_width = channels, samples, width, samples, width
+        self.channels, self.samples, self.width, self.summary_width = channels, samples, width, width
+        self.pool = max(1, math.floor(rate / token_rate)) if token_rate else 1
+        self.steps = samples // self.pool
         self.norm = RobustNorm(channels)
         self.project = nn.Linear(channels, width)
         self.positions = nn.Parameter(torch.zeros(1, samples, width))
@@ -139,10 +144,14 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(kind(width, heads, 4 * width, dropout, batch_first=True) for _ in range(layers))
 
     def sequence(self, x: torch.Tensor) -> torch.Tensor:
-        tokens = self.project(self.norm(x).transpose(1, 2)) + self.positions[:, : x.shape[2]]
+        seen, positions = self.norm(x), self.positions[:, : x.shape[2]].transpose(1, 2)
+        if self.pool > 1:  # averaging before the projection is the same as after it, and there is less to project
+            seen, positions = functional.avg_pool1d(seen, self.pool), functional.avg_pool1d(positions, self.pool)
+        tokens = (self.project(seen.transpose(1, 2)) + positions.transpose(1, 2)).contiguous()
         for layer in self.layers:
             tokens = layer(tokens)
-        return tokens.transpose(1, 2)
+        found: torch.Tensor = tokens.transpose(1, 2)
+        return found
 
     def summary(self, x: torch.Tensor) -> torch.Tensor:
         return self.sequence(x).mean(dim=2)

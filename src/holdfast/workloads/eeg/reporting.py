@@ -1,7 +1,7 @@
 """Scores in words and as scores.json: each with its interval, and beside it what guessing would get.
 
-    result = {"challenge": 1, **described(windows, test), **measured(truth, guess, subjects, constant)}
-    tell(session, result)            # printed, kept in the run folder, and the last numbers of the run's metrics
+result = {"challenge": 1, **described(windows, test), **measured(truth, guess, subjects, constant)}
+tell(session, result)            # printed, kept in the run folder, and the last numbers of the run's metrics
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from holdfast.workloads.eeg.splits import Rows
 from holdfast.workloads.eeg.training import predict
 
 FILE = "scores.json"
+NET = "net.json"
 
 
 def people(table: dict[str, Any]) -> Any:
@@ -80,6 +81,13 @@ def out_of_fold(net: Any, windows: Any, rows: Rows, truth: Any, fold: Any, devic
     }
 
 
+def keep_net(session: holdfast.Session, windows: Any, net: Any, **about: Any) -> None:
+    """net.json: what was trained, so that its weights can be put into a net again."""
+    sizes = {"members": len(net.members), "channels": len(windows.channels), "rate": windows.rate}
+    cache = str(Path(windows.folder).absolute())
+    files.write_json(session.run.folder / NET, {"schema": 1, **about, **sizes, "cache": cache})
+
+
 def tell(session: holdfast.Session, result: dict[str, Any]) -> None:
     """Print it, keep it."""
     files.write_json(session.run.folder / FILE, {"schema": 1, "run": session.run.name, **result})
@@ -103,7 +111,7 @@ def lines(result: dict[str, Any]) -> list[str]:
         told.append(f"  {(name + ': ') if name else ''}{'   '.join(words)}")
         told.append(f"    beside it, nrmse of {_baselines(row.get('baselines') or {})}")
         if row.get("inside_noise"):
-            told.append("    this is inside the noise of the constant: it shows nothing")
+            told.append("    inside the noise of the constant: with these subjects it is not shown to be better")
     if result.get("mean_r") is not None:
         told.append(f"  mean r over {len(result.get('factors', []))} factors: {_one(result, 'mean_r', '')}")
     if isinstance(result.get("out_of_fold"), dict):
@@ -115,7 +123,9 @@ def lines(result: dict[str, Any]) -> list[str]:
 def _one(row: dict[str, Any], name: str, label: str | None = None) -> str:
     unknown = float("nan")
     value, low, high = (row.get(key) for key in (name, f"{name}_low", f"{name}_high"))
-    text = scores.told(name if label is None else label, _known(value, unknown), _known(low, unknown), _known(high, unknown))
+    text = scores.told(
+        name if label is None else label, _known(value, unknown), _known(low, unknown), _known(high, unknown)
+    )
     return text.strip()
 
 
@@ -125,7 +135,11 @@ def _known(value: Any, unknown: float) -> float:
 
 def _baselines(rows: dict[str, Any]) -> str:
     names = {"constant": "the constant", "age_and_sex": "age+sex", "oracle": "the true subject mean (oracle)"}
-    told = [f"{names[key]} {_known(value, float('nan')):.3f}" for key, value in rows.items() if key in names and value is not None]
+    told = [
+        f"{names[key]} {_known(value, float('nan')):.3f}"
+        for key, value in rows.items()
+        if key in names and value is not None
+    ]
     return ", ".join(told) or "-"
 
 
@@ -135,10 +149,14 @@ def check_foreign(name: str) -> None:
         import braindecode.models as zoo
     except ImportError:
         raise UserError(
-            f"the model {name} is braindecode's", cause="braindecode is not installed", hints=["pip install 'holdfast[eeg]'"]
+            f"the model {name} is braindecode's",
+            cause="braindecode is not installed",
+            hints=["pip install 'holdfast[eeg]'"],
         ) from None
     known = [each for each in dir(zoo) if each[0].isupper()]
     if name not in known:
         close = difflib.get_close_matches(name, ["tempo", "transformer", *known], n=1)
         hints = [f"a similar model exists: `{close[0]}`"] if close else []
-        raise UserError(f"unknown model `{name}`", cause="our own are tempo and transformer; others are braindecode's", hints=hints)
+        raise UserError(
+            f"unknown model `{name}`", cause="our own are tempo and transformer; others are braindecode's", hints=hints
+        )

@@ -94,10 +94,14 @@ def draws(subjects: ArrayLike, times: int, seed: int) -> list[NDArray[np.intp]]:
     _, number = np.unique(np.asarray(subjects), return_inverse=True)
     rows = [np.flatnonzero(number == each) for each in range(int(number.max()) + 1)] if number.size else []
     generator = np.random.default_rng(seed)
-    return [np.concatenate([rows[each] for each in generator.integers(len(rows), size=len(rows))]) for _ in range(times)]
+    return [
+        np.concatenate([rows[each] for each in generator.integers(len(rows), size=len(rows))]) for _ in range(times)
+    ]
 
 
-def bootstrap(metric: Metric, truth: ArrayLike, guess: ArrayLike, subjects: ArrayLike, *, times: int = 500, seed: int = 0) -> Floats:
+def bootstrap(
+    metric: Metric, truth: ArrayLike, guess: ArrayLike, subjects: ArrayLike, *, times: int = 500, seed: int = 0
+) -> Floats:
     """The metric in each of `times` samples of subjects; undefined ones are left out."""
     y, p = _pair(truth, guess)
     values = np.array([metric(y[rows], p[rows]) for rows in draws(subjects, times, seed)])

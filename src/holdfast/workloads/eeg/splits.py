@@ -69,7 +69,9 @@ def _by_release(table: Table, releases: list[str], valid: str, test: str) -> tup
     validated = [each for each in valid.split(",") if each] or others[-1:]
     unknown = [each for each in (*tested, *validated) if each not in releases]
     if unknown:
-        raise UserError(f"no window is of release {unknown[0]}", cause=f"the releases are {', '.join(releases) or 'none'}")
+        raise UserError(
+            f"no window is of release {unknown[0]}", cause=f"the releases are {', '.join(releases) or 'none'}"
+        )
     both = [each for each in tested if each in validated]
     if both:
         raise UserError(f"{both[0]} cannot validate and be the test as well")
@@ -81,7 +83,7 @@ def _check(table: Table, rows: dict[str, Rows]) -> None:
         if not len(rows[name]):
             raise UserError(
                 f"no windows are left for {name}",
-                cause=f"{len(set(table['subject'].tolist()))} subjects, releases {sorted(set(table['release'].tolist()))}",
+                cause=f"{_people(table, slice(None))} subjects, releases {sorted(set(table['release'].tolist()))}",
                 hints=["prepare more subjects, or choose other releases: `valid=R4 test=R5`"],
             )
     sides = {name: set(table["subject"][each].tolist()) for name, each in rows.items()}
@@ -114,5 +116,5 @@ def _number(release: str) -> tuple[int, str]:
     return (int(digits) if digits else 1 << 30, release)
 
 
-def _people(table: Table, rows: Rows) -> int:
+def _people(table: Table, rows: Rows | slice) -> int:
     return len(set(table["subject"][rows].tolist()))

@@ -188,7 +188,9 @@ def _pace(step: int, steps: int) -> float:
     return 0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - warm) / max(1, steps - warm))))
 
 
-def predict(net: nn.Module, windows: Any, rows: Rows, device: torch.device, *, length: int = 0, batch: int = 256) -> Floats:
+def predict(
+    net: nn.Module, windows: Any, rows: Rows, device: torch.device, *, length: int = 0, batch: int = 256
+) -> Floats:
     """What the net says about these windows, in order, without gradients; longer windows are cut in the middle."""
     was = net.training
     net.eval()
@@ -215,7 +217,9 @@ def inherit(backbone: nn.Module, parent: str, session: holdfast.Session) -> str:
             break
     else:
         raise UserError(
-            f"{parent} has no weights to start from", cause=f"no final.safetensors in {folder}", hints=["let it finish first"]
+            f"{parent} has no weights to start from",
+            cause=f"no final.safetensors in {folder}",
+            hints=["let it finish first"],
         )
     try:
         weights = load_file(path)
@@ -226,9 +230,10 @@ def inherit(backbone: nn.Module, parent: str, session: holdfast.Session) -> str:
     fitting = {key: value for key, value in kept.items() if key in mine and mine[key].shape == value.shape}
     if len(fitting) < len(mine):
         odd = next(key for key in mine if key not in fitting)
+        there = tuple(kept[odd].shape) if odd in kept else "missing"
         raise UserError(
             f"the weights of {parent} do not fit this model",
-            cause=f"`{odd}` is {tuple(kept[odd].shape) if odd in kept else 'missing'} there, {tuple(mine[odd].shape)} here",
+            cause=f"`{odd}` is {there} there, {tuple(mine[odd].shape)} here",
             hints=["use the same model, channels and sampling rate as in pretraining, or leave `parent` out"],
         )
     backbone.load_state_dict(fitting)
