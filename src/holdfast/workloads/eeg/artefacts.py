@@ -39,10 +39,10 @@ def _jump(signals: Signals, rate: float, rng: np.random.Generator) -> None:
 
 def _hum(signals: Signals, rate: float, rng: np.random.Generator) -> None:
     reference = net.names().index(net.REFERENCE)
-    strength = rng.uniform(0.5e-6, 4e-6, signals.shape[0]).astype(np.float32)
+    strength = np.asarray(rng.uniform(0.5e-6, 4e-6, signals.shape[0]), dtype=np.float32)
     strength[reference] = 0
-    wave = np.sin(2 * np.pi * 60 / rate * np.arange(signals.shape[1]))
-    signals += strength[:, None] * wave.astype(np.float32)
+    wave = np.asarray(np.sin(2 * np.pi * 60 / rate * np.arange(signals.shape[1])), dtype=np.float32)
+    signals += strength[:, None] * wave
 
 
 def _bad_channels(signals: Signals, rng: np.random.Generator) -> list[str]:

@@ -6,7 +6,7 @@
 
 The order is that of theory: the notch where its frequency still exists, which is before resampling, and resampling with
 everything above the new Nyquist frequency gone. The taps are those that MNE designs by default (windowed sinc, Hamming,
-zero phase), so the result is MNE's: but one transform forward and a shorter one back take the place of six.
+zero phase; polyphase resampling), so the result is MNE's: but one transform and a shorter one back replace six.
 At its ends a signal goes on as its mirror image, turned over; a zero-phase filter keeps that form, which is why one
 padding for all filters gives the same numbers as one for each.
 """
@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from holdfast.errors import UserError
 
 Signals = NDArray[np.float64]
-_SETTLE = 1.0
-"""Seconds of padding beyond the filters, for the sharp edge of the resampling."""
+_LOBES = 10
+"""Half the length of the filter that goes with resampling, in samples of the slower side."""
 
 
 class Impossible(UserError):
@@ -40,7 +40,7 @@ class Chain:
     band: tuple[float, float] | None
     notch: float | None
     taps: list[Signals] = field(repr=False)
-    _response: dict[int, Signals] = field(default_factory=dict, repr=False)
+    _response: dict[int, tuple[NDArray[np.intp] | None, Signals]] = field(default_factory=dict, repr=False)
 
     @property
     def ratio(self) -> Fraction:
@@ -54,7 +54,8 @@ class Chain:
     def pad(self) -> int:
         """Samples before and after the signal, such that the output starts on a sample of its own."""
         reach = sum(len(taps) // 2 for taps in self.taps)
-        reach += ceil(_SETTLE * self.rate) if self.ratio != 1 else 0
+        if self.ratio != 1:
+            reach += ceil(_LOBES * max(1.0, float(1 / self.ratio)))
         return -(-reach // self.ratio.denominator) * self.ratio.denominator
 
     def apply(self, signals: Signals) -> Signals:
@@ -62,25 +63,36 @@ class Chain:
         if not self.taps and self.ratio == 1:
             return signals
         samples, pad, down = signals.shape[-1], self.pad, self.ratio.denominator
-        size = fast_size(-(-(samples + 2 * pad) // down), self.ratio.numerator) * down
+        size = fast_size(-(-(samples + 2 * pad) // down)) * down
         spectrum = np.fft.rfft(_extended(signals, pad, size), axis=-1)
-        spectrum *= self._answer(size)
         new = int(size * self.ratio)
-        spectrum = _cut(spectrum, size, new)
+        places, gain = self._answer(size, new)
+        if places is None:
+            spectrum *= gain[0]
+        else:
+            spectrum = _folded(spectrum, size, places, gain)
         whole = np.fft.irfft(spectrum, new, axis=-1)
         start = int(pad * self.ratio)
-        return whole[..., start : start + self.length(samples)] * (new / size)
+        return whole[..., start : start + self.length(samples)]
 
-    def _answer(self, size: int) -> Signals:
-        """The gain of all filters together at each frequency of a transform of this size."""
+    def _answer(self, size: int, new: int) -> tuple[NDArray[np.intp] | None, Signals]:
+        """The gain of all filters together at each frequency of a transform of this size.
+
+        Taking every n-th sample adds up the frequencies that look alike after it: `places` says which those are.
+        """
         if size not in self._response:
+            up, down = self.ratio.numerator, self.ratio.denominator
             gain = np.ones(size // 2 + 1)
             for taps in self.taps:
-                centred = np.zeros(size)
-                half = len(taps) // 2
-                centred[: half + 1], centred[-half:] = taps[half:], taps[:half]
-                gain *= np.fft.rfft(centred).real
-            self._response = {size: gain}  # recordings of a set are mostly alike; one is enough to keep
+                gain *= _gain(taps, size)
+            if self.ratio == 1:
+                self._response = {size: (None, gain[None])}
+            else:
+                there = np.arange(new // 2 + 1) + new * np.arange(down)[:, None]  # of size * up frequencies
+                smooth = _whole(_gain(smoothing_taps(up, down), size * up), size * up)[there] * up / down
+                places = there % size
+                # recordings of a set are mostly alike: one answer is enough to keep
+                self._response = {size: (places, smooth * _whole(gain, size)[places])}
         return self._response[size]
 
     def lines(self) -> list[str]:
@@ -120,17 +132,20 @@ def plan(rate: float, to: float, *, band: tuple[float, float] | None, notch: flo
                     cause=f"it holds nothing above {edge:g} Hz, and a filter needs some room below that",
                     hints=[f"end the band lower, as in `--band {low:g}-{edge * 0.9:g}`"],
                 )
-        taps.append(band_taps(rate, low, high))
+        taps.append(band_taps(rate, low, high, room=min(half, half_out)))
     return Chain(rate=rate, to=to, band=band, notch=notch, taps=taps)
 
 
 # Design -----------------------------------------------------------------------------------------------------
 
 
-def band_taps(rate: float, low: float, high: float) -> Signals:
-    """A pass band with MNE's default transitions: a quarter of the edge, at least 2 Hz, as far as there is room."""
+def band_taps(rate: float, low: float, high: float, room: float | None = None) -> Signals:
+    """A pass band with MNE's default transitions: a quarter of the edge, at least 2 Hz, as far as there is `room`.
+
+    The room ends where frequencies end after resampling, so that nothing above that is left to fold back.
+    """
     below = min(max(0.25 * low, 2.0), low)
-    above = min(max(0.25 * high, 2.0), rate / 2 - high)
+    above = min(max(0.25 * high, 2.0), (rate / 2 if room is None else room) - high)
     return _difference(lowpass(rate, high + above / 2, above), lowpass(rate, low - below / 2, below))
 
 
@@ -153,6 +168,14 @@ def lowpass(rate: float, cut: float, transition: float) -> Signals:
     count += 1 - count % 2
     at = np.arange(count) - count // 2
     taps = np.sinc(2 * cut / rate * at) * np.hamming(count)
+    return np.asarray(taps / taps.sum())
+
+
+def smoothing_taps(up: int, down: int) -> Signals:
+    """What keeps frequencies apart that would become one: the filter of scipy's resample_poly, which MNE uses, too."""
+    slower = max(up, down)
+    at = np.arange(-_LOBES * slower, _LOBES * slower + 1)
+    taps = np.sinc(at / slower) * np.kaiser(len(at), 5.0)
     return np.asarray(taps / taps.sum())
 
 
@@ -179,21 +202,31 @@ def _extended(signals: Signals, pad: int, size: int) -> Signals:
     return out
 
 
-def _cut(spectrum: NDArray[np.complex128], size: int, new: int) -> NDArray[np.complex128]:
-    """The same signal with another number of samples."""
-    if new == size:
-        return spectrum
-    keep = min(size, new) // 2 + 1
-    out = np.zeros((*spectrum.shape[:-1], new // 2 + 1), complex)
-    out[..., :keep] = spectrum[..., :keep]
-    if min(size, new) % 2 == 0:  # the highest frequency stands for both of its signs
-        out[..., keep - 1] *= 2 if new < size else 0.5
-        if new < size:
-            out[..., -1] = out[..., -1].real
-    return out
+def _gain(taps: Signals, size: int) -> Signals:
+    """What a zero-phase filter does to the frequencies of a real transform of this size."""
+    centred = np.zeros(size)
+    half = len(taps) // 2
+    centred[: half + 1], centred[-half:] = taps[half:], taps[:half]
+    return np.asarray(np.fft.rfft(centred).real)
 
 
-def fast_size(at_least: int, numerator: int = 1) -> int:
+def _whole(half: Signals, size: int) -> Signals:
+    """Both signs of the frequencies, from the ones that a real transform has."""
+    return np.concatenate([half, half[..., (size - 1) // 2 : 0 : -1]], axis=-1)
+
+
+def _folded(
+    spectrum: NDArray[np.complex128], size: int, places: NDArray[np.intp], gain: Signals
+) -> NDArray[np.complex128]:
+    """The spectrum at the new rate: the sum of all frequencies that become the same one."""
+    whole = np.concatenate([spectrum, spectrum[..., (size - 1) // 2 : 0 : -1].conj()], axis=-1)
+    out = whole[..., places[0]] * gain[0]
+    for row in range(1, len(places)):
+        out += whole[..., places[row]] * gain[row]
+    return np.asarray(out)
+
+
+def fast_size(at_least: int) -> int:
     """The smallest size whose only prime factors are 2, 3 and 5: transforms of others are slow."""
     best = 1 << max(0, at_least - 1).bit_length()
     five = 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,14 +17,27 @@ class Busy(Exception):
 
 
 @contextlib.contextmanager
-def held(path: Path) -> Iterator[None]:
+def held(path: Path, *, wait: float = 0.0) -> Iterator[None]:
+    """Take the lock, within `wait` seconds."""
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     fd = os.open(path, flags, 0o600)
     try:
-        _take(fd)
+        until = time.monotonic() + wait
+        while not _taken(fd, last=time.monotonic() >= until):
+            time.sleep(0.2)
         yield
     finally:
         os.close(fd)
+
+
+def _taken(fd: int, *, last: bool) -> bool:
+    try:
+        _take(fd)
+    except Busy:
+        if last:
+            raise
+        return False
+    return True
 
 
 def _take(fd: int) -> None:

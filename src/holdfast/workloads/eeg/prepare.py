@@ -35,6 +35,7 @@ from holdfast.human import size as bytes_in_words
 from holdfast.workloads.eeg import bids, cache, digests, locking, making, pool, reading
 from holdfast.workloads.eeg.bids import DataSet, Recording, Subject
 from holdfast.workloads.eeg.faults import DataFault
+from holdfast.workloads.eeg.filters import Impossible
 from holdfast.workloads.eeg.recipe import Recipe
 from holdfast.workloads.eeg.report import Outcome, Report
 
@@ -69,6 +70,7 @@ def prepare(
             cause=f"it has {len(dataset.recordings)} recordings; their tasks: {tasks}",
             hints=["name the tasks to take, as in `--tasks RestingState`"],
         )
+    _refuse_impossible(recordings, recipe)
     channels = _channels(recordings, recipe)
     target = place(folder, kind, recipe.rate)
     target.mkdir(parents=True, exist_ok=True)
@@ -129,6 +131,22 @@ def _prepare(
         if progress is not None:
             progress(len(build.done), len(recordings), item[0].name)
     return build.finish([each.name for each in recordings])
+
+
+def _refuse_impossible(recordings: Sequence[Recording], recipe: Recipe) -> None:
+    """A filter that no recording can have is a mistake of whoever asked for it, not of the data."""
+    rates = {files.number(each.sidecar.get("SamplingFrequency")) for each in recordings}
+    error: Impossible | None = None
+    for rate in rates:
+        if not rate:
+            return  # it is known when the file is read
+        try:
+            recipe.chain(rate)
+            return
+        except Impossible as impossible:
+            error = impossible
+    if error is not None:
+        raise error
 
 
 def _channels(recordings: Sequence[Recording], recipe: Recipe) -> list[str]:
@@ -208,8 +226,12 @@ def _refuse_to_mix(target: Path, key: str) -> None:
         raise UserError(f"{target} holds other files", cause=", ".join(strange[:4]), hints=["name an empty folder"])
 
 
-def _other(target: Path, what: str) -> UserError:
-    return UserError(
+class OtherCache(UserError):
+    """There is a cache, but not of this content, made in this way, by this code."""
+
+
+def _other(target: Path, what: str) -> OtherCache:
+    return OtherCache(
         f"{target} holds {what} in another way",
         cause="content, parameters or code version differ, and windows of both must never be mixed",
         hints=["`--rebuild` makes it anew", "or name another folder for the cache"],

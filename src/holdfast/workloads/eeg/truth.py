@@ -6,7 +6,8 @@
 
 Response time
     A positive wave over the parietal scalp builds up to a peak at the press; a sharper one over the hand area of the
-    other side peaks just before it. Both are stronger in one trial than in another. Nothing else in the window knows the response time.
+    other side peaks just before it. Both are stronger in one trial than in another. Nothing else in the window
+    knows the response time.
     The mean of a subject falls with age; the rest is drawn for each trial.
 
 The four factors
