@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import blame
+import eeg_training
 import leaks
 import storage
 import times
@@ -48,6 +49,9 @@ PARTS = {
     "storage": Part(storage.storage, storage.storage_bounds),
     "leaks": Part(leaks.leaks, leaks.leaks_bounds),
     "soak": Part(training.soak, training.soak_bounds),
+    "eeg-step": Part(eeg_training.step, eeg_training.step_bounds),
+    "eeg-heads": Part(eeg_training.heads, eeg_training.heads_bounds),
+    "eeg-demo": Part(eeg_training.demo, eeg_training.demo_bounds),
 }
 
 

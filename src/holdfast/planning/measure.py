@@ -67,17 +67,18 @@ def tune(
     budget_s: float = 20.0,
     trying: Callable[[Choice | None], None] = lambda _: None,
     forbidden: Sequence[Choice] = (),
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Result:
     """Turn one knob after the other, keep what is clearly faster, and check the winner against plain at the end."""
     plain = start or Choice()
-    bench = _Bench(make, trying, tuple(forbidden))
+    bench = _Bench(make, trying, tuple(forbidden), clock)
     bench.build(plain)
-    began = time.monotonic()
+    began = clock()
     best, rows = plain, []
     for knob in knobs:
         candidates = [dataclasses.replace(best, **{knob.name: value}) for value in knob.values]
         candidates = [each for each in dict.fromkeys(candidates) if each != best]
-        if time.monotonic() - began > budget_s:
+        if clock() - began > budget_s:
             break
         found = [bench.against(each, best, rounds, began + budget_s) for each in candidates]
         rows += found
@@ -93,16 +94,20 @@ def tune(
         else:
             speedup = 1.0 / last.ratio
     trying(None)
-    return Result(best, speedup, bench.median(plain), time.monotonic() - began, tuple(rows))
+    return Result(best, speedup, bench.median(plain), clock() - began, tuple(rows))
 
 
 class _Bench:
     """The candidates that were built, and their times."""
 
     def __init__(
-        self, make: Callable[[Choice], Step], trying: Callable[[Choice | None], None], forbidden: tuple[Choice, ...]
+        self,
+        make: Callable[[Choice], Step],
+        trying: Callable[[Choice | None], None],
+        forbidden: tuple[Choice, ...],
+        clock: Callable[[], float],
     ) -> None:
-        self.make, self.trying, self.forbidden = make, trying, forbidden
+        self.make, self.trying, self.forbidden, self.clock = make, trying, forbidden, clock
         self.steps: dict[Choice, Step] = {}
         self.losses: dict[Choice, float] = {}
         self.times: dict[Choice, list[float]] = {}
@@ -138,14 +143,14 @@ class _Bench:
             took = {each: self._timed(each) for each in order}
             ratios.append(took[choice] / took[best])
             hopeless = number >= 1 and min(ratios) > HOPELESS
-            if hopeless or (number >= 2 and time.monotonic() > deadline):
+            if hopeless or (number >= 2 and self.clock() > deadline):
                 break
         return ratios
 
     def _timed(self, choice: Choice) -> float:
-        began = time.perf_counter()
+        began = self.clock()
         self.steps[choice]()
-        took = time.perf_counter() - began
+        took = self.clock() - began
         self.times.setdefault(choice, []).append(took)
         return took
 
