@@ -19,6 +19,8 @@ TOOLS = {
     "simulate": Tool("eeg_data:add_simulate", "write a data set with known truth"),
     "check": Tool("eeg_data:add_check", "what in a data set would break other tools"),
     "prepare": Tool("eeg_data:add_prepare", "filtered windows in a memory-mapped cache"),
+    "score": Tool("eeg_score:add_score", "what runs scored, beside what guessing gets"),
+    "search": Tool("eeg_search:add_search", "hyper-parameters, by supervised runs"),
     "submit": Tool("eeg_submit:add_submit", "the zip for the competition, built and tried"),
 }
 

@@ -78,5 +78,7 @@ def _write(folder: Path, kind: str, signals: list[Any], rows: list[dict[str, Any
         "simulated": True,
         "key": f"{kind}-small",
     }
-    cache.finish(folder, meta, rows)
+    table = {name: np.array([str(row.get(name, "")) for row in rows]) for name in cache.WORDS}
+    table |= {name: np.array([float(row.get(name, np.nan)) for row in rows]) for name in cache.NUMBERS}
+    cache.finish(folder, meta, table)
     return folder

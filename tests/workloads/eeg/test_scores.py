@@ -118,9 +118,7 @@ def test_shrunk_nrmse_is_never_above_one() -> None:
     assert scores.shrunk_nrmse(y, p) <= 1.0 + 1e-12
 
 
-def test_words() -> None:
-    assert scores.told("r", 0.4111, 0.33, 0.48) == "r 0.411 [0.330, 0.480]"
-    assert scores.told("r", float("nan"), 0, 1) == "r -"
+def test_unknown_is_null() -> None:
     assert scores.rounded(float("nan")) is None
     assert scores.rounded(0.123456) == 0.1235
 

@@ -154,7 +154,7 @@ def report(
     truth = times[test]
     people = reporting.people(table)
     constant = baselines.constant(times[train])
-    rows = reporting.baseline_rows(
+    rows = scores.baseline_rows(
         truth, subjects[test], constant=constant,
         age_and_sex=baselines.age_and_sex(people[train], times[train], people[test]),
         oracle=baselines.subject_mean(truth, subjects[test]),
@@ -164,7 +164,7 @@ def report(
         "model": model,
         "head": head,
         **reporting.described(windows, test),
-        **reporting.measured(truth, guess, subjects[test], constant, auroc=True),
+        **scores.measured(truth, guess, subjects[test], constant, auroc_too=True),
         "baselines": rows,
     }
     if fold is not None:

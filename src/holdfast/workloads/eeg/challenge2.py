@@ -170,9 +170,9 @@ def report(
         window = np.isfinite(factors[test, column])
         rows.append({
             "factor": name,
-            **reporting.measured(label, mine, who, constant),
+            **scores.measured(label, mine, who, constant),
             "nrmse_per_window": scores.rounded(scores.nrmse(factors[test, column][window], guess[window, column])),
-            "baselines": reporting.baseline_rows(label, who, constant=constant, age_and_sex=aged),
+            "baselines": scores.baseline_rows(label, who, constant=constant, age_and_sex=aged),
         })  # fmt: skip
     found = [row["r"] or 0.0 for row in rows]  # a factor shrunk to its mean has no correlation, and counts as none
     spread = mean_r_interval(truth, said, subjects)

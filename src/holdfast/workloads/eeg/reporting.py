@@ -17,6 +17,7 @@ import holdfast
 from holdfast import files
 from holdfast.errors import UserError
 from holdfast.workloads.eeg import scores
+from holdfast.workloads.eeg.closing import of_run
 from holdfast.workloads.eeg.splits import Rows
 from holdfast.workloads.eeg.training import predict
 
@@ -40,26 +41,6 @@ def described(windows: Any, test: Rows) -> dict[str, Any]:
         "subjects": len(set(subjects.tolist())),
         "releases": sorted(set(windows.table["release"][test].tolist()) - {""}),
         "cache": windows.key,
-    }
-
-
-def measured(truth: Any, guess: Any, subjects: Any, constant: float, *, auroc: bool = False) -> dict[str, Any]:
-    """The metrics with their intervals, and whether the gain over the constant is more than luck."""
-    found: dict[str, Any] = {}
-    wanted = {"nrmse": scores.nrmse, "r": scores.pearson} | ({"auroc": scores.fast_slow} if auroc else {})
-    for name, metric in wanted.items():
-        low, high = scores.interval(metric, truth, guess, subjects)
-        found[name] = scores.rounded(metric(truth, guess))
-        found[f"{name}_low"], found[f"{name}_high"] = scores.rounded(low), scores.rounded(high)
-    found["inside_noise"] = scores.inside_noise(truth, guess, constant, subjects)
-    return found
-
-
-def baseline_rows(truth: Any, subjects: Any, **guesses: Any) -> dict[str, float | None]:
-    """nRMSE of each guess that never saw the EEG."""
-    return {
-        name: scores.rounded(scores.nrmse(truth, np.broadcast_to(np.asarray(guess, dtype=np.float64), truth.shape)))
-        for name, guess in guesses.items()
     }
 
 
@@ -91,56 +72,13 @@ def keep_net(session: holdfast.Session, windows: Any, net: Any, **about: Any) ->
 def tell(session: holdfast.Session, result: dict[str, Any]) -> None:
     """Print it, keep it."""
     files.write_json(session.run.folder / FILE, {"schema": 1, "run": session.run.name, **result})
-    for line in lines(result):
+    for line in of_run(result):
         print(line, flush=True)
 
 
 def read(folder: Path) -> dict[str, Any] | None:
     """The scores a run left behind."""
     return files.read_json(folder / FILE)
-
-
-def lines(result: dict[str, Any]) -> list[str]:
-    """The scores as a person reads them."""
-    what = "SIMULATED EEG" if result.get("simulated") else "EEG"
-    count = f"{result.get('subjects')} held-out subjects, {result.get('windows')} windows"
-    told = [f"Challenge {result.get('challenge')} on {what}, {count}"]
-    for row in result.get("factors", [result]):
-        words = [_one(row, name) for name in ("nrmse", "r", "auroc") if row.get(name) is not None]
-        name = row.get("factor")
-        told.append(f"  {(name + ': ') if name else ''}{'   '.join(words)}")
-        told.append(f"    beside it, nrmse of {_baselines(row.get('baselines') or {})}")
-        if row.get("inside_noise"):
-            told.append("    inside the noise of the constant: with these subjects it is not shown to be better")
-    if result.get("mean_r") is not None:
-        told.append(f"  mean r over {len(result.get('factors', []))} factors: {_one(result, 'mean_r', '')}")
-    if isinstance(result.get("out_of_fold"), dict):
-        fold = result["out_of_fold"]
-        told.append(f"  out of fold ({fold.get('folds')} folds): {_one(fold, 'nrmse')}   {_one(fold, 'r')}")
-    return told
-
-
-def _one(row: dict[str, Any], name: str, label: str | None = None) -> str:
-    unknown = float("nan")
-    value, low, high = (row.get(key) for key in (name, f"{name}_low", f"{name}_high"))
-    text = scores.told(
-        name if label is None else label, _known(value, unknown), _known(low, unknown), _known(high, unknown)
-    )
-    return text.strip()
-
-
-def _known(value: Any, unknown: float) -> float:
-    return float(value) if isinstance(value, (int, float)) else unknown
-
-
-def _baselines(rows: dict[str, Any]) -> str:
-    names = {"constant": "the constant", "age_and_sex": "age+sex", "oracle": "the true subject mean (oracle)"}
-    told = [
-        f"{names[key]} {_known(value, float('nan')):.3f}"
-        for key, value in rows.items()
-        if key in names and value is not None
-    ]
-    return ", ".join(told) or "-"
 
 
 def check_foreign(name: str) -> None:

@@ -151,10 +151,26 @@ def shrunk_nrmse(truth: ArrayLike, guess: ArrayLike) -> float:
     return nrmse(y, gain * p + bias)
 
 
-def told(name: str, value: float, low: float, high: float) -> str:
-    """`r 0.41 [0.33, 0.48]`."""
-    bounds = f" [{low:.3f}, {high:.3f}]" if np.isfinite([low, high]).all() else ""
-    return f"{name} {value:.3f}{bounds}" if np.isfinite(value) else f"{name} -"
+def measured(truth: Any, guess: Any, subjects: Any, constant: float, *, auroc_too: bool = False) -> dict[str, Any]:
+    """The metrics with their intervals, and whether the gain over the constant is more than luck."""
+    found: dict[str, Any] = {}
+    wanted: dict[str, Metric] = {"nrmse": nrmse, "r": pearson}
+    if auroc_too:
+        wanted["auroc"] = fast_slow
+    for name, metric in wanted.items():
+        low, high = interval(metric, truth, guess, subjects)
+        found[name] = rounded(metric(truth, guess))
+        found[f"{name}_low"], found[f"{name}_high"] = rounded(low), rounded(high)
+    found["inside_noise"] = inside_noise(truth, guess, constant, subjects)
+    return found
+
+
+def baseline_rows(truth: Any, subjects: Any, **guesses: Any) -> dict[str, float | None]:
+    """nRMSE of each guess that never saw the EEG."""
+    return {
+        name: rounded(nrmse(truth, np.broadcast_to(np.asarray(guess, dtype=np.float64), truth.shape)))
+        for name, guess in guesses.items()
+    }
 
 
 def rounded(value: Any) -> float | None:
