@@ -3,6 +3,7 @@
 holdfast eeg score                                  the newest finished run of each challenge
 holdfast eeg score calm-heron swift-otter           these
 holdfast eeg score --csv predictions.csv            columns subject, truth, guess
+holdfast eeg score --decode cache/events-100hz      two kinds of events told apart within each subject
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ examples:
   holdfast eeg score                           the newest finished run of each challenge
   holdfast eeg score calm-heron swift-otter    these
   holdfast eeg score --csv predictions.csv     a table with columns subject, truth, guess
+  holdfast eeg score --decode cache/events-100hz   two kinds of events told apart, within each subject
 """,
     )
     parser.add_argument("runs", nargs="*", metavar="RUN", help="runs of a challenge (default: the newest of each)")
     parser.add_argument("--csv", metavar="FILE", help="score these predictions instead")
+    parser.add_argument("--decode", metavar="CACHE", help="windows around events: tell the two kinds apart")
     parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
     add_flags(parser)
     parser.set_defaults(run=run)
@@ -48,9 +51,11 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.workloads.eeg import closing
 
     output = Output.from_args(args)
+    if sum(bool(each) for each in (args.csv, args.decode, args.runs)) > 1:
+        raise UsageError("runs, --csv and --decode cannot be scored together", command="eeg score")
+    if args.decode:
+        return _decode(args.decode, output)
     if args.csv:
-        if args.runs:
-            raise UsageError("runs and --csv cannot be scored together", command="eeg score")
         result = score_table(Path(args.csv))
         told = [f"{result['windows']} predictions of {result['subjects']} subjects", *closing.of_scores(result)]
         results = [result]
@@ -63,6 +68,17 @@ def run(args: argparse.Namespace) -> int:
         output.print(line)
     if output.as_json:
         output.json({"scores": results, "overall": closing.overall(results)})
+    return ExitCode.OK
+
+
+def _decode(folder: str, output: Output) -> int:
+    from holdfast.workloads.eeg import cache, decoding
+
+    rows = decoding.within_subject(cache.open(folder))
+    for line in decoding.lines(rows):
+        output.print(line)
+    if output.as_json:
+        output.json({"decoding": rows})
     return ExitCode.OK
 
 

@@ -67,6 +67,8 @@ def go_on(folder: RunFolder, output: Output) -> int:
     if not set(left) <= set(workload.stages) or not all(isinstance(word, str) for word in words):
         raise UserError(f"{folder.name} names stages that `{workload.name}` does not have")
     parent = str(info.get("parent") or folder.path.name)
+    if output.as_json:  # its one object was about the run that was resumed
+        output = dataclasses.replace(output, as_json=False, quiet=True, out=output.err)
     return _all(workload, left, words, parent, output, None)
 
 

@@ -24,6 +24,7 @@ from holdfast.workloads.eeg import cache, closing, submission
 from . import small
 
 PATIENCE = 300.0
+pytestmark = pytest.mark.timeout(600)
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,22 @@ def test_what_cannot_be_is_said(words: dict[str, str], said: str) -> None:
         split(table(["R1", "R2", "R5"]), **words)
 
 
+def test_one_subject_is_split_in_time() -> None:
+    rows = {
+        **table([""], subjects=1, windows=20),
+        "recording": np.repeat(["a", "b"], 10),
+        "onset": np.tile(np.arange(10.0), 2),
+    }
+    parts = split(rows)
+    assert parts.how == "within 1 subjects, by time: 10 training, 4 validation, 6 test windows"
+    assert len(set(np.concatenate([parts.train, parts.valid, parts.test]).tolist())) == 20
+    for name in ("a", "b"):
+        mine = [rows["onset"][each][rows["recording"][each] == name] for each in (parts.train, parts.valid, parts.test)]
+        assert mine[0].max() < mine[1].min() and mine[1].max() < mine[2].min()
+    with pytest.raises(UserError, match="too few to train on"):
+        split({**table([""], subjects=1, windows=1), "recording": np.array(["a"]), "onset": np.array([0.0])})
+
+
 def test_folds_are_releases_where_there_are_enough_and_subjects_otherwise() -> None:
     rows = table(["R1", "R2", "R3", "R4"])
     every = np.arange(len(rows["subject"]))

@@ -59,6 +59,8 @@ def train(
     windows = windows_for(session, "challenge1", data)
     table = windows.table
     times = table["response_time"]
+    if not np.isfinite(times).any():
+        raise UserError(f"no window in {windows.folder} has a response time", hints=["`holdfast eeg check` says why"])
     parts = split(table, valid=valid, test=test, keep=np.isfinite(times))
     print(f"split {parts.how}", flush=True)
 

@@ -65,6 +65,11 @@ def train(
     windows = windows_for(session, "challenge2", data)
     table, names = windows.table, HEADS[head]
     factors = np.stack([table[name] for name in names], axis=1)
+    if not np.isfinite(factors).any():
+        raise UserError(
+            f"no subject in {windows.folder} has a label",
+            cause=f"participants.tsv has no values for {', '.join(names)}",
+        )
     parts = split(table, valid=valid, test=test, keep=np.isfinite(factors).any(axis=1))
     print(f"split {parts.how}", flush=True)
 

@@ -74,6 +74,8 @@ def tell(session: holdfast.Session, result: dict[str, Any]) -> None:
     files.write_json(session.run.folder / FILE, {"schema": 1, "run": session.run.name, **result})
     for line in of_run(result):
         print(line, flush=True)
+    numbers = {name: result.get(name) for name in ("nrmse", "r", "auroc", "mean_r")}
+    session.log(**{f"test_{name}": value for name, value in numbers.items() if value is not None})
 
 
 def read(folder: Path) -> dict[str, Any] | None:

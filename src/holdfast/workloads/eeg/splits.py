@@ -6,7 +6,8 @@
     parts.how                                             # "test R5 (12 subjects), validation R11 (9), training …"
     folds(windows.table, parts.train, 5)                  # a fold for each row: a release, or a group of subjects
 
-No subject is ever on two sides; a data set in which one is, is refused.
+No subject is ever on two sides; a data set in which one is, is refused. With fewer than three subjects there is no such
+split: then every recording is cut in time, its last parts validate and test, and `how` says that this is what it is.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ def split(table: Table, *, valid: str = "", test: str = "", keep: NDArray[np.boo
         sides = _by_release(table, releases, valid, test)
         word = f"test {', '.join(sides[1]) or '-'}, validation {', '.join(sides[0]) or '-'}"
         on_valid, on_test = (np.isin(table["release"], side) for side in sides)
+    elif len(set(table["subject"][kept].tolist())) < 3:
+        return _in_time(table, kept)
     else:
         people = _in_order(table["subject"][kept])
         tested, validated = round(TEST_SHARE * len(people)), round(VALID_SHARE * len(people))
@@ -61,6 +64,24 @@ def split(table: Table, *, valid: str = "", test: str = "", keep: NDArray[np.boo
     _check(table, rows)
     counts = ", ".join(f"{_people(table, each)} {name}" for name, each in rows.items())
     return Split(rows["training"], rows["validation"], rows["test"], f"{word}: {counts} subjects")
+
+
+def _in_time(table: Table, kept: NDArray[np.bool_]) -> Split:
+    """The last parts of each recording, for sets of one or two subjects."""
+    place = np.full(len(kept), -1.0)
+    for name in set(table["recording"][kept].tolist()):
+        rows = np.flatnonzero(kept & (table["recording"] == name))
+        order = np.argsort(table["onset"][rows], kind="stable")
+        place[rows[order]] = (np.arange(len(rows)) + 0.5) / len(rows)
+    train, test = (place >= 0) & (place < 1 - TEST_SHARE - VALID_SHARE), place >= 1 - TEST_SHARE
+    valid = (place >= 0) & ~train & ~test
+    sides = [np.flatnonzero(each) for each in (train, valid, test)]
+    if not all(len(each) for each in sides):
+        raise UserError(f"{int(kept.sum())} windows are too few to train on", cause="they cannot be split in three")
+    counts = ", ".join(
+        f"{len(each)} {name}" for each, name in zip(sides, ("training", "validation", "test"), strict=True)
+    )
+    return Split(*sides, how=f"within {_people(table, kept)} subjects, by time: {counts} windows")
 
 
 def _by_release(table: Table, releases: list[str], valid: str, test: str) -> tuple[list[str], list[str]]:
@@ -116,5 +137,5 @@ def _number(release: str) -> tuple[int, str]:
     return (int(digits) if digits else 1 << 30, release)
 
 
-def _people(table: Table, rows: Rows | slice) -> int:
+def _people(table: Table, rows: Rows | slice | NDArray[np.bool_]) -> int:
     return len(set(table["subject"][rows].tolist()))
