@@ -78,6 +78,8 @@ class DataSet:
     simulated: bool
     recordings: tuple[Recording, ...]
     subjects: dict[str, Subject]
+    twice: tuple[str, ...] = ()
+    """Recordings that are in several of the sets; the first is the one that counts."""
 
     def subject(self, name: str) -> Subject:
         return self.subjects.get(name) or Subject(name)
@@ -98,12 +100,16 @@ def look(folder: str | os.PathLike[str]) -> DataSet:
     descriptions = [files.read_json(each / DESCRIPTION) or {} for each in sets]
     recordings = [recording for each in sets for recording in _recordings(each)]
     subjects = {name: subject for each in sets for name, subject in participants(each).items()}
+    once: dict[str, Recording] = {}
+    for each in recordings:
+        once.setdefault(each.name, each)
     return DataSet(
         root=root,
         name=str(descriptions[0].get("Name") or sets[0].name),
         simulated=any(is_simulated(each) for each in descriptions),
-        recordings=tuple(sorted(recordings, key=lambda each: (each.name, str(each.path)))),
+        recordings=tuple(sorted(once.values(), key=lambda each: each.name)),
         subjects=subjects,
+        twice=tuple(sorted({each.name for each in recordings if once[each.name] is not each})),
     )
 
 

@@ -106,8 +106,10 @@ class Windows:
         return out
 
     def _read(self, wanted: NDArray[np.int64], out: NDArray[np.float32]) -> None:
+        if not len(wanted):
+            return
         each = len(self.channels) * self.samples * 4
-        raw = out.data.cast("B") if out.size else memoryview(b"")
+        raw = out.data.cast("B")
         starts = np.flatnonzero(np.diff(wanted, prepend=-2) != 1).tolist()
         for start, stop in zip(starts, [*starts[1:], len(wanted)], strict=True):
             place, at, end = int(wanted[start]) * each, start * each, stop * each

@@ -124,6 +124,12 @@ KINDS: dict[str, tuple[str, str, str, str]] = {
         "batches cannot be stacked: `each element in list of batch should be of equal size`",
         "leaves them out, or takes the channels that were asked for by name",
     ),
+    "twice": (
+        CHANGES,
+        "recordings that are in several sets below this folder",
+        "a subject may be in training and validation at once, without a word",
+        "takes the first, and no other",
+    ),
     "rates": (
         CHANGES,
         "recordings at another sampling rate than most",
@@ -197,6 +203,7 @@ def check(
             findings["no-label"].recordings[recording.name] = recording.subject
         if progress is not None:
             progress(number, len(dataset.recordings), recording.name)
+    findings["twice"].recordings.update(dict.fromkeys(dataset.twice, ""))
     _compare(seen, findings)
     order = {BREAKS: 0, CHANGES: 1, LEAVES_OUT: 2}
     found = sorted((each for each in findings.values() if each.recordings), key=lambda each: order[each.level])
@@ -230,7 +237,7 @@ def _look(recording: Recording) -> dict[str, Any]:
         events = []
         if recording.task == "contrastChangeDetection":
             faults["no-stimuli"] = str(fault)
-    faults.update(_event_faults(events, recording.task, seconds))
+    faults.update({**_event_faults(events, recording.task, seconds), **faults})
     return found
 
 
@@ -250,7 +257,7 @@ def _event_faults(events: Sequence[Event], task: str, seconds: float) -> dict[st
     stimuli = [each for each in events if windowing.is_one(each, names.stimulus)]
     if 0 < sum(1 for each in stimuli if each.duration > 0) < len(stimuli):
         faults["mixed-durations"] = f"{len(stimuli)} stimuli"
-    if task == "contrastChangeDetection" and not stimuli and "no-stimuli" not in faults:
+    if task == "contrastChangeDetection" and not stimuli:
         faults["no-stimuli"] = f"{counted(len(events), 'event')}, none of them a target"
     late = [each for each in stimuli if each.onset + 2.5 > seconds]
     if late:
@@ -279,7 +286,7 @@ def _compare(seen: dict[str, dict[str, Any]], findings: dict[str, Finding]) -> N
 # Let them say it themselves ---------------------------------------------------------------------------------
 
 
-def prove(checked: Checked, *, timeout: float = 120.0) -> None:
+def prove(checked: Checked, *, timeout: float = 600.0) -> None:
     """Try the calls of braindecode that would break, on one recording each, in a process of its own."""
     by_name = {each.name: each for each in checked.dataset.recordings}
     wanted = {}

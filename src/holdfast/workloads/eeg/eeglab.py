@@ -54,6 +54,29 @@ def open(path: str | os.PathLike[str]) -> EeglabSource:
     return EeglabSource(signals, rate, _names(fields.get("chanlocs"), shape[0]))
 
 
+def events(path: str | os.PathLike[str], rate: float) -> list[tuple[float, float, str]]:
+    """Onset in seconds, duration or NaN, and type of every event that the file itself holds."""
+    held = _load(Path(path)).get("event")
+    if isinstance(held, dict):  # MATLAB 7.3: a column for each field
+        count = len(np.atleast_1d(held.get("latency", [])))
+        rows = [{name: np.atleast_1d(held[name])[i] for name in held} for i in range(count)]
+    else:
+        structs = np.atleast_1d(np.asarray(held if held is not None else [], dtype=object))
+        rows = [{name: getattr(each, name, None) for name in ("latency", "type", "duration")} for each in structs]
+    found = []
+    for row in rows:
+        latency, duration = (_float(row.get(name)) for name in ("latency", "duration"))
+        found.append(((latency - 1) / rate, duration / rate if duration > 0 else float("nan"), str(row.get("type"))))
+    return found
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return float("nan")
+
+
 def _load(path: Path) -> dict[str, Any]:
     try:
         from scipy.io import loadmat

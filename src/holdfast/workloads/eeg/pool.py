@@ -51,23 +51,28 @@ def ordered(
             try:
                 yield item, future.result()
             except BrokenProcessPool:
-                # Whoever ended it is among those that were begun: each of them again, alone.
+                # Whoever ended it is among those that were begun: each of them again, one at a time.
                 executor.shutdown(wait=False, cancel_futures=True)
                 begun = [item, *(each for each, _ in waiting)]
                 waiting.clear()
-                for each in begun:
-                    yield each, _alone(work, each)
+                yield from _one_by_one(work, begun)
                 executor = _executor(workers)
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _alone(work: Callable[[Item], Any], item: Item) -> Any:
-    with _executor(1) as executor:
-        try:
-            return executor.submit(work, item).result()
-        except BrokenProcessPool:
-            return Died()
+def _one_by_one(work: Callable[[Item], Any], items: Sequence[Item]) -> Iterator[tuple[Item, Any]]:
+    """A single process at a time, so that it is known which item ended it."""
+    executor = _executor(1)
+    try:
+        for item in items:
+            try:
+                result = executor.submit(work, item).result()
+            except BrokenProcessPool:
+                result, executor = Died(), _executor(1)
+            yield item, result
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _executor(workers: int) -> ProcessPoolExecutor:

@@ -80,7 +80,7 @@ def prepare(
     except locking.Busy:
         raise UserError(f"another process is making the cache in {target}", hints=["wait for it"]) from None
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise UserError(
             f"no space is left for the cache in {target}",
