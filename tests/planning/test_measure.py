@@ -68,6 +68,11 @@ def test_a_hopeless_one_is_not_measured_to_the_end() -> None:
     assert found.rows[0].ratio == pytest.approx(100)
 
 
+def test_one_that_begins_far_slower_is_not_even_warmed_up() -> None:
+    found = Costing({1: 0.01, 2: [60.0]}).tune([Knob("pieces", (1, 2))])  # a second step would raise
+    assert found.rows[0].refused == "its first step was far slower"
+
+
 def test_a_wrong_loss_is_refused_however_fast() -> None:
     found = Costing({1: 0.02, 2: 0.001, 4: 0.001}, {2: 1.2, 4: float("nan")}).tune([PIECES])
     assert found.choice == Choice()
@@ -143,8 +148,20 @@ def test_what_is_remembered_must_still_be_a_candidate(tmp_path: Path, monkeypatc
         assert (tmp_path / "state" / FILE).stat().st_mode & 0o077 == 0
 
 
+def test_a_memory_of_a_busy_hour_does_not_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_STATE", str(tmp_path))
+    for load, lasts in ((100.0 * (os.cpu_count() or 1), False), (0.0, True)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, load, load), raising=False)
+        Memory("k").keep(Result(Choice(pieces=4), 1.5, 0.1, 1.0))
+        data = json.loads((tmp_path / FILE).read_text())
+        data["k"]["when"] -= 2 * 3600
+        (tmp_path / FILE).write_text(json.dumps(data))
+        assert (Memory("k").recall([PIECES], Choice()) is not None) is lasts
+
+
 def test_an_old_memory_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_STATE", str(tmp_path))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0), raising=False)
     Memory("k").keep(Result(Choice(pieces=4), 1.5, 0.1, 1.0))
     data = json.loads((tmp_path / FILE).read_text())
     data["k"]["when"] -= 31 * 86400

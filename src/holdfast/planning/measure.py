@@ -73,6 +73,7 @@ def tune(
     plain = start or Choice()
     bench = _Bench(make, trying, tuple(forbidden), clock)
     bench.build(plain)
+    bench.steps[plain]()
     began = clock()
     best, rows = plain, []
     for knob in knobs:
@@ -111,13 +112,16 @@ class _Bench:
         self.steps: dict[Choice, Step] = {}
         self.losses: dict[Choice, float] = {}
         self.times: dict[Choice, list[float]] = {}
+        self.cold: dict[Choice, float] = {}
+        """What the first step took: caches are cold, memory is new, and compiling happens there."""
 
     def build(self, choice: Choice) -> None:
-        """Make it and take its first step, which is not timed: caches are cold, and compiling happens there."""
+        """Make it and take its first step, which does not count."""
         if choice not in self.steps:
             step = self.make(choice)
+            began = self.clock()
             self.losses[choice] = step()
-            step()
+            self.cold[choice] = self.clock() - began
             self.steps[choice] = step
 
     def against(self, choice: Choice, best: Choice, rounds: int, deadline: float) -> Row:
@@ -129,6 +133,10 @@ class _Bench:
             wrong = self._wrong(choice, best)
             if wrong:
                 return Row(choice, None, None, wrong)
+            if not choice.compile and self.cold[choice] > 3.0 * self.cold[best] + 1.0:
+                return Row(choice, self.cold[choice], None, "its first step was far slower")
+            if len(self.times.get(choice, ())) == 0:
+                self.steps[choice]()
             ratios = self._in_turns(choice, best, rounds, deadline)
         except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
             return Row(
@@ -190,7 +198,7 @@ class Training:
         if self.device.type == "cpu" and torch.get_num_threads() > 1:
             now = torch.get_num_threads()
             found.append(Knob("threads", tuple(dict.fromkeys((0, max(1, now // 2), 1)))))
-        if self.device.type in ("cpu", "cuda"):
+        if self.device.type == "cuda" or (self.device.type == "cpu" and cpu_likes_bf16()):
             found.append(Knob("precision", ("fp32", "bf16")))
         if nn.Conv2d in kinds:
             found.append(Knob("layout", ("contiguous", "channels_last")))
@@ -239,6 +247,21 @@ class Training:
                 yield from data
             finally:
                 data.close()
+
+
+def cpu_likes_bf16() -> bool:
+    """Whether this CPU multiplies bf16 at least nearly as fast as fp32. Where it is emulated, a step takes minutes."""
+    times = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.ones(192, 192, dtype=dtype)
+        x @ x
+        rounds = []
+        for _ in range(5):
+            began = time.perf_counter()
+            x @ x
+            rounds.append(time.perf_counter() - began)
+        times[dtype] = min(rounds)
+    return times[torch.bfloat16] < 1.5 * times[torch.float32]
 
 
 def _cut(batch: Any, pieces: int) -> Iterator[tuple[Any, float]]:

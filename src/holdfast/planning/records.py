@@ -12,6 +12,7 @@ Both files may come from anywhere: what is no choice, or none of the candidates,
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,7 +23,8 @@ from holdfast import files
 from holdfast.planning.choice import Choice, Knob
 
 FILE = "tuning.json"
-REMEMBERED_FOR_S = 30 * 86400.0
+REMEMBERED_FOR_S, BUSY_S = 30 * 86400.0, 3600.0
+"""What was measured on a busy machine may be wrong for a quiet one, and is forgotten sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,10 @@ class Memory:
 
     def recall(self, knobs: Sequence[Knob], start: Choice) -> Result | None:
         found = (files.read_json(self.path) or {}).get(self.key)
-        if not isinstance(found, dict) or not 0 <= time.time() - files.number(found.get("when")) < REMEMBERED_FOR_S:
+        if not isinstance(found, dict):
+            return None
+        lasts = BUSY_S if found.get("busy") else REMEMBERED_FOR_S
+        if not 0 <= time.time() - files.number(found.get("when")) < lasts:
             return None
         choice = Choice.from_json(found.get("choice"))
         if choice is None:
@@ -130,7 +135,12 @@ class Memory:
         )
 
     def keep(self, result: Result) -> None:
-        told = {"choice": result.choice.to_json(), "speedup": round(result.speedup, 3), "when": time.time()}
+        told = {
+            "choice": result.choice.to_json(),
+            "speedup": round(result.speedup, 3),
+            "when": time.time(),
+            "busy": busy(),
+        }
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             data = files.read_json(self.path) or {}
@@ -138,3 +148,11 @@ class Memory:
             files.write_json(self.path, {**newest, self.key: told})
         except OSError:
             return
+
+
+def busy() -> bool:
+    """Whether clearly more wants to run here than there are cores; False where that cannot be asked."""
+    try:
+        return os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1)
+    except (AttributeError, OSError):
+        return False
