@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import blame
 import doctor
+import eeg_training
 import leaks
 import storage
 import testers
@@ -52,6 +53,9 @@ PARTS = {
     "doctor": Part(doctor.doctor, doctor.doctor_bounds),
     "testers": Part(testers.testers, testers.testers_bounds),
     "soak": Part(training.soak, training.soak_bounds),
+    "eeg-step": Part(eeg_training.step, eeg_training.step_bounds),
+    "eeg-heads": Part(eeg_training.heads, eeg_training.heads_bounds),
+    "eeg-demo": Part(eeg_training.demo, eeg_training.demo_bounds),
 }
 
 

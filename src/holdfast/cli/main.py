@@ -38,6 +38,7 @@ COMMANDS = {
     "show": Command("runs:add_show", "everything about a run"),
     "fsck": Command("fsck", "what of a run folder is good, and what is damaged"),
     "ledger": Command("ledger", "how far each device is trusted, and why"),
+    "eeg": Command("eeg", "EEG data: download, simulate, check, prepare"),
     "chaos": Command("chaos", "inject faults into a run and print the receipt"),
     "explain": Command("explain", "what a code means, what holdfast does about it, what you can do"),
     "env": Command("env", "a report about this machine, ready to paste"),

@@ -99,6 +99,10 @@ def run(args: argparse.Namespace) -> int:
     code = _go_on(folder, facts, argv, arguments, settings, args, output)
     if args.booted:
         at_boot.clean_up(folder)
+    if code == ExitCode.OK and folder.info.get("stages"):
+        from holdfast.cli import stages
+
+        return stages.go_on(folder, output)
     return code
 
 

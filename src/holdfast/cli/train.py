@@ -1,6 +1,7 @@
-"""`holdfast train`: a supervised run of a script.
+"""`holdfast train`: a supervised run of a script, or of a workload that comes with holdfast.
 
     holdfast train my_script.py                        on the best device here
+    holdfast train eeg                                 a workload by its name: workloads/registry.py
     holdfast train my_script.py lr=3e-4 epochs=20      arguments of its train(session, lr=…, epochs=…)
     holdfast train my_script.py checkpoint.every=30s   settings of holdfast have a dot
     holdfast train my_script.py --detach               in the background
@@ -22,12 +23,13 @@ from typing import Any
 
 from holdfast import __version__
 from holdfast.cli.output import Output, add_flags
-from holdfast.cli.usage import Parser, UsageError
+from holdfast.cli.usage import Parser, UsageError, similar
 from holdfast.errors import UserError
 from holdfast.events import utc_now
 from holdfast.runfolder import RunFolder, redact
 from holdfast.runtime import script
 from holdfast.settings import Settings, parse_overrides
+from holdfast.workloads import registry
 
 
 def add_parser(subparsers: Any) -> Parser:
@@ -36,11 +38,12 @@ def add_parser(subparsers: Any) -> Parser:
         "train",
         help="a supervised run",
         description="""\
-Train a script under supervision. It survives crashes, hangs, kill -9 and memory
+Train a script, or a workload by its name, under supervision. It survives crashes, hangs, kill -9 and memory
 exhaustion of the process that trains it, and ends with the same weights.
 
 examples:
   holdfast train my_script.py                       on the best device here
+  holdfast train eeg                                a workload: EEG, simulated if no data are given
   holdfast train my_script.py lr=3e-4 epochs=20     arguments of its train(session, …)
   holdfast train my_script.py checkpoint.every=30s  a setting of holdfast: it has a dot
   holdfast train my_script.py --detach              in the background
@@ -59,7 +62,9 @@ examples:
 
 
 def add_script_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("script", metavar="SCRIPT", help="a Python file with `def train(session)`")
+    parser.add_argument(
+        "script", metavar="SCRIPT", help="a Python file with `def train(session)`, or the name of a workload"
+    )
     parser.add_argument(
         "words",
         nargs="*",
@@ -78,6 +83,11 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked, make the run folder, supervise."""
     output = Output.from_args(args)
+    workload = registry.find(args.script)
+    if workload is not None and workload.stages:
+        from holdfast.cli import stages
+
+        return stages.run(workload, args, output)
     order = read_order(args.script, args.words, device=args.device, seed=args.seed, argv=args.script_argv)
     from holdfast.cli.supervise import rungs_for
 
@@ -85,16 +95,17 @@ def run(args: argparse.Namespace) -> int:
     if args.detach:
         from holdfast.cli import detach
 
-        return detach.train(_create(order), args, output)
-    run_folder = RunFolder.open(Path(args.background)) if args.background else _create(order)
+        return detach.train(create(order), args, output)
+    run_folder = RunFolder.open(Path(args.background)) if args.background else create(order)
     if args.background:
         from holdfast.cli import detach
 
         detach.survive_hangup()
-    return _supervise(run_folder, order, rungs, output)
+    return supervise(run_folder, order, rungs, output)
 
 
-def _supervise(run_folder: RunFolder, order: Order, rungs: list[Any], output: Output) -> int:
+def supervise(run_folder: RunFolder, order: Order, rungs: list[Any], output: Output) -> int:
+    """One run to its end."""
     from holdfast.cli.supervise import conduct, preload_for
     from holdfast.runtime.supervisor import Plan
 
@@ -168,6 +179,12 @@ def split_words(words: list[str], command: str) -> tuple[dict[str, str], dict[st
 def read_script(asked: str, command: str) -> script.Facts:
     """The script as it was named, for messages; its absolute path, so that a run can be resumed from anywhere."""
     path = Path(asked).expanduser()
+    workload = registry.find(asked)
+    if workload is not None and workload.script is not None:
+        workload.check_installed()
+        return script.read(workload.script)
+    if path.name == asked and not path.suffix and not path.exists():
+        raise _no_workload(asked, command)
     try:
         facts = script.read(path)
     except UserError as error:
@@ -177,10 +194,26 @@ def read_script(asked: str, command: str) -> script.Facts:
     return dataclasses.replace(facts, path=path.absolute())
 
 
-def _create(order: Order) -> RunFolder:
+def _no_workload(asked: str, command: str) -> UsageError:
+    workload = registry.find(asked)
+    if workload is not None:
+        tips = [f"give `holdfast {command}` one of them"]
+        cause = f"it is made of several runs: {', '.join(workload.stages)}"
+        return UsageError(f"`{asked}` is not one run", command=command, cause=cause, tips=tips)
+    known = registry.names()
+    return UsageError(
+        f"unknown workload `{asked}`",
+        command=command,
+        cause=f"the workloads are {', '.join(known)}",
+        tips=[*similar(asked, known, "workload"), f"a script is named with its ending: `{asked}.py`"],
+    )
+
+
+def create(order: Order, **more: Any) -> RunFolder:
+    """The folder of a new run; `more` is kept in its run.json."""
     path = order.facts.path
-    workload = re.sub(r"[^\w.-]+", "-", path.stem).strip("-") or "run"
-    return RunFolder.create(Path(order.settings.run.folder), workload, run_info(order))
+    workload = registry.named_by(path) or re.sub(r"[^\w.-]+", "-", path.stem).strip("-") or "run"
+    return RunFolder.create(Path(order.settings.run.folder), workload, {**run_info(order), **more})
 
 
 def run_info(order: Order) -> dict[str, Any]:
@@ -194,6 +227,7 @@ def run_info(order: Order) -> dict[str, Any]:
         "cwd": os.getcwd(),
         "argv": redact(order.argv),
         "arguments": dict(pair.split("=", 1) for pair in pairs),
+        "parent": order.arguments.get("parent") or None,
         "seed": order.settings.run.seed,
         "threads": order.threads,
         "settings": order.settings.to_json(),

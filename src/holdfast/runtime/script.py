@@ -158,6 +158,16 @@ def _bad(key: str, text: str, wanted: str, default: Any) -> UserError:
     )
 
 
+def packaged_name(path: Path) -> str | None:
+    """The dotted name of a script that is part of holdfast itself; None for a user's."""
+    import holdfast
+
+    root = Path(holdfast.__file__).parent
+    if root / "workloads" not in path.parents:
+        return None
+    return ".".join(["holdfast", *path.relative_to(root).with_suffix("").parts])
+
+
 def module_name(path: Path) -> str:
     """The name under which the script is imported; loader processes find its classes by it."""
     stem = "".join(char if char.isalnum() else "_" for char in path.stem)

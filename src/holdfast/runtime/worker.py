@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import importlib.util
 import inspect
 import io
@@ -328,8 +329,11 @@ def seed_everything(seed: int) -> None:
 
 def load_train(path: Path, argv: list[str]) -> Callable[..., None]:
     """Import the script and find its `train(session)`. `if __name__ == "__main__"` does not run."""
-    name = script.module_name(path)
     sys.argv = [str(path), *argv]
+    packaged = script.packaged_name(path)
+    if packaged is not None:  # a workload of ours: imported by its own name, its folder shadows nobody's modules
+        return importlib.import_module(packaged).train  # type: ignore[no-any-return]
+    name = script.module_name(path)
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None

@@ -1,0 +1,1 @@
+"""Which way to train? Measured, not guessed."""

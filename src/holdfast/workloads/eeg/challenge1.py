@@ -1,0 +1,174 @@
+"""Challenge 1: when will the button be pressed? The response time of each trial, from the two seconds around it.
+
+    holdfast train eeg-challenge1                              on simulated EEG
+    holdfast train eeg-challenge1 data=cache                   on windows made by `holdfast eeg prepare`
+    holdfast train eeg-challenge1 head=scalar                  plain regression, for comparison
+    holdfast train eeg-challenge1 model=transformer            the baseline; or any model of braindecode: model=EEGNeX
+    holdfast train eeg-challenge1 parent=calm-heron            from pretrained weights
+    holdfast train eeg-challenge1 members=4 folds=true         an ensemble over releases, scored out of fold as well
+
+The press is found in time (heads.TimeHead) rather than regressed. What is printed at the end is on subjects that
+were neither trained on nor used to decide when to stop, with its interval and beside what guessing would get.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import holdfast
+from holdfast.errors import UserError
+from holdfast.workloads.eeg import baselines, models, reporting, scores
+from holdfast.workloads.eeg.heads import Ensemble, Net, ScalarHead, TimeHead, coral
+from holdfast.workloads.eeg.inputs import windows_for
+from holdfast.workloads.eeg.splits import Rows, split
+from holdfast.workloads.eeg.splits import folds as fold_of
+from holdfast.workloads.eeg.training import Plan, Samples, fit, inherit, predict
+
+START = 0.5
+"""Seconds from the stimulus to the first sample of a window, as the competition cuts them."""
+
+
+def train(
+    session: holdfast.Session,
+    *,
+    data: str = "",
+    parent: str = "",
+    model: str = "tempo",
+    head: str = "time",
+    members: int = 1,
+    folds: bool = False,
+    valid: str = "",
+    test: str = "",
+    epochs: int = 12,
+    batch: int = 64,
+    lr: float = 4e-3,
+    weight_decay: float = 0.02,
+    width: int = 0,
+    dropout: float = 0.1,
+    augment: float = 1.0,
+    align: float = 0.0,
+    patience: int = 6,
+    tune: bool = True,
+    precision: str = "",
+) -> None:
+    """One run: windows, split, net, training, scores."""
+    windows = windows_for(session, "challenge1", data)
+    table = windows.table
+    times = table["response_time"]
+    if not np.isfinite(times).any():
+        raise UserError(f"no window in {windows.folder} has a response time", hints=["`holdfast eeg check` says why"])
+    parts = split(table, valid=valid, test=test, keep=np.isfinite(times))
+    print(f"split {parts.how}", flush=True)
+
+    net = build_net(windows, parts.train, model=model, head=head, members=members, width=width, dropout=dropout)
+    for member in net.members:
+        if parent:
+            print(inherit(member.backbone, parent, session), flush=True)
+    print(f"{model} with {head} head: {models.parameters(net):,} parameters", flush=True)
+    options = backbone_options(model, width, dropout)
+    reporting.keep_net(session, windows, net, challenge=1, model=model, head=head, options=options, start=START,
+                       names=["response_time"], column=0, samples=windows.samples, valid=valid, test=test)  # fmt: skip
+    fold = fold_of(table, parts.train, members) if folds and members > 1 else None
+    _, domain = np.unique(table["release"][parts.train], return_inverse=True)
+    samples = Samples(windows, parts.train, times[parts.train, None], augment=augment, shift_s=0.08 if augment else 0.0,
+                      domain=domain.astype(np.int64), fold=fold)  # fmt: skip
+
+    def loss_of(net: Any, batch: Any) -> torch.Tensor:
+        x, targets, release, held_out = batch
+        loss: torch.Tensor = net.loss(x, targets, held_out if fold is not None else None)
+        if align:
+            loss = loss + align * coral(net.members[0].backbone.summary(x), release)
+        return loss
+
+    def check() -> dict[str, float]:
+        guess = predict(net, windows, parts.valid, session.device)[:, 0]
+        truth = times[parts.valid]
+        return {"valid_nrmse": scores.shrunk_nrmse(truth, guess), "valid_r": scores.pearson(truth, guess)}
+
+    plan = Plan(epochs, batch, lr, weight_decay, patience, tune, fixed=(("precision", precision),) if precision else ())
+    fit(session, net, samples, loss_of, check, plan)
+    calibrate(net, windows, parts.valid, times, float(times[parts.train].mean()), session.device)
+    report(session, net, windows, parts.train, parts.test if len(parts.test) else parts.valid, fold, model, head)
+
+
+def build_net(
+    windows: Any, rows: Rows, *, model: str, head: str, members: int = 1, width: int = 0, dropout: float = 0.1
+) -> Ensemble:
+    """As many nets as asked for, with the channel scales of the training windows."""
+    if head not in ("time", "scalar"):
+        raise UserError(f"head is {head!r}", cause="there are: time, scalar")
+    mean = float(np.nanmean(windows.table["response_time"][rows]))
+    some = torch.from_numpy(windows.batch(np.sort(np.random.default_rng(0).permutation(rows)[:256])))
+    nets: list[nn.Module] = []
+    for _ in range(max(1, members)):
+        backbone = backbone_for(windows, model, windows.samples, width, dropout)
+        backbone.norm.fit(some)
+        seconds = windows.samples / windows.rate
+        nets.append(Net(backbone, TimeHead(backbone, start=START, seconds=seconds) if head == "time"
+                        else ScalarHead(backbone, mean)))  # fmt: skip
+    return Ensemble(nets)
+
+
+def backbone_for(windows: Any, model: str, samples: int, width: int = 0, dropout: float = 0.1) -> Any:
+    """The backbone of this name for these windows; an unknown name is an error that says what there is."""
+    if model not in models.OWN:
+        reporting.check_foreign(model)
+    options = backbone_options(model, width, dropout)
+    try:
+        return models.build(model, channels=len(windows.channels), samples=samples, rate=windows.rate, **options)
+    except (TypeError, ValueError, AssertionError) as error:
+        if model in models.OWN:
+            raise
+        raise UserError(
+            f"{model} cannot be made for {len(windows.channels)} channels x {samples} samples", cause=str(error)
+        ) from error
+
+
+def backbone_options(model: str, width: int, dropout: float) -> dict[str, Any]:
+    """What `models.build` is given besides the sizes of the windows."""
+    return ({"width": width} if width else {}) | ({"dropout": dropout} if model in models.OWN else {})
+
+
+def calibrate(
+    net: Ensemble, windows: Any, rows: Rows, truth: Any, centre: float, device: torch.device, length: int = 0
+) -> None:
+    """Shrink towards the mean as much as the validation subjects ask for; part of the weights from then on."""
+    columns = truth[rows] if truth.ndim == 2 else truth[rows, None]
+    centres = np.broadcast_to(np.asarray(centre, dtype=np.float64), columns.shape[1:])
+    for member in net.members:
+        guess = predict(member, windows, rows, device, length=length)
+        for column in range(columns.shape[1]):
+            gain, bias = scores.calibrate(columns[:, column], guess[:, column], float(centres[column]))
+            member.gain[column], member.bias[column] = gain, bias
+
+
+def report(
+    session: holdfast.Session, net: Ensemble, windows: Any, train: Rows, test: Rows, fold: Any, model: str, head: str
+) -> None:
+    """The scores on held-out subjects, printed and kept in scores.json."""
+    table = windows.table
+    times, subjects = table["response_time"], table["subject"]
+    guess = predict(net, windows, test, session.device)[:, 0].astype(np.float64)
+    truth = times[test]
+    people = reporting.people(table)
+    constant = baselines.constant(times[train])
+    rows = scores.baseline_rows(
+        truth, subjects[test], constant=constant,
+        age_and_sex=baselines.age_and_sex(people[train], times[train], people[test]),
+        oracle=baselines.subject_mean(truth, subjects[test]),
+    )  # fmt: skip
+    result = {
+        "challenge": 1,
+        "model": model,
+        "head": head,
+        **reporting.described(windows, test),
+        **scores.measured(truth, guess, subjects[test], constant, auroc_too=True),
+        "baselines": rows,
+    }
+    if fold is not None:
+        result["out_of_fold"] = reporting.out_of_fold(net, windows, train, times, fold, session.device)
+    reporting.tell(session, result)

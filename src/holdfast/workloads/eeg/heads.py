@@ -1,0 +1,193 @@
+"""What is predicted from a backbone's features, how it is scored in training, and how it becomes seconds or factors.
+
+    net = Net(backbone, TimeHead(backbone, start=0.5, seconds=2.0))      # Challenge 1: when in the window is the press?
+    net = Net(backbone, ScalarHead(backbone))                            # the same question as plain regression
+    net = Net(backbone, FactorsHead(backbone, ("externalizing",)))       # Challenge 2, with age and sex on the side
+    net(x)                                                               # (batch, outputs): what a scorer wants
+    net.head.loss(net.head.raw(net.backbone, x), targets)                # what training wants
+
+Only torch is imported, see models.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Net(nn.Module):
+    """A backbone, a head, and the last correction that was fitted on the validation subjects."""
+
+    backbone: Any
+    head: Any
+    gain: torch.Tensor
+    bias: torch.Tensor
+
+    def __init__(self, backbone: Any, head: Any) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+        self.register_buffer("gain", torch.ones(head.outputs))
+        self.register_buffer("bias", torch.zeros(head.outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.plain(x) * self.gain + self.bias
+
+    def plain(self, x: torch.Tensor) -> torch.Tensor:
+        """Without the last correction."""
+        found: torch.Tensor = self.head.read(self.head.raw(self.backbone, x))
+        return found
+
+    def loss(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head.loss(self.head.raw(self.backbone, x), targets)
+        return found
+
+
+class Ensemble(nn.Module):
+    """Several nets whose answers are averaged. Trained together, each on the samples that are not held out from it."""
+
+    members: Any
+
+    def __init__(self, members: list[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([member(x) for member in self.members]).mean(dim=0)
+
+    def loss(self, x: torch.Tensor, targets: torch.Tensor, fold: torch.Tensor | None = None) -> torch.Tensor:
+        losses = []
+        for number, member in enumerate(self.members):
+            mine = slice(None) if fold is None else fold != number
+            if fold is None or bool((fold != number).any()):
+                losses.append(member.loss(x[mine], targets[mine]))
+        return torch.stack(losses).mean()
+
+
+class TimeHead(nn.Module):
+    """The press as a distribution over the samples of a window: trained against a bump there, read as its mean.
+
+    Finding a moment is easier than weighing the whole window into one number, and the loss at every sample says
+    where. `start` and `seconds` place the window after the stimulus.
+    """
+
+    times: torch.Tensor
+
+    def __init__(
+        self,
+        backbone: Any,
+        *,
+        start: float = 0.5,
+        seconds: float = 2.0,
+        sigma: float = 0.12,
+        vector_steps: int = 50,
+    ) -> None:
+        super().__init__()
+        steps = int(backbone.steps)
+        self.outputs = 1
+        self.sigma = sigma
+        self.vector = steps == 0
+        steps = steps or vector_steps
+        width = int(backbone.width)
+        self.logits: nn.Module = nn.Linear(width, steps) if self.vector else nn.Conv1d(width, 1, 1)
+        self.prior = nn.Parameter(torch.zeros(steps))
+        centres = (torch.arange(steps, dtype=torch.float32) + 0.5) / steps * seconds + start
+        self.register_buffer("times", centres)
+
+    def raw(self, backbone: Any, x: torch.Tensor) -> torch.Tensor:
+        """Logits over time."""
+        features = backbone.sequence(x)
+        logits: torch.Tensor = self.logits(features)
+        return (logits if self.vector else logits.squeeze(1)).float() + self.prior
+
+    def read(self, raw: torch.Tensor) -> torch.Tensor:
+        return (raw.softmax(dim=1) * self.times).sum(dim=1, keepdim=True)
+
+    def loss(self, raw: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        when = targets[:, :1].clamp(float(self.times[0]), float(self.times[-1]))
+        bump = (-0.5 * ((self.times - when) / self.sigma).square()).softmax(dim=1)
+        divergence = functional.kl_div(raw.log_softmax(dim=1), bump, reduction="batchmean")
+        return divergence + 4.0 * functional.mse_loss(self.read(raw), targets[:, :1])
+
+
+class ScalarHead(nn.Module):
+    """Response time as plain regression from the summary of the window."""
+
+    def __init__(self, backbone: Any, mean: float = 1.6) -> None:
+        super().__init__()
+        self.outputs = 1
+        self.out = nn.Linear(int(backbone.summary_width), 1)
+        nn.init.constant_(self.out.bias, mean)
+
+    def raw(self, backbone: Any, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.out(backbone.summary(x)).float()
+        return found
+
+    def read(self, raw: torch.Tensor) -> torch.Tensor:
+        return raw
+
+    def loss(self, raw: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(raw, targets[:, :1])
+
+
+class FactorsHead(nn.Module):
+    """Factors of psychopathology, with age and sex on the side: they are in the EEG far more clearly.
+
+    Targets are standardised inside; a label that is missing (NaN) is not counted. The columns of `targets` are the
+    factors, then age, then sex (1 for male).
+    """
+
+    mean: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, backbone: Any, names: tuple[str, ...], hidden: int = 32, beside: float = 0.5) -> None:
+        super().__init__()
+        self.names = tuple(names)
+        self.outputs = len(self.names)
+        self.beside = beside
+        width = int(backbone.summary_width)
+        self.trunk = nn.Sequential(nn.BatchNorm1d(width), nn.Linear(width, hidden), nn.GELU(), nn.Dropout(0.2))
+        self.person = nn.Linear(hidden, 2)
+        self.factors = nn.Linear(hidden + 2, self.outputs)
+        self.register_buffer("mean", torch.zeros(self.outputs + 2))
+        self.register_buffer("scale", torch.ones(self.outputs + 2))
+
+    def fit(self, targets: torch.Tensor) -> None:
+        """Mean and spread of the training labels; sex stays 0 or 1."""
+        for column in range(self.outputs + 1):
+            known = targets[:, column][~targets[:, column].isnan()]
+            if len(known) > 1:
+                self.mean[column], self.scale[column] = known.mean(), known.std().clamp_min(1e-6)
+
+    def raw(self, backbone: Any, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.trunk(backbone.summary(x).float())
+        person = self.person(hidden)
+        about = torch.stack([person[:, 0], person[:, 1].sigmoid()], dim=1)
+        return torch.cat([self.factors(torch.cat([hidden, about], dim=1)), person], dim=1)
+
+    def read(self, raw: torch.Tensor) -> torch.Tensor:
+        count = self.outputs
+        return raw[:, :count] * self.scale[:count] + self.mean[:count]
+
+    def loss(self, raw: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        wanted = (targets - self.mean) / self.scale
+        count = self.outputs
+        known = ~wanted.isnan()
+        wanted = wanted.nan_to_num()
+        squares = (raw[:, : count + 1] - wanted[:, : count + 1]).square() * known[:, : count + 1]
+        means = squares.sum(dim=0) / known[:, : count + 1].sum(dim=0).clamp_min(1)
+        sex = functional.binary_cross_entropy_with_logits(raw[:, -1], wanted[:, -1].clamp(0, 1), reduction="none")
+        sex = (sex * known[:, -1]).sum() / known[:, -1].sum().clamp_min(1)
+        return means[:count].mean() + self.beside * (means[count] + sex)
+
+
+def coral(features: torch.Tensor, domain: torch.Tensor) -> torch.Tensor:
+    """CORAL: how far the feature covariance of one release is from that of the others (Sun and Saenko, 2016)."""
+    here = domain == domain.mode().values
+    if int(here.sum()) < 4 or int((~here).sum()) < 4:
+        return features.sum() * 0.0
+    one, other = (torch.cov(features[part].float().T) for part in (here, ~here))
+    return (one - other).square().sum() / (4.0 * features.shape[1] ** 2)

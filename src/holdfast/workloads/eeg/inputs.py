@@ -1,0 +1,60 @@
+"""The windows of a stage: a cache that `holdfast eeg prepare` made, or the simulated set if none is named.
+
+windows = windows_for(session, "challenge1", data="")           # simulated, made once, with progress
+windows = windows_for(session, "challenge1", data="cache")      # cache/challenge1…, or cache itself
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import holdfast
+from holdfast.errors import UserError
+from holdfast.workloads.eeg import cache
+
+DEMO = "HOLDFAST_EEG_DEMO"
+"""Where the simulated set is kept, if not in the user's cache folder."""
+DEMO_SEED = 0
+"""Not the seed of the run: runs with other seeds are compared on the same data."""
+
+
+def windows_for(session: holdfast.Session, kind: str, data: str) -> Any:
+    """Open, or simulate and prepare first; long work reports its progress."""
+    windows = _of_demo(session, kind) if not data else cache.open(_folder(Path(data).expanduser(), kind))
+    if not len(windows):
+        raise UserError(
+            f"there are no windows in {windows.folder}", hints=["`holdfast eeg check DATA` says what is missing"]
+        )
+    told = "SIMULATED EEG" if windows.simulated else "EEG"
+    print(f"{told}: {windows!r} in {windows.folder}", flush=True)
+    return windows
+
+
+def _folder(folder: Path, kind: str) -> Path:
+    """The cache itself, or the one of this kind inside."""
+    if (folder / cache.META).exists() or not folder.is_dir():
+        return folder
+    found = sorted(each.parent for each in folder.glob(f"*/{cache.META}") if each.parent.name.startswith(kind))
+    if kind == "pretrain" and not found:
+        return _folder(folder, "challenge2")
+    if not found:
+        raise UserError(
+            f"{folder} holds no windows for {kind}", hints=[f"make them with `holdfast eeg prepare DATA {folder}`"]
+        )
+    return found[0]
+
+
+def _of_demo(session: holdfast.Session, kind: str) -> Any:
+    from holdfast.workloads.eeg.demo import demo_data
+
+    return demo_data(demo_folder(), DEMO_SEED, progress=session.progress)[kind]
+
+
+def demo_folder() -> Path:
+    """The same for all runs of a user: it is made once."""
+    if os.environ.get(DEMO):
+        return Path(os.environ[DEMO])
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "holdfast" / "eeg-demo"

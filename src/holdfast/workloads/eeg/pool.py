@@ -1,0 +1,80 @@
+"""Work on many recordings by several processes; one that dies of a recording takes nothing else with it.
+
+    for item, result in pool.ordered(work, items, workers=2):       # in the order of the items
+        ...                                                         # result is Died where its process was ended
+
+At most a few results wait at a time, so that memory and disk are bounded. With one worker the work is done here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Died:
+    """The process that worked on an item was ended, twice, by whatever ended it."""
+
+
+def usual_workers() -> int:
+    """The processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def ordered(
+    work: Callable[[Item], Any], items: Sequence[Item], workers: int | None = None
+) -> Iterator[tuple[Item, Any]]:
+    """Each item with what `work` returned for it."""
+    workers = min(len(items), usual_workers() if workers is None else workers)
+    if workers <= 1:
+        for item in items:
+            yield item, work(item)
+        return
+    waiting: deque[tuple[Item, Future[Any]]] = deque()
+    rest = deque(items)
+    executor = _executor(workers)
+    try:
+        while rest or waiting:
+            while rest and len(waiting) < 2 * workers:
+                item = rest.popleft()
+                waiting.append((item, executor.submit(work, item)))
+            item, future = waiting.popleft()
+            try:
+                yield item, future.result()
+            except BrokenProcessPool:
+                # Whoever ended it is among those that were begun: each of them again, one at a time.
+                executor.shutdown(wait=False, cancel_futures=True)
+                begun = [item, *(each for each, _ in waiting)]
+                waiting.clear()
+                yield from _one_by_one(work, begun)
+                executor = _executor(workers)
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _one_by_one(work: Callable[[Item], Any], items: Sequence[Item]) -> Iterator[tuple[Item, Any]]:
+    """A single process at a time, so that it is known which item ended it."""
+    executor = _executor(1)
+    try:
+        for item in items:
+            try:
+                result = executor.submit(work, item).result()
+            except BrokenProcessPool:
+                result, executor = Died(), _executor(1)
+            yield item, result
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _executor(workers: int) -> ProcessPoolExecutor:
+    # spawn: the caller may have threads (torch, a training run), and a fork of those can hang
+    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"))

@@ -1,0 +1,179 @@
+"""The competition's metric and its friends, in plain numpy.
+
+    nrmse(truth, guess)                                   # rmse / std(truth): 1.0 is what the mean gets
+    overall(challenge1=0.914, challenge2=0.985)           # 0.3 C1 + 0.7 C2 = 0.9637
+    pearson(truth, guess), auroc(slow, guess)
+    interval(nrmse, truth, guess, subjects)               # (low, high): subjects are drawn, not windows
+    inside_noise(nrmse, truth, guess, subjects, constant) # whether it could be the constant's luck
+
+Unknown is NaN, never a number: a constant guess has no correlation, labels of one kind have no AUROC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+Metric = Callable[[Floats, Floats], float]
+
+WEIGHTS = (0.3, 0.7)
+"""Challenge 1 and Challenge 2 in the overall score."""
+
+
+def _pair(truth: ArrayLike, guess: ArrayLike) -> tuple[Floats, Floats]:
+    y, p = np.asarray(truth, dtype=np.float64).ravel(), np.asarray(guess, dtype=np.float64).ravel()
+    if y.shape != p.shape:
+        raise ValueError(f"{y.size} true values, {p.size} guesses")
+    return y, p
+
+
+def nrmse(truth: ArrayLike, guess: ArrayLike) -> float:
+    """Root mean square error over the standard deviation of the truth (ddof 0), as the competition has it."""
+    y, p = _pair(truth, guess)
+    spread = float(y.std()) if y.size else 0.0
+    return float(np.sqrt(np.mean((y - p) ** 2)) / spread) if spread > 0 else float("nan")
+
+
+def overall(challenge1: float, challenge2: float) -> float:
+    """The number of the leaderboard."""
+    return WEIGHTS[0] * challenge1 + WEIGHTS[1] * challenge2
+
+
+def pearson(truth: ArrayLike, guess: ArrayLike) -> float:
+    """Linear correlation; NaN if either side does not vary."""
+    y, p = _pair(truth, guess)
+    if y.size < 2:
+        return float("nan")
+    y, p = y - y.mean(), p - p.mean()
+    size = float(np.sqrt((y @ y) * (p @ p)))
+    return float(y @ p) / size if size > 1e-300 else float("nan")
+
+
+def auroc(positive: ArrayLike, guess: ArrayLike) -> float:
+    """The chance that a positive one is ranked above a negative one; ties count half."""
+    label, p = np.asarray(positive, dtype=bool).ravel(), np.asarray(guess, dtype=np.float64).ravel()
+    if label.shape != p.shape:
+        raise ValueError(f"{label.size} labels, {p.size} guesses")
+    ups, downs = int(label.sum()), int((~label).sum())
+    if not ups or not downs:
+        return float("nan")
+    ranks = _ranks(p)
+    return float((ranks[label].sum() - ups * (ups + 1) / 2) / (ups * downs))
+
+
+def _ranks(values: Floats) -> Floats:
+    """1, 2, 3, …; equal values share the mean of their ranks."""
+    order = np.argsort(values, kind="stable")
+    _, first, counts = np.unique(values[order], return_index=True, return_counts=True)
+    shared = np.repeat(first + (counts + 1) / 2, counts)
+    ranks = np.empty(len(values))
+    ranks[order] = shared
+    return ranks
+
+
+def slow(truth: ArrayLike) -> NDArray[np.bool_]:
+    """Trials slower than the median: the positive ones of the fast/slow AUROC."""
+    y = np.asarray(truth, dtype=np.float64).ravel()
+    return y > np.median(y)
+
+
+def fast_slow(truth: ArrayLike, guess: ArrayLike) -> float:
+    """AUROC of telling slow trials from fast ones."""
+    return auroc(slow(truth), guess)
+
+
+# How sure is it? --------------------------------------------------------------------------------------------
+
+
+def draws(subjects: ArrayLike, times: int, seed: int) -> list[NDArray[np.intp]]:
+    """Row indices of `times` bootstrap samples in which whole subjects are drawn with replacement."""
+    _, number = np.unique(np.asarray(subjects), return_inverse=True)
+    rows = [np.flatnonzero(number == each) for each in range(int(number.max()) + 1)] if number.size else []
+    generator = np.random.default_rng(seed)
+    return [
+        np.concatenate([rows[each] for each in generator.integers(len(rows), size=len(rows))]) for _ in range(times)
+    ]
+
+
+def bootstrap(
+    metric: Metric, truth: ArrayLike, guess: ArrayLike, subjects: ArrayLike, *, times: int = 500, seed: int = 0
+) -> Floats:
+    """The metric in each of `times` samples of subjects; undefined ones are left out."""
+    y, p = _pair(truth, guess)
+    values = np.array([metric(y[rows], p[rows]) for rows in draws(subjects, times, seed)])
+    kept: Floats = values[np.isfinite(values)]
+    return kept
+
+
+def interval(
+    metric: Metric, truth: ArrayLike, guess: ArrayLike, subjects: ArrayLike, *, times: int = 500, seed: int = 0
+) -> tuple[float, float]:
+    """The middle 95 % of `bootstrap`; NaN where too few samples define it."""
+    values = bootstrap(metric, truth, guess, subjects, times=times, seed=seed)
+    if len(values) < 20:
+        return float("nan"), float("nan")
+    low, high = np.percentile(values, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def inside_noise(
+    truth: ArrayLike, guess: ArrayLike, constant: ArrayLike, subjects: ArrayLike, *, times: int = 500, seed: int = 0
+) -> bool:
+    """Whether the gain over the constant, in the same subjects, is not clearly above zero (paired, 95 %)."""
+    y, p = _pair(truth, guess)
+    _, c = _pair(truth, np.broadcast_to(np.asarray(constant, dtype=np.float64), y.shape))
+    gains = np.array([nrmse(y[rows], c[rows]) - nrmse(y[rows], p[rows]) for rows in draws(subjects, times, seed)])
+    gains = gains[np.isfinite(gains)]
+    return len(gains) < 20 or float(np.percentile(gains, 2.5)) <= 0.0
+
+
+def calibrate(truth: ArrayLike, guess: ArrayLike, centre: float) -> tuple[float, float]:
+    """(gain, bias) that shrink a guess towards `centre`: least squares, never turned round, never stretched."""
+    y, p = _pair(truth, guess)
+    known = np.isfinite(y) & np.isfinite(p)
+    y, p = y[known], p[known]
+    variance = float(p.var()) if p.size > 2 else 0.0
+    if variance <= 1e-12:
+        return 0.0, centre
+    slope = float(np.mean((p - p.mean()) * (y - y.mean())) / variance)
+    slope = min(max(slope, 0.0), 1.0)
+    return slope, centre - slope * float(p.mean())
+
+
+def shrunk_nrmse(truth: ArrayLike, guess: ArrayLike) -> float:
+    """What `nrmse` would be after the best shrinking: for choosing weights whose scale is corrected afterwards."""
+    y, p = _pair(truth, guess)
+    gain, bias = calibrate(y, p, float(np.mean(y)))
+    return nrmse(y, gain * p + bias)
+
+
+def measured(truth: Any, guess: Any, subjects: Any, constant: float, *, auroc_too: bool = False) -> dict[str, Any]:
+    """The metrics with their intervals, and whether the gain over the constant is more than luck."""
+    found: dict[str, Any] = {}
+    wanted: dict[str, Metric] = {"nrmse": nrmse, "r": pearson}
+    if auroc_too:
+        wanted["auroc"] = fast_slow
+    for name, metric in wanted.items():
+        low, high = interval(metric, truth, guess, subjects)
+        found[name] = rounded(metric(truth, guess))
+        found[f"{name}_low"], found[f"{name}_high"] = rounded(low), rounded(high)
+    found["inside_noise"] = inside_noise(truth, guess, constant, subjects)
+    return found
+
+
+def baseline_rows(truth: Any, subjects: Any, **guesses: Any) -> dict[str, float | None]:
+    """nRMSE of each guess that never saw the EEG."""
+    return {
+        name: rounded(nrmse(truth, np.broadcast_to(np.asarray(guess, dtype=np.float64), truth.shape)))
+        for name, guess in guesses.items()
+    }
+
+
+def rounded(value: Any) -> float | None:
+    """For JSON: four digits, and null for what is unknown."""
+    number = float(value)
+    return round(number, 4) if np.isfinite(number) else None

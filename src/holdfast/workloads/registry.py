@@ -1,0 +1,102 @@
+"""The workloads that come with holdfast, by name: where each one's script is, and what it needs.
+
+    find("eeg-challenge1").script         # …/workloads/eeg/challenge1.py, a script like any user's
+    find("eeg").stages                    # ("eeg-pretrain", "eeg-challenge1", "eeg-challenge2")
+    find("egg")                           # None; `names()` has what there is
+
+A workload registers itself: its folder holds a `workload.toml` with one table per name. Nothing is imported to read
+it, so a typo costs milliseconds.
+
+    [eeg-challenge1]
+    about = "the response time of each trial"
+    script = "challenge1.py"
+    extra = "eeg"                         # `pip install 'holdfast[eeg]'`, if one of `needs` cannot be found
+    needs = ["mne"]
+
+A name with `stages` instead of a script is those runs, one after the other; the first is the `parent` of the others.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import UserError
+
+ROOT = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One name that `holdfast train` knows."""
+
+    name: str
+    about: str
+    script: Path | None = None
+    """The file with its `train(session)`; None if it is made of stages."""
+    stages: tuple[str, ...] = ()
+    """The names of the runs it is made of."""
+    closing: str = ""
+    """module:function that says in lines what the runs of the stages came to, from their folders."""
+    extra: str = ""
+    needs: tuple[str, ...] = ()
+
+    def check_installed(self) -> None:
+        """UserError if what it needs is not there."""
+        missing = [name for name in self.needs if importlib.util.find_spec(name) is None]
+        if missing:
+            raise UserError(
+                f"the workload `{self.name}` needs {', '.join(missing)}",
+                cause="not installed",
+                hints=[f"pip install 'holdfast[{self.extra}]'"],
+            )
+
+
+def all_workloads(root: Path = ROOT) -> dict[str, Workload]:
+    """Every registered name, in the order of the folders and files."""
+    found: dict[str, Workload] = {}
+    for file in sorted(root.glob("*/workload.toml")):
+        for name, table in _tables(file).items():
+            found[name] = _workload(name, table, file.parent)
+    return found
+
+
+def _tables(file: Path) -> dict[str, dict[str, Any]]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def _workload(name: str, table: dict[str, Any], folder: Path) -> Workload:
+    script = table.get("script")
+    return Workload(
+        name=name,
+        about=str(table.get("about", "")),
+        script=folder / str(script) if script else None,
+        stages=tuple(table.get("stages", ())),
+        closing=str(table.get("closing", "")),
+        extra=str(table.get("extra", "")),
+        needs=tuple(table.get("needs", ())),
+    )
+
+
+def find(name: str) -> Workload | None:
+    """The workload of this name, or None."""
+    return all_workloads().get(name)
+
+
+def names() -> list[str]:
+    """What `holdfast train` can be given besides a script."""
+    return list(all_workloads())
+
+
+def named_by(script: Path) -> str | None:
+    """The name whose script this file is: a run of it is called by that name."""
+    if ROOT not in script.parents:
+        return None
+    return next((each.name for each in all_workloads().values() if each.script == script), None)

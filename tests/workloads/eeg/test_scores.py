@@ -1,0 +1,146 @@
+"""The metrics, against numbers worked out by hand and formulas written another way."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from holdfast.workloads.eeg import baselines, scores
+
+
+def test_nrmse_is_rmse_over_the_population_spread() -> None:
+    truth, guess = [1.0, 2.0, 3.0, 6.0], [1.0, 2.0, 3.0, 2.0]
+    assert scores.nrmse(truth, guess) == pytest.approx(2.0 / math.sqrt(3.5))  # rmse 2, variance 14 / 4
+    assert scores.nrmse(truth, truth) == 0.0
+
+
+def test_the_mean_gets_exactly_one() -> None:
+    truth = np.random.default_rng(0).normal(1.6, 0.4, 1000)
+    assert scores.nrmse(truth, np.full(1000, truth.mean())) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_overall_reproduces_rows_of_the_final_leaderboard() -> None:
+    """Challenge 1, Challenge 2 and overall as they were published."""
+    for one, two, overall in (
+        (0.91394, 0.98519, 0.96381),
+        (0.92991, 0.97843, 0.96388),
+        (0.88668, 0.99816, 0.96472),
+        (0.91946, 0.99169, 0.97002),
+        (0.90932, 1.0, 0.97280),
+        (0.91060, 1.0, 0.97318),
+    ):
+        assert scores.overall(one, two) == pytest.approx(overall, abs=1.1e-5)
+
+
+def test_pearson() -> None:
+    random = np.random.default_rng(1)
+    y, p = random.normal(size=50), random.normal(size=50)
+    assert scores.pearson(y, p) == pytest.approx(np.corrcoef(y, p)[0, 1], abs=1e-12)
+    assert scores.pearson(y, 3 * y + 1) == pytest.approx(1.0)
+    assert scores.pearson(y, -y) == pytest.approx(-1.0)
+
+
+@pytest.mark.parametrize("guess", [[2.0, 2.0, 2.0], [0.0, 0.0, 0.0]])
+def test_a_constant_has_no_correlation(guess: list[float]) -> None:
+    assert math.isnan(scores.pearson([1.0, 2.0, 3.0], guess))
+
+
+def test_auroc_counts_pairs_and_halves_ties() -> None:
+    random = np.random.default_rng(2)
+    label = random.random(60) < 0.4
+    guess = random.integers(0, 8, 60).astype(float)  # many ties
+    pairs = [1.0 if a > b else 0.5 if a == b else 0.0 for a in guess[label] for b in guess[~label]]
+    assert scores.auroc(label, guess) == pytest.approx(sum(pairs) / len(pairs), abs=1e-12)
+    assert scores.auroc([True, True, False], [3, 2, 1]) == 1.0
+    assert math.isnan(scores.auroc([True, True], [1, 2]))
+
+
+def test_slow_is_above_the_median() -> None:
+    assert scores.slow([1, 2, 3, 4]).tolist() == [False, False, True, True]
+
+
+def test_lengths_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 true values, 2 guesses"):
+        scores.nrmse([1, 2, 3], [1, 2])
+
+
+def test_a_draw_holds_whole_subjects() -> None:
+    subjects = np.array(["a", "a", "a", "b", "c", "c"])
+    for rows in scores.draws(subjects, 50, seed=3):
+        drawn = subjects[rows]
+        assert (drawn == "a").sum() % 3 == 0 and (drawn == "c").sum() % 2 == 0
+        assert (drawn == "a").sum() / 3 + (drawn == "b").sum() + (drawn == "c").sum() / 2 == 3
+
+
+def test_the_interval_of_a_mean_is_the_known_one() -> None:
+    """One row a subject: the spread of the mean is sd / sqrt(n)."""
+    random = np.random.default_rng(4)
+    y = random.normal(size=400)
+    low, high = scores.interval(lambda a, b: float(a.mean()), y, y, np.arange(400), times=2000)
+    assert (high - low) / 2 == pytest.approx(1.96 * y.std() / 20, rel=0.08)
+    assert low < y.mean() < high
+
+
+def test_more_windows_of_the_same_subjects_make_it_no_surer() -> None:
+    random = np.random.default_rng(5)
+    person = random.normal(size=20)
+    once = scores.interval(lambda a, b: float(a.mean()), person, person, np.arange(20))
+    many = np.repeat(person, 30)
+    again = scores.interval(lambda a, b: float(a.mean()), many, many, np.repeat(np.arange(20), 30))
+    assert again == pytest.approx(once)
+
+
+def test_luck_is_inside_the_noise_and_knowledge_is_not() -> None:
+    random = np.random.default_rng(6)
+    subjects = np.repeat(np.arange(40), 5)
+    y = random.normal(size=200)
+    assert scores.inside_noise(y, 0.02 * random.normal(size=200), 0.0, subjects)
+    assert not scores.inside_noise(y, 0.5 * y, 0.0, subjects)
+
+
+def test_calibrating_shrinks_and_never_turns_round() -> None:
+    random = np.random.default_rng(7)
+    y = random.normal(2.0, 1.0, 500)
+    loud = 3.0 * (y + random.normal(size=500)) + 5
+    gain, bias = scores.calibrate(y, loud, centre=float(y.mean()))
+    assert 0.1 < gain < 0.25
+    assert scores.nrmse(y, gain * loud + bias) == pytest.approx(math.sqrt(1 - scores.pearson(y, loud) ** 2), rel=1e-6)
+    assert scores.calibrate(y, -y, centre=2.0) == (0.0, 2.0)
+    assert scores.calibrate(y, 0.1 * y, centre=2.0)[0] == 1.0
+    assert scores.calibrate(y, np.ones(500), centre=2.0) == (0.0, 2.0)
+
+
+def test_shrunk_nrmse_is_never_above_one() -> None:
+    random = np.random.default_rng(8)
+    y, p = random.normal(size=80), random.normal(size=80) * 100
+    assert scores.shrunk_nrmse(y, p) <= 1.0 + 1e-12
+
+
+def test_unknown_is_null() -> None:
+    assert scores.rounded(float("nan")) is None
+    assert scores.rounded(0.123456) == 0.1235
+
+
+# Baselines ------------------------------------------------------------------------------------------------------
+
+
+def test_constant_is_the_mean_of_what_is_known() -> None:
+    assert baselines.constant([1.0, float("nan"), 3.0]) == 2.0
+
+
+def test_age_and_sex_finds_a_line_and_bears_gaps() -> None:
+    random = np.random.default_rng(9)
+    people = np.stack([random.uniform(5, 18, 300), random.integers(0, 2, 300)], axis=1).astype(float)
+    y = 2.0 - 0.1 * people[:, 0] + 0.3 * people[:, 1]
+    people[7, 0] = np.nan
+    asked = np.array([[10.0, 1.0], [np.nan, 0.0]])
+    found = baselines.age_and_sex(people, y, asked, ridge=1e-6)
+    assert found[0] == pytest.approx(1.3, abs=0.02)
+    assert found[1] == pytest.approx(2.0 - 0.1 * np.nanmean(people[:, 0]), abs=0.05)
+    assert np.isfinite(baselines.age_and_sex(np.full((5, 2), np.nan), np.arange(5.0), asked)).all()
+
+
+def test_the_oracle_knows_each_subject() -> None:
+    assert baselines.subject_mean([1, 3, 10], ["a", "a", "b"]).tolist() == [2.0, 2.0, 10.0]
