@@ -136,10 +136,9 @@ def _line(output: Output, stamp: str, word: str, values: dict[str, Any]) -> None
 
 
 def _header(run: RunFolder, plan: Plan, settings: Settings) -> faces.Header:
-    hidden = {"run.folder", "run.seed", "run.device"}
     differs = [f"{key}={value}" for key, value in plan.arguments.items()]
     differs += [
-        f"{key} {settings.shown(key)}{_from(settings.source(key))}" for key in settings.changed() if key not in hidden
+        f"{key} {settings.shown(key)}{_from(settings.source(key))}" for key in settings.changed() if _worth_showing(key)
     ]
     return faces.Header(
         version=__version__,
@@ -151,7 +150,13 @@ def _header(run: RunFolder, plan: Plan, settings: Settings) -> faces.Header:
         seed=plan.seed,
         differs=differs,
         resumed_from=plan.resume.step if plan.resume else None,
+        threads=plan.threads,
     )
+
+
+def _worth_showing(key: str) -> bool:
+    """Where it stands in the header already, or may be secret, it is not shown again."""
+    return key not in ("run.folder", "run.seed", "run.device") and not key.startswith("notify.")
 
 
 def _from(source: str) -> str:

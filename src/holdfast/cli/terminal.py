@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from holdfast.cli.faces import Epochs, Header, QuietFace
+from holdfast.cli.faces import Bound, Epochs, Header, QuietFace
 from holdfast.cli.output import Screen, count, duration, metric, percent
 from holdfast.cli.reading import local_time
 from holdfast.cli.text import Lines, without_control
@@ -50,8 +50,10 @@ class TerminalFace(QuietFace):
         self._live = Live(console=self._console, auto_refresh=False, transient=True) if progress else None
         self._lines = Lines()
         self._epochs = Epochs()
+        self._bound = Bound(header.threads)
         self._columns: list[str] = []
         self._state = "starting: importing torch"
+        self._held = ""
 
     # -- what happens --------------------------------------------------------------------------------------
 
@@ -137,6 +139,17 @@ class TerminalFace(QuietFace):
         self._mark(event, "✓", f"saving again after {duration(event.data.get('seconds'))}", "green")
         self._state = ""
 
+    def _on_limit(self, event: Event) -> None:
+        """A limit of the settings was passed, acts, or is kept again."""
+        action, text = str(event.data.get("action")), str(event.data.get("text"))
+        if action in ("resume", "clear"):
+            self._mark(event, "✓", text, "green")
+        elif action in ("slow", "pause"):
+            self._mark(event, "↺", text, "cyan")
+        else:
+            self._mark(event, "!", text, "yellow")
+        self._held = {"slow": "slowed down", "pause": "paused"}.get(action, "" if action != "warn" else self._held)
+
     def _on_stopping(self, event: Event) -> None:
         name = str(event.data.get("signal"))
         self._state = "saving"
@@ -162,9 +175,17 @@ class TerminalFace(QuietFace):
 
     def beat(self, info: dict[str, Any]) -> None:
         self._epochs.loss = info.get("loss")
+        bottleneck = self._bound.news(info)
+        if bottleneck is not None:
+            event = Event("bottleneck", str(info.get("time")))
+            self._mark(event, "•", bottleneck.sentence, "")
+            if bottleneck.advice:
+                self._below("→", bottleneck.advice, "cyan")
         if self._live is not None:
             width = self._console.width - 3  # room for the ^C that a terminal echoes at the end of the line
-            self._draw(Text(self._fit(live_line(info, width, self._state)), no_wrap=True, overflow="crop"))
+            self._draw(
+                Text(self._fit(live_line(info, width, self._state or self._held)), no_wrap=True, overflow="crop")
+            )
 
     def _draw(self, text: Text) -> None:
         if self._live is not None:

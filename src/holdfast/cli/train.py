@@ -196,7 +196,7 @@ def run_info(order: Order) -> dict[str, Any]:
         "arguments": dict(pair.split("=", 1) for pair in pairs),
         "seed": order.settings.run.seed,
         "threads": order.threads,
-        "settings": order.settings.to_json(),
+        "settings": order.settings.recorded(),
         "holdfast": __version__,
         "python": platform.python_version(),
         "exit_code": None,

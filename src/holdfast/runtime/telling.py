@@ -22,6 +22,7 @@ from holdfast.runtime.board import Beat
 from holdfast.runtime.evidence import last_words
 from holdfast.runtime.faults import Fault
 from holdfast.runtime.ladder import Move
+from holdfast.runtime.spending import Spending
 
 _SMALLER_IS_BETTER = ("loss", "error", "mse", "mae", "rmse", "perplexity")
 
@@ -41,6 +42,10 @@ class Teller:
         self.run = run
         self.face = face
         self.rate = Rate()
+        self.spending = Spending()
+        self.readings: dict[str, Any] | None = None
+        """What the sensors said last (sensing.py), for readers elsewhere."""
+        self.energy_j: dict[str, float] = {}
         self.best = _known_best(run.info.get("best"))
         self.best_due = False
         """True from a new best value to the end of its epoch, when the weights that made it are committed."""
@@ -99,6 +104,7 @@ class Teller:
         """The board, mirrored for readers elsewhere."""
         batches = self._batches = beat.batches or self._batches
         total = beat.epochs * batches or None
+        self.spending.note(beat)
         info = {
             "schema": 1,
             "time": utc_now(),
@@ -119,6 +125,11 @@ class Teller:
             "time_left_s": self.rate.time_left(accounts.steps, total),
             "progress": {"done": beat.done, "total": beat.total, "label": beat.label} if beat.total else None,
             "recoveries": accounts.recoveries,
+            "loaders": beat.loaders,
+            "phases_s": self.spending.total_s(),
+            "recent_s": self.spending.recent_s(),
+            "readings": self.readings,
+            "energy_wh": {name: round(joules / 3600, 3) for name, joules in self.energy_j.items()},
         }
         self.run.write_beat(info)
         self.face.beat(info)
@@ -162,15 +173,26 @@ def _known_best(saved: object) -> dict[str, Any] | None:
 
 
 class Rate:
-    """Steps a second, from commits seen: a mean over the recent past that survives restarts."""
+    """Steps a second, from commits seen: a mean over the recent past that survives restarts.
+
+    The time left that is shown counts down and is drawn to the newest estimate, so that one slow evaluation or a
+    restart does not make it jump.
+    """
 
     def __init__(self) -> None:
         self._marks: list[tuple[float, int]] = []
+        self._shown: tuple[float, float] | None = None
+        """When, and the time left that was said then."""
 
     def note(self, step: int) -> None:
         self._marks.append((time.monotonic(), step))
         if len(self._marks) > 400:
             del self._marks[: len(self._marks) // 2]
+
+    def forget(self) -> None:
+        """From here on the run goes at another speed."""
+        self._marks = self._marks[-1:]
+        self._shown = None
 
     def per_second(self) -> float | None:
         if len(self._marks) < 2:
@@ -178,6 +200,18 @@ class Rate:
         (begin, first), (end, last) = self._marks[0], self._marks[-1]
         return None if end <= begin else round((last - first) / (end - begin), 4)
 
-    def time_left(self, step: int, total: int | None) -> float | None:
+    def time_left(self, step: int, total: int | None, now: float | None = None) -> float | None:
         rate = self.per_second()
-        return None if not rate or not total else round(max(0, total - step) / rate, 1)
+        if not rate or not total:
+            return None
+        now = time.monotonic() if now is None else now
+        estimate = max(0, total - step) / rate
+        if self._shown is not None and estimate > 0:
+            then, said = self._shown
+            passed = now - then
+            expected = max(0.0, said - passed)
+            # The first minute learns fast; later a new estimate is approached over about a minute.
+            weight = min(1.0, passed / max(5.0, min(60.0, 0.2 * estimate)))
+            estimate = expected + weight * (estimate - expected)
+        self._shown = (now, estimate)
+        return round(estimate, 1)
