@@ -201,7 +201,7 @@ def _last_sign(look: Look) -> str:
 
 def _trouble(look: Look) -> str:
     faults = len(look.faults)
-    recovered = "all recovered" if look.state in ("FINISHED", "RUNNING") else f"{look.recoveries} recovered"
+    recovered = "all recovered" if look.state in ("FINISHED", "RUNNING", "MOVED") else f"{look.recoveries} recovered"
     words = [f"{counted(faults, 'fault')}, {recovered}" if faults else "no faults"]
     if look.checkpoints:
         words.append(f"last checkpoint step {count(look.checkpoints[0][0])}")

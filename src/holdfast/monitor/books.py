@@ -1,9 +1,10 @@
-"""The two growing files of a run, read as they grow: the journal as a story, the metrics as a table.
+"""The growing files of a run, read as they grow: the journal as a story, metrics and readings as tables.
 
     books = Books(folder)
     books.read()                        # what is new; True if anything was
     books.story.faults                  # see story.py
     books.table.series("valid_loss")    # see columns.py
+    books.readings.series("cuda:0 temperature_c")
     books.events(last=20)               # lines of the journal, found by where they begin
 
 An index in the user's cache makes the second look cheap, also in another process.
@@ -22,7 +23,7 @@ from holdfast.files import open_regular
 from holdfast.monitor.columns import Column, Shape, Table
 from holdfast.monitor.downsample import Peaks
 from holdfast.monitor.index import Index, Part
-from holdfast.monitor.story import Story
+from holdfast.monitor.story import Story, seconds
 from holdfast.monitor.tail import LONGEST, Tail
 
 _LOGGED = b'"event": "log"'
@@ -30,6 +31,8 @@ _LOGGED = b'"event": "log"'
 WORTH_KEEPING = 256 << 10
 """Bytes that are read faster than an index is."""
 _KINDS = 250
+QUANTITIES = ("load_pct", "memory_used_bytes", "memory_total_bytes", "temperature_c", "power_w", "power_limit_w")
+"""What is known of a device at a moment."""
 
 
 class Books:
@@ -41,10 +44,12 @@ class Books:
         self.metrics = Tail(folder / "metrics.jsonl")
         self.torn = 0
         """Lines that could not be read."""
+        self.sensors = Tail(folder / "readings.jsonl")
         self._index = Index.of(folder) if cached else None
         self._kept_bytes = 0
         self._clear_journal()
         self._clear_metrics()
+        self._clear_readings()
         self._load()
 
     def _clear_journal(self) -> None:
@@ -56,19 +61,22 @@ class Books:
     def _clear_metrics(self) -> None:
         self.table = Table()
 
+    def _clear_readings(self) -> None:
+        self.readings = Table()
+        """By device and quantity; its steps are milliseconds."""
+
     @property
     def behind(self) -> int:
         """Bytes that are there and not read yet."""
-        return self.journal.behind + self.metrics.behind
+        return self.journal.behind + self.metrics.behind + self.sensors.behind
 
     def read(self, budget_s: float | None = None) -> bool:
         """Read what is new, for about so long; True if anything was. `behind` says what is left."""
         deadline = None if budget_s is None else time.monotonic() + budget_s
         changed = False
-        if self.journal.changed():
-            changed |= self._read(self.journal, deadline)
-        if self.metrics.changed():
-            changed |= self._read(self.metrics, deadline)
+        for tail in (self.journal, self.metrics, self.sensors):
+            if tail.changed():
+                changed |= self._read(tail, deadline)
         if changed:
             self._keep()
         return changed
@@ -81,8 +89,10 @@ class Books:
             first = False
             if tail is self.journal:
                 self._tell(begin, lines)
-            else:
+            elif tail is self.metrics:
                 self._note(lines)
+            else:
+                self._sense(lines)
             if deadline is not None and time.monotonic() > deadline:
                 break
         if tail.replaced and first:
@@ -93,8 +103,10 @@ class Books:
         """It is another file now: what the old one said does not count."""
         if tail is self.journal:
             self._clear_journal()
-        else:
+        elif tail is self.metrics:
             self._clear_metrics()
+        else:
+            self._clear_readings()
 
     def _tell(self, begin: int, lines: list[bytes]) -> None:
         ours, at = [], begin
@@ -119,6 +131,11 @@ class Books:
         for record in self._parsed([line for line in lines if line]):
             if record is not None:
                 add(record)
+
+    def _sense(self, lines: list[bytes]) -> None:
+        for record in self._parsed([line for line in lines if line]):
+            if record is not None:
+                self.readings.add(flat(record))
 
     def _parsed(self, lines: list[bytes]) -> Iterator[dict[str, Any] | None]:
         """JSON objects, None for what is torn. All at once first: that is twice as fast as one by one."""
@@ -181,31 +198,36 @@ class Books:
             return
         header, columns = loaded
         try:
-            journal, metrics = header["journal"], header["metrics"]
             story = Story.from_json(header["story"])
             shapes = [_shape(tuple(names), at, columns) for at, names in enumerate(header["shapes"])]
-            if not self.journal.go_on_from(journal) or not self.metrics.go_on_from(metrics):
+            if not all(tail.go_on_from(header[tail.path.stem]) for tail in (self.journal, self.metrics, self.sensors)):
                 raise ValueError("another file")
         except (KeyError, TypeError, ValueError, AttributeError):
-            self.journal, self.metrics = Tail(self.journal.path), Tail(self.metrics.path)
+            tails = (self.journal, self.metrics, self.sensors)
+            self.journal, self.metrics, self.sensors = (Tail(tail.path) for tail in tails)
             return
         self.story = story
         self._begins, self._kinds = Column("Q", columns["begins"]), Column("B", columns["kinds"])
         self._names = [str(name) for name in header["kinds"]]
-        for shape in shapes:
-            self.table.take(shape)
-        self.table.version = self._kept_bytes = self.journal.offset + self.metrics.offset
+        for at, shape in enumerate(shapes):
+            (self.table if at < header["logged"] else self.readings).take(shape)
+        self.table.version = self._kept_bytes = self._read_bytes
+
+    @property
+    def _read_bytes(self) -> int:
+        return self.journal.offset + self.metrics.offset + self.sensors.offset
 
     def _keep(self) -> None:
         """Worth it when much was read, compared with what the next reader would have to read again."""
-        read = self.journal.offset + self.metrics.offset
-        if self._index is None or read - self._kept_bytes < max(WORTH_KEEPING, read // 50):
+        read = self._read_bytes
+        enough = max(WORTH_KEEPING, read // (50 if self.behind < WORTH_KEEPING else 4))
+        if self._index is None or read - self._kept_bytes < enough:
             return
         self._kept_bytes = read
-        shapes = list(self.table.shapes.values())
+        shapes = [*self.table.shapes.values(), *self.readings.shapes.values()]
         header = {
-            "journal": self.journal.to_json(),
-            "metrics": self.metrics.to_json(),
+            **{tail.path.stem: tail.to_json() for tail in (self.journal, self.metrics, self.sensors)},
+            "logged": len(self.table.shapes),
             "story": self.story.to_json(),
             "kinds": self._names,
             "shapes": [shape.names for shape in shapes],
@@ -215,6 +237,19 @@ class Books:
             parts += [(f"{at}.{i}", column.typecode, column.write_to) for i, column in enumerate(shape.columns)]
             parts += [(f"{at}.peaks.{i}", "I", _writer(shape.peaks_of(name))) for i, name in enumerate(shape.names)]
         self._index.save(header, parts)
+
+
+def flat(reading: dict[str, Any]) -> dict[str, Any]:
+    """What the sensors said, as one record: `cuda:0 temperature_c`, `cpu load_pct`, …; its step is the time."""
+    when = seconds(reading.get("time"))
+    record: dict[str, Any] = {"time": reading.get("time"), "step": int((when or 0) * 1000), "epoch": 0}
+    rows = reading.get("devices")
+    for row in rows[:64] if isinstance(rows, list) else ():
+        if isinstance(row, dict) and isinstance(row.get("device"), str):
+            record.update({f"{row['device'][:40]} {key}": row[key] for key in QUANTITIES if row.get(key) is not None})
+    if reading.get("disk_free_bytes") is not None:
+        record["disk free_bytes"] = reading["disk_free_bytes"]
+    return record
 
 
 def _shape(names: tuple[str, ...], at: int, columns: dict[str, memoryview]) -> Shape:

@@ -6,6 +6,7 @@
     run.settings                             # [Setting("watchdog.floor", 5.0, "5 s", "default"), …]
     run.lanes, run.faults                    # a lane a worker; faults with blame and what it took to recover
     run.metrics["valid_loss"].points(400)    # steps and values; every peak is in them
+    run.readings["cuda:0 temperature_c"]     # what the sensors said, the same way
     run.events(last=20, kinds={"fault"})     # lines of the journal
     run.beat_age_s, run.best, run.checkpoints, run.receipt, run.environment, run.log_tail(50), run.problems
     run.refresh()                            # cheap where nothing changed; True if something did
@@ -17,11 +18,10 @@ holdfast or without permission: what can be read is there, and `problems` says t
 from __future__ import annotations
 
 import functools
-import json
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from holdfast.errors import UserError
 from holdfast.events import Event
 from holdfast.monitor.books import Books
 from holdfast.monitor.columns import Series, Table
+from holdfast.monitor.facts import Checkpoint, Progress, Setting, settings_of
 from holdfast.monitor.jsonfile import JsonFile, names_in, read_json
 from holdfast.monitor.story import Fault, Lane, Story, amount, seconds, text, whole
 from holdfast.runfolder import FORMAT, LIVE_STATES, RunFolder, name_of
@@ -38,46 +39,6 @@ STALE = 10.0
 ELSEWHERE = 90.0
 """Seconds without a beat after which a run on another machine is called crashed: syncing takes its time."""
 _MOST_LOG = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a run is."""
-
-    step: int | None = None
-    of: int | None = None
-    epoch: int | None = None
-    """Counted from 1."""
-    epochs: int | None = None
-    rate: float | None = None
-    """Steps a second."""
-    time_left_s: float | None = None
-    phase: str | None = None
-    setup: tuple[int, int, str] | None = None
-    """Long preparation: done, of, and what."""
-
-    @property
-    def share(self) -> float | None:
-        return min(1.0, self.step / self.of) if self.step is not None and self.of else None
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One setting of a run, and who set it."""
-
-    key: str
-    value: Any
-    shown: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """One on disk; `resume` and `fsck` verify it, here it is only seen."""
-
-    step: int
-    name: str
-    bytes: int
 
 
 class Metrics(Mapping[str, Series]):
@@ -158,7 +119,7 @@ class Run:
     def problems(self) -> list[str]:
         """What cannot be shown and why, in words for a person."""
         found = [f"{name}: {file.problem}" for name, file in self._files.items() if file.problem]
-        for tail in (self.books.journal, self.books.metrics):
+        for tail in (self.books.journal, self.books.metrics, self.books.sensors):
             if tail.problem:
                 found.append(f"{tail.path.name}: {tail.problem}")
         version = self.info.get("format")
@@ -328,6 +289,11 @@ class Run:
         return Metrics(self.books.table)
 
     @property
+    def readings(self) -> Metrics:
+        """What the sensors said, every ten seconds: `cuda:0 temperature_c`, `cpu load_pct`, …"""
+        return Metrics(self.books.readings)
+
+    @property
     def best(self) -> dict[str, Any] | None:
         """Name, value, step and epoch (counted from 1) of the best; None if nothing was judged."""
         best = _dict(self.info.get("best"))
@@ -351,7 +317,7 @@ class Run:
 
     @functools.cached_property
     def settings(self) -> list[Setting]:
-        return list(_settings(self.info.get("settings")))
+        return list(settings_of(self.info.get("settings")))
 
     @functools.cached_property
     def environment(self) -> dict[str, Any]:
@@ -385,23 +351,6 @@ class Run:
         from holdfast.monitor.logs import tail_of
 
         return tail_of(self.path / "output.log", lines, most=_MOST_LOG)
-
-
-def _settings(saved: object) -> Iterator[Setting]:
-    from holdfast.settings import DEFAULT, known
-
-    saved = _dict(saved)
-    sources = _dict(saved.get("sources"))
-    for section, values in saved.items():
-        if section == "sources" or not isinstance(values, dict):
-            continue
-        for name, value in values.items():
-            key = f"{section}.{name}"
-            try:
-                shown = known(key).show(value)
-            except (UserError, LookupError, TypeError, ValueError, AttributeError):
-                shown = json.dumps(value)[:200]
-            yield Setting(key, value, shown, str(sources.get(key, DEFAULT))[:200])
 
 
 @functools.lru_cache(maxsize=1)
