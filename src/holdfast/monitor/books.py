@@ -127,10 +127,7 @@ class Books:
             self.story.tell(record)
 
     def _note(self, lines: list[bytes]) -> None:
-        add = self.table.add
-        for record in self._parsed([line for line in lines if line]):
-            if record is not None:
-                add(record)
+        self.table.add_all(record for record in self._parsed([line for line in lines if line]) if record is not None)
 
     def _sense(self, lines: list[bytes]) -> None:
         for record in self._parsed([line for line in lines if line]):

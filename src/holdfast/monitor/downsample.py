@@ -81,14 +81,16 @@ class Peaks:
 
     def pick(self, ys: Sequence[float], first: int, last: int, n: int) -> list[int]:
         """Positions between `first` and `last` that keep every peak, at most about `n`."""
-        if last - first <= 1 << 15:
-            return _pick_exactly(ys, first, last, n)
         buckets = max(1, n // 2)
+        width = -(-(last - first) // buckets // BLOCK) * BLOCK
+        if (last - first) // buckets < BLOCK:
+            return _pick_exactly(ys, first, last, n)
         keep = {first, last - 1}
-        for bucket in range(buckets):
-            begin = first + bucket * (last - first) // buckets
-            end = first + (bucket + 1) * (last - first) // buckets
+        begin = first
+        while begin < last:  # up to the next border of blocks, so that what is known of them is enough
+            end = min(last, (begin // width + 1) * width)
             keep.update(self._of_bucket(ys, begin, end))
+            begin = end
         return sorted(keep)
 
     def _of_bucket(self, ys: Sequence[float], begin: int, end: int) -> list[int]:
