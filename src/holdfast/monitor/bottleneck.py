@@ -102,8 +102,9 @@ def device_load(beat: Mapping[str, Any], device: str) -> float | None:
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, dict) and row.get("device") == device:
             value = row.get("load_pct")
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            return max(0.0, min(1.0, value / 100)) if number else None
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                return None
+            return max(0.0, min(1.0, value / 100))
     return None
 
 
