@@ -218,7 +218,7 @@ def header_lines(header: Header, width: int) -> list[str]:
     return [
         f"holdfast {header.version} · {header.workload} · {header.device} · seed {header.seed}{resumed}",
         f"run    {header.folder}",
-        f"look   holdfast status {header.handle}      stop   holdfast stop {header.handle}",
+        f"watch  holdfast watch {header.handle}      stop   holdfast stop {header.handle}",
         last if len(last) <= width else last[: width - 1] + "…",
     ]
 
@@ -281,10 +281,11 @@ def live_line(info: dict[str, Any], width: int, state: str = "") -> str:
     """epoch 7/60 ━━━━━━━╸─────  41 %  492/1200  6.4 it/s  2h 48m left"""
     work = info.get("progress")
     phase = str(info.get("phase") or "")
+    again = bool(info.get("step") and info.get("steps_total"))  # a worker that was replaced: the bar stays
     if phase == "setup" and isinstance(work, dict):
         label = str(work.get("label") or "preparing")
         return _bar_line(f" {label} ", _share(work.get("done"), work.get("total")), _of(work), width)
-    if phase == "setup":
+    if phase == "setup" and not again:
         return f" {state or 'setting up'}"
     epochs, batches = int(info.get("epochs") or 0), int(info.get("batches") or 0)
     epoch = int(info.get("epoch") or 0) + 1

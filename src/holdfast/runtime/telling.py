@@ -18,7 +18,7 @@ from holdfast.events import Event, utc_now
 from holdfast.files import number, whole
 from holdfast.runfolder import RunFolder
 from holdfast.runtime.accounts import Accounts
-from holdfast.runtime.board import Beat
+from holdfast.runtime.board import Beat, Phase
 from holdfast.runtime.evidence import last_words
 from holdfast.runtime.faults import Fault
 from holdfast.runtime.ladder import Move
@@ -52,6 +52,8 @@ class Teller:
         self._best_metric = best_metric
         self._batches = 0
         """Of the last epoch that had any: between two epochs the board knows none, and a total must not flicker."""
+        self._epochs = 0
+        """As the last worker said: its successor does not know them before it is in its loop."""
         self._output = run.path / "output.log"
         self._output_at = self.output_size()
         self._worker_at = self._output_at
@@ -103,7 +105,11 @@ class Teller:
     def beat(self, beat: Beat, device: str, accounts: Accounts) -> None:
         """The board, mirrored for readers elsewhere."""
         batches = self._batches = beat.batches or self._batches
-        total = beat.epochs * batches or None
+        epochs = self._epochs = beat.epochs or self._epochs
+        total = epochs * batches or None
+        epoch, batch = beat.epoch, beat.batch
+        if beat.phase is Phase.SETUP and batches:  # a worker that was replaced is where its predecessor was
+            epoch, batch = divmod(accounts.steps, batches)
         self.spending.note(beat)
         info = {
             "schema": 1,
@@ -115,9 +121,9 @@ class Teller:
             "step": accounts.steps,
             "steps_total": total,
             "attempts": accounts.attempts + beat.attempts,
-            "epoch": beat.epoch,
-            "epochs": beat.epochs,
-            "batch": beat.batch,
+            "epoch": epoch,
+            "epochs": epochs,
+            "batch": batch,
             "batches": batches,
             "loss": beat.loss,
             "pieces": max(1, beat.pieces),
