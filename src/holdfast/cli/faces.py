@@ -48,6 +48,8 @@ class Header:
     """Settings and arguments that are not the default, as a person would write them."""
     resumed_from: int | None = None
     threads: int | None = None
+    bell: bool = False
+    """Whether the terminal rings when the run ends or needs somebody."""
 
 
 class QuietFace(Face):

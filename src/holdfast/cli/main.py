@@ -35,6 +35,7 @@ COMMANDS = {
     "status": Command("runs:add_status", "where runs stand"),
     "list": Command("runs:add_list", "every run there is"),
     "watch": Command("watch", "see a run, live or over, in the terminal or a browser"),
+    "notify": Command("notify", "try whom runs tell, or tell of a run"),
     "show": Command("runs:add_show", "everything about a run"),
     "fsck": Command("fsck", "what of a run folder is good, and what is damaged"),
     "ledger": Command("ledger", "how far each device is trusted, and why"),

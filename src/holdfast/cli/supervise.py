@@ -13,7 +13,7 @@ import os
 from typing import Any
 
 from holdfast import __version__, machine
-from holdfast.cli import faces, summary
+from holdfast.cli import faces, notify, summary
 from holdfast.cli.output import Output, print_error
 from holdfast.cli.reading import Look
 from holdfast.devices import inventory
@@ -77,6 +77,7 @@ def conduct(run: RunFolder, plan: Plan, settings: Settings, output: Output) -> i
     )
     run.append(start)
     face.event(start)
+    notify.start(run, settings)
     try:
         outcome = Supervisor(run, plan, settings, face).run()
     finally:
@@ -151,6 +152,7 @@ def _header(run: RunFolder, plan: Plan, settings: Settings) -> faces.Header:
         differs=differs,
         resumed_from=plan.resume.step if plan.resume else None,
         threads=plan.threads,
+        bell=settings.notify.bell,
     )
 
 

@@ -148,6 +148,8 @@ class TerminalFace(QuietFace):
             self._mark(event, "↺", text, "cyan")
         else:
             self._mark(event, "!", text, "yellow")
+        if action == "pause":
+            self._ring()
         self._held = {"slow": "slowed down", "pause": "paused"}.get(action, "" if action != "warn" else self._held)
 
     def _on_stopping(self, event: Event) -> None:
@@ -159,6 +161,12 @@ class TerminalFace(QuietFace):
 
     def _on_end(self, event: Event) -> None:
         self.close()
+        self._ring()
+
+    def _ring(self) -> None:
+        if self.header.bell:
+            self.screen.stream.write("\a")
+            self.screen.stream.flush()
 
     def output(self, text: str) -> None:
         for line in self._lines.feed(text):
