@@ -22,7 +22,7 @@ def beat(device: str = "cpu", load: float | None = None, loaders: int = 0, **sec
     [
         (
             beat(data=62.0, forward=15.0, backward=16.0, loop=7.0),
-            "bound by input: 62 % reading data, 31 % computing, 7.0 % your own code between steps; "
+            "bound by input: 62 % reading data, 31 % computing, 7.0 % your own code; "
             "most worth changing: Loader(num_workers=2), now 0",
         ),
         (
@@ -36,7 +36,7 @@ def beat(device: str = "cpu", load: float | None = None, loaders: int = 0, **sec
         ),
         (  # the case of the user who saw 30 % and nobody said why: a simulation between the steps
             beat("cuda:0", 30.0, data=1.0, forward=10.0, backward=14.0, loop=75.0),
-            "bound by the host: 75 % your own code between steps, 24 % computing; cuda:0 is 30 % busy; "
+            "bound by the host: 75 % your own code, 24 % computing; cuda:0 is 30 % busy; "
             "most worth changing: the code between two steps of the script (a simulation belongs into the dataset)",
         ),
         (

@@ -63,7 +63,10 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.test:
         lines = list(send(_test(), ways))
-        output.json({"sent": lines}) if output.as_json else [output.print(line) for line in lines]
+        if output.as_json:
+            output.json({"sent": lines})
+        for line in lines:
+            output.print(line)
         return ExitCode.OK if all(line.endswith(": sent") for line in lines) else ExitCode.NO
     if not name:
         raise UserError("which run?", hints=["`holdfast notify calm-heron`, or `holdfast notify --test`"])

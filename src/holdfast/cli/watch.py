@@ -93,11 +93,12 @@ def _under_way(run: RunFolder) -> bool:
 
 
 def _named(root: Path, name: str) -> Path:
-    """A folder is taken as it is, so that what is wrong with it can be said; a name is looked up."""
+    """A folder is taken as it is, so that what is wrong with it can be said and the rest shown; a name is looked up."""
     path = Path(name)
-    if os.sep in name or (path / "run.json").exists():
+    if os.sep in name or os.path.lexists(path / "run.json"):
         return path
-    return find_run(root, name).path
+    found = [run.path for run in list_runs(root) if name in (run.name, run.path.name)]
+    return found[0] if len(found) == 1 else find_run(root, name).path
 
 
 def _wanted(folders: list[Path], at: int, names: Sequence[str]) -> list[Path]:
@@ -113,6 +114,7 @@ def _wanted(folders: list[Path], at: int, names: Sequence[str]) -> list[Path]:
 
 def _once(folders: Sequence[Path], output: Output) -> int:
     from holdfast.monitor.terminal import small
+    from holdfast.monitor.terminal.curves import plain
     from holdfast.monitor.terminal.scene import look
 
     trust = _trust()
@@ -121,7 +123,7 @@ def _once(folders: Sequence[Path], output: Output) -> int:
             output.print()
         scene = look(reader.open(path), trust)
         for line in small.picture(scene, output.out.width if output.out.tty else 80):
-            output.print(line)
+            output.print(line if output.out.unicode else plain(line))
     return ExitCode.OK
 
 
@@ -233,4 +235,21 @@ def _web(args: argparse.Namespace, root: Path, output: Output) -> int:
             cause=str(error),
             hints=["pip install 'holdfast[monitor]'"],
         ) from None
-    raise NotImplementedError(serve)
+    named = [_named(root, name) for name in args.names]
+    serve(
+        root,
+        named,
+        host=args.host,
+        port=args.port,
+        browser=not args.no_browser and not output.as_json and _has_browser(),
+        say=output.note if output.as_json else output.print,
+        ready=(lambda address: output.json({"address": address})) if output.as_json else None,
+    )
+    return ExitCode.OK
+
+
+def _has_browser() -> bool:
+    """On a machine without a screen, a browser would be one in this terminal."""
+    if sys.platform in ("darwin", "win32"):
+        return True
+    return sys.stdout.isatty() and bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -35,7 +35,7 @@ _PARTS = {
 _WORDS = {
     "input": "reading data",
     "compute": "computing",
-    "own": "your own code between steps",
+    "own": "your own code",
     "snapshot": "snapshots",
     "evaluation": "evaluation",
     "checks": "checks of the device",

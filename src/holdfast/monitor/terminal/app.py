@@ -8,6 +8,7 @@ Whatever a run folder holds, or does while it is looked at, is at worst a line o
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -96,7 +97,7 @@ class Watch(App[None]):
         self.call_after_refresh(self.draw)
 
     def on_resize(self, _: events.Resize) -> None:
-        self.draw()
+        self.call_after_refresh(self.draw)
 
     def tick(self) -> None:
         """Look again, and draw."""
@@ -168,7 +169,7 @@ class Watch(App[None]):
             page = pages.runs(self._all(), width, height - 3, self._cursor)
             return self._framed(f"{len(self.folders)} runs", page, width, height)
         if isinstance(run, str):
-            return self._framed(self.folders[self.at].name, [f"! {run}"], width, height)
+            return self._framed(self.folders[self.at].name, textwrap.wrap(f"! {run}", width), width, height)
         return self._of_run(run, width, height)
 
     def _of_run(self, run: reader.Run, width: int, height: int) -> list[str]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from datetime import datetime
 
 from holdfast.human import metric, percent
-from holdfast.monitor.terminal.curves import bar, curve, gauge, lane, marks
-from holdfast.monitor.terminal.scene import Curve, DeviceRow, Note, Scene
-from holdfast.monitor.terminal.small import bottleneck_lines, cut, readings, sides, worth_showing
+from holdfast.monitor.terminal.curves import bar, curve, lane, marks
+from holdfast.monitor.terminal.scene import Curve, Note, Scene
+from holdfast.monitor.terminal.small import bottleneck_lines, cut, device_lines, sides, worth_showing
 
 WIDE, HIGH = 90, 24
 """The smallest terminal it fits."""
@@ -28,10 +28,10 @@ def picture(
 ) -> list[str]:
     """Exactly `height` lines of exactly `width` characters."""
     inner = width - 4
-    head = [_progress(scene, inner), sides(" · ".join([*scene.facts, scene.rate]).rstrip(" ·"), scene.trouble, inner)]
+    head = [_progress(scene, inner), *_facts(scene, inner)]
     head += bottleneck_lines(scene, inner)
     head += [f"! {problem}" for problem in scene.problems[:2]]
-    devices = _devices(scene.devices[:6], inner)
+    devices = device_lines(scene.devices[:6], inner)
     timeline = _timeline(scene, inner)
     fixed = 2 + len(head) + (1 + len(devices) if devices else 0) + (1 + len(timeline) if timeline else 0) + 1
     free = height - fixed
@@ -92,6 +92,13 @@ def _progress(scene: Scene, width: int) -> str:
     return "  ".join(part for part in (scene.where, middle, tail) if part)
 
 
+def _facts(scene: Scene, width: int) -> list[str]:
+    facts = " · ".join([*scene.facts, *([scene.rate] if scene.rate else [])])
+    if len(facts) + len(scene.trouble) + 2 <= width:
+        return [sides(facts, scene.trouble, width)]
+    return [facts, scene.trouble]
+
+
 def _charts(curves: list[Curve], width: int, rows: int, ascii: bool) -> tuple[str, list[str], str]:
     """The rule above the curves, their lines, and where the seams between them are."""
     number = max(1, min(len(curves), width // _CHART, 4))
@@ -134,24 +141,6 @@ def _overlay(body: list[str], flags: str) -> list[str]:
             row = below - 1 if below else place
             lines[max(0, row)][at] = "▼"
     return ["".join(line).rstrip() for line in lines]
-
-
-def _devices(rows: list[DeviceRow], width: int) -> list[str]:
-    """A table whose columns are as wide as they need to be; a column nobody can fill is not there."""
-    cells = []
-    for row in rows:
-        load = f"{gauge(row.load)} {percent(row.load):>5}" if row.load is not None else ""
-        cells.append([row.device, cut(row.name, 24), load, *readings(row), row.trust])
-    widths = [max(len(line[at]) for line in cells) for at in range(7)] if cells else []
-    lines = []
-    for line in cells:
-        sized = [
-            f"{text:>{size}}" if at in (3, 4, 5) else f"{text:<{size}}"
-            for at, (text, size) in enumerate(zip(line, widths, strict=True))
-            if size
-        ]
-        lines.append(cut("   ".join(sized).rstrip(), width))
-    return lines
 
 
 def _timeline(scene: Scene, width: int) -> list[str]:

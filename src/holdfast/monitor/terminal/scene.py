@@ -162,7 +162,7 @@ def _sign_of_life(run: Run) -> str:
 
 def _date(when: float) -> str:
     moment = datetime.fromtimestamp(when)
-    today = moment.date() == datetime.now().date()
+    today = moment.date() == datetime.fromtimestamp(time.time()).date()
     return moment.strftime("ended %H:%M" if today else "ended %Y-%m-%d %H:%M")
 
 
@@ -223,7 +223,7 @@ def curve_of(run: Run, name: str, points: int = POINTS) -> Curve:
     if known:
         best = min(known) if any(word in name for word in _SMALLER_IS_BETTER) else max(known)
         place = at[values.index(best)]
-        by_epoch = run.story.epochs_done > 0
+        by_epoch = bool(run.progress.epochs or run.story.epochs_done)
         best_at = f"epoch {int(series.epochs[place]) + 1}" if by_epoch else f"step {count(int(series.steps[place]))}"
     low, high = (series.steps[at[0]], series.steps[at[-1]]) if at else (0, 0)
     span = max(1, high - low)

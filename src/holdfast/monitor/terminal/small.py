@@ -8,10 +8,14 @@ epoch 20/60 ━━━━━━━━━━━╸──────────�
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from holdfast.human import metric, percent, size, sparkline
 from holdfast.monitor.terminal.curves import bar, gauge, lane
 from holdfast.monitor.terminal.scene import Curve, DeviceRow, Note, Scene
 
+_NUMBERS = (3, 4, 5)
+"""Columns of the devices that stand at the right."""
 Part = tuple[int, list[str]]
 """How easily it is left out (0 never), and its lines."""
 
@@ -24,9 +28,9 @@ def picture(scene: Scene, width: int = 80, height: int | None = None, *, events:
         (6, [""]),
         *((1 if number == 0 else 3, [curve_line(curve, width)]) for number, curve in enumerate(scene.curves[:4])),
         (6, [""] if scene.curves else []),
-        *((4, [device_line(row, width)]) for row in scene.devices[:4]),
+        *((4, [line]) for line in device_lines(scene.devices[:4], width)),
         (6, [""] if scene.devices else []),
-        (2, [" · ".join([*scene.facts, scene.trouble])]),
+        *((2, [line]) for line in fact_lines(scene, width)),
         *((3, [line]) for line in bottleneck_lines(scene, width)),
         (0, [f"! {problem}" for problem in scene.problems[:2]]),
         (5, lanes(scene, width)),
@@ -55,6 +59,13 @@ def worth_showing(notes: list[Note], room: int) -> list[Note]:
     return telling[:room] if len(telling) >= room else notes[:room]
 
 
+def fact_lines(scene: Scene, width: int) -> list[str]:
+    """Where it stands and what went wrong; on two lines where one is too short."""
+    facts = " · ".join(scene.facts)
+    both = f"{facts} · {scene.trouble}"
+    return [both] if len(both) <= width or not facts else [facts, scene.trouble]
+
+
 def bottleneck_lines(scene: Scene, width: int) -> list[str]:
     """One line, or two where one is too short."""
     found = scene.bottleneck
@@ -71,7 +82,10 @@ def heading(scene: Scene) -> str:
 
 def progress(scene: Scene, width: int) -> str:
     """epoch 20/60 ━━━━━╸──── 32 %   2h 08m left   6.4 it/s"""
-    tail = "   ".join(part for part in (percent(scene.share), scene.left, scene.rate) if part and part != "-")
+    parts = [part for part in (percent(scene.share), scene.left, scene.rate) if part and part != "-"]
+    while len(parts) > 1 and len("   ".join(parts)) + len(scene.where) + 1 > width:
+        parts.pop()
+    tail = "   ".join(parts)
     room = min(60, width - len(scene.where) - len(tail) - 2)
     middle = bar(scene.share, room) if scene.share is not None and room >= 5 else ""
     return " ".join(part for part in (scene.where, middle, tail) if part)
@@ -90,17 +104,30 @@ def curve_line(curve: Curve, width: int) -> str:
     return f"{name}{picture}  {course}   {best}".rstrip()
 
 
-def device_line(row: DeviceRow, width: int) -> str:
-    """cuda:0  ▮▮▮▮▮▮▮▮▮· 94 %  18.1/24.0 GB  78 °C  288 W  use with care"""
-    words = []
-    if row.load is not None:
-        words.append(f"{gauge(row.load)} {percent(row.load):>5}")
-    words += [part for part in readings(row) if part]
-    if row.trust:
-        words.append(row.trust)
-    line = f"{row.device:<7} " + "  ".join(words)
-    named = f"{line}  ({row.name})" if row.name else line
-    return named if len(named) <= width else line
+def device_lines(rows: list[DeviceRow], width: int) -> list[str]:
+    """cuda:0  RX 7900 XTX  ▮▮▮▮▮▮▮▮▮· 94 %  18.1/24.0 GB  78 °C  288 W  use with care
+
+    Columns are as wide as they need to be. One nobody can fill is not there; names go first where there is no room.
+    """
+    cells = []
+    for row in rows:
+        load = f"{gauge(row.load)} {percent(row.load):>5}" if row.load is not None else ""
+        cells.append([row.device, cut(row.name, 24), load, *readings(row), row.trust])
+    for gap, leave_out in ((3, ()), (2, ()), (2, (1,)), (2, (1, 5)), (2, (1, 5, 6)), (1, (1, 2, 5, 6))):
+        lines = _columns(cells, gap, leave_out)
+        if max(map(len, lines), default=0) <= width:
+            break
+    return [cut(line, width) for line in lines]
+
+
+def _columns(cells: list[list[str]], gap: int, leave_out: Sequence[int]) -> list[str]:
+    shown = [at for at in range(7) if at not in leave_out and any(line[at] for line in cells)]
+    widths = {at: max(len(line[at]) for line in cells) for at in shown}
+    aligned = [
+        [f"{line[at]:>{widths[at]}}" if at in _NUMBERS else f"{line[at]:<{widths[at]}}" for at in shown]
+        for line in cells
+    ]
+    return [(" " * gap).join(line).rstrip() for line in aligned]
 
 
 def readings(row: DeviceRow) -> list[str]:
