@@ -94,13 +94,13 @@ class Run:
 
     # -- reading -------------------------------------------------------------------------------------------
 
-    def refresh(self, budget_s: float | None = None) -> bool:
-        """Read what is new, for about `budget_s` seconds; True if anything was."""
+    def refresh(self, budget_s: float | None = None, *, books: bool = True) -> bool:
+        """Read what is new, for about `budget_s` seconds; True if anything was. Without the books: a glance."""
         changed = [file.read() for file in self._files.values()]
         self.info = self._files["run.json"].data
         self.beat = self._files["beat.json"].data
         before, self._in_use = self._in_use, self.folder.in_use()
-        changed += [self.books.read(budget_s), before != self._in_use]
+        changed += [books and self.books.read(budget_s), before != self._in_use]
         if self.beat.get("time") != self._beat_seen[0]:
             first = self._beat_seen[0] is None
             self._beat_seen = (self.beat.get("time"), 0.0 if first else time.monotonic())
@@ -148,9 +148,16 @@ class Run:
         said = text(self.info.get("state")) or "CRASHED"
         if said in LIVE_STATES and not self._in_use and not self._beats_elsewhere:
             return "CRASHED"
-        if said == "RUNNING" and self.device and self.story.first_device not in (None, self.device):
+        if said == "RUNNING" and self.device and self.first_device not in (None, self.device):
             return "MOVED"
         return said
+
+    @property
+    def first_device(self) -> str | None:
+        """Where it began."""
+        timeline = self.accounts.get("timeline")
+        first = timeline[0] if isinstance(timeline, list) and timeline else None
+        return text(_dict(first).get("device")) or self.story.first_device
 
     @property
     def _beats_elsewhere(self) -> bool:
