@@ -86,7 +86,7 @@ LARGE = """\
 └ ? help  q quit ─────────────────────────────────────────────────────────────── read only ─┘
 """
 TINY = """\
-calm-heron · eeg · MOVED 1h 01m
+calm-heron · MOVED 1h 01m
 epoch 20/60 ━━╸────── 32 %   2h 08m left
 train_loss  █▇▆▅▄▄▃▂▂▁  0.6900 → 0.3634
 valid_bacc  ▁▂▄▅▆▇▇▇██  0.5600 → 0.8355

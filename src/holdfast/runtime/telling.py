@@ -189,6 +189,7 @@ class Rate:
         self._marks: list[tuple[float, int]] = []
         self._shown: tuple[float, float] | None = None
         """When, and the time left that was said then."""
+        self._learning_since = 0.0
 
     def note(self, step: int) -> None:
         self._marks.append((time.monotonic(), step))
@@ -197,7 +198,7 @@ class Rate:
 
     def forget(self) -> None:
         """From here on the run goes at another speed."""
-        self._marks = self._marks[-1:]
+        self._marks = []
         self._shown = None
 
     def per_second(self) -> float | None:
@@ -212,12 +213,13 @@ class Rate:
             return None
         now = time.monotonic() if now is None else now
         estimate = max(0, total - step) / rate
-        if self._shown is not None and estimate > 0:
+        if self._shown is None:
+            self._learning_since = now
+        elif estimate > 0:
             then, said = self._shown
-            passed = now - then
-            expected = max(0.0, said - passed)
-            # The first minute learns fast; later a new estimate is approached over about a minute.
-            weight = min(1.0, passed / max(5.0, min(60.0, 0.2 * estimate)))
-            estimate = expected + weight * (estimate - expected)
+            expected = max(0.0, said - (now - then))
+            # Fast at first, when little is known; later a new estimate is approached over about a minute.
+            slowness = min(60.0, max(1.0, 0.5 * (now - self._learning_since)))
+            estimate = expected + min(1.0, (now - then) / slowness) * (estimate - expected)
         self._shown = (now, estimate)
         return round(estimate, 1)

@@ -75,6 +75,8 @@ class Watch(App[None]):
         self._every = every
         self._open: dict[Path, reader.Run | str] = {}
         """Runs that were opened, or why they cannot be."""
+        self._chosen = False
+        """Whether somebody has gone to a run by a key: then it stays."""
         self._cursor = 0
         self._back = 0
         self._metric = 0
@@ -115,6 +117,9 @@ class Watch(App[None]):
         except OSError:
             return
         self.folders += new
+        here = self.current
+        if new and not self._chosen and not (isinstance(here, reader.Run) and here.live):
+            self.at = len(self.folders) - 1  # what was shown is over, and something new begins
 
     def _refresh(self, run: reader.Run | str | None) -> None:
         if not isinstance(run, reader.Run):
@@ -241,7 +246,7 @@ class Watch(App[None]):
 
     def press(self, key: str) -> None:
         if key in ("left", "right") and self.folders:
-            self.at = (self.at + (1 if key == "right" else -1)) % len(self.folders)
+            self.at, self._chosen = (self.at + (1 if key == "right" else -1)) % len(self.folders), True
             self._cursor = self._back = 0
             self._refresh(self.current)
         elif key in ("up", "k", "down", "j", "pageup", "pagedown", "home", "end"):
@@ -294,7 +299,7 @@ class Watch(App[None]):
         if self.mode == "runs":
             rows = self._all()
             if rows:
-                self.at = self.folders.index(rows[min(self._cursor, len(rows) - 1)].path)
+                self.at, self._chosen = self.folders.index(rows[min(self._cursor, len(rows) - 1)].path), True
             self._go("picture")
             return
         if not isinstance(run, reader.Run):

@@ -23,7 +23,7 @@ Part = tuple[int, list[str]]
 def picture(scene: Scene, width: int = 80, height: int | None = None, *, events: int = 4) -> list[str]:
     """At most `height` lines of at most `width` characters; without a height, all of it."""
     parts: list[Part] = [
-        (0, [sides(heading(scene), scene.sign_of_life, width)]),
+        (0, [sides(heading(scene, width - len(scene.sign_of_life) - 2), scene.sign_of_life, width)]),
         (0, [progress(scene, width)]),
         (6, [""]),
         *((1 if number == 0 else 3, [curve_line(curve, width)]) for number, curve in enumerate(scene.curves[:4])),
@@ -76,8 +76,11 @@ def bottleneck_lines(scene: Scene, width: int) -> list[str]:
     return [found.sentence, f"  {found.advice}"]
 
 
-def heading(scene: Scene) -> str:
-    return f"{scene.name} · {scene.workload} · {scene.state} {scene.lasted}"
+def heading(scene: Scene, room: int) -> str:
+    """The name and the state; what it trains, where there is room for that too."""
+    state = f"{scene.state} {scene.lasted}"
+    whole = f"{scene.name} · {scene.workload} · {state}"
+    return whole if len(whole) <= room else f"{scene.name} · {state}"
 
 
 def progress(scene: Scene, width: int) -> str:
