@@ -122,12 +122,13 @@ def cost_words(look: Look) -> str:
 def _energy(spent: object, price: float | None) -> str:
     """What the devices drew, as far as they can be measured."""
     known = {str(name): wh for name, value in spent.items() if (wh := number(value))} if isinstance(spent, dict) else {}
-    total = sum(known.values()) / 1000
-    if not known or total < 0.0005:
+    total = sum(known.values())
+    if not known or total < 0.05:
         return ""
-    each = ", ".join(f"{name} {wh / 1000:.3g}" for name, wh in known.items())
-    money = "" if price is None else f", {_dollars(total * price)}"
-    return f"{total:.3g} kWh ({each}){money}"
+    unit, scale = ("kWh", 1000) if total >= 100 else ("Wh", 1)
+    each = ", ".join(f"{name} {wh / scale:.3g}" for name, wh in known.items())
+    money = "" if price is None else f", {_dollars(total / 1000 * price)}"
+    return f"{total / scale:.3g} {unit} ({each}){money}"
 
 
 def _dollars(amount: float) -> str:
