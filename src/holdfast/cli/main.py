@@ -37,6 +37,7 @@ COMMANDS = {
     "watch": Command("watch", "see a run, live or over, in the terminal or a browser"),
     "notify": Command("notify", "try whom runs tell, or tell of a run"),
     "show": Command("runs:add_show", "everything about a run"),
+    "report": Command("report", "one HTML file about a run; CSV, JSON, PNG of its numbers"),
     "fsck": Command("fsck", "what of a run folder is good, and what is damaged"),
     "ledger": Command("ledger", "how far each device is trusted, and why"),
     "chaos": Command("chaos", "inject faults into a run and print the receipt"),

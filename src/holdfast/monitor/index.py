@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 
 from holdfast.files import open_regular
 
-MAGIC = b"holdfast index 1\n"
+MAGIC = b"holdfast index 2\n"
 KEEP, KEEP_DAYS = 200, 60
 """Runs whose index is kept, and for how long after it was last written."""
 _MOST_HEADER = 64 << 20

@@ -21,9 +21,15 @@ from holdfast.monitor.columns import Series
 from holdfast.monitor.places import files_of
 from holdfast.monitor.reader import Run
 from holdfast.monitor.story import Lane
-from holdfast.monitor.telling import sentence
+from holdfast.monitor.telling import sentence, verdict
 
 MOST_FAULTS, MOST_LANES, MOST_EVENTS, MOST_CHARTS = 200, 400, 200, 60
+MOST_FINDINGS = 100
+FINDINGS = frozenset(
+    {"verdict", "trust", "moved", "quarantined", "missing", "undone", "limit", "not_saved", "saved_again", "rescued"}
+    | {"abandoned", "note", "stopping", "end"}
+)
+"""Events that tell what was found out and decided."""
 _SPLIT = re.compile(r"^(train|training|trn|valid|validation|val|test|eval|dev)[_/.\-](.+)$")
 _LOSSES = ("loss", "error", "mse", "mae", "perplexity", "nll")
 _UNITS = {
@@ -72,6 +78,7 @@ def head(run: Run, ident: str) -> dict[str, Any]:
         **finite(
             {
                 "sentence": sentence(run),
+                "verdict": verdict(run),
                 "now": time.time(),
                 "began": run.began,
                 "last_seen": run.last_seen,
@@ -99,6 +106,7 @@ def head(run: Run, ident: str) -> dict[str, Any]:
 def body(run: Run) -> dict[str, Any]:
     """Everything else."""
     keys = ("script", "arguments", "argv", "seed", "threads", "created", "ended", "holdfast", "python", "cwd")
+    found = run.events(last=MOST_FINDINGS, kinds=FINDINGS)
     rest: dict[str, Any] = finite(
         {
             "identity": {key: run.info.get(key) for key in keys},
@@ -108,9 +116,15 @@ def body(run: Run) -> dict[str, Any]:
             "checkpoints": [asdict(each) for each in run.checkpoints],
             "files": files_of(run.path),
             "events": events(run),
+            "findings": [finite({**each.data, "time": each.seconds(), "event": each.kind}) for each in found],
         }
     )
     return rest
+
+
+def summary(run: Run) -> str:
+    """The paragraph on top of a report."""
+    return f"{sentence(run)} {verdict(run)}".strip()
 
 
 def events(run: Run, last: int = MOST_EVENTS, before: int | None = None) -> list[dict[str, Any]]:
@@ -167,7 +181,8 @@ def charts(run: Run) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for base in ordered[:MOST_CHARTS]:
         lines = [{"key": f"m:{name}", "label": name, "scale": 1.0} for name in groups[base]]
-        found.append({"title": base, "unit": "", "kind": "metric", "lines": lines})
+        title = base if len(lines) > 1 else groups[base][0]
+        found.append({"title": title, "unit": "", "kind": "metric", "lines": lines})
     if run.metrics:
         rate = {"key": "rate", "label": "steps/s"}
         found.append({"title": "rate", "unit": "steps/s", "kind": "system", "lines": [rate]})
@@ -175,7 +190,8 @@ def charts(run: Run) -> list[dict[str, Any]]:
         names = [name for name in run.readings if name.endswith(f" {quantity}")]
         lines = [{"key": f"r:{name}", "label": name.rpartition(" ")[0], "scale": scale} for name in names[:16]]
         if lines:
-            found.append({"title": title, "unit": unit, "kind": "system", "lines": lines})
+            limits = {"low": None if quantity == "temperature_c" else 0, "high": 100 if unit == "%" else None}
+            found.append({"title": title, "unit": unit, "kind": "system", "lines": lines, **limits})
     return found
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -305,7 +306,7 @@ class Run:
         """Name, value, step and epoch (counted from 1) of the best; None if nothing was judged."""
         best = _dict(self.info.get("best"))
         if amount(best.get("value")) is None:
-            return None
+            return self._best_so_far()
         epoch = whole(best.get("epoch"))
         return {
             "name": str(best.get("name")),
@@ -313,6 +314,20 @@ class Run:
             "step": whole(best.get("step")),
             "epoch": None if epoch is None else epoch + 1,
         }
+
+    def _best_so_far(self) -> dict[str, Any] | None:
+        """While a run goes on its journal marks the best epoch; which metric that is, is a setting."""
+        step, epoch = self.story.best_step, self.story.best_epoch
+        chosen = next((each.value for each in self.settings if each.key == "checkpoint.best"), "auto")
+        names = [name for name in self.metrics if name == chosen or (chosen == "auto" and name.startswith("val"))]
+        if not self.live or step is None or not names:
+            return None
+        series = self.metrics[names[0]]
+        at = bisect_right(series.steps, step) - 1
+        value = series.values[at] if at >= 0 and series.steps[at] == step else None
+        if value is None or amount(value) is None:
+            return None
+        return {"name": names[0], "value": value, "step": step, "epoch": None if epoch is None else epoch + 1}
 
     @property
     def receipt(self) -> dict[str, Any] | None:

@@ -80,6 +80,9 @@ class Story:
     sittings: int = 0
     step: int = 0
     epochs_done: int = 0
+    best_step: int | None = None
+    """The end of the best epoch so far."""
+    best_epoch: int | None = None
     device: str | None = None
     first_device: str | None = None
     torch: str | None = None
@@ -211,6 +214,8 @@ class Story:
         epoch = whole(record.get("epoch"))
         if epoch is not None:
             self.epochs_done = max(self.epochs_done, epoch + 1)
+            if record.get("best") is True:
+                self.best_epoch, self.best_step = epoch, whole(record.get("step"))
         self._stepped(record, now)
 
     def _checkpoint(self, record: dict[str, Any], now: float | None) -> None:

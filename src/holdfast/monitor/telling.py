@@ -137,9 +137,9 @@ def error_of(run: Run) -> str:
     return message[:500] if isinstance(message, str) else ""
 
 
-def verdict(run: Run, now: float | None = None) -> str:
-    """The paragraph on top of a report."""
-    parts = [sentence(run, now)]
+def verdict(run: Run) -> str:
+    """What faults have cost, from the receipt; nothing while there is none."""
+    parts: list[str] = []
     receipt = run.receipt or {}
     lost, lasted = receipt.get("seconds_lost"), run.lasted_s
     if isinstance(lost, (int, float)) and lost > 0:

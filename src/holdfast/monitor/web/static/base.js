@@ -65,7 +65,7 @@ hf.metric = (value) => {
   if (!Number.isFinite(value)) return String(value);
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size < 1e-3 || size >= 1e6) return value.toExponential(2).replace("e+", "e");
+  if (size < 1e-3 || size >= 1e6) return value.toExponential(2).replace(/e([+-])(\d)$/, "e$10$2");
   if (size >= 1000) return value.toFixed(0);
   return size >= 100 ? value.toFixed(1) : value.toFixed(4).replace(/(\.\d*?[1-9])0+$|\.0+$/, "$1");
 };

@@ -73,11 +73,14 @@ hf.Chart = class {
     this.lines = []; // {key, label, x, t, y, scale, look}
     this.marks = () => []; // [{time, step, code}]
     this.height = options.height || 190;
+    this.low = options.low ?? null; // what the axis holds in any case
+    this.high = options.high ?? null;
+    this.quiet = options.quiet || false; // the legend is elsewhere
     this.csv = options.csv;
     this.legend = hf.h("div", { class: "legend" });
     this.canvas = hf.h("canvas", { tabIndex: 0, role: "img" });
     this.node = hf.h("figure", { class: "chart", "data-chart": this.title },
-      hf.h("figcaption", {}, hf.h("b", { class: "name" }, this.title, this.unit ? hf.h("span", { class: "unit" }, ` ${this.unit}`) : null), this.legend,
+      hf.h("figcaption", {}, hf.h("div", {}, hf.h("b", { class: "name" }, this.title, this.unit ? hf.h("span", { class: "unit" }, ` ${this.unit}`) : null), this.legend),
         hf.h("span", { class: "keep" },
           hf.h("button", { type: "button", title: "keep the numbers as CSV", "aria-label": `${this.title} as CSV`, onclick: () => this.keepCsv() }, "csv"),
           hf.h("button", { type: "button", title: "keep the picture as PNG", "aria-label": `${this.title} as PNG`, onclick: () => this.keepPng() }, "png"))),
@@ -160,10 +163,12 @@ hf.Chart = class {
     let low = seen.reduce((a, b) => Math.min(a, b), Infinity), high = seen.reduce((a, b) => Math.max(a, b), -Infinity);
     const log = this.view.log && low > 0;
     if (!(low <= high)) { low = 0; high = 1; }
+    if (!log && this.low !== null) low = Math.min(low, this.low);
+    if (!log && this.high !== null) high = Math.max(high, this.high);
     if (log) { low = Math.log10(low); high = Math.log10(high); }
     const pad = (high - low || Math.abs(high) || 1) * 0.06;
     if (!(low >= 0 && low - pad < 0)) low -= pad; else low = log ? low - pad : 0;
-    high += pad;
+    if (this.high === null || log || high > this.high) high += pad;
     const yTicks = hf.ticks(low, high, 4), tickText = (v) => (log ? short(10 ** v) : short(v));
     const left = Math.max(34, ...yTicks.map((v) => pen.measureText(tickText(v)).width + 12)), right = width - 8, top = 14, bottom = height - 20;
     const X = (x) => left + ((x - x0) / (x1 - x0 || 1)) * (right - left), Y = (y) => bottom - (((log ? Math.log10(y) : y) - low) / (high - low || 1)) * (bottom - top);
@@ -192,7 +197,7 @@ hf.Chart = class {
     }
     pen.save();
     pen.beginPath();
-    pen.rect(left - 1, 0, right - left + 2, bottom + 2);
+    pen.rect(left - 3, 0, right - left + 6, bottom + 3);
     pen.clip();
     for (const mark of this.marks()) {
       const at = this.view.axis === "time" ? mark.time : mark.step;
@@ -291,6 +296,7 @@ hf.Chart = class {
       const value = i === null || i < 0 ? null : line.v[i];
       return [line.label, i >= 0 && i !== null && value === null ? "not finite" : hf.metric(value), line.look];
     });
+    if (this.quiet) items.length = 0;
     if (this.legend.childElementCount !== items.length || this.legendOf !== hf.theme.get()) {
       this.legendOf = hf.theme.get();
       hf.fill(this.legend, items.map(([label, , look]) => hf.h("span", {}, hf.swatch(look), hf.h("span", { class: "label" }, label), hf.h("span", { class: "value" }))));

@@ -47,7 +47,7 @@ hf.ComparePage = class {
     this.pick.hidden = !rest.length;
     for (const name of this.chosen) {
       if (!this.charts.has(name)) {
-        const chart = new hf.Chart(this.view, { title: name, name: "compare", height: 230 });
+        const chart = new hf.Chart(this.view, { title: name, name: "compare", height: 230, quiet: runs.length > 6 });
         this.charts.set(name, chart);
         this.grid.append(chart.node);
       }

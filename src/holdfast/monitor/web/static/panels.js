@@ -42,7 +42,7 @@ hf.faultDialog = (source, faults, at, files) => {
     hf.h("p", { class: "eyebrow" }, hf.h("b", { class: "code" }, fault.code || "-"), ` ${fault.kind.replaceAll("_", " ")} · ${hf.clock(fault.time, true)} · fault ${at + 1} of ${faults.length}`),
     hf.h("h2", {}, fault.sentence),
     hf.rows([["device", fault.device], ["step", hf.count(fault.step) + (fault.phase ? `, in ${fault.phase}` : "")], ["then", [fault.action.replaceAll("_", " "), fault.reason].filter(Boolean).join(": ")],
-      ["recovered", hf.recovery(fault)], ["time lost", hf.known(fault.lost_s) ? hf.duration(fault.lost_s) : null], ["blame", [fault.blame, fault.blame_sentence].filter(Boolean).join(": ") || "not known"],
+      ["recovered", hf.recovery(fault)], ["time lost", hf.known(fault.lost_s) ? hf.duration(fault.lost_s) : null], ["blame", fault.blame_sentence || fault.blame || "not known"],
       ["evidence", folder], ["read on", hf.h("code", {}, `holdfast explain ${fault.code}`)]]),
     tabs, text,
     hf.h("p", { class: "between" }, hf.h("button", { type: "button", disabled: !next(-1), onclick: next(-1) }, "← earlier"), hf.h("button", { type: "button", disabled: !next(1), onclick: next(1) }, "later →")));
@@ -112,6 +112,20 @@ hf.environmentPanel = (environment) => {
   const { environment: variables, packages, ...rest } = kept;
   const more = (title, value) => (value && Object.keys(value).length ? hf.h("details", {}, hf.h("summary", {}, title), hf.rows(hf.plainRows(value, ""))) : null);
   return hf.card("environment", "Environment", hf.rows([...hf.plainRows(named, ""), ...hf.plainRows(rest, "").filter(([key]) => /^(system|cpu|memory · total|gpus|torch · (cuda|hip|rocm))/.test(key)).map(([key, value]) => [key, /bytes$/.test(key) ? hf.size(+value) : value])]), more("packages", packages), more("variables", variables), more("everything", rest));
+};
+
+// What was found out and decided, in the words of the journal.
+hf.findingWords = (each) => each.sentence || each.text || {
+  moved: `from ${each.before} to ${each.after} at step ${hf.count(each.step)}`, undone: `steps ${hf.count(each.to_step)} to ${hf.count(each.from_step)} are computed again`,
+  stopping: `${each.signal} at step ${hf.count(each.step)}`, end: `${each.state} at step ${hf.count(each.step)}`, saved_again: `after ${hf.duration(each.seconds)}`,
+}[each.event] || "";
+hf.findingsPanel = (findings) => {
+  if (!findings.length) return null;
+  const few = 8, shown = findings.slice().reverse(), body = hf.h("tbody");
+  const fill = (all) => hf.fill(body, shown.slice(0, all ? undefined : few).map((each) => hf.h("tr", {}, hf.h("td", { class: "time" }, hf.clock(each.time, true)), hf.h("td", {}, String(each.event).replaceAll("_", " ")), hf.h("td", {}, String(hf.findingWords(each)), each.device && each.event !== "moved" ? hf.h("span", { class: "muted" }, ` ${each.device}`) : null))),
+    !all && shown.length > few ? hf.h("tr", { class: "rest" }, hf.h("td", { colSpan: 3 }, hf.h("button", { type: "button", class: "link", onclick: () => fill(true) }, `show ${shown.length - few} earlier`))) : null);
+  fill(false);
+  return hf.card("findings", "Findings and decisions", hf.h("table", { class: "list" }, body));
 };
 
 hf.filesPanel = (source, files) => {

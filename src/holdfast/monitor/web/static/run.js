@@ -35,6 +35,7 @@ hf.RunPage = class {
     this.status = hf.h("span", { class: "status", role: "status" });
     hf.header([...(this.source.live ? [["runs", "/"]] : []), [head.run, null]], this.status);
     this.sentence = hf.h("h1", { class: "sentence" });
+    this.verdict = hf.h("p", { class: "verdict" });
     this.badge = hf.h("span", { class: "badge-place" });
     this.problems = hf.h("div", { class: "problems" });
     this.band = hf.h("div", { class: "band" }, hf.h("div", { class: "track", role: "progressbar", "aria-label": "progress", "aria-valuemin": 0, "aria-valuemax": 100 }, hf.h("div", { class: "done" })), hf.h("div", { class: "facts" }));
@@ -48,7 +49,7 @@ hf.RunPage = class {
     const charts = hf.card("charts", "Charts", this.grid);
     hf.fill(charts.querySelector(".more"), this.chartTools());
     hf.fill(this.main,
-      hf.h("section", { class: "lead", "aria-label": "where it stands" }, hf.h("div", { class: "eyebrow" }, this.badge, ` ${head.workload || ""} · ${head.run}`), this.sentence, this.problems, this.band, this.bottleneck),
+      hf.h("section", { class: "lead", "aria-label": "where it stands" }, hf.h("div", { class: "eyebrow" }, this.badge, ` ${head.workload || ""} · ${head.run}`), this.sentence, this.verdict, this.problems, this.band, this.bottleneck),
       hf.card("timeline", "Timeline", this.timeline.node, this.faults), charts, this.log.node,
       hf.h("div", { class: "two", id: "lower" }), hf.h("footer", {}, this.source.live ? "Read from the run folder; nothing here changes the run. " : `A report made by holdfast ${this.body.identity.holdfast || ""}. `, hf.h("kbd", {}, "?"), " shows the keys."));
     this.lower();
@@ -56,8 +57,9 @@ hf.RunPage = class {
 
   lower() {
     const { body } = this;
-    hf.fill(document.getElementById("lower"), hf.settingsPanel(body.settings, body.identity),
-      hf.h("div", { class: "column" }, hf.receiptPanel(body.receipt), hf.environmentPanel(body.environment)), hf.filesPanel(this.source, body.files));
+    const receipt = hf.receiptPanel(body.receipt), environment = hf.environmentPanel(body.environment);
+    hf.fill(document.getElementById("lower"), hf.h("div", {}, hf.settingsPanel(body.settings, body.identity), receipt && environment),
+      hf.h("div", {}, receipt || environment, hf.findingsPanel(body.findings)), hf.filesPanel(this.source, body.files));
   }
 
   chartTools() {
@@ -100,6 +102,7 @@ hf.RunPage = class {
     this.heard = Date.now();
     this.view.anchors = head.anchors;
     hf.text(this.sentence, head.sentence);
+    hf.text(this.verdict, head.verdict || "");
     if (this.shownState !== head.state) { this.shownState = head.state; hf.fill(this.badge, hf.badge(head.state)); }
     hf.fill(this.problems, head.problems.map((problem) => hf.h("p", { class: "problem" }, hf.h("b", {}, "! "), problem)), head.behind ? hf.h("p", { class: "problem calm" }, `reading what was logged: ${hf.percent(head.read / (head.read + head.behind))}`) : null);
     this.progress(head);
@@ -114,7 +117,7 @@ hf.RunPage = class {
   }
 
   progress(head) {
-    const { progress } = head, share = head.state === "FINISHED" ? 1 : progress.share;
+    const { progress } = head, share = head.state === "FINISHED" ? 1 : head.share;
     const track = this.band.firstChild, known = hf.known(share);
     track.classList.toggle("unknown", !known && head.live);
     track.firstChild.style.width = `${100 * (known ? share : 0)}%`;
@@ -164,7 +167,7 @@ hf.RunPage = class {
     for (const [key, chart] of this.charts) if (!wanted.has(key)) { chart.gone(); this.charts.delete(key); }
     for (const [key, about] of wanted) {
       if (!this.charts.has(key)) {
-        const chart = new hf.Chart(this.view, { title: about.title, unit: about.unit, name: this.head.run, csv: (each) => this.keepAll(each) });
+        const chart = new hf.Chart(this.view, { title: about.title, unit: about.unit, low: about.low, high: about.high, name: this.head.run, csv: (each) => this.keepAll(each) });
         chart.marks = () => this.head.faults;
         chart.data = new Map();
         this.charts.set(key, chart);

@@ -91,7 +91,8 @@ hf.Timeline = class {
     const line = this.node.querySelector(".cursor");
     if (!line || !this.place) return;
     const { view } = this, time = view.cursor === null ? null : view.axis === "time" ? view.cursor : view.timeAt(view.cursor);
-    const x = time === null ? -10 : this.place.X(time);
+    const x = time === null ? 0 : this.place.X(time);
+    line.style.display = time === null ? "none" : "";
     line.setAttribute("x1", x);
     line.setAttribute("x2", x);
   }
