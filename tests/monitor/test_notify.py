@@ -267,7 +267,7 @@ def test_what_it_logs_is_its_owners(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "eeg", {"state": "FINISHED"})
     settings = Settings.load({"notify.command": f"{sys.executable} -c pass"}, env={})
     notify.start(folder, settings)
-    log = folder.path / "notify.log"
+    log = folder.path / "messages.log"
     deadline = time.monotonic() + 30
     while b"sent" not in log.read_bytes() and time.monotonic() < deadline:
         time.sleep(0.1)

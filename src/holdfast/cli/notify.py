@@ -94,7 +94,7 @@ def start(run: RunFolder, settings: Settings) -> None:
     ways = Ways.of(settings.notify)
     if not ways:
         return
-    with contextlib.suppress(OSError), open(run.path / "notify.log", "ab", opener=private) as log:
+    with contextlib.suppress(OSError), open(run.path / "messages.log", "ab", opener=private) as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "holdfast.monitor.notify", str(run.path.absolute())],
             stdin=subprocess.PIPE,
