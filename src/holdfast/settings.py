@@ -171,6 +171,8 @@ class RunSettings:
     """Use only what every system has: no fork, no /proc, plain files. `HOLDFAST_PORTABLE=1` does it too."""
     stacks: bool = setting(True, BOOL)
     """Keep the stacks of a hung worker. The native ones need `pip install 'holdfast[stacks]'`."""
+    tensorboard: bool = setting(True, BOOL)
+    """Write what the script logs as TensorBoard event files too, into `tb/` of the run folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -80,7 +80,7 @@ def _chart(
     anchors: list[list[float]],
     box: tuple[float, float, float, float],
 ) -> None:
-    left, top, right, bottom = box[0] + 52, box[1] + 46, box[2], box[3] - 20
+    left, top, right, bottom = box[0] + 52, box[1] + 56, box[2], box[3] - 20
     pen.text((box[0], box[1]), f"{chart['title']}{' · ' + chart['unit'] if chart['unit'] else ''}", 15, INK)
     lines = [(line, _points(line, series.get(line["key"]), anchors)) for line in chart["lines"][: len(COLOURS)]]
     xs = [x for _, points in lines for x, _ in points]

@@ -22,6 +22,7 @@ from holdfast.runtime.board import Beat, Phase
 from holdfast.runtime.evidence import last_words
 from holdfast.runtime.faults import Fault
 from holdfast.runtime.ladder import Move
+from holdfast.runtime.scalars import Scalars
 from holdfast.runtime.spending import Spending
 
 _SMALLER_IS_BETTER = ("loss", "error", "mse", "mae", "rmse", "perplexity")
@@ -43,6 +44,7 @@ class Teller:
         self.face = face
         self.rate = Rate()
         self.spending = Spending()
+        self.scalars = Scalars(run)
         self.readings: dict[str, Any] | None = None
         """What the sensors said last (sensing.py), for readers elsewhere."""
         self.energy_j: dict[str, float] = {}
@@ -76,10 +78,12 @@ class Teller:
             reason=move.reason,
             folder=str(folder),
         )
+        self.scalars.say(fault.step, f"{fault.code} {fault.sentence()}")
 
     def log(self, step: int, epoch: int, values: dict[str, Any]) -> None:
         self.run.append_metrics({"time": utc_now(), "step": step, "epoch": epoch, **values})
         self.emit("log", step=step, epoch=epoch, values=values)
+        self.scalars.log(step, values)
         name = self._metric(values)
         value = values.get(name)
         if not isinstance(value, (int, float)):
@@ -91,6 +95,7 @@ class Teller:
 
     def undo(self, step: int) -> None:
         """What was logged after this step is not believed: it cannot be the best."""
+        self.scalars.undo(step)
         if self.best is not None and self.best["step"] > step:
             self.best = None
             self.best_due = False
