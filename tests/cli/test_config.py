@@ -42,6 +42,7 @@ run.threads                auto    default
 run.device                 cuda:0  ~/.config/holdfast/config.toml:1
 run.portable               false   default
 run.stacks                 true    default
+run.tensorboard            true    default
 oom.split                  true    default
 oom.allow_batchnorm_split  false   default
 oom.grow_back_steps        50      default

@@ -278,6 +278,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.parent is not None:
         _end_with_parent()
+        behave()
     sensors = Sensors(disk=args.disk)
     sensors.read()
     time.sleep(0.2)  # a load is a difference
@@ -291,6 +292,12 @@ def main(argv: list[str] | None = None) -> int:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing is left to be written at exit
     return 0
+
+
+def behave() -> None:
+    """A training that wants the CPU has it: who only looks takes what is left."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(19)
 
 
 def _end_with_parent() -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from holdfast.errors import HoldfastError
 from holdfast.human import count, counted, duration, metric
 from holdfast.monitor import reader
+from holdfast.monitor.devices import behave
 from holdfast.monitor.notify_ways import Message, Ways, send
 from holdfast.monitor.story import Fault
 from holdfast.monitor.terminal.scene import clean
@@ -194,6 +195,7 @@ def follow(folder: Path, news: News, every: float = LOOK_EVERY) -> Iterator[Mess
 
 def main(argv: list[str] | None = None) -> int:
     """The ways as one JSON object on stdin: they may hold secrets, and arguments can be read by everybody."""
+    behave()
     words = sys.argv[1:] if argv is None else argv
     ways = Ways.from_json(json.loads(sys.stdin.read() or "{}"))
     try:

@@ -165,9 +165,9 @@ class Run:
         """No lock here, but a supervisor of another machine that beats: a mounted or synced folder."""
         if self.info.get("boot_id") in (None, boot_id()):
             return False
-        seen = self._beat_seen[1]
-        age = self.beat_age_s
-        return bool(seen and time.monotonic() - seen < ELSEWHERE) or (age is not None and age < ELSEWHERE)
+        seen, said = self._beat_seen[1], seconds(self.beat.get("time"))
+        fresh = said is not None and abs(time.time() - said) < ELSEWHERE
+        return fresh or bool(seen and time.monotonic() - seen < ELSEWHERE)
 
     @property
     def live(self) -> bool:

@@ -12,13 +12,15 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.text import Text
 from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widgets import Static
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
 
 from holdfast.errors import HoldfastError
 from holdfast.monitor import reader
@@ -26,8 +28,8 @@ from holdfast.monitor.terminal import large, pages, small
 from holdfast.monitor.terminal.curves import plain
 from holdfast.monitor.terminal.scene import Note, curve_of, look
 
-EVERY = 0.5
-"""Seconds between two looks."""
+EVERY = 1.0
+"""Seconds between two looks: a run writes its beat as often."""
 PORTION = 0.15
 """Seconds a look may take."""
 RUNS_EVERY = 5.0
@@ -40,7 +42,7 @@ Explain = Callable[[str], Sequence[str]]
 class Watch(App[None]):
     """Several runs, one at a time."""
 
-    CSS = "Screen { overflow: hidden; } #page { width: 100%; height: 100%; }"
+    CSS = "Screen { overflow: hidden; } Page { width: 100%; height: 100%; }"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,ctrl+c,ctrl+q", "leave", "quit", priority=True, show=False),
@@ -75,6 +77,7 @@ class Watch(App[None]):
         self._every = every
         self._open: dict[Path, reader.Run | str] = {}
         """Runs that were opened, or why they cannot be."""
+        self._kept: dict[Path, dict[str, Any]] = {}
         self._chosen = False
         """Whether somebody has gone to a run by a key: then it stays."""
         self._cursor = 0
@@ -90,7 +93,7 @@ class Watch(App[None]):
     # -- life ------------------------------------------------------------------------------------------------
 
     def compose(self) -> ComposeResult:
-        yield Static("", id="page", markup=False)
+        yield Page()
 
     def on_mount(self) -> None:
         if self._ledger is not None:
@@ -161,7 +164,7 @@ class Watch(App[None]):
         lines = self.lines(width, height)
         if self._ascii:
             lines = [plain(line) for line in lines]
-        self.query_one("#page", Static).update(colored(lines))
+        self.query_one(Page).put(lines)
 
     def lines(self, width: int, height: int) -> list[str]:
         """What the terminal shows, as text."""
@@ -178,7 +181,7 @@ class Watch(App[None]):
         return self._of_run(run, width, height)
 
     def _of_run(self, run: reader.Run, width: int, height: int) -> list[str]:
-        scene = look(run, self._trust)
+        scene = look(run, self._trust, kept=self._kept.setdefault(run.path, {}))
         if run.behind > 1 << 16:
             scene.problems.append(f"still reading: {run.behind / 1e6:.0f} MB to go")
         title = f"{scene.name} · {scene.state} {scene.lasted}"
@@ -353,8 +356,28 @@ _COLORS = (
 """Colours beside signs and words that say the same."""
 
 
-def colored(lines: Sequence[str]) -> Text:
-    text = Text("\n".join(lines), no_wrap=True, overflow="crop", end="")
+def colored(line: str) -> Text:
+    text = Text(line, no_wrap=True, overflow="crop", end="")
     for pattern, style in _COLORS:
         text.highlight_regex(pattern, style)
     return text
+
+
+class Page(Widget):
+    """Lines of text. Only those that have changed are drawn again: a look at a run must not cost it its CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def put(self, lines: list[str]) -> None:
+        before, self.lines = self.lines, lines
+        longest = max(len(before), len(lines))
+        changed = [at for at in range(longest) if before[at : at + 1] != lines[at : at + 1]]
+        if changed:
+            self.refresh(*(Region(0, at, self.size.width, 1) for at in changed))
+
+    def render_line(self, y: int) -> Strip:
+        text = colored(self.lines[y]) if y < len(self.lines) else Text("")
+        strip = Strip(text.render(self.app.console, end=""))
+        return strip.adjust_cell_length(self.size.width).apply_style(self.rich_style)

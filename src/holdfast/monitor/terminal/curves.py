@@ -10,6 +10,7 @@ Pure: numbers in, text out. Every character has a plain one for terminals withou
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -74,7 +75,12 @@ def gauge(share: float | None, width: int = 10) -> str:
 
 def curve(values: Sequence[float], width: int, height: int, *, ascii: bool = False) -> list[str]:
     """The course of `values` from left to right, scaled to the lowest and highest; gaps where they are not finite."""
-    width, height = max(1, width), max(1, height)
+    return list(_curve(tuple(values), max(1, width), max(1, height), ascii))
+
+
+@functools.lru_cache(maxsize=16)
+def _curve(values: tuple[float, ...], width: int, height: int, ascii: bool) -> list[str]:
+    """Kept: a picture is drawn every second, and its curves change when an epoch ends."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return [""] * height
@@ -83,14 +89,10 @@ def curve(values: Sequence[float], width: int, height: int, *, ascii: bool = Fal
     dots = _rows(values, low, high, across, up)
     if ascii:
         return ["".join("*" if (x, y) in dots else " " for x in range(width)).rstrip() for y in range(height)]
-    lines = []
-    for y in range(height):
-        cells = [
-            sum(_DOTS[row][col] for row in range(4) for col in range(2) if (2 * x + col, 4 * y + row) in dots)
-            for x in range(width)
-        ]
-        lines.append("".join(chr(0x2800 + cell) if cell else " " for cell in cells).rstrip())
-    return lines
+    cells = [[0] * width for _ in range(height)]
+    for x, y in dots:
+        cells[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
+    return ["".join(chr(0x2800 + cell) if cell else " " for cell in row).rstrip() for row in cells]
 
 
 def _rows(values: Sequence[float], low: float, high: float, across: int, up: int) -> set[tuple[int, int]]:

@@ -11,16 +11,18 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast import machine
 from holdfast.events import Event
 from holdfast.human import count, counted, duration, metric, percent
 from holdfast.monitor.bottleneck import Bottleneck, judge
 from holdfast.monitor.reader import Run
+
+T = TypeVar("T")
 
 POINTS = 400
 """Of a curve: more than a terminal is wide."""
@@ -117,8 +119,14 @@ class Scene:
     problems: list[str] = field(default_factory=list)
 
 
-def look(run: Run, trust: Mapping[str, str] | None = None, *, events: int = 200) -> Scene:
-    """The run as it is in the folder; `trust` is the word of this machine's ledger for each device."""
+def look(
+    run: Run, trust: Mapping[str, str] | None = None, *, events: int = 200, kept: dict[str, Any] | None = None
+) -> Scene:
+    """The run as it is in the folder; `trust` is the word of this machine's ledger for each device.
+
+    `kept` is for whoever looks again and again: what has not changed in the folder is taken from there.
+    """
+    kept = {} if kept is None else kept
     progress, live = run.progress, run.live
     now = time.time() if live and not run.elsewhere else (run.last_seen or time.time())
     began = run.story.began or run.began or now
@@ -135,17 +143,24 @@ def look(run: Run, trust: Mapping[str, str] | None = None, *, events: int = 200)
         left="" if left is None else f"{duration(left)} left",
         rate="" if not progress.rate else rate_words(progress.rate),
         facts=_facts(run),
-        curves=_curves(run),
+        curves=_unless_kept(kept, "curves", (run.books.table.version, run.faults_total), lambda: _curves(run)),
         devices=_devices(run, trust or {}),
         lanes=_lanes(run, now, left),
         began=began,
         now=now,
         ends=now + left if left else now,
-        notes=notes(run, events),
+        notes=_unless_kept(kept, "notes", (run.story.events, events), lambda: notes(run, events)),
         trouble=trouble(run),
         bottleneck=judge(run.beat, threads=_threads(run), cpus=_cpus(run), whole=not live),
         problems=[clean(problem) for problem in run.problems],
     )
+
+
+def _unless_kept(kept: dict[str, Any], what: str, state: object, make: Callable[[], T]) -> T:
+    if kept.get(what, (None,))[0] != state:
+        kept[what] = (state, make())
+    found: T = kept[what][1]
+    return found
 
 
 def _sign_of_life(run: Run) -> str:
@@ -171,8 +186,8 @@ def _where(run: Run) -> str:
     if progress.setup is not None and run.live and progress.phase == "setup":
         done, total, label = progress.setup
         return clean(f"{label or 'preparing'} {count(done)}/{count(total)}")
-    if progress.epochs:
-        return f"epoch {progress.epoch or 0}/{progress.epochs}"
+    if progress.epochs and progress.epoch:
+        return f"epoch {progress.epoch}/{progress.epochs}"
     return f"step {count(progress.step)}" + (f"/{count(progress.of)}" if progress.of else "")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 import webbrowser
 from collections.abc import Callable
@@ -71,6 +72,8 @@ def serve(
         if host not in (*LOCAL, "::1"):
             say("anybody who has this address can see these runs, and nothing on the way is encrypted")
         say("Ctrl-C ends the page; the runs go on")
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()  # into a pipe too: somebody waits for the address
         if browser:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         if ready is not None:
@@ -92,7 +95,7 @@ def serve(
 def _listen(host: str, first: int, say: Callable[[str], None]) -> tuple[socket.socket, int]:
     """A socket at the port, or at the next free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for port in [*range(first, min(first + _TRIES, 65536)), 0]:
+    for port in [*range(first, min(first + _TRIES, 65536)), 0] if first else [0]:
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -108,7 +111,7 @@ def _listen(host: str, first: int, say: Callable[[str], None]) -> tuple[socket.s
                 raise UserError(f"cannot listen at {host}:{port}", cause=str(error.strerror or error)) from None
             continue
         chosen = int(listening.getsockname()[1])
-        if chosen != first:
+        if first and chosen != first:
             say(f"port {first} is in use; this page is at {chosen}")
         return listening, chosen
     raise UserError(f"no port is free at {host}")
