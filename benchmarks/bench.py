@@ -27,6 +27,7 @@ import leaks
 import storage
 import times
 import training
+import watching
 from common import RESULTS, Bound, adopt, machine, say, told, versions, write
 
 
@@ -46,6 +47,7 @@ PARTS = {
     "hangs": Part(training.hangs, training.hangs_bounds),
     "growth": Part(training.growth, training.growth_bounds),
     "storage": Part(storage.storage, storage.storage_bounds),
+    "watching": Part(watching.watching, watching.watching_bounds),
     "leaks": Part(leaks.leaks, leaks.leaks_bounds),
     "soak": Part(training.soak, training.soak_bounds),
 }

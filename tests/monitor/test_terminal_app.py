@@ -15,9 +15,8 @@ import pytest
 pytest.importorskip("textual", reason="the extra `monitor` is not installed")
 
 from textual.pilot import Pilot
-from textual.widgets import Static
 
-from holdfast.monitor.terminal.app import Watch
+from holdfast.monitor.terminal.app import Page, Watch
 from tests.monitor.folders import NOW, make_run
 
 
@@ -31,7 +30,10 @@ def _utc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def shown(app: Watch) -> str:
     """What is on the screen."""
-    return str(app.query_one("#page", Static).content)
+    page = app.query_one(Page)
+    drawn = [page.render_line(y).text.rstrip() for y in range(app.size.height)]
+    assert drawn == [line.rstrip() for line in page.lines] + [""] * (len(drawn) - len(page.lines))
+    return "\n".join(page.lines)
 
 
 def play(app: Watch, act: Callable[[Pilot[Any]], Coroutine[Any, Any, None]], size: tuple[int, int] = (80, 24)) -> None:

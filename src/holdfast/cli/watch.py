@@ -20,6 +20,7 @@ from holdfast.cli.output import Output, add_flags
 from holdfast.cli.usage import Parser
 from holdfast.errors import ExitCode, HoldfastError, UserError
 from holdfast.monitor import reader
+from holdfast.monitor.devices import behave
 from holdfast.runfolder import LIVE_STATES, RunFolder, find_run, list_runs
 from holdfast.settings import Settings
 
@@ -49,7 +50,7 @@ examples:
     parser.add_argument("names", metavar="RUN", nargs="*", help="names such as calm-heron, folders, or `latest`")
     parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
     parser.add_argument("-1", "--once", action="store_true", help="print one picture and leave")
-    parser.add_argument("--every", type=float, default=0.5, metavar="S", help="seconds between two looks (default 0.5)")
+    parser.add_argument("--every", type=float, default=1.0, metavar="S", help="seconds between two looks (default 1)")
     parser.add_argument("--control", action="store_true", help="also allow the key `s`, which stops a run")
     web = parser.add_argument_group("in a browser")
     web.add_argument("--web", action="store_true", help="serve a page on this machine and print its address")
@@ -184,6 +185,7 @@ def _live(args: argparse.Namespace, root: Path, folders: list[Path], at: int, ou
         bell=Settings.load().notify.bell,
         every=max(0.1, args.every),
     )
+    behave()
     app.run()
     return ExitCode.OK
 
