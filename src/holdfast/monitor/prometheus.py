@@ -111,7 +111,7 @@ def _devices(run: Run) -> Iterator[Sample]:
         for key, (name, scale) in _READINGS.items():
             value = amount(row.get(key))
             if value is not None:
-                yield name, {"device": row["device"]}, value * scale
+                yield name, {"device": row["device"]}, round(value * scale, 9)
 
 
 def _labels(labels: dict[str, str]) -> str:

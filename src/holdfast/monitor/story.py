@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any
 
@@ -243,7 +243,7 @@ class Story:
     # -- for the index -------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(replace(self, faults_by=Counter())), "faults_by": dict(self.faults_by)}
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> Story:

@@ -123,7 +123,7 @@ hf.RunPage = class {
     track.firstChild.style.width = `${100 * (known ? share : 0)}%`;
     track.setAttribute("aria-valuenow", known ? Math.round(share * 100) : 0);
     const facts = [
-      [known ? hf.percent(share) : null, "done"], [progress.epochs ? `${progress.epoch ?? "-"}/${progress.epochs}` : null, "epoch"],
+      [known ? hf.percent(share) : null, "done"], [progress.epochs && progress.epoch ? `${progress.epoch}/${progress.epochs}` : null, "epoch"],
       [hf.known(progress.step) ? hf.count(progress.step) + (progress.of && progress.of !== progress.step ? `/${hf.count(progress.of)}` : "") : null, "step"], [hf.known(progress.rate) ? hf.metric(progress.rate) : null, "steps/s"],
       [hf.known(progress.time_left_s) ? hf.duration(progress.time_left_s) : null, "left"], [hf.known(head.lasted_s) ? hf.duration(head.lasted_s) : null, "so far"], [head.device, "device"],
       [head.checkpoint.step !== null ? `step ${hf.count(head.checkpoint.step)}` : null, "last save"], [head.best ? hf.metric(head.best.value) : null, head.best ? `best ${head.best.name}` : ""],
