@@ -30,6 +30,7 @@ import storage
 import testers
 import times
 import training
+import watching
 from common import RESULTS, Bound, adopt, machine, say, told, versions, write
 
 
@@ -49,6 +50,7 @@ PARTS = {
     "hangs": Part(training.hangs, training.hangs_bounds),
     "growth": Part(training.growth, training.growth_bounds),
     "storage": Part(storage.storage, storage.storage_bounds),
+    "watching": Part(watching.watching, watching.watching_bounds),
     "leaks": Part(leaks.leaks, leaks.leaks_bounds),
     "doctor": Part(doctor.doctor, doctor.doctor_bounds),
     "testers": Part(testers.testers, testers.testers_bounds),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import ExitCode, GaveUp, HoldfastError, InternalError, ScriptFailed, Stopped, UserError
 
 if TYPE_CHECKING:
+    from holdfast.monitor.notebook import watch
     from holdfast.runtime.charge import BadSamples
     from holdfast.runtime.entry import main
     from holdfast.runtime.loader import Loader
@@ -42,6 +43,7 @@ __all__ = [
     "UserError",
     "__version__",
     "main",
+    "watch",
 ]
 
 _LAZY = {
@@ -51,6 +53,7 @@ _LAZY = {
     "Run": "holdfast.runtime.session",
     "Session": "holdfast.runtime.session",
     "main": "holdfast.runtime.entry",
+    "watch": "holdfast.monitor.notebook",
 }
 
 

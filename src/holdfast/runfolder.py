@@ -3,6 +3,7 @@
     run.json          what this run is, its state and its supervisor      (replaced whole, never half)
     journal.jsonl     events, appended                                     output.log   what the script printed
     metrics.jsonl     numbers the script logged                            beat.json    the board, once a second
+    readings.jsonl    temperatures, power, load, memory of the devices, every ten seconds
     checkpoints/N/    state.safetensors + digest.json                      best.safetensors  final.safetensors
     faults/NN/        what was found at a fault                            receipt.json
     lock              held while a supervisor or keeper lives
@@ -210,6 +211,9 @@ class RunFolder:
     def append_metrics(self, record: dict[str, Any]) -> None:
         self._file("metrics.jsonl").append(json.dumps(record))
 
+    def append_reading(self, reading: dict[str, Any]) -> None:
+        self._file("readings.jsonl").append(json.dumps(reading))
+
     def _file(self, name: str) -> LineFile:
         return self._lines.setdefault(name, LineFile(self.path / name))
 
@@ -255,7 +259,7 @@ class RunFolder:
             (path / part).mkdir(mode=0o700)
         info = self.info
         self.left, self.path = self.path, path
-        for name in ("journal.jsonl", "metrics.jsonl"):
+        for name in ("journal.jsonl", "metrics.jsonl", "readings.jsonl"):
             self._file(name).move(path / name)
         self._beat_problem = None
         self.write_info(info)

@@ -26,19 +26,37 @@ from typing import Any, Literal
 
 from holdfast import tomlfile
 from holdfast.errors import UserError
-from holdfast.values import BOOL, BYTES, DURATION, Choice, Float, Kind, OrAuto, Text, at_least, between, setting
+from holdfast.values import (
+    BOOL,
+    BYTES,
+    DURATION,
+    Choice,
+    Float,
+    Kind,
+    OrAuto,
+    OrOff,
+    Text,
+    at_least,
+    between,
+    setting,
+)
 
 Auto = Literal["auto"]
 
 PROJECT_FILE = "holdfast.toml"
 PREFIX = "HOLDFAST_"
-OTHERS = frozenset({"HOLDFAST_STATE", "HOLDFAST_BOOT_ID", "HOLDFAST_PRETEND"})
+OTHERS = frozenset({"HOLDFAST_STATE", "HOLDFAST_BOOT_ID", "HOLDFAST_PRETEND", "HOLDFAST_SENSORS"})
 """Variables that are none of the settings: where the user's ledger is, and what tests pretend."""
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 
 FACTOR = Float("a number, 1 or more", low=1.0)
 PERCENT = Float("a number of percent, 0 or more", low=0.0)
+DEGREES = OrOff(Float("a number of °C above zero", low=1.0))
+WATTS = OrOff(Float("a number of watts above zero", low=1.0))
+FULL = OrOff(Float("a number of percent above zero", low=1.0))
+COMMAND = OrOff(Text("a command line"))
+ADDRESS = OrOff(Text("an address that begins with https:// or http://", pattern=r"https?://\S+"))
 PATH = Text("the path of a folder")
 METRIC = Text("auto, none, or the name of a metric", pattern=r"[A-Za-z_][\w./-]*")
 DEVICE = Text("auto, cpu, or a device such as cuda:0", pattern=r"[a-z]+(:\d+)?")
@@ -153,6 +171,8 @@ class RunSettings:
     """Use only what every system has: no fork, no /proc, plain files. `HOLDFAST_PORTABLE=1` does it too."""
     stacks: bool = setting(True, BOOL)
     """Keep the stacks of a hung worker. The native ones need `pip install 'holdfast[stacks]'`."""
+    tensorboard: bool = setting(True, BOOL)
+    """Write what the script logs as TensorBoard event files too, into `tb/` of the run folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,6 +234,48 @@ class SentinelSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LimitsSettings:
+    """What the machine may be asked to bear. Past a limit the run warns, then slows down or pauses, then goes on."""
+
+    cpu_c: float | None = setting(None, DEGREES)
+    """The hottest the CPU may get, in °C."""
+    gpu_c: float | None = setting(None, DEGREES)
+    """The hottest the accelerator of the run may get, in °C."""
+    cpu_w: float | None = setting(None, WATTS)
+    """The most power the CPU may draw, in watts."""
+    gpu_w: float | None = setting(None, WATTS)
+    """The most power the accelerator of the run may draw, in watts."""
+    memory: float | None = setting(None, FULL)
+    """How full the memory of the machine, or of its container, may get, in percent."""
+    gpu_memory: float | None = setting(None, FULL)
+    """How full the memory of the accelerator may get, in percent."""
+    disk_free: int | None = setting(None, OrOff(BYTES))
+    """What must stay free where the run folder is."""
+    action: Literal["auto", "warn", "slow", "pause"] = setting("auto", Choice("auto", "warn", "slow", "pause"))
+    """How far it may go. Auto slows for heat and power, pauses if that is not enough, and pauses for a full memory."""
+    patience: float = setting(10.0, DURATION)
+    """How long a limit may be passed before more than a warning follows; and kept again before the run goes on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NotifySettings:
+    """Who is told, and of what. Never written into a run folder: addresses are secrets, and a folder may be shared."""
+
+    level: Literal["note", "result", "alert"] = setting("result", Choice("note", "result", "alert"))
+    """The least that is told: note adds what was mended, as a digest; alert is only what needs you."""
+    command: str | None = setting(None, COMMAND)
+    """A command that is run with the message on its standard input and in HOLDFAST_MESSAGE."""
+    webhook: str | None = setting(None, ADDRESS)
+    """An address that the message is posted to, as JSON."""
+    format: Literal["auto", "json", "slack", "discord"] = setting("auto", Choice("auto", "json", "slack", "discord"))
+    """The form the webhook wants. Auto goes by the host of its address."""
+    bell: bool = setting(False, BOOL)
+    """Whether the terminal of `holdfast train` and `watch` rings its bell."""
+    digest: float = setting(3600.0, DURATION)
+    """How long what was mended is gathered before it is told as one message."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """All settings of a run, frozen. Build it with `Settings.load`; `Settings()` is all defaults."""
 
@@ -228,6 +290,8 @@ class Settings:
     probation: ProbationSettings = field(default_factory=ProbationSettings)
     blame: BlameSettings = field(default_factory=BlameSettings)
     sentinel: SentinelSettings = field(default_factory=SentinelSettings)
+    limits: LimitsSettings = field(default_factory=LimitsSettings)
+    notify: NotifySettings = field(default_factory=NotifySettings)
     sources: Mapping[str, str] = field(default_factory=_nothing, compare=False, repr=False)
     """Where each value that was set came from, by key. A key that is not here has its default."""
 
@@ -278,6 +342,12 @@ class Settings:
             section, name = key.split(".")
             data.setdefault(section, {})[name] = self.get(key)
         return {**data, "sources": dict(self.sources)}
+
+    def recorded(self) -> dict[str, Any]:
+        """What a run writes down: everything but whom to tell, which may be secret and is not the run's affair."""
+        data = self.to_json()
+        del data["notify"]
+        return {**data, "sources": {key: text for key, text in self.sources.items() if not key.startswith("notify.")}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Settings:

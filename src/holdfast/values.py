@@ -148,6 +148,20 @@ class OrAuto(Kind):
         return "auto" if value == "auto" else self.inner.show(value)
 
 
+class OrOff(Kind):
+    """The word off, or what `inner` accepts. Off is None."""
+
+    def __init__(self, inner: Kind) -> None:
+        super().__init__(f"off, or {inner.allowed}")
+        self.inner = inner
+
+    def parse(self, value: object) -> object:
+        return None if value is None or value is False or value == "off" else self.inner.parse(value)
+
+    def show(self, value: object) -> str:
+        return "off" if value is None else self.inner.show(value)
+
+
 def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError

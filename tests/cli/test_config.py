@@ -42,6 +42,7 @@ run.threads                auto    default
 run.device                 cuda:0  ~/.config/holdfast/config.toml:1
 run.portable               false   default
 run.stacks                 true    default
+run.tensorboard            true    default
 oom.split                  true    default
 oom.allow_batchnorm_split  false   default
 oom.grow_back_steps        50      default
@@ -59,6 +60,21 @@ blame.non_finite           stop    default
 sentinel.enabled           auto    default
 sentinel.cost              0.8     default
 sentinel.samples           4       default
+limits.cpu_c               off     default
+limits.gpu_c               off     default
+limits.cpu_w               off     default
+limits.gpu_w               off     default
+limits.memory              off     default
+limits.gpu_memory          off     default
+limits.disk_free           off     default
+limits.action              auto    default
+limits.patience            10 s    default
+notify.level               result  default
+notify.command             off     default
+notify.webhook             off     default
+notify.format              auto    default
+notify.bell                false   default
+notify.digest              1h      default
 """
 
 

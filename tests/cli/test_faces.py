@@ -63,7 +63,7 @@ saved="step 3900 in runs/x"
 TERMINAL = """\
 holdfast 0.1.0 · eeg · cuda:0 fp32 · seed 7
 run    runs/eeg-20261115-0912-calm-heron
-look   holdfast status calm-heron      stop   holdfast stop calm-heron
+watch  holdfast watch calm-heron      stop   holdfast stop calm-heron
 differs from default: lr=3e-4
 
   epoch   train_loss   valid_bacc   saved     time   device
@@ -114,6 +114,47 @@ def test_a_terminal_gets_a_table_with_the_faults_in_time_order(monkeypatch: pyte
     for event in history():
         face.event(event)
     assert stream.getvalue() == TERMINAL
+
+
+def test_limits_are_told_in_time_order_and_the_bar_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    texts = [
+        ("warn", "the CPU is at 84 °C, limits.cpu_c is 80 °C"),
+        ("slow", "slowed down, resting 50 % of the time: the CPU is at 84 °C, limits.cpu_c is 80 °C"),
+        ("pause", "paused: the CPU is at 86 °C, limits.cpu_c is 80 °C"),
+        ("resume", "going on at full speed: the CPU is at 71 °C"),
+    ]
+    stream, held = io.StringIO(), []
+    face = TerminalFace(screen(stream), HEADER, progress=False)
+    for second, (action, text) in enumerate(texts):
+        face.event(Event("limit", f"2026-11-15T09:22:0{second}Z", {"limit": "cpu_c", "action": action, "text": text}))
+        held.append(face._held)
+    assert held == ["", "slowed down", "paused", ""]
+    assert stream.getvalue() == (
+        " 09:22:00  ! the CPU is at 84 °C, limits.cpu_c is 80 °C\n"
+        " 09:22:01  ↺ slowed down, resting 50 % of the time: the CPU is at 84 °C,\n"
+        "             limits.cpu_c is 80 °C\n"
+        " 09:22:02  ↺ paused: the CPU is at 86 °C, limits.cpu_c is 80 °C\n"
+        " 09:22:03  ✓ going on at full speed: the CPU is at 71 °C\n"
+    )
+
+
+def test_what_binds_the_run_is_told_once_it_is_clear_and_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    input_bound = {"time": "2026-11-15T09:22:00Z", "device": "cpu", "recent_s": {"data": 40.0, "forward": 20.0}}
+    busy = {**input_bound, "recent_s": {"data": 5.0, "forward": 55.0}}
+    stream, plain = io.StringIO(), io.StringIO()
+    faces = [TerminalFace(screen(stream), HEADER, progress=False), PlainFace(screen(plain), HEADER)]
+    for face in faces:
+        for info in [input_bound] * 60 + [busy] * 5 + [input_bound] * 30 + [busy] * 60:
+            face.beat(info)
+    lines = [line for line in stream.getvalue().splitlines() if "bound by" in line]
+    assert lines == [
+        " 09:22:00  • bound by input: 67 % reading data, 33 % computing",
+        " 09:22:00  • bound by the CPU: 92 % computing, 8.3 % reading data",
+    ]
+    assert plain.getvalue().count(" bottleneck bound=input input_pct=66.7 compute_pct=33.3") == 1
+    assert plain.getvalue().count(" bottleneck ") == 2
 
 
 def test_a_disk_that_takes_nothing_is_told_once_and_stays_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +254,9 @@ def test_the_live_line() -> None:
     assert evaluating.endswith("2h 48m left  evaluating")
     without_epochs = {**BEAT, "epochs": 0, "batches": 0, "time_left_s": None, "rate": 0.05}
     assert live_line(without_epochs, 80) == " step 7 692     20 s/it"
+    replaced = {**BEAT, "phase": "setup", "step": 7692, "steps_total": 72000}
+    assert live_line(replaced, 88, "recovering").endswith("2h 48m left  recovering"), "the bar survives a restart"
+    assert "━" in live_line(replaced, 100, "recovering")
     preparing = {**BEAT, "phase": "setup", "progress": {"done": 30, "total": 120, "label": "reading files"}}
     assert live_line(preparing, 50) == " reading files ━━━━╸──────────────   25 %  30/120"
 
@@ -407,6 +451,21 @@ def test_the_closing_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.Monke
     for name in ("best", "final"):
         (run.path / f"{name}.safetensors").write_bytes(b"")
     assert "\n".join(summary.closing(Look(run), 80)) + "\n" == CLOSING
+
+
+def test_the_closing_says_what_it_cost_what_bound_it_and_what_the_plan_said(tmp_path: Path) -> None:
+    plan = {"time_s": 11400, "time_low_s": 10200, "time_high_s": 12600, "cost_usd": 0.22, "usd_per_kwh": 0.17}
+    run = make_run(tmp_path, "FINISHED", exit_code=0, threads=1, plan=plan, **BOOKS)
+    beat = {"device": "cuda:0", "energy_wh": {"cuda:0": 1210.4, "cpu": 140.0}, "loaders": 0}
+    beat |= {"phases_s": {"data": 1800.0, "forward": 900.0, "backward": 700.0, "loop": 30.0}}
+    write_json(run.path / "beat.json", beat)
+    lines = summary.accounts(Look(run), 100)
+    assert lines[2] == "  cost     1.35 kWh (cuda:0 1.21, cpu 0.14), $0.23; the plan said 3h 10m ±20m and $0.22"
+    text = " ".join(" ".join(lines).split())
+    assert "bound by input: 52 % reading data, 47 % computing; most worth changing: Loader(num_workers=" in text
+    write_json(run.path / "run.json", {**run.info, "plan": ["a", "list"]})
+    write_json(run.path / "beat.json", {"energy_wh": {"cpu": "much"}, "phases_s": 3})
+    assert not any("cost" in line or "bound" in line for line in summary.accounts(Look(run), 100))
 
 
 def test_the_closing_of_a_stopped_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

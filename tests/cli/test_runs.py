@@ -148,7 +148,7 @@ def test_list_of_a_finished_run(finished: Finished) -> None:
     best = finished.done.json["best"]
     done = holdfast("list", cwd=finished.cwd)
     header, line = done.out.splitlines()
-    assert header.split() == ["RUN", "WORKLOAD", "STATE", "DEVICE", "STEP", "BEST", "RECOVERED", "TIME"]
+    assert header.split() == ["RUN", "WORKLOAD", "STATE", "DEVICE", "STEP", "BEST", "RECOVERED", "TIME", "LEFT"]
     assert line.split()[:7] == [finished.name, "job", "FINISHED", "cpu", "24/24", "valid_loss", f"{best['value']:.4f}"]
     row = holdfast("list", "--json", cwd=finished.cwd).json["runs"][0]
     assert row.keys() >= LIST_FIELDS

@@ -19,9 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast import machine
 from holdfast.cli.output import Output, Screen
 from holdfast.cli.text import Lines, without_control
 from holdfast.events import Event
+from holdfast.monitor.bottleneck import Bottleneck, judge
 from holdfast.runtime.telling import Face
 
 PROGRESS_EVERY = 60.0
@@ -45,6 +47,9 @@ class Header:
     differs: list[str] = field(default_factory=list)
     """Settings and arguments that are not the default, as a person would write them."""
     resumed_from: int | None = None
+    threads: int | None = None
+    bell: bool = False
+    """Whether the terminal rings when the run ends or needs somebody."""
 
 
 class QuietFace(Face):
@@ -124,6 +129,30 @@ class Epochs:
         return values, seconds
 
 
+class Bound:
+    """What binds the run, told once it is clear and again when it has changed for good."""
+
+    SURE = 20
+    """Beats in a row that must agree before it is told."""
+
+    def __init__(self, threads: int | None) -> None:
+        self.threads = threads
+        self._told: str | None = None
+        self._seen: tuple[str, int] = ("", 0)
+
+    def news(self, info: dict[str, Any]) -> Bottleneck | None:
+        """The verdict, if somebody should hear it now."""
+        found = judge(info, threads=self.threads, cpus=machine.usable_cpus())
+        if found is None or found.bound == "limit":  # a limit has told so itself
+            return None
+        bound, times = self._seen
+        self._seen = (found.bound, times + 1 if bound == found.bound else 1)
+        if found.bound == self._told or self._seen[1] < self.SURE:
+            return None
+        self._told = found.bound
+        return found
+
+
 class PlainFace(QuietFace):
     """One line an event, for files and pipes: ISO time, a word, key=value. No control characters, ever."""
 
@@ -134,6 +163,7 @@ class PlainFace(QuietFace):
         self._last_progress = time.monotonic()
         self._lines = Lines()
         self._epochs = Epochs()
+        self._bound = Bound(header.threads)
 
     def event(self, event: Event) -> None:
         handler = getattr(self, f"_on_{event.kind}", None)
@@ -190,6 +220,9 @@ class PlainFace(QuietFace):
 
     def beat(self, info: dict[str, Any]) -> None:
         self._epochs.loss = info.get("loss")
+        bottleneck = self._bound.news(info)
+        if bottleneck is not None:
+            self._write(str(info.get("time")), "bottleneck", **bottleneck.to_json())
         now = time.monotonic()
         if self._every is None or now - self._last_progress < self._every:
             return

@@ -10,17 +10,17 @@ Works on live, finished, crashed and copied folders. It reads files only: never 
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Iterator
+import math
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from holdfast.events import Event
-from holdfast.runfolder import LIVE_STATES, RunFolder, read_json
+from holdfast.monitor.reader import Run
+from holdfast.runfolder import RunFolder
 
-_LOGGED = '"event": "log"'
-_NOT_METRICS = frozenset({"time", "step", "epoch"})
+_MOST_POINTS = 2000
+"""Values of a metric that are looked at one by one; of more, the peaks stand for all."""
 
 
 class Look:
@@ -28,9 +28,12 @@ class Look:
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
-        self.info = run.info
-        self.state = run.state()
-        self.beat: dict[str, Any] = read_json(run.path / "beat.json") or {}
+        self.seen = Run(run.path)
+        self.seen.refresh()
+        self.info = self.seen.info = run.info  # whoever holds the run may know more than the disk took
+        self.state = self.seen.state
+        self.beat = self.seen.beat
+        self.receipt = self.seen.receipt
 
     @property
     def name(self) -> str:
@@ -38,137 +41,84 @@ class Look:
 
     @property
     def live(self) -> bool:
-        return self.state in LIVE_STATES
-
-    @functools.cached_property
-    def receipt(self) -> dict[str, Any] | None:
-        """What the run ended with; a run that goes on has none, whatever an earlier end left."""
-        return None if self.live else self.run.receipt()
-
-    @functools.cached_property
-    def metrics(self) -> list[dict[str, Any]]:
-        return self.run.metrics()
+        return self.seen.live
 
     @functools.cached_property
     def events(self) -> list[Event]:
-        """Everything but the numbers, which are many and in `metrics`: their lines are not even parsed."""
-        try:
-            with open(self.run.path / "journal.jsonl", encoding="utf-8", errors="replace") as file:
-                parsed = (Event.from_line(line) for line in file if _LOGGED not in line)
-                return [event for event in parsed if event is not None]
-        except OSError:
-            return []
+        """Everything but the numbers, which are many and columns of their own."""
+        return self.seen.events()
 
     @functools.cached_property
     def faults(self) -> list[Event]:
-        return [event for event in self.events if event.kind == "fault"]
+        return self.seen.events(kinds={"fault"})
 
     @property
     def accounts(self) -> dict[str, Any]:
-        return _dict(self.info.get("accounts"))
+        return self.seen.accounts
 
     @property
     def step(self) -> int | None:
         """Steps committed, by the newest source that says so."""
-        known = [whole(self.accounts.get("steps")), whole(self.beat.get("step"))]
-        if self.receipt:
-            known.append(whole(self.receipt.get("steps")))
-        return max((step for step in known if step is not None), default=None)
+        return self.seen.step
 
     @property
     def steps_total(self) -> int | None:
         """As the worker said; a short run may end before the first beat that knows."""
-        return self.step if self.state == "FINISHED" else whole(self.beat.get("steps_total"))
+        return self.seen.progress.of
 
     @property
     def epochs_done(self) -> int:
-        ended = [whole(event.data.get("epoch")) for event in self.events if event.kind == "epoch"]
-        return max((epoch + 1 for epoch in ended if epoch is not None), default=0)
+        return self.seen.story.epochs_done
 
     @property
     def device(self) -> str | None:
-        return _text(self.info.get("device") or self.beat.get("device"))
+        return self.seen.device
 
     @property
     def device_timeline(self) -> list[dict[str, Any]]:
-        timeline = self.accounts.get("timeline")
-        if isinstance(timeline, list) and timeline:
-            return [
-                {
-                    "device": _text(entry.get("device")),
-                    "from_step": whole(entry.get("from_step")),
-                    "to_step": whole(entry.get("to_step")),
-                }
-                for entry in timeline
-                if isinstance(entry, dict)
-            ]
-        return [{"device": self.device, "from_step": 0, "to_step": None}] if self.device else []
+        return self.seen.device_timeline
 
     @property
     def last_metrics(self) -> dict[str, float | None]:
         """Each metric's last value."""
-        last: dict[str, float | None] = {}
-        for record in self.metrics:
-            last.update({name: value for name, value in record.items() if name not in _NOT_METRICS})
-        return last
+        return {name: None if math.isnan(value) else value for name, value in self.seen.metrics.last().items()}
 
     @property
     def best(self) -> dict[str, Any] | None:
         """Name, value, step and epoch (counted from 1) of the best; None if nothing was judged."""
-        best = self.info.get("best")
-        if not isinstance(best, dict) or number(best.get("value")) is None:
-            return None
-        epoch = whole(best.get("epoch"))
-        return {
-            "name": str(best.get("name")),
-            "value": number(best.get("value")),
-            "step": whole(best.get("step")),
-            "epoch": None if epoch is None else epoch + 1,
-        }
+        return self.seen.best
 
     def series(self, name: str) -> list[float | None]:
-        """All values of a metric, in order."""
-        return [number(record[name]) for record in self.metrics if name in record]
+        """The values of a metric, in order; of very many, those that make up the picture."""
+        series = self.seen.metrics[name]
+        values = series.values if len(series) <= _MOST_POINTS else series.points(_MOST_POINTS)[1]
+        return [number(value) for value in values]
 
     @property
     def names(self) -> list[str]:
         """The metrics, in the order in which they were first logged."""
-        return list(dict.fromkeys(name for record in self.metrics for name in record if name not in _NOT_METRICS))
+        return list(self.seen.metrics)
 
     @property
     def age_s(self) -> float | None:
         """Seconds since the supervisor last wrote the beat."""
-        return _since(self.beat.get("time"))
+        return self.seen.beat_age_s
 
     @property
     def lasted_s(self) -> float | None:
         """From its start to its end, or to now; all sittings of a resumed run together."""
-        total, began, last = 0.0, None, None
-        for event in self.events:
-            now = event.seconds()
-            if event.kind == "start":
-                total += (last - began) if began is not None and last is not None else 0.0
-                began = now
-            last = now if now is not None else last
-        if began is None:
-            return None
-        end = time.time() if self.live else (last or began)
-        return max(0.0, total + end - began)
+        return self.seen.lasted_s
 
-    @property
+    @functools.cached_property
     def checkpoints(self) -> list[tuple[int, Path, int]]:
         """Step, folder and bytes, the newest first; not verified here: `resume` does that."""
-        found = []
-        for path in _folders(self.run.path / "checkpoints"):
-            digest = read_json(path / "digest.json") or {}
-            found.append((int(path.name), path, whole(digest.get("bytes")) or 0))
-        return sorted(found, reverse=True)
+        root = self.run.path / "checkpoints"
+        return [(each.step, root / each.name, each.bytes) for each in self.seen.checkpoints]
 
     @property
     def weights(self) -> dict[str, Path]:
         """The weight files there are: best, final."""
-        paths = {name: self.run.path / f"{name}.safetensors" for name in ("best", "final")}
-        return {name: path for name, path in paths.items() if path.is_file()}
+        return self.seen.weights
 
     def result(self) -> dict[str, Any]:
         """What `train`, `resume`, `chaos` and `show` print with --json."""
@@ -206,34 +156,13 @@ class Look:
 
     @property
     def recoveries(self) -> int:
-        sources = (self.receipt or {}, self.accounts, self.beat)
-        return max((whole(source.get("recoveries")) or 0 for source in sources), default=0)
+        return self.seen.recoveries
 
 
 def local_time(event: Event) -> str:
     """09:22:09 where the reader is."""
     seconds = event.seconds()
     return "--:--:--" if seconds is None else datetime.fromtimestamp(seconds).strftime("%H:%M:%S")
-
-
-def _since(stamp: object) -> float | None:
-    seconds = Event("", str(stamp)).seconds() if stamp else None
-    return None if seconds is None else max(0.0, time.time() - seconds)
-
-
-def _folders(path: Path) -> Iterator[Path]:
-    try:
-        yield from (entry for entry in path.iterdir() if entry.is_dir() and entry.name.isdigit())
-    except OSError:
-        return
-
-
-def _dict(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
 
 
 def whole(value: object) -> int | None:

@@ -32,7 +32,7 @@ from holdfast.naming import handle
 from holdfast.runfolder import LAST_WORD, LIVE_STATES, RunFolder, find_run, read_json, whole
 from holdfast.runtime import checkpoint, process, script
 from holdfast.runtime.accounts import Accounts
-from holdfast.settings import COMMAND_LINE, Settings, parse_overrides
+from holdfast.settings import COMMAND_LINE, Settings, kinds, parse_overrides
 
 HIDDEN = "***"
 """What `runfolder.redact` puts in the place of a secret."""
@@ -193,9 +193,13 @@ def _open_to_all(folder: Path) -> bool:
 def _settings(folder: RunFolder, overrides: dict[str, str]) -> Settings:
     saved = folder.info.get("settings")
     try:
-        settings = Settings.from_json(saved if isinstance(saved, dict) else {})
+        kept = {name: values for name, values in saved.items() if name != "notify"} if isinstance(saved, dict) else {}
+        settings = Settings.from_json(kept)
     except (AttributeError, TypeError):
         raise UserError(f"the settings in {folder.path / 'run.json'} cannot be read") from None
+    now = Settings.load()  # whom to tell is the user's, not the run's: a folder from elsewhere must not name a command
+    for key in (key for key in kinds() if key.startswith("notify.") and key in now.sources):
+        settings = settings.override({key: now.get(key)}, now.source(key))
     return settings.override(overrides, COMMAND_LINE)
 
 
@@ -252,7 +256,7 @@ def _go_on(
         crashed_ns=crashed_ns,
         preload=preload_for(facts),
     )
-    folder.update_info(settings=settings.to_json(), threads=plan.threads)
+    folder.update_info(settings=settings.recorded(), threads=plan.threads)
     return conduct(folder, plan, settings, output)
 
 

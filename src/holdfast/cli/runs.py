@@ -121,10 +121,11 @@ def _print_table(looks: list[Look], output: Output) -> None:
                 f"{best['name']} {metric(best['value'])}" if best else "-",
                 str(row["recoveries"]),
                 duration(look.lasted_s),
+                duration(row["time_left_s"]),
             )
         )
-    names = ("RUN", "WORKLOAD", "STATE", "DEVICE", "STEP", "BEST", "RECOVERED", "TIME")
-    header, *lines = table(rows, header=names, right=(4, 6, 7))
+    names = ("RUN", "WORKLOAD", "STATE", "DEVICE", "STEP", "BEST", "RECOVERED", "TIME", "LEFT")
+    header, *lines = table(rows, header=names, right=(4, 6, 7, 8))
     output.print(output.out.style(header, "dim"))
     for line in lines:
         output.print(without_control(line))
@@ -167,7 +168,8 @@ def standing(look: Look) -> list[str]:
     """A run in a few lines: its state, how far it is, its numbers, its faults, its last save."""
     head = " · ".join([look.name, str(look.info.get("workload") or "-"), f"{look.state} {duration(look.lasted_s)}"])
     lines = [f"{head} · {look.device}" if look.device else head]
-    lines += [f"  {part}" for part in (_how_far(look), _last_sign(look)) if part]
+    bound = summary.bound_words(look, of_all=False) if look.live else ""
+    lines += [f"  {part}" for part in (_how_far(look), _last_sign(look), bound and f"bound {bound}") if part]
     lines += summary.curves(look)
     lines += [f"  {_trouble(look)}"]
     if look.state in ("STOPPED", "CRASHED", "GAVE_UP", "FAILED"):
@@ -201,7 +203,7 @@ def _last_sign(look: Look) -> str:
 
 def _trouble(look: Look) -> str:
     faults = len(look.faults)
-    recovered = "all recovered" if look.state in ("FINISHED", "RUNNING") else f"{look.recoveries} recovered"
+    recovered = "all recovered" if look.state in ("FINISHED", "RUNNING", "MOVED") else f"{look.recoveries} recovered"
     words = [f"{counted(faults, 'fault')}, {recovered}" if faults else "no faults"]
     if look.checkpoints:
         words.append(f"last checkpoint step {count(look.checkpoints[0][0])}")

@@ -8,8 +8,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 
+from holdfast import machine
 from holdfast.cli.output import count, counted, duration, metric, percent, sparkline, table
 from holdfast.cli.reading import Look, number, whole
+from holdfast.monitor.bottleneck import judge
 from holdfast.naming import handle, shown
 
 _SIGNS = {"FINISHED": "✓", "FAILED": "✗", "GAVE_UP": "✗", "CRASHED": "✗"}
@@ -96,8 +98,47 @@ def accounts(look: Look, width: int = 100) -> list[str]:
         faults = fault_words(look.accounts.get("faults") or {})
         return _labelled("faults", faults, width) if faults else []
     lines = _labelled("faults", _faults(look), width) + _labelled("receipt", receipt_words(receipt), width)
+    for label, text in (("cost", cost_words(look)), ("bound", bound_words(look))):
+        lines += _labelled(label, text, width) if text else []
     sha256 = receipt.get("weights_sha256")
     return lines + _labelled("weights", f"sha256 {sha256[:16]}…", width) if isinstance(sha256, str) else lines
+
+
+def cost_words(look: Look) -> str:
+    """0.42 kWh (cuda:0 0.38, cpu 0.04), $0.07; the plan said 3h 10m ±20m and $0.06"""
+    plan = look.info.get("plan")
+    plan = plan if isinstance(plan, dict) else {}
+    parts = [_energy(look.beat.get("energy_wh"), number(plan.get("usd_per_kwh")))]
+    said = [duration(time) for time in [number(plan.get("time_s"))] if time is not None]
+    low, high = number(plan.get("time_low_s")), number(plan.get("time_high_s"))
+    if said and low is not None and high is not None:
+        said = [f"{said[0]} ±{duration((high - low) / 2).removesuffix(' 00s')}"]
+    money = number(plan.get("cost_usd"))
+    said += [] if money is None else [_dollars(money)]
+    parts += [f"the plan said {' and '.join(said)}"] if said else []
+    return "; ".join(part for part in parts if part)
+
+
+def _energy(spent: object, price: float | None) -> str:
+    """What the devices drew, as far as they can be measured."""
+    known = {str(name): wh for name, value in spent.items() if (wh := number(value))} if isinstance(spent, dict) else {}
+    total = sum(known.values())
+    if not known or total < 0.05:
+        return ""
+    unit, scale = ("kWh", 1000) if total >= 100 else ("Wh", 1)
+    each = ", ".join(f"{name} {wh / scale:.3g}" for name, wh in known.items())
+    money = "" if price is None else f", {_dollars(total / 1000 * price)}"
+    return f"{total / scale:.3g} {unit} ({each}){money}"
+
+
+def _dollars(amount: float) -> str:
+    return f"${amount:.2f}" if amount >= 0.005 or not amount else "under $0.01"
+
+
+def bound_words(look: Look, *, of_all: bool = True) -> str:
+    """What bound the run, or binds it now, and the one setting most worth changing."""
+    found = judge(look.beat, threads=whole(look.info.get("threads")), cpus=machine.usable_cpus(), whole=of_all)
+    return "" if found is None else found.line.removeprefix("bound ")
 
 
 def _labelled(label: str, text: str, width: int = 10_000) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast import __version__, machine
-from holdfast.cli import faces, summary
+from holdfast.cli import faces, notify, summary
 from holdfast.cli.output import Output, print_error
 from holdfast.cli.reading import Look
 from holdfast.cli.text import without_control
@@ -99,6 +99,7 @@ def conduct(run: RunFolder, plan: Plan, settings: Settings, output: Output) -> i
     )
     run.append(start)
     face.event(start)
+    notify.start(run, settings)
     try:
         outcome = Supervisor(run, plan, settings, face).run()
     finally:
@@ -158,10 +159,9 @@ def _line(output: Output, stamp: str, word: str, values: dict[str, Any]) -> None
 
 
 def _header(run: RunFolder, plan: Plan, settings: Settings) -> faces.Header:
-    hidden = {"run.folder", "run.seed", "run.device"}
     differs = [f"{key}={value}" for key, value in plan.arguments.items()]
     differs += [
-        f"{key} {settings.shown(key)}{_from(settings.source(key))}" for key in settings.changed() if key not in hidden
+        f"{key} {settings.shown(key)}{_from(settings.source(key))}" for key in settings.changed() if _worth_showing(key)
     ]
     return faces.Header(
         version=__version__,
@@ -173,7 +173,14 @@ def _header(run: RunFolder, plan: Plan, settings: Settings) -> faces.Header:
         seed=plan.seed,
         differs=differs,
         resumed_from=plan.resume.step if plan.resume else None,
+        threads=plan.threads,
+        bell=settings.notify.bell,
     )
+
+
+def _worth_showing(key: str) -> bool:
+    """Where it stands in the header already, or may be secret, it is not shown again."""
+    return key not in ("run.folder", "run.seed", "run.device") and not key.startswith("notify.")
 
 
 def _from(source: str) -> str:

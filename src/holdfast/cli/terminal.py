@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from holdfast.cli.faces import Epochs, Header, QuietFace
+from holdfast.cli.faces import Bound, Epochs, Header, QuietFace
 from holdfast.cli.output import Screen, count, duration, metric, percent
 from holdfast.cli.reading import local_time
 from holdfast.cli.text import Lines, without_control
@@ -50,8 +50,10 @@ class TerminalFace(QuietFace):
         self._live = Live(console=self._console, auto_refresh=False, transient=True) if progress else None
         self._lines = Lines()
         self._epochs = Epochs()
+        self._bound = Bound(header.threads)
         self._columns: list[str] = []
         self._state = "starting: importing torch"
+        self._held = ""
 
     # -- what happens --------------------------------------------------------------------------------------
 
@@ -137,6 +139,19 @@ class TerminalFace(QuietFace):
         self._mark(event, "✓", f"saving again after {duration(event.data.get('seconds'))}", "green")
         self._state = ""
 
+    def _on_limit(self, event: Event) -> None:
+        """A limit of the settings was passed, acts, or is kept again."""
+        action, text = str(event.data.get("action")), str(event.data.get("text"))
+        if action in ("resume", "clear"):
+            self._mark(event, "✓", text, "green")
+        elif action in ("slow", "pause"):
+            self._mark(event, "↺", text, "cyan")
+        else:
+            self._mark(event, "!", text, "yellow")
+        if action == "pause":
+            self._ring()
+        self._held = {"slow": "slowed down", "pause": "paused"}.get(action, "" if action != "warn" else self._held)
+
     def _on_stopping(self, event: Event) -> None:
         name = str(event.data.get("signal"))
         self._state = "saving"
@@ -146,6 +161,12 @@ class TerminalFace(QuietFace):
 
     def _on_end(self, event: Event) -> None:
         self.close()
+        self._ring()
+
+    def _ring(self) -> None:
+        if self.header.bell:
+            self.screen.stream.write("\a")
+            self.screen.stream.flush()
 
     def output(self, text: str) -> None:
         for line in self._lines.feed(text):
@@ -162,9 +183,17 @@ class TerminalFace(QuietFace):
 
     def beat(self, info: dict[str, Any]) -> None:
         self._epochs.loss = info.get("loss")
+        bottleneck = self._bound.news(info)
+        if bottleneck is not None:
+            event = Event("bottleneck", str(info.get("time")))
+            self._mark(event, "•", bottleneck.sentence, "")
+            if bottleneck.advice:
+                self._below("→", bottleneck.advice, "cyan")
         if self._live is not None:
             width = self._console.width - 3  # room for the ^C that a terminal echoes at the end of the line
-            self._draw(Text(self._fit(live_line(info, width, self._state)), no_wrap=True, overflow="crop"))
+            self._draw(
+                Text(self._fit(live_line(info, width, self._state or self._held)), no_wrap=True, overflow="crop")
+            )
 
     def _draw(self, text: Text) -> None:
         if self._live is not None:
@@ -197,7 +226,7 @@ def header_lines(header: Header, width: int) -> list[str]:
     return [
         f"holdfast {header.version} · {header.workload} · {header.device} · seed {header.seed}{resumed}",
         f"run    {header.folder}",
-        f"look   holdfast status {header.handle}      stop   holdfast stop {header.handle}",
+        f"watch  holdfast watch {header.handle}      stop   holdfast stop {header.handle}",
         last if len(last) <= width else last[: width - 1] + "…",
     ]
 
@@ -260,10 +289,11 @@ def live_line(info: dict[str, Any], width: int, state: str = "") -> str:
     """epoch 7/60 ━━━━━━━╸─────  41 %  492/1200  6.4 it/s  2h 48m left"""
     work = info.get("progress")
     phase = str(info.get("phase") or "")
+    again = bool(info.get("step") and info.get("steps_total"))  # a worker that was replaced: the bar stays
     if phase == "setup" and isinstance(work, dict):
         label = str(work.get("label") or "preparing")
         return _bar_line(f" {label} ", _share(work.get("done"), work.get("total")), _of(work), width)
-    if phase == "setup":
+    if phase == "setup" and not again:
         return f" {state or 'setting up'}"
     epochs, batches = int(info.get("epochs") or 0), int(info.get("batches") or 0)
     epoch = int(info.get("epoch") or 0) + 1

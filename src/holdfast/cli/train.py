@@ -230,7 +230,7 @@ def run_info(order: Order) -> dict[str, Any]:
         "parent": order.arguments.get("parent") or None,
         "seed": order.settings.run.seed,
         "threads": order.threads,
-        "settings": order.settings.to_json(),
+        "settings": order.settings.recorded(),
         "holdfast": __version__,
         "python": platform.python_version(),
         "exit_code": None,

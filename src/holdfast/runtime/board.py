@@ -45,6 +45,8 @@ class Phase(IntEnum):
     """A failed step is computed again on the CPU."""
     SENTINEL = 12
     """A few samples are computed on the device and on the CPU."""
+    REST = 13
+    """A limit holds the run back (limits.py)."""
 
     @property
     def label(self) -> str:
@@ -73,9 +75,12 @@ class _Word(IntEnum):
     STOP = 16
     SAMPLES = 17
     LOSS = 18
+    REST = 19
+    LOADERS = 20
     COUNTS = 64
     SLOWEST = 96
     FIRST = 128
+    SPENT = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,8 @@ class PhaseTimes:
     """The slowest recent one: forgets slowly, about half in 180."""
     first_s: float = 0.0
     """The slowest of the first three, which hold warm-up and compilation."""
+    spent_s: float = 0.0
+    """All of them together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +122,8 @@ class Beat:
     pieces: int
     samples: int
     loss: float | None
+    loaders: int = 0
+    """Processes that read data for this worker."""
     times: dict[Phase, PhaseTimes] = field(default_factory=dict)
 
     @property
@@ -176,15 +185,19 @@ class Board:
         """End the phase that was, begin `phase`, and learn how long the old one took."""
         words = self._words
         now = self._clock()
-        self._learn(words[_Word.PHASE], now - words[_Word.SINCE])
+        old, took = words[_Word.PHASE], now - words[_Word.SINCE]
+        self._learn(old, took)
+        words[_Word.SPENT + old] += took
         words[_Word.SINCE] = now
         words[_Word.PHASE] = phase
         words[_Word.BEATS] += 1
 
     def beat(self) -> None:
         """Progress inside a phase that takes long by nature: set-up, evaluation, a slow loader."""
-        self._words[_Word.SINCE] = self._clock()
-        self._words[_Word.BEATS] += 1
+        words, now = self._words, self._clock()
+        words[_Word.SPENT + words[_Word.PHASE]] += now - words[_Word.SINCE]
+        words[_Word.SINCE] = now
+        words[_Word.BEATS] += 1
 
     def _learn(self, phase: int, took: int) -> None:
         words = self._words
@@ -216,6 +229,9 @@ class Board:
     def pieces(self, count: int) -> None:
         self._words[_Word.PIECES] = count
 
+    def loaders(self, count: int) -> None:
+        self._words[_Word.LOADERS] = count
+
     def progress(self, done: int, total: int, label: str) -> None:
         """Long set-up work, declared: each call is a beat."""
         self._words[_Word.DONE], self._words[_Word.TOTAL] = done, total
@@ -228,6 +244,11 @@ class Board:
         return bool(self._words[_Word.STOP])
 
     @property
+    def rest(self) -> int:
+        """The share of the time to do nothing, in thousandths: 0 at full speed, 1000 in a pause."""
+        return self._words[_Word.REST]
+
+    @property
     def phase(self) -> Phase:
         return Phase(self._words[_Word.PHASE])
 
@@ -235,6 +256,10 @@ class Board:
 
     def request_stop(self) -> None:
         self._words[_Word.STOP] = 1
+
+    def request_rest(self, thousandths: int) -> None:
+        """Slow the worker down between its steps, or hold it there (1000), or let it go (0)."""
+        self._words[_Word.REST] = max(0, min(1000, thousandths))
 
     # -- everybody reads -----------------------------------------------------------------------------------
 
@@ -261,6 +286,7 @@ class Board:
             pieces=words[_Word.PIECES],
             samples=words[_Word.SAMPLES],
             loss=None if math.isnan(loss) else loss,
+            loaders=words[_Word.LOADERS],
             times={phase: self._times(phase) for phase in Phase},
         )
 
@@ -270,6 +296,7 @@ class Board:
             count=words[_Word.COUNTS + phase],
             slowest_s=words[_Word.SLOWEST + phase] / 1e9,
             first_s=words[_Word.FIRST + phase] / 1e9,
+            spent_s=words[_Word.SPENT + phase] / 1e9,
         )
 
     @property

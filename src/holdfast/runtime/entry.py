@@ -89,7 +89,7 @@ def run_unsupervised(train: Callable[..., None], words: list[str]) -> dict[str, 
         "seed": settings.run.seed,
         "supervised": False,
     }
-    run = found or RunFolder.create(root, path.stem if path else "session", {**info, "settings": settings.to_json()})
+    run = found or RunFolder.create(root, path.stem if path else "session", {**info, "settings": settings.recorded()})
     run.lock()
     device = local.default_device() if settings.run.device == "auto" else settings.run.device
     checkpoint = local.newest_checkpoint(run) if found else None

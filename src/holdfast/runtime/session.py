@@ -37,6 +37,7 @@ from holdfast.runtime.ground import Ground, Link, LostWorker, Position, StopRun,
 from holdfast.runtime.ladder import Rung
 from holdfast.runtime.landing import Landing, restore
 from holdfast.runtime.loader import Batch, Loader
+from holdfast.runtime.resting import Resting
 from holdfast.runtime.rng import capture_rng, restore_rng
 from holdfast.runtime.transaction import Loss, Splitter, Work
 from holdfast.settings import Settings
@@ -83,6 +84,7 @@ class Session:
         self._phase_hooks = ground.phase_hooks
         self._enter = ground.enter
         self._attempts = Attempts(ground, rungs, rung)
+        self._resting = Resting(ground.board)
         self._landing: Landing | None = None
         self._started = False
         self._busy = False
@@ -160,6 +162,7 @@ class Session:
             loader = self._named.get(each["loader"])
             if isinstance(loader, Loader):
                 loader.leave_out(each["samples"], each["why"], epoch=each["epoch"], batch=each["batch"])
+        self._board.loaders(sum(loader.num_workers for loader in self._ground.loaders()))
         for loader in self._ground.loaders():
             loader.on_event = self._attempts.loader_mended
             loader.on_wait = self._board.beat
@@ -416,6 +419,7 @@ class Session:
             at not in ("batch", "free")
             or self._uncommitted >= self.settings.snapshot.every
             or self._board.stop_requested
+            or self._board.rest
             or self._attempts.vigil.on_trial
         )
         if self._landing is not None:
@@ -425,6 +429,7 @@ class Session:
             self._ground.take(at, of, resumable=not last)
             self._uncommitted = 0
             self._attempts.check_numbers()
+        self._resting.at_boundary()
         if self._board.stop_requested:
             self._ground.snapshots.flush()
             self._attempts.check_numbers()

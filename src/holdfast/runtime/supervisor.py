@@ -12,6 +12,7 @@ Every decision is the ladder's, every limit the watchdog's. Here is what is noti
     inquest.py      whose fault it was
     trusting.py     which devices are trusted, and how one comes back
     saving.py       checkpoints, and the keeper that writes them
+    holding.py      sensors and limits: warn, slow down, pause
     ending.py       stopping, finishing, failing; the receipt
 """
 
@@ -33,6 +34,7 @@ from holdfast.runtime.channel import Closed
 from holdfast.runtime.crew import Crew, kill_group
 from holdfast.runtime.ending import Ending
 from holdfast.runtime.faults import Fault, Kind, classify_exit
+from holdfast.runtime.holding import Holding
 from holdfast.runtime.ladder import Move
 from holdfast.runtime.launch import CannotFork, Launcher, NurseryDied, WorkerProcess
 from holdfast.runtime.listening import URGENT, Signals
@@ -74,6 +76,7 @@ class Supervisor:
         self._trusting = Trusting(affairs, self.crew)
         self._recovery = Recovery(affairs, self.crew, self._ending, self._watch, self._trusting)
         self.crew.entering = self._trusting.entering
+        self._holding = Holding(affairs, self.crew)
         self._last_beat = 0.0
         self._limit_in = TICK
         """Seconds until the worker's silence would be too long: the next look comes no later."""
@@ -157,6 +160,8 @@ class Supervisor:
             self._last_beat = now
             self.teller.beat(beat, self.affairs.device, self.accounts)
         self._saving.tick()
+        if self._stopping is None:
+            self._holding.tick()
         for text in self.affairs.gathering.poll():
             self.teller.emit("note", text=text)
         if self._stopping is None:
@@ -165,6 +170,7 @@ class Supervisor:
     def _close(self) -> None:
         """Leave nothing behind: no process, no descriptor, no memory."""
         self.teller.pump_output()
+        self._holding.close()
         self.crew.close()
         self._recovery.inquest.close()
         self._trusting.close(self._how_it_was_left())

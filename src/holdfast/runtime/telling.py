@@ -18,10 +18,12 @@ from holdfast.events import Event, utc_now
 from holdfast.files import number, whole
 from holdfast.runfolder import RunFolder
 from holdfast.runtime.accounts import Accounts
-from holdfast.runtime.board import Beat
+from holdfast.runtime.board import Beat, Phase
 from holdfast.runtime.evidence import last_words
 from holdfast.runtime.faults import Fault
 from holdfast.runtime.ladder import Move
+from holdfast.runtime.scalars import Scalars
+from holdfast.runtime.spending import Spending
 
 _SMALLER_IS_BETTER = ("loss", "error", "mse", "mae", "rmse", "perplexity")
 
@@ -41,12 +43,19 @@ class Teller:
         self.run = run
         self.face = face
         self.rate = Rate()
+        self.spending = Spending()
+        self.scalars = Scalars(run)
+        self.readings: dict[str, Any] | None = None
+        """What the sensors said last (sensing.py), for readers elsewhere."""
+        self.energy_j: dict[str, float] = {}
         self.best = _known_best(run.info.get("best"))
         self.best_due = False
         """True from a new best value to the end of its epoch, when the weights that made it are committed."""
         self._best_metric = best_metric
         self._batches = 0
         """Of the last epoch that had any: between two epochs the board knows none, and a total must not flicker."""
+        self._epochs = 0
+        """As the last worker said: its successor does not know them before it is in its loop."""
         self._output = run.path / "output.log"
         self._output_at = self.output_size()
         self._worker_at = self._output_at
@@ -69,10 +78,12 @@ class Teller:
             reason=move.reason,
             folder=str(folder),
         )
+        self.scalars.say(fault.step, f"{fault.code} {fault.sentence()}")
 
     def log(self, step: int, epoch: int, values: dict[str, Any]) -> None:
         self.run.append_metrics({"time": utc_now(), "step": step, "epoch": epoch, **values})
         self.emit("log", step=step, epoch=epoch, values=values)
+        self.scalars.log(step, values)
         name = self._metric(values)
         value = values.get(name)
         if not isinstance(value, (int, float)):
@@ -84,6 +95,7 @@ class Teller:
 
     def undo(self, step: int) -> None:
         """What was logged after this step is not believed: it cannot be the best."""
+        self.scalars.undo(step)
         if self.best is not None and self.best["step"] > step:
             self.best = None
             self.best_due = False
@@ -98,7 +110,12 @@ class Teller:
     def beat(self, beat: Beat, device: str, accounts: Accounts) -> None:
         """The board, mirrored for readers elsewhere."""
         batches = self._batches = beat.batches or self._batches
-        total = beat.epochs * batches or None
+        epochs = self._epochs = beat.epochs or self._epochs
+        total = epochs * batches or None
+        epoch, batch = beat.epoch, beat.batch
+        if beat.phase is Phase.SETUP and batches:  # a worker that was replaced is where its predecessor was
+            epoch, batch = divmod(accounts.steps, batches)
+        self.spending.note(beat)
         info = {
             "schema": 1,
             "time": utc_now(),
@@ -109,9 +126,9 @@ class Teller:
             "step": accounts.steps,
             "steps_total": total,
             "attempts": accounts.attempts + beat.attempts,
-            "epoch": beat.epoch,
-            "epochs": beat.epochs,
-            "batch": beat.batch,
+            "epoch": epoch,
+            "epochs": epochs,
+            "batch": batch,
             "batches": batches,
             "loss": beat.loss,
             "pieces": max(1, beat.pieces),
@@ -119,6 +136,11 @@ class Teller:
             "time_left_s": self.rate.time_left(accounts.steps, total),
             "progress": {"done": beat.done, "total": beat.total, "label": beat.label} if beat.total else None,
             "recoveries": accounts.recoveries,
+            "loaders": beat.loaders,
+            "phases_s": self.spending.total_s(),
+            "recent_s": self.spending.recent_s(),
+            "readings": self.readings,
+            "energy_wh": {name: round(joules / 3600, 3) for name, joules in self.energy_j.items()},
         }
         self.run.write_beat(info)
         self.face.beat(info)
@@ -162,15 +184,27 @@ def _known_best(saved: object) -> dict[str, Any] | None:
 
 
 class Rate:
-    """Steps a second, from commits seen: a mean over the recent past that survives restarts."""
+    """Steps a second, from commits seen: a mean over the recent past that survives restarts.
+
+    The time left that is shown counts down and is drawn to the newest estimate, so that one slow evaluation or a
+    restart does not make it jump.
+    """
 
     def __init__(self) -> None:
         self._marks: list[tuple[float, int]] = []
+        self._shown: tuple[float, float] | None = None
+        """When, and the time left that was said then."""
+        self._learning_since = 0.0
 
     def note(self, step: int) -> None:
         self._marks.append((time.monotonic(), step))
         if len(self._marks) > 400:
             del self._marks[: len(self._marks) // 2]
+
+    def forget(self) -> None:
+        """From here on the run goes at another speed."""
+        self._marks = []
+        self._shown = None
 
     def per_second(self) -> float | None:
         if len(self._marks) < 2:
@@ -178,6 +212,19 @@ class Rate:
         (begin, first), (end, last) = self._marks[0], self._marks[-1]
         return None if end <= begin else round((last - first) / (end - begin), 4)
 
-    def time_left(self, step: int, total: int | None) -> float | None:
+    def time_left(self, step: int, total: int | None, now: float | None = None) -> float | None:
         rate = self.per_second()
-        return None if not rate or not total else round(max(0, total - step) / rate, 1)
+        if not rate or not total:
+            return None
+        now = time.monotonic() if now is None else now
+        estimate = max(0, total - step) / rate
+        if self._shown is None:
+            self._learning_since = now
+        elif estimate > 0:
+            then, said = self._shown
+            expected = max(0.0, said - (now - then))
+            # Fast at first, when little is known; later a new estimate is approached over about a minute.
+            slowness = min(60.0, max(1.0, 0.5 * (now - self._learning_since)))
+            estimate = expected + min(1.0, (now - then) / slowness) * (estimate - expected)
+        self._shown = (now, estimate)
+        return round(estimate, 1)

@@ -1,0 +1,107 @@
+"""`holdfast notify`: try whom runs tell, or tell of a run that is under way already.
+
+holdfast notify --test             a test message by every way of the settings
+holdfast notify calm-heron         follow a run until it is over, and tell what matters
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+from typing import Any
+
+from holdfast.cli.output import Output, add_flags
+from holdfast.cli.usage import Parser
+from holdfast.errors import ExitCode, UserError
+from holdfast.files import private
+from holdfast.runfolder import RunFolder, find_run
+from holdfast.settings import Settings, parse_overrides
+
+
+def add_parser(subparsers: Any) -> Parser:
+    """Add the command to the command line."""
+    parser: Parser = subparsers.add_parser(
+        "notify",
+        help="try whom runs tell, or tell of a run",
+        description="""\
+Runs tell by themselves what the settings notify.* ask for. This tries the ways, or
+follows a run that was started without them.
+
+examples:
+  holdfast notify --test                                  a test message by every way
+  holdfast notify --test notify.command="notify-send Holdfast"
+  holdfast notify calm-heron                              until that run is over
+""",
+    )
+    parser.add_argument("name", metavar="RUN", nargs="?", help="a name such as calm-heron, a folder, or `latest`")
+    parser.add_argument("words", metavar="KEY=VALUE", nargs="*", default=[], help="settings, on top of the others")
+    parser.add_argument("--test", action="store_true", help="send a test message now")
+    parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
+    add_flags(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    from holdfast.cli.runs import root_of
+    from holdfast.monitor.notify import News, follow
+    from holdfast.monitor.notify_ways import Ways, send
+
+    output = Output.from_args(args)
+    name, words = args.name, list(args.words)
+    if name and "=" in name:  # the first word is a setting: no run was named
+        name, words = None, [name, *words]
+    ways = Ways.of(Settings.load(parse_overrides(words)).notify)
+    if not ways:
+        raise UserError(
+            "nobody is to be told",
+            cause="neither notify.command nor notify.webhook is set",
+            hints=['for example in ./holdfast.toml: notify.webhook = "https://hooks.slack.com/services/…"'],
+        )
+    if args.test:
+        lines = list(send(_test(), ways))
+        if output.as_json:
+            output.json({"sent": lines})
+        for line in lines:
+            output.print(line)
+        return ExitCode.OK if all(line.endswith(": sent") for line in lines) else ExitCode.NO
+    if not name:
+        raise UserError("which run?", hints=["`holdfast notify calm-heron`, or `holdfast notify --test`"])
+    told = []
+    for message in follow(find_run(root_of(args), name).path, News(ways.digest)):
+        for line in send(message, ways):
+            told.append({**message.to_json(), "sent": line})
+            output.print(f"{line}: {message.title}")
+    if output.as_json:
+        output.json({"messages": told})
+    return ExitCode.OK
+
+
+def _test() -> Any:
+    from holdfast.monitor.notify_ways import Message
+
+    text = "If you can read this, runs can tell you when they finish and when they need you."
+    return Message("alert", "a test message of holdfast", text, "test", "", "RUNNING", "")
+
+
+def start(run: RunFolder, settings: Settings) -> None:
+    """A process that tells of this run until it is over; it outlives us, to tell if we are killed."""
+    from holdfast.monitor.notify_ways import Ways
+
+    ways = Ways.of(settings.notify)
+    if not ways:
+        return
+    with contextlib.suppress(OSError), open(run.path / "messages.log", "ab", opener=private) as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.monitor.notify", str(run.path.absolute())],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        assert child.stdin is not None
+        child.stdin.write(json.dumps(ways.to_json()).encode())
+        child.stdin.close()

@@ -1,0 +1,129 @@
+"""Serve the page on this machine until Ctrl-C.
+
+    serve(Path("runs"), [Path("runs/windows-…-calm-heron")], say=output.note)
+
+Bound to 127.0.0.1 unless another address is asked for. If the port is in use the next free one is taken, and said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+import uvicorn
+
+from holdfast.errors import UserError
+from holdfast.monitor.places import Places
+from holdfast.monitor.web.app import build
+from holdfast.monitor.web.guard import LOCAL, Guard, token_of_this_user
+from holdfast.monitor.web.hub import Hub
+from holdfast.runfolder import name_of
+
+PORT = 7878
+_TRIES = 40
+
+
+class Server(uvicorn.Server):
+    """Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], hub: Hub) -> None:
+        super().__init__(config)
+        self._ready = ready
+        self._hub = hub
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._hub.closing = True  # open streams end by themselves
+        await super().shutdown(sockets)
+
+
+def serve(
+    root: Path,
+    named: list[Path],
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    browser: bool = False,
+    say: Callable[[str], None] = print,
+    ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve the runs below `root`, and those that were named, until the process is asked to end."""
+    host = host or "127.0.0.1"
+    listening, port = _listen(host, PORT if port is None else port, say)
+    hub = Hub(Places(root, named))
+    token = token_of_this_user()
+    guard = Guard(token, host=host, port=port)
+    start = f"/r/{quote(name_of(named[0]))}" if len(named) == 1 else "/"
+    if len(named) > 1:
+        start = f"/compare?runs={','.join(quote(path.name) for path in named)}"
+    address = f"http://{_shown(host)}:{port}{start}{'&' if '?' in start else '?'}token={token}"
+
+    def told() -> None:
+        say(f"watch  {address}")
+        if host not in (*LOCAL, "::1"):
+            say("anybody who has this address can see these runs, and nothing on the way is encrypted")
+        say("Ctrl-C ends the page; the runs go on")
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()  # into a pipe too: somebody waits for the address
+        if browser:
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+        if ready is not None:
+            ready(address)
+
+    config = uvicorn.Config(
+        guard.around(build(hub)),
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+        lifespan="on",
+        ws="none",
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        Server(config, told, hub).run(sockets=[listening])
+
+
+def _listen(host: str, first: int, say: Callable[[str], None]) -> tuple[socket.socket, int]:
+    """A socket at the port, or at the next free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in [*range(first, min(first + _TRIES, 65536)), 0] if first else [0]:
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host, port))
+            listening.listen(128)
+        except (PermissionError, socket.gaierror, OverflowError) as error:
+            listening.close()
+            cause = str(getattr(error, "strerror", None) or error)
+            raise UserError(f"cannot listen at {host}:{port}", cause=cause, hints=["choose another `--port`"]) from None
+        except OSError as error:
+            listening.close()
+            if port == 0 or not _in_use(error):
+                raise UserError(f"cannot listen at {host}:{port}", cause=str(error.strerror or error)) from None
+            continue
+        chosen = int(listening.getsockname()[1])
+        if first and chosen != first:
+            say(f"port {first} is in use; this page is at {chosen}")
+        return listening, chosen
+    raise UserError(f"no port is free at {host}")
+
+
+def _in_use(error: OSError) -> bool:
+    import errno
+
+    return error.errno in (errno.EADDRINUSE, getattr(errno, "WSAEACCES", -1), 10048)
+
+
+def _shown(host: str) -> str:
+    if host in ("0.0.0.0", "::"):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host

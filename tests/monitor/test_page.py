@@ -1,0 +1,300 @@
+"""The page as a person sees it: in a real Chromium, with screenshots kept in build/screenshots."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.monitor import reader, report
+
+from .folders import make_run, stamp
+from .serving import Page
+from .test_web import EVIL
+
+CHROMIUM = os.environ.get("CHROMIUM") or next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (CHROMIUM names one)")
+
+
+class Sight:
+    """A tab, and everything that went wrong in it."""
+
+    def __init__(self, context: Any, server: Page) -> None:
+        self.tab = context.new_page()
+        self.server = server
+        self.wrong: list[str] = []
+        self.asked: list[str] = []
+        self.tab.set_default_timeout(30_000)
+        self.tab.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.tab.on("console", lambda line: self.wrong.append(line.text) if line.type == "error" else None)
+        self.tab.on("dialog", lambda dialog: (self.wrong.append("a dialog"), dialog.dismiss()))
+        self.tab.on("request", lambda request: self.asked.append(request.url))
+
+    def go(self, path: str) -> None:
+        self.tab.goto(self.server.base + path)
+        self.tab.wait_for_selector("body[data-ready=yes]")
+
+    def keep(self, name: str, *, full: bool = False) -> None:
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        self.tab.screenshot(path=str(SCREENSHOTS / f"{name}.png"), full_page=full)
+
+    def inked(self, chart: str) -> int:
+        """Pixels of a chart that are not its ground."""
+        count = """node => {
+            const {data} = node.getContext('2d').getImageData(0, 0, node.width, node.height);
+            let n = 0;
+            for (let i = 3; i < data.length; i += 4) n += data[i] > 0;
+            return n;
+        }"""
+        return int(self.tab.eval_on_selector(f'[data-chart="{chart}"] canvas', count))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("seen") / "runs"
+    best = {"name": "valid_bacc", "value": 0.86, "step": 1900, "epoch": 18}
+    kept = {"watchdog": {"floor": 90.0}, "run": {"seed": 7}, "sources": {"watchdog.floor": "./holdfast.toml:7"}}
+    heron = make_run(root, "FINISHED", best=best, settings=kept).path
+    (heron / "faults" / "01" / "README.txt").write_text("cuda:0 stopped answering.\n\nkernel  said nothing\n")
+    make_run(root, "STOPPED", name="brisk-wren", seed=3)
+    evil = make_run(root, "FAILED", name="evil", workload=EVIL, device=EVIL, settings={"a": {EVIL: EVIL}}).path
+    (evil / f"{'x' * 10}<img src=x onerror=alert(1)>.txt").write_text(EVIL)
+    (evil / "output.log").write_text(EVIL + "\n\x1b[2J\x1b]0;owned\x07\n")
+    with open(evil / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"time": stamp(3900), "step": 9999, "epoch": 99, EVIL: 1.0, "</script>": 2.0}) + "\n")
+    with open(evil / "journal.jsonl", "a") as file:
+        words = dict.fromkeys(("code", "kind", "device", "sentence", "action", "reason", "phase"), EVIL)
+        file.write(
+            json.dumps({"time": stamp(3000), "event": "fault", "step": 1, "folder": "faults/01", **words}) + "\n"
+        )
+        file.write(
+            json.dumps({"time": stamp(3001), "event": "verdict", "folder": "faults/01", "sentence": EVIL}) + "\n"
+        )
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    server = Page(runs, cache=tmp_path_factory.mktemp("cache"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def browser(server: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One browser with an empty profile, let in by the address that was printed."""
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    with api.sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            str(tmp_path_factory.mktemp("profile")),
+            executable_path=CHROMIUM,
+            headless=True,
+            args=FLAGS,
+            viewport={"width": 1280, "height": 900},
+            color_scheme="light",
+        )
+        context.pages[0].goto(server.address)
+        yield context
+        context.close()
+
+
+@pytest.fixture
+def sight(browser: Any, server: Page) -> Iterator[Sight]:
+    sight = Sight(browser, server)
+    yield sight
+    sight.tab.close()
+    assert sight.wrong == []
+    assert [url for url in sight.asked if not url.startswith((server.base, "file:", "blob:", "data:"))] == []
+
+
+def test_the_page_of_a_run_has_its_seven_parts(sight: Sight) -> None:
+    sight.go("/r/calm-heron")
+    assert "token" not in sight.tab.url
+    assert sight.tab.inner_text("h1").startswith("Finished 1 943 steps in 1h 01m on cpu; best valid_bacc 0.8600")
+    assert sight.tab.get_attribute("[role=progressbar]", "aria-valuenow") == "100"
+    assert sight.tab.locator(".timeline .worker").count() == 3
+    assert sight.tab.locator(".timeline .device").all_text_contents() == ["cuda:0", "cpu"]
+    assert sight.tab.locator(".chart .name").all_inner_texts() == ["train_loss", "valid_bacc", "rate steps/s"]
+    assert sight.inked("train_loss") > 1000
+    assert "warning: channel Cz is flat" in sight.tab.inner_text("#log")
+    assert "watchdog.floor\t90 s\t./holdfast.toml:7" in sight.tab.inner_text("#settings")
+    assert "run.seed" not in sight.tab.inner_text("#settings")  # the default, until all are asked for
+    sight.tab.check("#settings input")
+    assert "run.seed\t7\tdefault" in sight.tab.inner_text("#settings")
+    assert "journal.jsonl" in sight.tab.inner_text("#files")
+    sight.keep("run-light", full=True)
+
+
+def test_a_click_on_a_fault_opens_its_folder(sight: Sight) -> None:
+    sight.go("/r/calm-heron")
+    sight.tab.click('[data-fault="0"]')
+    sight.tab.wait_for_selector("dialog pre:has-text('kernel  said nothing')")
+    shown = sight.tab.inner_text("dialog")
+    assert "cuda:0 stopped answering at step 400 in backward" in shown and "after 17 s" in shown
+    assert "the device is to blame" in shown and "holdfast explain F005" in shown
+    sight.keep("fault")
+    sight.tab.click("text=later →")
+    assert "was lost at step 1 471" in sight.tab.inner_text("dialog h2")
+    sight.tab.keyboard.press("Escape")
+    assert sight.tab.locator("dialog").count() == 0
+
+
+def test_what_is_logged_is_seen(sight: Sight, runs: Path) -> None:
+    sight.go("/r/brisk-wren")
+    value = sight.tab.locator('[data-chart="train_loss"] .value')
+    before = value.inner_text()
+    folder = runs / "eeg-20261115-0912-brisk-wren"
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"time": stamp(3800), "step": 2000, "epoch": 19, "train_loss": 0.125}) + "\n")
+    with open(folder / "output.log", "a") as file:
+        file.write("a new line of the script\n")
+    sight.tab.wait_for_function(
+        "text => document.querySelector('[data-chart=train_loss] .value').textContent === text", arg="0.125"
+    )
+    assert before != "0.125"
+    sight.tab.wait_for_selector("#log pre:has-text('a new line of the script')")
+
+
+def test_one_cursor_for_all_charts_and_a_closer_look(sight: Sight) -> None:
+    sight.go("/r/calm-heron")
+    canvas = sight.tab.locator('[data-chart="train_loss"] canvas')
+    box = canvas.bounding_box()
+    sight.tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
+    middle = sight.tab.locator('[data-chart="valid_bacc"] .value').inner_text()
+    assert 0.56 < float(middle) < 0.84
+    assert "none" not in (sight.tab.get_attribute(".timeline .cursor", "style") or "")
+    sight.tab.mouse.move(box["x"] + 100, box["y"] + 60)
+    sight.tab.mouse.down()
+    sight.tab.mouse.move(box["x"] + 200, box["y"] + 60)
+    sight.tab.mouse.up()
+    assert sight.tab.locator("text=whole").is_visible()
+    sight.keep("zoom")
+    sight.tab.keyboard.press("0")
+    sight.tab.locator("button:text-is('whole')").wait_for(state="hidden")
+
+
+def test_keys(sight: Sight) -> None:
+    sight.go("/r/calm-heron")
+    sight.tab.keyboard.press("?")
+    assert "light or dark" in sight.tab.inner_text("dialog table")
+    sight.keep("keys")
+    sight.tab.keyboard.press("Escape")
+    sight.tab.keyboard.press("x")
+    assert sight.tab.get_attribute("button:text-is('time')", "aria-pressed") == "true"
+    sight.tab.keyboard.press("f")
+    assert "was lost" in sight.tab.inner_text("dialog")
+    sight.tab.keyboard.press("Escape")
+    sight.tab.keyboard.press("/")
+    sight.tab.keyboard.type("flat")
+    assert sight.tab.inner_text("#log pre") == "warning: channel Cz is flat"
+
+
+def test_dark_follows_the_system_and_the_key(sight: Sight) -> None:
+    ground = "() => getComputedStyle(document.body).backgroundColor"
+    sight.tab.emulate_media(color_scheme="dark")
+    sight.go("/r/calm-heron")
+    assert sight.tab.evaluate(ground) == "rgb(13, 17, 23)"
+    sight.keep("run-dark", full=True)
+    sight.tab.keyboard.press("d")
+    assert sight.tab.evaluate(ground) == "rgb(245, 246, 248)"
+    sight.tab.reload()
+    sight.tab.wait_for_selector("body[data-ready=yes]")
+    assert sight.tab.evaluate(ground) == "rgb(245, 246, 248)"
+    sight.tab.evaluate("() => localStorage.clear()")
+
+
+def test_choose_and_compare(sight: Sight) -> None:
+    sight.go("/")
+    assert sight.tab.locator(".runs tbody tr").count() == 3
+    sight.keep("runs")
+    sight.tab.check("[aria-label='choose calm-heron']")
+    sight.tab.check("[aria-label='choose brisk-wren']")
+    sight.tab.click("text=compare 2")
+    sight.tab.wait_for_selector("body[data-ready=yes]")
+    assert "2 runs" in sight.tab.inner_text("h1")
+    assert sight.tab.locator(".legend.big .label").count() == 2
+    assert "seed" in sight.tab.inner_text("#differs") and "F005 hang" in sight.tab.inner_text("#faults")
+    assert sight.inked("train_loss") > 1000
+    sight.keep("compare", full=True)
+
+
+def test_a_hostile_run_is_only_text(sight: Sight) -> None:
+    sight.go("/")
+    sight.go("/r/evil")
+    assert sight.tab.locator("main img, main script, main b:has-text('pwned') img").count() == 0
+    assert EVIL in sight.tab.inner_text(".lead")
+    assert EVIL in sight.tab.inner_text("#log")
+    sight.tab.locator("#files button", has_text="more").click()
+    sight.tab.locator("[data-fault]").last.click(force=True)
+    sight.tab.wait_for_selector("dialog h2")
+    assert EVIL in sight.tab.inner_text("dialog")
+    assert sight.tab.evaluate("() => window.pwned") is None
+    assert sight.tab.title() == "evil · holdfast"
+    sight.keep("hostile")
+    sight.go("/compare?runs=evil,calm-heron")
+    assert sight.tab.evaluate("() => window.pwned") is None
+
+
+@pytest.mark.parametrize("name", ["calm-heron", "evil"])
+def test_a_report_opens_from_a_file(sight: Sight, runs: Path, tmp_path: Path, name: str) -> None:
+    page = tmp_path / "report.html"
+    report.write(reader.open(runs / f"eeg-20261115-0912-{name}", cached=False), page)
+    sight.tab.context.set_offline(True)
+    try:
+        sight.tab.goto(page.as_uri())
+        sight.tab.wait_for_selector("body[data-ready=yes]")
+        assert sight.inked("valid_bacc") > 1000
+        sight.tab.locator("[data-fault]").first.click(force=True)
+        sight.tab.wait_for_selector("dialog h2")
+        assert sight.tab.evaluate("() => window.pwned") is None
+        if name == "calm-heron":
+            sight.tab.wait_for_selector("dialog pre:has-text('kernel  said nothing')")
+            sight.keep("report")
+        assert sight.asked == [page.as_uri()]
+    finally:
+        sight.tab.context.set_offline(False)
+
+
+def test_charts_can_be_kept(sight: Sight) -> None:
+    sight.go("/r/calm-heron")
+    for kind, begins in (("CSV", b"time,step,epoch,train_loss"), ("PNG", b"\x89PNG")):
+        with sight.tab.expect_download() as waiting:
+            sight.tab.click(f"[aria-label='train_loss as {kind}']")
+        assert Path(waiting.value.path()).read_bytes().startswith(begins)
+
+
+def test_a_narrow_screen(sight: Sight) -> None:
+    sight.tab.set_viewport_size({"width": 390, "height": 800})
+    sight.go("/r/calm-heron")
+    assert sight.tab.evaluate("() => document.documentElement.scrollWidth") <= 390
+    sight.keep("narrow", full=True)
+
+
+def test_old_data_says_so_in_words(sight: Sight, runs: Path) -> None:
+    folder = make_run(runs, "RUNNING", name="old-one", boot_id=reader.boot_id())
+    beat = json.loads((folder.path / "beat.json").read_text())
+    (folder.path / "beat.json").write_text(json.dumps({**beat, "time": stamp(-100_000)}))
+    folder.lock()
+    try:
+        sight.go("/r/old-one")
+        assert "last beat" in sight.tab.inner_text(".status") and "ago" in sight.tab.inner_text(".status")
+        assert "what you see is how it was then" in sight.tab.inner_text("h1")
+    finally:
+        folder.close()
