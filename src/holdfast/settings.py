@@ -32,8 +32,14 @@ Auto = Literal["auto"]
 
 PROJECT_FILE = "holdfast.toml"
 PREFIX = "HOLDFAST_"
-OTHERS = frozenset({"HOLDFAST_STATE", "HOLDFAST_BOOT_ID", "HOLDFAST_PRETEND"})
-"""Variables that are none of the settings: where the user's ledger is, and what tests pretend."""
+OTHERS = frozenset(
+    {
+        *("HOLDFAST_STATE", "HOLDFAST_BOOT_ID", "HOLDFAST_PRETEND"),
+        *("HOLDFAST_HOOK", "HOLDFAST_RESUME", "HOLDFAST_ATTACH"),
+    }
+)
+"""Variables that are none of the settings: where the user's ledger is, what tests pretend, and what `holdfast run`
+tells the script inside it."""
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 
@@ -214,6 +220,20 @@ class SentinelSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ExternalSettings:
+    """What `holdfast run` does with a script that knows nothing of holdfast."""
+
+    restart: bool = setting(True, BOOL)
+    """Whether a script that was killed, crashed or hung is started again. Its own errors never are."""
+    output: int = setting(64 << 20, BYTES)
+    """How much of what a script prints is kept in the run folder. All of it is passed on."""
+    room: float = setting(1800.0, DURATION)
+    """How long to wait for room on a full disk before giving up."""
+    hook: bool = setting(True, BOOL)
+    """Whether Python scripts are watched from inside: steps, the exception they end with, stacks of a hang."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """All settings of a run, frozen. Build it with `Settings.load`; `Settings()` is all defaults."""
 
@@ -228,6 +248,7 @@ class Settings:
     probation: ProbationSettings = field(default_factory=ProbationSettings)
     blame: BlameSettings = field(default_factory=BlameSettings)
     sentinel: SentinelSettings = field(default_factory=SentinelSettings)
+    external: ExternalSettings = field(default_factory=ExternalSettings)
     sources: Mapping[str, str] = field(default_factory=_nothing, compare=False, repr=False)
     """Where each value that was set came from, by key. A key that is not here has its default."""
 

@@ -30,6 +30,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("train", "a supervised run; survives crashes, hangs and kill -9"),
+    "run": Command("run", "supervise any script without changing it"),
     "resume": Command("resume", "go on with a run after anything"),
     "stop": Command("runs:add_stop", "stop a run with its state saved"),
     "status": Command("runs:add_status", "where runs stand"),
