@@ -19,6 +19,7 @@ import mmap
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
