@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import ExitCode, GaveUp, HoldfastError, InternalError, ScriptFailed, Stopped, UserError
 
 if TYPE_CHECKING:
+    from holdfast.integrations.attach import attach
     from holdfast.monitor.notebook import watch
     from holdfast.runtime.charge import BadSamples
     from holdfast.runtime.entry import main
@@ -42,11 +43,13 @@ __all__ = [
     "Stopped",
     "UserError",
     "__version__",
+    "attach",
     "main",
     "watch",
 ]
 
 _LAZY = {
+    "attach": "holdfast.integrations.attach",
     "BadSamples": "holdfast.runtime.charge",
     "Loader": "holdfast.runtime.loader",
     "Loss": "holdfast.runtime.transaction",

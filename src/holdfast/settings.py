@@ -45,8 +45,14 @@ Auto = Literal["auto"]
 
 PROJECT_FILE = "holdfast.toml"
 PREFIX = "HOLDFAST_"
-OTHERS = frozenset({"HOLDFAST_STATE", "HOLDFAST_BOOT_ID", "HOLDFAST_PRETEND", "HOLDFAST_SENSORS"})
-"""Variables that are none of the settings: where the user's ledger is, and what tests pretend."""
+OTHERS = frozenset(
+    {
+        *("HOLDFAST_STATE", "HOLDFAST_BOOT_ID", "HOLDFAST_PRETEND", "HOLDFAST_SENSORS"),
+        *("HOLDFAST_HOOK", "HOLDFAST_RESUME", "HOLDFAST_ATTACH"),
+    }
+)
+"""Variables that are none of the settings: where the user's ledger is, what tests pretend, and what `holdfast run`
+tells the script inside it."""
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 
@@ -273,6 +279,17 @@ class NotifySettings:
     """Whether the terminal of `holdfast train` and `watch` rings its bell."""
     digest: float = setting(3600.0, DURATION)
     """How long what was mended is gathered before it is told as one message."""
+class ExternalSettings:
+    """What `holdfast run` does with a script that knows nothing of holdfast."""
+
+    restart: bool = setting(True, BOOL)
+    """Whether a script that was killed, crashed or hung is started again. Its own errors never are."""
+    output: int = setting(64 << 20, BYTES)
+    """How much of what a script prints is kept in the run folder. All of it is passed on."""
+    room: float = setting(1800.0, DURATION)
+    """How long to wait for room on a full disk before giving up."""
+    hook: bool = setting(True, BOOL)
+    """Whether Python scripts are watched from inside: steps, the exception they end with, stacks of a hang."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -292,6 +309,7 @@ class Settings:
     sentinel: SentinelSettings = field(default_factory=SentinelSettings)
     limits: LimitsSettings = field(default_factory=LimitsSettings)
     notify: NotifySettings = field(default_factory=NotifySettings)
+    external: ExternalSettings = field(default_factory=ExternalSettings)
     sources: Mapping[str, str] = field(default_factory=_nothing, compare=False, repr=False)
     """Where each value that was set came from, by key. A key that is not here has its default."""
 

@@ -575,6 +575,7 @@ def test_codes_are_public_and_do_not_move() -> None:
         "F018": "wrong_numbers",
         "F019": "bad_data",
         "F020": "machine_down",
+        "F021": "disk_full",
     }
 
 

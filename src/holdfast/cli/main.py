@@ -31,6 +31,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "doctor": Command("doctor", "what each device can really do, from isolated probes"),
     "train": Command("train", "a supervised run; survives crashes, hangs and kill -9"),
+    "run": Command("run", "supervise any script without changing it"),
     "resume": Command("resume", "go on with a run after anything"),
     "stop": Command("runs:add_stop", "stop a run with its state saved"),
     "status": Command("runs:add_status", "where runs stand"),

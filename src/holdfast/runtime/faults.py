@@ -68,6 +68,8 @@ class Kind(str, Enum):
     """Some samples fail wherever they are computed, and the others do not."""
     MACHINE_DOWN = "machine_down"
     """The whole machine went down while the run was on it."""
+    DISK_FULL = "disk_full"
+    """A script of `holdfast run` could not write: no space is left."""
 
     def __str__(self) -> str:
         return self.value
@@ -94,6 +96,7 @@ CODES: Mapping[Kind, str] = {
     Kind.WRONG_NUMBERS: "F018",
     Kind.BAD_DATA: "F019",
     Kind.MACHINE_DOWN: "F020",
+    Kind.DISK_FULL: "F021",
 }
 """Public and stable: a new kind takes the next number, and none is ever used again."""
 
@@ -146,6 +149,7 @@ _SENTENCES = {
     Kind.WRONG_NUMBERS: "{device} computes wrong numbers",
     Kind.BAD_DATA: "the data cannot be used",
     Kind.MACHINE_DOWN: "the machine went down",
+    Kind.DISK_FULL: "a disk is full",
 }
 
 

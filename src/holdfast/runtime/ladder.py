@@ -164,6 +164,7 @@ FAMILIES: Mapping[Kind, str] = {
     Kind.NON_FINITE: "numbers",
     Kind.WRONG_NUMBERS: "numbers",
     Kind.MACHINE_DOWN: _OUTSIDE,
+    Kind.DISK_FULL: "storage",
 }
 """Kinds that count against each other: a crash after a hang at one step is the second time, not the first."""
 
@@ -199,6 +200,7 @@ def table(limits: Limits = DEFAULT_LIMITS) -> Mapping[Kind, tuple[Entry, ...]]:
         Kind.NON_FINITE: (replace, next_rung, fail),
         Kind.WRONG_NUMBERS: (next_rung, give_up),
         Kind.MACHINE_DOWN: outside,
+        Kind.DISK_FULL: ((replace, limits.tries), give_up),
     }
 
 

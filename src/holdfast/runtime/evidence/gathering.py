@@ -131,6 +131,11 @@ class Gathering:
         self._cases.append(Case(folder, fault, run, since, self._before, self._environment))
 
     @property
+    def pids(self) -> set[int]:
+        """Children that are asked something now."""
+        return {reader.pid for reader, _ in self._asked.values() if reader.pid is not None}
+
+    @property
     def open_cases(self) -> int:
         return len(self._cases)
 

@@ -54,6 +54,11 @@ class Reader:
         except OSError as error:
             self._finish(Answer(why="not installed" if isinstance(error, FileNotFoundError) else str(error.strerror)))
 
+    @property
+    def pid(self) -> int | None:
+        """The child, as long as it works."""
+        return self._process.pid if self._process is not None and self._answer is None else None
+
     def answer(self) -> Answer | None:
         """Returns at once."""
         if self._answer is None and self._process is not None:

@@ -45,7 +45,7 @@ def ask_for_stacks(pid: int, path: Path, *, native: bool) -> dict[str, str]:
     found = _by_signal(pid, path) if answers else {}
     if native:
         name, flag = ("native", "--native") if answers else ("python", "--nonblocking")
-        text = _by_py_spy(pid, flag)
+        text = by_py_spy(pid, flag)
         if text:
             found[name] = text
     return found
@@ -66,7 +66,7 @@ def _by_signal(pid: int, path: Path) -> dict[str, str]:
     return {}
 
 
-def _by_py_spy(pid: int, flag: str) -> str | None:
+def by_py_spy(pid: int, flag: str) -> str | None:
     """`--native` pauses the process and `--nonblocking` does not; py-spy refuses the two together."""
     spy = py_spy()
     if spy is None:

@@ -1,0 +1,132 @@
+"""`holdfast run`: supervise any script without changing it.
+
+    holdfast run -- python train.py --lr 3e-4          the command as it is, with everything it prints
+    holdfast run -- yolo detect train data=x.yaml      or accelerate launch …, torchrun …, any program
+    holdfast run --resume-with '--ckpt {checkpoint}' -- python train.py
+
+What the script prints, reads and returns passes through untouched. Lines of ours go to stderr and begin with
+`holdfast`; where stderr is no terminal, there are none unless something happened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+from holdfast import __version__
+from holdfast.cli.output import Output, add_flags
+from holdfast.cli.usage import Parser, UsageError
+from holdfast.events import Event, utc_now
+from holdfast.runfolder import RunFolder, redact
+from holdfast.settings import Settings, parse_overrides
+
+
+def add_parser(subparsers: Any) -> Parser:
+    """Add the command to the command line."""
+    parser: Parser = subparsers.add_parser(
+        "run",
+        help="supervise any script without changing it",
+        description="""\
+Start a command as it is and watch over it. If it is killed, crashes or hangs, it
+is started again from its own newest checkpoint, on another device if need be. Its
+own errors, its output and its exit code are passed on untouched.
+
+examples:
+  holdfast run -- python train.py --lr 3e-4     Lightning, HF Trainer, a plain loop
+  holdfast run -- yolo detect train data=x.yaml model=yolo11n.yaml
+  holdfast run -- accelerate launch train.py    or torchrun, or any program
+  holdfast run --resume-with '--ckpt {checkpoint}' -- python train.py
+                                                how it is told to go on
+  holdfast run watchdog.loop=30s -- python train.py
+                                                a setting of holdfast: it has a dot
+""",
+    )
+    parser.add_argument(
+        "words", nargs="*", default=[], metavar="SECTION.KEY=VALUE", help="a setting: `holdfast config` lists them"
+    )
+    parser.add_argument("--device", metavar="D", help="let it see this device alone (default: all, as without us)")
+    parser.add_argument(
+        "--resume-with",
+        metavar="WORDS",
+        help="words that are added when it is started again; {checkpoint} is its newest whole one",
+    )
+    add_flags(parser)
+    parser.set_defaults(run=run, script_argv=[])
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check everything that can be checked, make the run folder, supervise."""
+    from holdfast.external import launching
+    from holdfast.external.frameworks import check_template
+    from holdfast.external.rungs import rungs_for
+
+    output = Output.from_args(args)
+    command = list(args.script_argv)
+    if output.as_json:
+        tips = ["look at it afterwards: `holdfast show latest --json`"]
+        raise UsageError("`holdfast run` has no --json: stdout is the script's", command="run", tips=tips)
+    if not command:
+        tips = ["write it after `--`: `holdfast run -- python train.py`"]
+        raise UsageError("no command was given", command="run", tips=tips)
+    if args.resume_with is not None:
+        check_template(args.resume_with)
+    launching.check(command)
+    overrides = dict(parse_overrides(args.words))
+    settings = Settings.load({**overrides, "run.device": args.device} if args.device else overrides)
+    rungs = rungs_for(settings.run.device)
+    folder = RunFolder.create(Path(settings.run.folder), workload(command), _info(command, args, settings))
+    folder.lock()
+    from holdfast.external.supervising import Order
+
+    return conduct(folder, Order(command, Path.cwd(), rungs, resume_with=args.resume_with), settings, output)
+
+
+def workload(command: list[str]) -> str:
+    """A word for the folder's name: the script, or the program."""
+    scripts = [word for word in command if word.endswith(".py")]
+    name = Path(scripts[0]).stem if scripts else Path(command[0]).name
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
+
+
+def _info(command: list[str], args: argparse.Namespace, settings: Settings) -> dict[str, Any]:
+    return {
+        "created": utc_now(),
+        "state": "STARTING",
+        "kind": "external",
+        "script": next((str(Path(word).absolute()) for word in command if word.endswith(".py")), command[0]),
+        "command": redact(command),
+        "argv": redact(command[1:]),
+        "arguments": {},
+        "resume_with": args.resume_with,
+        "cwd": os.getcwd(),
+        "settings": settings.to_json(),
+        "holdfast": __version__,
+        "python": platform.python_version(),
+        "exit_code": None,
+    }
+
+
+def conduct(folder: RunFolder, order: Any, settings: Settings, output: Output) -> int:
+    """Supervise it to its end; the run is locked by the caller."""
+    from holdfast.cli.faces import Careful
+    from holdfast.cli.run_face import RunFace
+    from holdfast.external.supervising import ScriptSupervisor
+
+    shown = RunFace(output, folder)
+    face = Careful(shown)
+    start = Event.now("start", run=folder.name, command=redact(order.command), holdfast=__version__)
+    folder.append(start)
+    try:
+        supervisor = ScriptSupervisor(folder, order, settings, face)
+        shown.supervisor = supervisor
+        outcome = supervisor.run()
+    finally:
+        face.close()
+        folder.close()
+    shown.conclude(outcome)
+    return int(outcome.exit_code)

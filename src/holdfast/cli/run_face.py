@@ -1,0 +1,97 @@
+"""What `holdfast run` says beside the script it runs: a few lines on stderr that begin with `holdfast`.
+
+    holdfast  ! pid 28573 crashed with SIGSEGV after 6m 12s at step 3 862        F002
+    holdfast  ↺ restarting (1) from checkpoints/last.ckpt by Lightning; 12 steps to repeat
+
+A line of ours never cuts one of the script's in two. Where stderr is a file or a pipe, nothing is said until something
+has happened, so an undisturbed script leaves the same bytes as without us.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.cli.faces import QuietFace
+from holdfast.cli.output import Output, counted, duration, print_error
+from holdfast.cli.text import without_control
+from holdfast.events import Event
+from holdfast.naming import shown
+from holdfast.runfolder import RunFolder
+from holdfast.runtime.affairs import Outcome
+
+if TYPE_CHECKING:
+    from holdfast.external.supervising import ScriptSupervisor
+
+NAME = "holdfast  "
+
+
+class RunFace(QuietFace):
+    """Events as single lines between the script's own."""
+
+    def __init__(self, output: Output, folder: RunFolder) -> None:
+        self.how = output
+        self.screen = output.err
+        self.folder = folder
+        self.supervisor: ScriptSupervisor | None = None
+        self._generations = 0
+        self._exact = False
+        self._happened = False
+
+    def event(self, event: Event) -> None:
+        handler = getattr(self, f"_on_{event.kind}", None)
+        if handler is not None and not self.how.quiet:
+            handler(event.data)
+
+    def _on_worker(self, data: dict[str, Any]) -> None:
+        self._generations += 1
+        if self._generations == 1 and self.screen.tty:
+            self._say("•", f"watching pid {data.get('pid')} · {data.get('device')} · {shown(self.folder.path)}", "dim")
+
+    def _on_fault(self, data: dict[str, Any]) -> None:
+        self._happened = True
+        self._say("!", f"{data.get('sentence')}  {data.get('code')}", "yellow")
+
+    def _on_moved(self, data: dict[str, Any]) -> None:
+        self._say("⇒", f"{data.get('before')} → {data.get('after')}", "cyan")
+
+    def _on_restart(self, data: dict[str, Any]) -> None:
+        self._say("↺", f"restarting ({data.get('tries')}) {data.get('text')}", "cyan")
+        exact = self.supervisor is not None and self.supervisor.attached.exact
+        if data.get("tries") == 1 and not exact:
+            self._say("•", "`holdfast.attach(model, optimizer, loader)` makes restarts lossless", "dim")
+
+    def _on_recovered(self, data: dict[str, Any]) -> None:
+        self._say("✓", f"where it was again after {duration(data.get('seconds'))}", "green")
+
+    def _on_note(self, data: dict[str, Any]) -> None:
+        self._happened = True
+        self._say("•", str(data.get("text")), "dim")
+
+    _on_trust = _on_abandoned = _on_note
+
+    def _say(self, sign: str, text: str, style: str) -> None:
+        streams = self.supervisor.streams if self.supervisor is not None else None
+        raw = streams is not None and streams.raw
+        cut = streams is not None and streams.would_cut(2)
+        line = self.screen.style(self.screen.fit(without_control(f"{NAME}{sign} {text}")), style)
+        end = "\r\n" if raw else "\n"
+        self.screen.stream.write(f"{end if cut else ''}{line}{end}")
+        self.screen.stream.flush()
+
+    def conclude(self, outcome: Outcome) -> None:
+        """How it ended, where that is not plain from what the script said itself."""
+        output, receipt = self.how, outcome.receipt
+        if output.quiet:
+            return
+        if outcome.state == "GAVE_UP" and outcome.error is not None:
+            print_error(outcome.error, output.err)
+        elif outcome.state == "FINISHED" and (self._happened or output.err.tty):
+            faults = sum(receipt.get("faults", {}).values())
+            steps = counted(receipt.get("steps") or 0, "step")
+            words = [f"finished {steps}" if receipt.get("steps") else "finished"]
+            if faults:
+                words.append(f"{counted(faults, 'fault')} survived")
+                words.append(f"{counted(receipt.get('steps_repeated') or 0, 'step')} repeated")
+                words.append(f"{duration(receipt.get('seconds_lost'))} lost")
+            self.supervisor = None
+            self._say("✓", " · ".join(words), "green")

@@ -1,0 +1,107 @@
+"""A DataLoader that can go on in the middle of an epoch, with the batches it would have given.
+
+    followed = follow(loader)                 # the same object, which now remembers where it is
+    for batch in loader: ...
+    followed.state_dict()                     # epoch, batches used, the generators at the beginning of the epoch
+    followed.load_state_dict(state)           # the next `for` goes on after the last batch that was used
+
+The order of an epoch is drawn when it begins, from generators whose state is kept. To go on, that moment is repeated:
+the generators are set back, the loader is asked again, and batches that were used are passed over. Without loader
+processes the sampler is asked for them and nothing is read. With loader processes they are read and dropped: each
+process draws its random numbers in order, and only so does the next batch meet the same ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from holdfast.runtime.rng import capture_rng, restore_rng
+
+_CPU = torch.device("cpu")
+
+
+class Followed:
+    """Where a loader is."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.passes = 0
+        """Epochs that were begun."""
+        self.used = 0
+        """Batches of this one whose work is done. Whoever trains says so."""
+        self.given = 0
+        """Batches of this one that were handed out."""
+        self.on_resumed: Callable[[], None] | None = None
+        """Called where a restored run goes on: the generators as they were at its last commit."""
+        self._begun: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None
+        self._resuming = False
+
+    def state_dict(self) -> dict[str, Any]:
+        tensors, words = self._begun or ({}, {})
+        return {"passes": self.passes, "used": self.used, "tensors": dict(tensors), "words": words}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.passes, self.used = int(state["passes"]), int(state["used"])
+        self._begun = (dict(state["tensors"]), dict(state["words"])) if state["tensors"] else None
+        self._resuming = True
+
+    def finish(self) -> None:
+        """The epoch is over: nothing of it is left to go on with."""
+        self.used = 0
+        self._begun = None
+
+    def begin(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """The batches of the next epoch, or the rest of the one that was begun."""
+        resuming, self._resuming = self._resuming, False
+        if resuming and self.used and self._begun is not None:
+            restore_rng(*self._begun, _CPU)
+            self.given = self.used
+            return self._hand_out(self._skip(make(), self.used))
+        if resuming:
+            self._set_back()
+        self.passes += 1
+        tensors, words = capture_rng(_CPU)
+        self._begun = {name: tensor.clone() for name, tensor in tensors.items()}, words
+        self.used = self.given = 0
+        return self._hand_out(make())
+
+    def _hand_out(self, batches: Iterator[Any]) -> Iterator[Any]:
+        self._set_back()
+        for batch in batches:
+            self.given += 1
+            yield batch
+
+    def _set_back(self) -> None:
+        resumed, self.on_resumed = self.on_resumed, None
+        if resumed is not None:
+            resumed()
+
+    def _skip(self, batches: Iterator[Any], count: int) -> Iterator[Any]:
+        """The same iterator after its first batches."""
+        here = getattr(self.loader, "num_workers", None) == 0
+        indices = getattr(batches, "_sampler_iter", None) if here and _by_index(self.loader) else None
+        for _ in itertools.islice(batches if indices is None else indices, count):
+            pass
+        return batches
+
+
+def _by_index(loader: Any) -> bool:
+    """Is a batch made from indices a sampler gives? A stream of samples is not."""
+    return isinstance(loader, DataLoader) and not isinstance(loader.dataset, torch.utils.data.IterableDataset)
+
+
+def follow(loader: Any) -> Followed:
+    """Make a loader remember where it is. It stays the object it was, and gains nothing but that."""
+    followed = Followed(loader)
+    cls = type(loader)
+
+    def __iter__(self: Any) -> Iterator[Any]:
+        return followed.begin(lambda: iter(cls.__iter__(self)))
+
+    loader.__class__ = type(cls.__name__, (cls,), {"__iter__": __iter__, "__module__": cls.__module__})
+    return followed

@@ -1,0 +1,165 @@
+"""The script's way to the supervisor of `holdfast run`: slots for its state, the board, and a word now and then.
+
+outside = connect()                      # None: nobody supervises this process
+keep = Keep(outside, {"model": model, "optimizer": optimizer}, device)
+meta = keep.restore()                    # None for a new run, else what was committed last
+keep.commit(step=12, samples=48)         # everything, out of this process
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.errors import InternalError, UserError, from_json
+from holdfast.runtime import snapshot
+from holdfast.runtime.board import Board, Phase
+from holdfast.runtime.channel import Channel, Closed
+from holdfast.runtime.launch import connect_back
+from holdfast.runtime.rng import restore_rng
+from holdfast.runtime.slots import Arena
+from holdfast.runtime.state import Protected
+from holdfast.runtime.worker import map_file
+from holdfast.settings import Settings
+
+ENDED_TO_STOP = 75
+"""The exit code of a script that was asked to stop and has handed its state out."""
+
+
+class Outside:
+    """One attached process, seen from inside. It is what `Snapshots` calls a link."""
+
+    def __init__(self, channel: Channel, board: Board, told: dict[str, Any]) -> None:
+        self.board = board
+        self.generation = int(told.get("generation") or 0)
+        self.settings = Settings.from_json(told.get("settings") or {})
+        self.run = str(told.get("run") or "")
+        self._channel = channel
+        self._arenas = [Arena.open_paths([Path(path) for path in each["paths"]]) for each in told.get("arenas") or []]
+        self._checkpoint = told.get("checkpoint")
+
+    def arena(self, capacity: int) -> Arena:
+        """Slots of at least this size."""
+        if self._arenas and self._arenas[-1].capacity >= capacity:
+            return self._arenas[-1]
+        self._channel.send({"kind": "arena", "capacity": capacity})
+        answer, _ = self._channel.receive()
+        if answer.get("error"):
+            raise from_json(answer)
+        self._arenas.append(Arena.open_paths([Path(path) for path in answer["paths"]]))
+        return self._arenas[-1]
+
+    def newest(self) -> memoryview | None:
+        """What was committed last, by this process or one before it; else the checkpoint the run goes on from."""
+        found = [(arena, commit) for arena in self._arenas if (commit := arena.newest()) is not None]
+        if found:
+            arena, commit = max(found, key=lambda pair: pair[1].sequence)
+            return arena.slots[commit.slot].payload(commit.size)
+        return map_file(Path(self._checkpoint)) if self._checkpoint else None
+
+    def committed(self, step: int) -> None:
+        return None
+
+    def send(self, kind: str, **data: Any) -> None:
+        with contextlib.suppress(Closed, OSError):
+            self._channel.send({"kind": kind, **data})
+
+
+def connect() -> Outside | None:
+    """The supervisor of this process; None where there is none, or where another process of the run has it."""
+    where = os.environ.get("HOLDFAST_ATTACH", "")
+    folder = os.environ.get("HOLDFAST_HOOK", "")
+    if not where or not folder or os.environ.get("RANK", "0") not in ("", "0"):
+        return None
+    port, _, token = where.partition(":")
+    try:
+        board = Board.open_path(Path(folder) / "board")
+        channel = connect_back(int(port), token)
+        channel.send({"kind": "attach"})
+        told, _ = channel.receive(30.0)
+    except (OSError, ValueError, Closed) as error:
+        raise InternalError("the supervisor of `holdfast run` does not answer", cause=str(error)) from None
+    board.identify(os.getpid())
+    hook = sys.modules.get("_holdfast_hook")
+    if hook is not None:
+        hook._attached = True  # type: ignore[attr-defined]
+    return Outside(channel, board, told)
+
+
+def begin_at(path: str) -> bool:
+    """Let the next call of a framework's Trainer begin at this checkpoint; False where the hook is not there."""
+    hook = sys.modules.get("_holdfast_hook")
+    if hook is None:
+        return False
+    hook._resume = path  # type: ignore[attr-defined]
+    return True
+
+
+class Keep:
+    """Objects whose state is outside of this process at every commit."""
+
+    def __init__(self, outside: Outside, named: Mapping[str, Any], device: torch.device) -> None:
+        self.outside = outside
+        self.device = device
+        self.step = 0
+        self.samples = 0
+        self._protected = Protected(dict(named), device)
+        optimizers = [each for each in named.values() if isinstance(each, torch.optim.Optimizer)]
+        self._snapshots = snapshot.Snapshots(self._protected, outside, device, optimizers)
+        self._payload: memoryview | None = None
+        self._meta: dict[str, Any] = {}
+
+    def restore(self) -> dict[str, Any] | None:
+        """Everything as it was committed last; returns what was written beside it. None for a new run."""
+        payload = self.outside.newest()
+        if payload is None:
+            self._snapshots.reserve()
+            return None
+        try:
+            meta = snapshot.restore(self._protected, payload)
+        except KeyError as error:
+            raise UserError("the saved state is not that of this script", cause=f"{error} is missing") from None
+        session = meta["session"]
+        self.step, self.samples = int(session["step"]), int(session["samples"])
+        self._payload, self._meta = payload, meta
+        self._snapshots.start_after(int(session["sequence"]))
+        self.outside.board.commit(self.step, self.samples)
+        return dict(session)
+
+    def restore_generators(self) -> None:
+        """Random generators as they were at the last commit."""
+        if self._payload is not None:
+            read = snapshot.reader(self._payload)
+            tensors = {str(name): read(str(name)).clone() for name in self._meta["rng_names"]}
+            restore_rng(tensors, self._meta["rng"], self.device)
+
+    def commit(self, *, step: int, samples: int = 0, loss: torch.Tensor | None = None, **more: Any) -> None:
+        """Everything as it is now, out of this process."""
+        self.step, self.samples = step, samples
+        board = self.outside.board
+        board.enter(Phase.SNAPSHOT)
+        self._snapshots.poll()
+        session = {"step": step, "samples": samples, "sequence": self._snapshots.next_sequence, **more}
+        self._snapshots.take({"session": session}, step=step, samples=samples, loss=loss)
+        if self.stop_requested:
+            self._snapshots.flush()
+        board.enter(Phase.LOOP)
+
+    def flush(self) -> None:
+        self._snapshots.flush()
+
+    @property
+    def stop_requested(self) -> bool:
+        return self.outside.board.stop_requested
+
+    def stop_if_asked(self) -> None:
+        """The run is to stop, and everything is outside: the script ends here."""
+        if self.stop_requested:
+            self.flush()
+            raise SystemExit(ENDED_TO_STOP)

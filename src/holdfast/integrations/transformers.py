@@ -1,0 +1,134 @@
+"""The Trainer of transformers with exact recovery: one callback.
+
+    from holdfast.integrations.transformers import HoldfastCallback
+    trainer = Trainer(..., callbacks=[HoldfastCallback()])
+
+Before each step everything the Trainer itself would save is handed out of the process: weights, optimizer, scheduler, its
+own state, the random generators. After a fault `train` begins there. The Trainer finds its place in the data by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from typing import Any
+
+import torch
+
+try:
+    from transformers import TrainerCallback
+except ImportError:
+    from holdfast.errors import UserError
+
+    raise UserError(
+        "holdfast.integrations.transformers needs transformers",
+        hints=["install it: `pip install transformers accelerate`"],
+    ) from None
+
+from holdfast.integrations.outside import Keep, Outside, begin_at, connect
+from holdfast.integrations.whole import Whole
+from holdfast.runtime.board import Phase
+
+
+class HoldfastCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
+    """Hands the Trainer's state out before every step, and begins at the last one after a fault."""
+
+    def __init__(self) -> None:
+        self._outside: Outside | None = connect()
+        self._keep: Keep | None = None
+        self._now: dict[str, Any] = {}
+        self._whole = Whole(lambda: self._now)
+        self._set_back = False
+        if self._outside is not None and self._outside.newest() is not None:
+            self._keep = Keep(self._outside, {"checkpoint": self._whole}, torch.device("cpu"))
+            self._keep.restore()
+            begin_at(self._as_folder())
+            self._set_back = True
+
+    def _as_folder(self) -> str:
+        """The last commit as the folder `resume_from_checkpoint` takes."""
+        from safetensors.torch import save_file
+
+        saved = self._whole.restored or {}
+        folder = os.path.join(tempfile.mkdtemp(prefix="holdfast-trainer-"), f"checkpoint-{saved['step']}")
+        os.mkdir(folder)
+        weights = {name: tensor.clone().contiguous() for name, tensor in saved["model"].items()}
+        save_file(weights, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+        torch.save(saved["optimizer"], os.path.join(folder, "optimizer.pt"))
+        torch.save(saved["scheduler"], os.path.join(folder, "scheduler.pt"))
+        if saved.get("scaler") is not None:
+            torch.save(saved["scaler"], os.path.join(folder, "scaler.pt"))
+        with open(os.path.join(folder, "trainer_state.json"), "w", encoding="utf-8") as file:
+            file.write(str(saved["state"]))
+        self._whole.restored = None
+        return folder
+
+    # -- what the Trainer calls ----------------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._outside is None:
+            return
+        if args.world_size > 1:
+            text = "several processes train: the Trainer's own checkpoints are used for restarts"
+            self._outside.send("note", text=text)
+            self._outside = None
+            return
+        if self._keep is None:
+            self._look(state, **kwargs)
+            self._keep = Keep(self._outside, {"checkpoint": self._whole}, torch.device("cpu"))
+            self._keep.restore()
+        self._keep.device = args.device
+        self._outside.board.enter(Phase.DATA)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """All of the step before is over, what it logged, evaluated and saved too: that is what is committed."""
+        if self._keep is None or self._outside is None:
+            return
+        if self._set_back:
+            self._set_back = False
+            self._keep.restore_generators()
+        else:
+            self._commit(args, state, **kwargs)
+        self._outside.board.begin_attempt(state.global_step + 1)
+        self._outside.board.enter(Phase.FORWARD)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._outside is not None:
+            self._outside.board.enter(Phase.LOOP)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._outside is not None:
+            self._outside.board.enter(Phase.EVALUATE)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if self._outside is not None and isinstance(logs, dict):
+            values = {name: float(each) for name, each in logs.items() if isinstance(each, (int, float))}
+            self._outside.send("log", step=state.global_step, epoch=int(state.epoch or 0), values=values)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._keep is not None:
+            self._commit(args, state, **kwargs)
+            self._keep.flush()
+
+    # -- the state -----------------------------------------------------------------------------------------
+
+    def _look(self, state: Any, model: Any = None, optimizer: Any = None, lr_scheduler: Any = None, **_: Any) -> None:
+        plain = getattr(model, "module", model)
+        self._now = {
+            "step": state.global_step,
+            "model": plain.state_dict(),
+            "optimizer": optimizer.state_dict() if optimizer is not None else None,
+            "scheduler": lr_scheduler.state_dict() if lr_scheduler is not None else None,
+            "state": json.dumps(dataclasses.asdict(state), default=str),
+        }
+
+    def _commit(self, args: Any, state: Any, **kwargs: Any) -> None:
+        assert self._keep is not None and self._outside is not None
+        self._look(state, **kwargs)
+        self._outside.board.position(
+            epoch=int(state.epoch or 0), epochs=int(state.num_train_epochs or 0), batch=0, batches=0
+        )
+        self._keep.commit(step=state.global_step, samples=state.global_step)
+        self._keep.stop_if_asked()

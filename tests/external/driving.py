@@ -1,0 +1,136 @@
+"""How the tests run scripts: alone, and under `holdfast run` as a process of its own.
+
+alone = by_itself(folder, SCRIPTS / "plain_script.py", "--steps", "30")
+watched = under_run(folder, [...], settings=["watchdog.loop=2s"], fault="kill@12")
+watched.code, watched.out, watched.err, watched.receipt, watched.faults
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.runfolder import RunFolder, list_runs, read_events
+
+HERE = Path(__file__).parent
+SCRIPTS, FAULTS = HERE / "scripts", HERE / "faults"
+SOURCE = HERE.parent.parent / "src"
+PATIENCE = 110.0
+
+
+@dataclass(slots=True)
+class Ran:
+    """What became of a command."""
+
+    code: int
+    out: bytes
+    err: bytes
+    seconds: float
+    folder: Path
+    run: RunFolder | None = None
+    receipt: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def events(self) -> list[Any]:
+        return list(read_events(self.run.path / "journal.jsonl")) if self.run is not None else []
+
+    @property
+    def faults(self) -> list[str]:
+        return [event.data["kind"] for event in self.events if event.kind == "fault"]
+
+    @property
+    def restarts(self) -> list[dict[str, Any]]:
+        return [event.data for event in self.events if event.kind == "restart"]
+
+    @property
+    def notes(self) -> list[str]:
+        return [str(event.data.get("text")) for event in self.events if event.kind == "note"]
+
+    @property
+    def said(self) -> str:
+        """Lines of ours."""
+        return "\n".join(line for line in self.err.decode().splitlines() if line.startswith("holdfast  "))
+
+    def story(self) -> str:
+        tail = self.err.decode(errors="replace")[-3000:]
+        return f"exit code {self.code}\n{self.out.decode(errors='replace')[-1500:]}\n--- stderr\n{tail}"
+
+    @property
+    def info(self) -> dict[str, Any]:
+        return self.run.info if self.run is not None else {}
+
+
+def environment(folder: Path, fault: str = "", **more: str) -> dict[str, str]:
+    path = [str(FAULTS), str(SOURCE)] if fault else [str(SOURCE)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    if fault:
+        env |= {"FAULT": fault, "FAULT_DONE": str(folder / "fault.done")}
+    return {**env, **more}
+
+
+def by_itself(folder: Path, *words: object, fault: str = "", stdin: bytes | None = None, **more: str) -> Ran:
+    folder.mkdir(exist_ok=True, parents=True)
+    return _run(folder, [sys.executable, *map(str, words)], environment(folder, fault, **more), stdin)
+
+
+def holdfast(*words: str) -> list[str]:
+    return [sys.executable, "-m", "holdfast.cli.main", *words]
+
+
+def under_run(
+    folder: Path,
+    *words: object,
+    settings: tuple[str, ...] = (),
+    fault: str = "",
+    stdin: bytes | None = None,
+    command: list[str] | None = None,
+    patience: float = PATIENCE,
+    **more: str,
+) -> Ran:
+    """`holdfast run SETTINGS -- python WORDS`, or another command, in a folder of its own."""
+    folder.mkdir(exist_ok=True, parents=True)
+    whole = command or [sys.executable, *map(str, words)]
+    ran = _run(folder, holdfast("run", *settings, "--", *whole), environment(folder, fault, **more), stdin, patience)
+    runs = list_runs(folder / "runs")
+    if runs:
+        ran.run = runs[-1]
+        ran.receipt = ran.run.receipt() or {}
+    return ran
+
+
+def _run(folder: Path, command: list[str], env: dict[str, str], stdin: bytes | None, patience: float = PATIENCE) -> Ran:
+    began = time.monotonic()
+    done = subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, timeout=patience, check=False,
+        **({"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}),
+    )  # fmt: skip
+    return Ran(done.returncode, done.stdout, done.stderr, time.monotonic() - began, folder)
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    import torch
+
+    return dict(torch.load(folder / "final.pt", map_location="cpu", weights_only=True))
+
+
+def same_weights(first: Path, second: Path) -> bool:
+    import torch
+
+    one, other = weights(first), weights(second)
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def beat_of(folder: Path) -> dict[str, Any]:
+    runs = list_runs(folder / "runs")
+    if not runs:
+        return {}
+    try:
+        return dict(json.loads((runs[-1].path / "beat.json").read_text()))
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,89 @@
+"""Faults for scripts that do not know of them: FAULT=kill@12 on a PYTHONPATH that begins with this folder.
+
+The user's own sitecustomize, and an optimizer hook of the user's own: `holdfast run` must leave both alone. A fault
+comes once in a run: a file named by FAULT_DONE remembers it.
+"""
+
+import os
+import sys
+import threading
+import time
+
+KIND, _, AT = os.environ.get("FAULT", "").partition("@")
+DONE = os.environ.get("FAULT_DONE", "")
+COUNT = 0
+
+
+def after_step(optimizer, args, kwargs):
+    global COUNT
+    COUNT += 1
+    if int(AT) > COUNT or (os.path.exists(DONE) and not again(optimizer)):
+        return
+    with open(DONE, "w") as file:
+        file.write(str(time.time()))
+    happen(KIND)
+
+
+def again(optimizer):
+    """FAULT_AGAIN=cuda: at every start on such a device."""
+    kind = os.environ.get("FAULT_AGAIN")
+    return bool(kind) and optimizer.param_groups[0]["params"][0].device.type == kind
+
+
+def happen(kind):
+    import ctypes
+    import signal
+
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "hang":
+        time.sleep(10_000)
+    elif kind == "hang_gil":
+        ctypes.PyDLL(None).sleep(10_000)
+    elif kind == "spin_gil":
+        import re
+
+        re.match(r"(a+)+$", "a" * 60 + "b")
+    elif kind == "segfault":
+        ctypes.string_at(0)
+    elif kind == "abort":
+        os.abort()
+    elif kind == "oom":
+        raise MemoryError("no memory is left for this test")
+    elif kind == "device_oom":
+        import torch
+
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+    elif kind == "real_device_oom":
+        import torch
+
+        free, _ = torch.cuda.mem_get_info()
+        kept = [torch.empty(free // 2, dtype=torch.uint8, device="cuda") for _ in range(4)]
+        raise AssertionError(f"{len(kept)} times half of the free memory fitted")
+    elif kind == "device_assert":
+        import torch
+
+        torch.zeros(4, device="cuda")[torch.tensor([99], device="cuda")].sum().item()
+    elif kind == "endless_kernel":
+        import torch
+
+        torch.cuda._sleep(2**62)
+        torch.cuda.synchronize()
+    elif kind == "own":
+        raise ValueError("a mistake of the script's own")
+    elif kind == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def watch():
+    while "torch.optim.optimizer" not in sys.modules:
+        time.sleep(0.005)
+    module = sys.modules["torch.optim.optimizer"]
+    while not hasattr(module, "register_optimizer_step_post_hook"):
+        time.sleep(0.001)
+    time.sleep(0.01)
+    module.register_optimizer_step_post_hook(after_step)
+
+
+if KIND and AT:
+    threading.Thread(target=watch, daemon=True).start()
