@@ -279,6 +279,9 @@ class NotifySettings:
     """Whether the terminal of `holdfast train` and `watch` rings its bell."""
     digest: float = setting(3600.0, DURATION)
     """How long what was mended is gathered before it is told as one message."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ExternalSettings:
     """What `holdfast run` does with a script that knows nothing of holdfast."""
 
