@@ -13,6 +13,8 @@ from holdfast.testing import symptoms
 from holdfast.testing.symptoms import Symptom
 
 DEVICE = "cuda:0"
+WRONG_IN_CUDNN_9_19 = ("lstm fp16 forward", "lstm bf16 forward")
+"""On an H200: found by this battery, see `sm_90-cudnn-lstm-48-fp16` in devices/knowledge.json."""
 pytestmark = [
     pytest.mark.hardware,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
@@ -29,7 +31,10 @@ def host() -> Iterator[Host]:
 @pytest.mark.parametrize("full", [False, True])
 def test_a_good_card_passes(host: Host, full: bool) -> None:
     found = list(run(DEVICE, select(DEVICE, full=full), host, full=full))
-    assert [result for result in found if result.status not in ("passed", "skipped")] == []
+    bad = [result for result in found if result.status not in ("passed", "skipped")]
+    if torch.backends.cudnn.version() == 91900 and torch.cuda.get_device_capability() == (9, 0):
+        bad = [result for result in bad if result.probe not in WRONG_IN_CUDNN_9_19]
+    assert bad == []
     assert sum(result.ok for result in found) >= (60 if full else 20)
 
 

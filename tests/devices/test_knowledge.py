@@ -52,7 +52,7 @@ def test_every_source_has_a_date_and_a_place(source: facts.Source) -> None:
     assert (source.published is None) != (source.read is None)
     assert re.fullmatch(r"20\d\d(-\d\d(-\d\d)?)?", source.date)
     assert source.date <= "2026-11-15"
-    assert source.kind in ("code", "document", "report", "computed")
+    assert source.kind in ("code", "document", "report", "computed", "measured")
     assert len(source.title) > 5
     assert source.date in source.cite()
 

@@ -115,6 +115,25 @@ def test_switches_travel_in_one_variable() -> None:
     assert flags.named({"HOLDFAST_REMEDIES": "cudnn-off, nonsense,,sdpa-math"}) == ["cudnn-off", "sdpa-math"]
 
 
+def test_recurrent_layers_do_without_the_library_and_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    for kind in (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN):
+        monkeypatch.setattr(kind, "forward", kind.forward)  # restored afterwards
+    net, inputs = torch.nn.LSTM(3, 4), torch.randn(5, 2, 3)
+    before = net(inputs)[0]
+    seen: list[bool] = []
+    asked = torch.nn.LSTM.check_forward_args
+
+    def watched(*args: object) -> None:
+        seen.append(torch.backends.cudnn.enabled)
+        asked(*args)
+
+    monkeypatch.setattr(torch.nn.LSTM, "check_forward_args", watched)
+    assert flags.apply({"HOLDFAST_REMEDIES": "rnn-plain"}) == ["rnn-plain"]
+    assert torch.equal(net(inputs)[0], before)
+    assert seen == [False] and torch.backends.cudnn.enabled, "on again for everything else"
+
+
 def test_what_a_user_types(monkeypatch: pytest.MonkeyPatch) -> None:
     masquerade, queue = named("no-masquerade"), named("one-queue")
     assert masquerade and queue

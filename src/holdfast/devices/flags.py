@@ -10,6 +10,7 @@ torch is imported by the functions only, so that whoever needs the names need no
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
@@ -121,6 +122,26 @@ def _cudnn_off() -> None:
     _torch().backends.cudnn.enabled = False
 
 
+def _rnn_plain() -> None:
+    """Only while a recurrent layer computes: convolutions keep the library."""
+    torch = _torch()
+    for kind in (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN):
+        kind.forward = _without_library(kind.forward)
+
+
+def _without_library(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        backend: Any = _torch().backends.cudnn
+        before, backend.enabled = backend.enabled, False
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            backend.enabled = before
+
+    return plain
+
+
 def _cudnn_benchmark_off() -> None:
     _torch().backends.cudnn.benchmark = False
 
@@ -153,6 +174,7 @@ FLAGS: dict[str, Callable[[], None]] = {
     "sdpa-no-cudnn": lambda: _torch().backends.cuda.enable_cudnn_sdp(False),
     "sdpa-math": _sdpa_math,
     "cudnn-off": _cudnn_off,
+    "rnn-plain": _rnn_plain,
     "cudnn-benchmark-off": _cudnn_benchmark_off,
     "miopen-immediate": _miopen_immediate,
     "cublas": _cublas,
