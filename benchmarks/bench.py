@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import blame
+import eeg_data
 import eeg_training
 import leaks
 import storage
@@ -48,6 +49,10 @@ PARTS = {
     "growth": Part(training.growth, training.growth_bounds),
     "storage": Part(storage.storage, storage.storage_bounds),
     "leaks": Part(leaks.leaks, leaks.leaks_bounds),
+    "eeg-reading": Part(eeg_data.reading, eeg_data.reading_bounds),
+    "eeg-preparing": Part(eeg_data.preparing, eeg_data.preparing_bounds),
+    "eeg-memory": Part(eeg_data.memory, eeg_data.memory_bounds),
+    "eeg-truth": Part(eeg_data.truth, eeg_data.truth_bounds),
     "soak": Part(training.soak, training.soak_bounds),
     "eeg-step": Part(eeg_training.step, eeg_training.step_bounds),
     "eeg-heads": Part(eeg_training.heads, eeg_training.heads_bounds),
