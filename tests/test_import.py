@@ -58,6 +58,9 @@ SUPERVISOR_SIDE = [
     "holdfast.devices.ledger",
     "holdfast.devices.probing",
     "holdfast.devices.trust",
+    "holdfast.workloads.registry",
+    "holdfast.workloads.eeg.closing",
+    "holdfast.workloads.eeg.submission",
 ]
 COMMANDS = [f"holdfast.cli.{module.name}" for module in pkgutil.iter_modules(holdfast.cli.__path__)]
 

@@ -202,6 +202,29 @@ def test_runs_that_cannot_be_packed(chain: Chain, tmp_path: Path) -> None:
         submission.build(chain.run("eeg-pretrain"), chain.run("eeg-challenge2"), tmp_path / "x.zip")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "os.system"},
+        {"model": "__class__"},
+        {"options": {"width": "rm -rf"}},
+        {"options": {"foreign": 1}},
+        {"members": 0},
+        {"column": 9},
+        {"names": None},
+        {"rate": True},
+    ],
+)
+def test_a_description_that_is_none_is_refused(chain: Chain, tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    about = json.loads((chain.run("eeg-challenge1") / submission.NET).read_text())
+    (folder / submission.NET).write_text(json.dumps({**about, **change}))
+    (folder / "final.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match="does not describe a net"):
+        submission.described(folder)
+
+
 # Bits -----------------------------------------------------------------------------------------------------------
 
 
