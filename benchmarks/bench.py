@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import blame
 import doctor
+import eeg_data
 import eeg_training
 import leaks
 import storage
@@ -54,6 +55,10 @@ PARTS = {
     "leaks": Part(leaks.leaks, leaks.leaks_bounds),
     "doctor": Part(doctor.doctor, doctor.doctor_bounds),
     "testers": Part(testers.testers, testers.testers_bounds),
+    "eeg-reading": Part(eeg_data.reading, eeg_data.reading_bounds),
+    "eeg-preparing": Part(eeg_data.preparing, eeg_data.preparing_bounds),
+    "eeg-memory": Part(eeg_data.memory, eeg_data.memory_bounds),
+    "eeg-truth": Part(eeg_data.truth, eeg_data.truth_bounds),
     "soak": Part(training.soak, training.soak_bounds),
     "eeg-step": Part(eeg_training.step, eeg_training.step_bounds),
     "eeg-heads": Part(eeg_training.heads, eeg_training.heads_bounds),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import resource
 import statistics
 import subprocess
 import time
@@ -206,18 +207,19 @@ def demo(scratch: Path, quick: bool) -> dict[str, Any]:
     """`holdfast train eeg` from nothing to scores: simulate, prepare, pretrain, both challenges."""
     if quick:
         os.environ["HOLDFAST_EEG_DEMO"] = str(scratch / "demo")
-    began = time.monotonic()
+    began, spent = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     words = ["pretrain_epochs=1", "epochs=2"] if quick else []
     done = subprocess.run(
         command("train", "eeg", *words, f"run.folder={scratch / 'runs'}", "--json", "-q"),
         stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "HOLDFAST_EEG_DEMO": str(scratch / "demo")},
     )  # fmt: skip
-    took = time.monotonic() - began
+    took, now = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     runs = json.loads(done.stdout)["runs"]
     scores = [json.loads((Path(run["folder"]) / "scores.json").read_text()) for run in runs[1:]]
     keys = ("nrmse", "r", "r_low", "auroc", "mean_r", "mean_r_low", "subjects")
     return {
         "seconds": round(took, 1),
+        "cpu_seconds": round(now.ru_utime + now.ru_stime - spent.ru_utime - spent.ru_stime, 1),
         "challenge1": {key: scores[0].get(key) for key in keys},
         "challenge2": {key: scores[1].get(key) for key in keys},
         "simulated": all(each["simulated"] for each in scores),

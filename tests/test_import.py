@@ -74,6 +74,9 @@ SUPERVISOR_SIDE = [
     "holdfast.devices.trust",
     "holdfast.devices.turn",
     "holdfast.testing.symptoms",
+    "holdfast.workloads.registry",
+    "holdfast.workloads.eeg.closing",
+    "holdfast.workloads.eeg.submission",
 ]
 COMMANDS = [f"holdfast.cli.{module.name}" for module in pkgutil.iter_modules(holdfast.cli.__path__)]
 

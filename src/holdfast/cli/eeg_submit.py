@@ -11,6 +11,7 @@ installed, the torch at hand is used, and the output says so.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,8 @@ def _beside(folder: Path) -> Path | None:
     from holdfast.workloads.eeg.submission import described
 
     data = Path(str(described(folder)["cache"])).parent.parent / "data"
-    return data if (data / "dataset_description.json").is_file() else None
+    found = (data / "dataset_description.json").is_file() and importlib.util.find_spec("mne") is not None
+    return data if found else None
 
 
 def lines(result: dict[str, Any]) -> list[str]:

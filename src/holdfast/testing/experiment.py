@@ -29,6 +29,8 @@ from holdfast.runtime import layout
 from holdfast.testing.chaos import VARIABLE, FaultPlan
 
 MAX_RESUMES = 20
+TUNING = "tuning.json"
+"""What the tuner remembers for this machine; the name is that of holdfast.planning.records, which needs torch."""
 
 
 @dataclass(slots=True)
@@ -88,6 +90,8 @@ def _train(script: Path, words: list[str], runs: Path, plan: Path | None) -> dic
                 break
             resumes += 1
             summary, code = _command(["resume", str(made[-1]), "--json"], env)
+        if plan is None:
+            _keep_tuning(Path(state))
     if summary is None:
         raise InternalError(f"`holdfast train` ended with {code} and said nothing")
     return summary
@@ -95,9 +99,17 @@ def _train(script: Path, words: list[str], runs: Path, plan: Path | None) -> dic
 
 def _own_ledger(folder: Path) -> Path:
     """A copy of the user's ledger: each run knows what is known, and no injected fault is held against a device."""
-    with contextlib.suppress(OSError):
-        shutil.copy(state_folder() / LEDGER, folder / LEDGER)
+    for name in (LEDGER, TUNING):
+        with contextlib.suppress(OSError):
+            shutil.copy(state_folder() / name, folder / name)
     return folder
+
+
+def _keep_tuning(state: Path) -> None:
+    """What an undisturbed run measured: the others must compute in the same way, or their bits cannot be compared."""
+    with contextlib.suppress(OSError):
+        state_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copy(state / TUNING, state_folder() / TUNING)
 
 
 def _folders(runs: Path) -> list[Path]:

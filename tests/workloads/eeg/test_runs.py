@@ -23,8 +23,8 @@ from holdfast.workloads.eeg import cache, closing, submission
 
 from . import small
 
-PATIENCE = 300.0
-pytestmark = pytest.mark.timeout(600)
+PATIENCE = 500.0
+pytestmark = pytest.mark.timeout(900)
 
 
 @dataclass(frozen=True)
@@ -202,6 +202,29 @@ def test_runs_that_cannot_be_packed(chain: Chain, tmp_path: Path) -> None:
         submission.build(chain.run("eeg-pretrain"), chain.run("eeg-challenge2"), tmp_path / "x.zip")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "os.system"},
+        {"model": "__class__"},
+        {"options": {"width": "rm -rf"}},
+        {"options": {"foreign": 1}},
+        {"members": 0},
+        {"column": 9},
+        {"names": None},
+        {"rate": True},
+    ],
+)
+def test_a_description_that_is_none_is_refused(chain: Chain, tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    about = json.loads((chain.run("eeg-challenge1") / submission.NET).read_text())
+    (folder / submission.NET).write_text(json.dumps({**about, **change}))
+    (folder / "final.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match="does not describe a net"):
+        submission.described(folder)
+
+
 # Bits -----------------------------------------------------------------------------------------------------------
 
 
@@ -216,6 +239,7 @@ def test_a_killed_run_with_the_tuner_on_ends_with_the_same_bits(chain: Chain) ->
     assert done.returncode == 0, done.stderr[-2000:]
     receipt = json.loads(done.stdout)["receipt"]
     assert receipt["weights_equal"] is True and receipt["exact"] is True
+    assert (chain.cwd / "state" / "tuning.json").is_file()  # measured by the first, used by all
     assert receipt["steps_lost"] == 0 and receipt["faults_injected"] == 2
 
 

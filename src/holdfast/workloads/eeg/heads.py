@@ -96,6 +96,7 @@ class TimeHead(nn.Module):
         self.prior = nn.Parameter(torch.zeros(steps))
         centres = (torch.arange(steps, dtype=torch.float32) + 0.5) / steps * seconds + start
         self.register_buffer("times", centres)
+        self.ends = (float(centres[0]), float(centres[-1]))  # as numbers: reading them off a device would wait for it
 
     def raw(self, backbone: Any, x: torch.Tensor) -> torch.Tensor:
         """Logits over time."""
@@ -107,7 +108,7 @@ class TimeHead(nn.Module):
         return (raw.softmax(dim=1) * self.times).sum(dim=1, keepdim=True)
 
     def loss(self, raw: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        when = targets[:, :1].clamp(float(self.times[0]), float(self.times[-1]))
+        when = targets[:, :1].clamp(*self.ends)
         bump = (-0.5 * ((self.times - when) / self.sigma).square()).softmax(dim=1)
         divergence = functional.kl_div(raw.log_softmax(dim=1), bump, reduction="batchmean")
         return divergence + 4.0 * functional.mse_loss(self.read(raw), targets[:, :1])

@@ -107,8 +107,11 @@ def served(data: Path, windows: Any, rows: Rows, skip: int, length: int) -> Floa
 
 
 def _recording(path: Path, channels: list[str]) -> Floats:
-    import mne
-
+    try:
+        import mne
+    except ImportError:
+        hints = ["pip install 'holdfast[eeg]'", "or leave `--data` out: windows are then those of the cache"]
+        raise UserError("cutting windows anew needs mne", cause="not installed", hints=hints) from None
     raw = mne.io.read_raw(path, preload=True, verbose="error")
     if abs(raw.info["sfreq"] - RATE) > 1e-6:  # as the copies of the competition were made
         raw.filter(0.5, 50.0 if raw.info["sfreq"] > 101 else None, verbose="error").resample(RATE, verbose="error")
@@ -147,13 +150,19 @@ def _parity(facts: dict[str, Any], answers: Any, folder: Path) -> dict[str, Any]
 def own_answers(folder: Path, trained: Floats) -> Any:
     """What the trained net says here, with the code and the torch that trained it."""
     import torch
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     from holdfast.workloads.eeg import heads, models, serving
 
     about = submission.described(folder)
     net = serving.build(about, models, heads)
-    net.load_state_dict(load_file(folder / "final.safetensors"))
+    try:
+        net.load_state_dict(load_file(folder / "final.safetensors"))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        hints = [f"`holdfast fsck {folder.name}` says what is good"]
+        cause = str(error).splitlines()[0]
+        raise UserError(f"the weights of {folder.name} cannot be used", cause=cause, hints=hints) from None
     net.eval()
     with torch.inference_mode():
         said = [

@@ -6,7 +6,9 @@ tell(session, result)            # printed, kept in the run folder, and the last
 
 from __future__ import annotations
 
+import ast
 import difflib
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -84,19 +86,27 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 
 def check_foreign(name: str) -> None:
-    """UserError unless braindecode is there and has a model of this name."""
-    try:
-        import braindecode.models as zoo
-    except ImportError:
-        raise UserError(
-            f"the model {name} is braindecode's",
-            cause="braindecode is not installed",
-            hints=["pip install 'holdfast[eeg]'"],
-        ) from None
-    known = [each for each in dir(zoo) if each[0].isupper()]
-    if name not in known:
+    """UserError unless braindecode is there and has a model of this name. Importing it takes long, so it is not."""
+    spec = importlib.util.find_spec("braindecode")
+    if spec is None or not spec.submodule_search_locations:
+        hints = ["pip install 'holdfast[eeg]'"]
+        raise UserError(f"the model {name} is braindecode's", cause="braindecode is not installed", hints=hints)
+    known = _exported(Path(spec.submodule_search_locations[0]) / "models" / "__init__.py")
+    if known and name not in known:
         close = difflib.get_close_matches(name, ["tempo", "transformer", *known], n=1)
-        hints = [f"a similar model exists: `{close[0]}`"] if close else []
         raise UserError(
-            f"unknown model `{name}`", cause="our own are tempo and transformer; others are braindecode's", hints=hints
+            f"unknown model `{name}`",
+            cause="our own are tempo and transformer; others are braindecode's",
+            hints=[f"a similar model exists: `{close[0]}`"] if close else [],
         )
+
+
+def _exported(path: Path) -> list[str]:
+    """The classes that a package imports into itself, read off its source; none if it cannot be read."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names = [alias.asname or alias.name for node in imports for alias in node.names]
+    return [each for each in names if each[:1].isupper()]

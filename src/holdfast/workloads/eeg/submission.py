@@ -30,6 +30,13 @@ OFFICIAL_ZOO = ("braindecode==1.2.0", "mne==1.10.1", "einops", "scipy==1.15.3", 
 """Only where the model is braindecode's."""
 OWN = ("tempo", "transformer")
 CODE = {"submission.py": "serving.py", "holdfast_models.py": "models.py", "holdfast_heads.py": "heads.py"}
+_FIELDS: dict[str, Any] = {
+    **dict.fromkeys(("model", "head", "cache", "valid", "test"), str),
+    **dict.fromkeys(("members", "channels", "samples", "column"), int),
+    "rate": (int, float),
+    "names": list,
+    "options": dict,
+}
 LARGEST = 2 << 30
 """Bytes of a zip that can sensibly be uploaded; no limit was ever published."""
 
@@ -43,11 +50,36 @@ def described(folder: Path) -> dict[str, Any]:
             cause=f"it has no {NET}",
             hints=["train one: `holdfast train eeg-challenge1` and `holdfast train eeg-challenge2`"],
         )
+    wrong = _wrong(about)
+    if wrong:
+        raise UserError(f"{NET} of {folder.name} does not describe a net", cause=wrong)
     if not (folder / "final.safetensors").is_file():
         raise UserError(
             f"{folder.name} has no final weights", hints=[f"let it finish: `holdfast resume {folder.name}`"]
         )
     return about
+
+
+def _wrong(about: dict[str, Any]) -> str:
+    """What is wrong with a description, which may come from anywhere; nothing if it can be built."""
+    for name, kind in _FIELDS.items():
+        if not isinstance(about.get(name), kind) or isinstance(about.get(name), bool):
+            return f"{name} is {about.get(name)!r}"
+    for name in ("members", "channels", "samples"):
+        if not 0 < about[name] < 1 << 20:
+            return f"{name} is {about[name]}"
+    if not str(about["model"]).isidentifier() or str(about["model"]).startswith("_"):
+        return f"model is {about['model']!r}"
+    odd = [key for key, value in about["options"].items() if key not in ("width", "dropout") or not _is_number(value)]
+    if odd:
+        return f"options have {odd[0]!r}"
+    if about["head"] not in ("time", "scalar", "four", "externalizing"):
+        return f"head is {about['head']!r}"
+    return "" if 0 <= about["column"] < len(about["names"]) else f"column is {about['column']}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def build(challenge1: Path, challenge2: Path, target: Path) -> Path:

@@ -1,0 +1,375 @@
+"""EEG data: windows a second into a training loop, cached reads, memory, and `prepare` against the chain of others.
+
+import eeg_data
+eeg_data.reading(scratch, quick=False)["windows_per_second"]["ratio"]
+
+All ratios are of rounds that take turns in one process. The recordings are simulated. Needs the extra `eeg`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import Bound, at_most, exactly  # first: it lets a benchmark import holdfast from src/
+
+from holdfast.workloads.eeg import bdf, bids, cache, filters, simulate
+from holdfast.workloads.eeg.demo import demo_data
+from holdfast.workloads.eeg.prepare import prepare
+
+BAND, NOTCH = (0.5, 45.0), 60.0
+LIMIT = 2 << 30
+"""Bytes of address space for everything that works on the large set; numpy and Python are in it, too."""
+BATCH = 64
+
+
+def reading(scratch: Path, quick: bool) -> dict[str, Any]:
+    """EEG windows a second into a training loop against braindecode, and a cached window against a plain memmap."""
+    rounds = 2 if quick else 7
+    _quiet()
+    return {
+        "windows_per_second": windows_per_second(scratch, rounds, seconds=60 if quick else 300),
+        "cached_read": cached_read(scratch, rounds),
+    }
+
+
+def reading_bounds(measured: dict[str, Any]) -> list[Bound]:
+    speed, read = measured["windows_per_second"], measured["cached_read"]
+    return [
+        at_least("windows a second against braindecode's DataLoader", speed["ratio"], 10),
+        at_most("a window of a batch against a raw memmap read", read["batch_ratio"], 2.0),
+        at_most("a window by itself against a raw memmap read", read["window_ratio"], 2.0),
+    ]
+
+
+def preparing(scratch: Path, quick: bool) -> dict[str, Any]:
+    """From EEG recordings to windows against mne and braindecode, and the result against double precision."""
+    _quiet()
+    speed = prepare_speed(scratch, 1 if quick else 3, seconds=40 if quick else 300)
+    return {"speed": speed, "accuracy": accuracy(scratch)}
+
+
+def preparing_bounds(measured: dict[str, Any]) -> list[Bound]:
+    speed, error = measured["speed"], measured["accuracy"]
+    return [
+        at_least("against mne and braindecode with their faster resampling", speed["ratio_polyphase"], 2, quick=False),
+        at_least("against mne and braindecode with their default", speed["ratio_default"], 2, quick=False),
+        at_most("error of what is stored against double precision, relative", error["stored_error"], 1e-6),
+    ]
+
+
+def memory_bounds(measured: dict[str, Any]) -> list[Bound]:
+    return [
+        at_least("gigabytes of windows", measured["cache_gb"], 4.0, quick=False),
+        at_most("gigabytes of address space of each process", measured["limit_gb"], 2.2),
+        exactly("an epoch was read", measured["epoch_finite"], True),
+    ]
+
+
+def truth_bounds(measured: dict[str, Any]) -> list[Bound]:
+    return [
+        at_least("mean r of a ridge over the four factors", measured["factors_mean_r"], 0.2, quick=False),
+        at_least("r of a ridge on the response time", measured["response_time_r"], 0.3, quick=False),
+    ]
+
+
+def _quiet() -> None:
+    warnings.simplefilter("ignore")
+
+
+def at_least(what: str, measured: float, limit: float, *, quick: bool = True) -> Bound:
+    return Bound(what, measured, limit, measured >= limit, quick)
+
+
+# Into the training loop -------------------------------------------------------------------------------------
+
+
+def windows_per_second(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
+    """Shuffled batches of 4-s windows of the same recordings as tensors: ours from the disk, theirs from RAM."""
+    import mne
+    import torch
+    from braindecode.datasets import BaseConcatDataset, RawDataset
+    from braindecode.preprocessing import create_fixed_length_windows
+    from torch.utils.data import DataLoader
+
+    data = simulate.write(folder / "data", subjects=4, runs=0, rest_seconds=seconds, flaws=False)
+    report = prepare(data, folder / "cache", kind="challenge2", band=None, notch=None, bad="keep")
+    windows = cache.open(report.folder)
+    raws = [mne.io.read_raw_bdf(each.path, preload=True, verbose="error") for each in bids.look(data).recordings]
+    theirs = create_fixed_length_windows(
+        BaseConcatDataset([RawDataset(raw) for raw in raws]),
+        window_size_samples=400,
+        window_stride_samples=200,
+        drop_last_window=True,
+        verbose="error",
+    )
+    assert len(theirs) == len(windows)
+    worst = max(
+        float(np.abs(theirs[i][0] - windows[i][0]).max() / np.abs(theirs[i][0]).max()) for i in (0, 7, len(windows) - 1)
+    )
+    loader = DataLoader(theirs, batch_size=BATCH, shuffle=True)
+
+    def with_braindecode() -> None:
+        for batch in loader:
+            assert batch[0].shape[1:] == (129, 400)
+
+    def with_holdfast() -> None:
+        order = np.random.default_rng(0).permutation(len(windows))
+        for start in range(0, len(order), BATCH):
+            assert torch.from_numpy(windows.batch(order[start : start + BATCH])).shape[1:] == (129, 400)
+
+    ours, braindecode = _turns(with_holdfast, with_braindecode, rounds)
+    return {
+        "windows": len(windows),
+        "holdfast": round(len(windows) / ours),
+        "braindecode": round(len(windows) / braindecode),
+        "ratio": round(braindecode / ours, 1),
+        "largest_difference": worst,
+    }
+
+
+def cached_read(folder: Path, rounds: int) -> dict[str, Any]:
+    """A random window through the cache against the same bytes out of a plain memmap."""
+    windows = cache.open(folder / "cache" / "challenge2-100hz")
+    plain = np.memmap(windows.folder / cache.SIGNALS, "<f4", "r", shape=(len(windows), 129, 400))
+    order = np.random.default_rng(1).permutation(len(windows)).tolist()
+
+    def one_by_one() -> None:
+        for index in order:
+            windows[index]
+
+    def batches() -> None:
+        for start in range(0, len(order), BATCH):
+            windows.batch(order[start : start + BATCH])
+
+    def raw() -> None:
+        for index in order:
+            np.array(plain[index])
+
+    single, bare = _turns(one_by_one, raw, rounds)
+    batch, bare_again = _turns(batches, raw, rounds)
+    each = 1e6 / len(order)
+    return {
+        "memmap_us": round(bare * each, 1),
+        "window_us": round(single * each, 1),
+        "batch_us": round(batch * each, 1),
+        "window_ratio": round(single / bare, 2),
+        "batch_ratio": round(batch / bare_again, 2),
+    }
+
+
+def _turns(one: Callable[[], Any], other: Callable[[], Any], rounds: int) -> tuple[float, float]:
+    """The medians of both, after one round that does not count; they take turns, since the machine may be busy."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds + 1):
+        for work, kept in ((one, times[0]), (other, times[1])):
+            began = time.perf_counter()
+            work()
+            if number:
+                kept.append(time.perf_counter() - began)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+# prepare ----------------------------------------------------------------------------------------------------
+
+
+def prepare_speed(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
+    """Four recordings of 129 channels at 500 Hz from BIDS to windows: ours with both cores, theirs with n_jobs=2."""
+    data = simulate.write(folder / "data", subjects=4, rate=500, runs=0, rest_seconds=seconds, flaws=False)
+    times: dict[str, list[float]] = {"ours": [], "default": [], "polyphase": []}
+    for _ in range(rounds):
+        began = time.perf_counter()
+        prepare(data, folder / "cache", kind="challenge2", band=BAND, notch=NOTCH, workers=2, rebuild=True)
+        times["ours"].append(time.perf_counter() - began)
+        for method, kept in (("fft", times["default"]), ("polyphase", times["polyphase"])):
+            began = time.perf_counter()
+            _with_braindecode(data, method)
+            kept.append(time.perf_counter() - began)
+    middle = {name: statistics.median(each) for name, each in times.items()}
+    return {
+        "recordings": 4,
+        "seconds_each": seconds,
+        "holdfast_s": round(middle["ours"], 2),
+        "default_s": round(middle["default"], 2),
+        "polyphase_s": round(middle["polyphase"], 2),
+        "ratio_default": round(middle["default"] / middle["ours"], 1),
+        "ratio_polyphase": round(middle["polyphase"] / middle["ours"], 1),
+    }
+
+
+def _with_braindecode(data: Path, method: str) -> int:
+    """The same with what a careful user of braindecode would write; windows stay in RAM there."""
+    import mne
+    from braindecode.datasets import BaseConcatDataset, RawDataset
+    from braindecode.preprocessing import Preprocessor, create_fixed_length_windows, preprocess
+
+    raws = [mne.io.read_raw_bdf(each.path, preload=True, verbose="error") for each in bids.look(data).recordings]
+    dataset = BaseConcatDataset([RawDataset(raw) for raw in raws])
+    steps = [
+        Preprocessor("notch_filter", freqs=NOTCH, verbose="error"),
+        Preprocessor("filter", l_freq=BAND[0], h_freq=BAND[1], h_trans_bandwidth=5.0, verbose="error"),
+        Preprocessor("resample", sfreq=100, method=method, verbose="error"),
+    ]
+    preprocess(dataset, steps, n_jobs=2)
+    windows = create_fixed_length_windows(
+        dataset,
+        window_size_samples=400,
+        window_stride_samples=200,
+        drop_last_window=True,
+        preload=True,
+        verbose="error",
+    )
+    return len(windows)
+
+
+def accuracy(folder: Path) -> dict[str, Any]:
+    """What is in the cache against plain convolutions in double precision, and against MNE's chain."""
+    import mne
+    from scipy import signal
+
+    windows = cache.open(folder / "cache" / "challenge2-100hz")
+    recording = next(each for each in bids.look(folder / "data").recordings if each.name == windows.row(0)["recording"])
+    source = bdf.open(recording.path)
+    some = [0, 5, 60, 100]
+    raw = source.read(some)
+    chain = filters.plan(source.rate, 100, band=BAND, notch=NOTCH)
+    pad = chain.pad + 5000
+    reference = np.pad(raw, ((0, 0), (pad, pad)), mode="reflect", reflect_type="odd")
+    for taps in chain.taps:
+        reference = signal.oaconvolve(reference, taps[None], mode="same", axes=1)
+    reference = signal.resample_poly(reference, 1, 5, axis=1)[:, pad // 5 :][:, : chain.length(source.samples)]
+    size = float(np.abs(reference).max())
+    rows = np.flatnonzero(windows.table["recording"] == recording.name)
+    starts = np.round(windows.table["onset"][rows] * 100).astype(int)
+    stored = max(
+        float(np.abs(windows.signals[row][some] - reference[:, start : start + 400]).max())
+        for row, start in zip(rows, starts, strict=True)
+    )
+    theirs = mne.io.RawArray(raw.copy(), mne.create_info(len(some), source.rate, "eeg"), verbose="error")
+    theirs.notch_filter(NOTCH, verbose="error")
+    theirs.filter(*BAND, h_trans_bandwidth=5.0, verbose="error")
+    default = theirs.copy().resample(100, verbose="error").get_data()
+    polyphase = theirs.resample(100, method="polyphase", verbose="error").get_data()
+    inside = slice(100, -100)
+    return {
+        "stored_error": stored / size,
+        "double_error": float(np.abs(chain.apply(raw) - reference).max()) / size,
+        "mne_polyphase_difference": float(np.abs(polyphase - reference)[:, inside].max()) / size,
+        "mne_default_difference": float(np.abs(default - reference)[:, inside].max()) / size,
+    }
+
+
+# Memory -----------------------------------------------------------------------------------------------------
+
+WORK = """
+import json, resource, sys, time
+limit = int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))      # its children have it, too
+import numpy as np
+from holdfast.workloads.eeg import cache, simulate
+from holdfast.workloads.eeg.prepare import prepare
+if __name__ == "__main__":
+    folder, subjects = sys.argv[1], int(sys.argv[2])
+    began = time.monotonic()
+    data = simulate.write(folder + "/data", subjects=subjects, runs=0, rest_seconds=2000.0, flaws=False, workers=2)
+    simulated = time.monotonic()
+    report = prepare(data, folder + "/cache", kind="challenge2", workers=2)
+    prepared = time.monotonic()
+    windows = cache.open(report.folder)
+    order, total = np.random.default_rng(0).permutation(len(windows)), 0.0
+    for start in range(0, len(order), 64):                     # an epoch, shuffled
+        total += float(np.abs(windows.batch(order[start : start + 64])).sum())
+    print(json.dumps({
+        "windows": len(windows), "bytes": len(windows) * 129 * 400 * 4, "finite": bool(np.isfinite(total)),
+        "simulate_s": simulated - began, "prepare_s": prepared - simulated, "epoch_s": time.monotonic() - prepared,
+        "reader_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "child_peak": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+    }))
+"""
+
+
+def memory(scratch: Path, quick: bool) -> dict[str, Any]:
+    """An EEG set twice as large as the address space of any process that simulates, prepares or reads it."""
+    folder, gigabytes = scratch / "large", 0.3 if quick else 4.1
+    folder.mkdir(parents=True)
+    (folder / "work.py").write_text(WORK)  # a file: the processes of a pool import it
+    subjects = max(1, round(gigabytes * 1e9 / (999 * 129 * 400 * 4)) + 1)
+    words = [sys.executable, str(folder / "work.py"), str(folder), str(subjects), str(LIMIT)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=3000, env=environment)
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr[-2000:])
+    told = json.loads(done.stdout)
+    return {
+        "windows": told["windows"],
+        "cache_gb": round(told["bytes"] / 1e9, 2),
+        "limit_gb": round(LIMIT / 1e9, 2),
+        "reader_peak_gb": round(told["reader_peak"] / 1e9, 2),
+        "preparing_process_peak_gb": round(told["child_peak"] / 1e9, 2),
+        "simulate_s": round(told["simulate_s"], 1),
+        "prepare_s": round(told["prepare_s"], 1),
+        "epoch_s": round(told["epoch_s"], 1),
+        "epoch_finite": told["finite"],
+    }
+
+
+# What is in the simulated set -------------------------------------------------------------------------------
+
+
+def truth(scratch: Path, quick: bool) -> dict[str, Any]:
+    """What a ridge learns of the simulated EEG set, across subjects: the least that a network should."""
+    began = time.perf_counter()
+    windows = demo_data(scratch, 0, **({"subjects": 24} if quick else {}))
+    made = time.perf_counter() - began
+    rest, task = windows["challenge2"], windows["challenge1"]
+    people = np.unique(rest.table["subject"])
+    power = np.array([_band_power(rest, name) for name in people])
+    first = [int(np.flatnonzero(rest.table["subject"] == name)[0]) for name in people]
+    factors = np.array([[rest.table[name][row] for name in bids.FACTORS] for row in first])
+    rs = _ridge(power, factors, people, 1000.0)
+    signals = task.signals[:]
+    signals = signals - np.median(signals, axis=2, keepdims=True)
+    usual = np.median(np.abs(signals), axis=(0, 2))[None, :, None] * 1.4826 + 1e-7
+    few = np.clip(signals / usual, -5, 5).reshape(len(task), 129, 20, 10).mean(axis=3)[:, ::4].reshape(len(task), -1)
+    response = _ridge(few, task.table["response_time"][:, None], task.table["subject"], 3000.0)
+    return {
+        "subjects": len(people),
+        "made_s": round(made, 1),
+        "factors_r": {name: round(float(r), 2) for name, r in zip(bids.FACTORS, rs, strict=True)},
+        "factors_mean_r": round(float(np.mean(rs)), 2),
+        "response_time_r": round(float(response[0]), 2),
+    }
+
+
+def _band_power(rest: cache.Windows, subject: str) -> Any:
+    signals = rest.batch(np.flatnonzero(rest.table["subject"] == subject))
+    signals = signals - np.median(signals, axis=2, keepdims=True)
+    power = np.median(np.abs(np.fft.rfft(signals * np.hanning(signals.shape[2]), axis=2)) ** 2, axis=0)
+    frequencies = np.fft.rfftfreq(signals.shape[2], 1 / rest.rate)
+    bands = ((1, 3), (4, 7), (7, 12), (16, 26), (30, 45))
+    rows = [np.log(power[:, (frequencies >= low) & (frequencies < high)].mean(axis=1) + 1e-16) for low, high in bands]
+    return np.concatenate(rows)
+
+
+def _ridge(features: Any, targets: Any, groups: Any, strength: float) -> Any:
+    """Correlation of prediction and truth over ten folds of subjects."""
+    names = np.unique(groups)
+    fold = {name: number % 10 for number, name in enumerate(np.random.default_rng(0).permutation(names))}
+    folds = np.array([fold[name] for name in groups])
+    guess = np.zeros_like(targets)
+    for number in range(10):
+        train, test = folds != number, folds == number
+        mean, spread = features[train].mean(axis=0), features[train].std(axis=0) + 1e-9
+        x, y = (features[train] - mean) / spread, targets[train] - targets[train].mean(axis=0)
+        weights = np.linalg.solve(x.T @ x + strength * np.eye(x.shape[1]), x.T @ y)
+        guess[test] = (features[test] - mean) / spread @ weights + targets[train].mean(axis=0)
+    return [np.corrcoef(guess[:, k], targets[:, k])[0, 1] for k in range(targets.shape[1])]
