@@ -34,6 +34,8 @@ import training
 import watching
 from common import RESULTS, Bound, adopt, machine, say, told, versions, write
 
+import monitor
+
 
 class Part(NamedTuple):
     """What to measure, and what its figures have to keep."""
@@ -50,6 +52,7 @@ PARTS = {
     "times": Part(times.times, times.times_bounds),
     "hangs": Part(training.hangs, training.hangs_bounds),
     "growth": Part(training.growth, training.growth_bounds),
+    "monitor": Part(monitor.monitor, monitor.monitor_bounds),
     "storage": Part(storage.storage, storage.storage_bounds),
     "watching": Part(watching.watching, watching.watching_bounds),
     "leaks": Part(leaks.leaks, leaks.leaks_bounds),

@@ -13,14 +13,15 @@ file says so with a session start at that step, and TensorBoard drops what it ha
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import socket
 import struct
 import time as clock
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 _numbers = itertools.count()
 
@@ -32,7 +33,7 @@ class EventFile:
         self.folder = folder
         self.problem: OSError | None = None
         """Why records are missing."""
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._last: dict[str, int] = {}
         """The last step that was written of each tag."""
 
@@ -65,11 +66,6 @@ class EventFile:
         """An earlier file of this folder has this tag up to this step."""
         self._last[tag] = max(step, self._last.get(tag, -1))
 
-    def flush(self) -> None:
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.flush()
-
     def close(self) -> None:
         file, self._file = self._file, None
         if file is not None:
@@ -77,19 +73,25 @@ class EventFile:
                 file.close()
 
     def _write(self, event: bytes) -> None:
+        """Whole records only: what a disk took in part ends a file, and the next record begins another."""
         try:
-            file = self._file or self._open()
-            file.write(_record(event))
+            self._put(self._file or self._open(), _record(event))
         except OSError as error:
             self.problem = error
+            self.close()
 
-    def _open(self) -> BinaryIO:
+    @staticmethod
+    def _put(file: FileIO, record: bytes) -> None:
+        if file.write(record) != len(record):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _open(self) -> FileIO:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         now = clock.time()
         name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
         fd = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
-        self._file = open(fd, "wb", buffering=1 << 16)  # noqa: SIM115 - held as long as the run lives
-        self._file.write(_record(_event(now, 0, _field(3, b"brain.Event:2"))))
+        self._file = FileIO(fd, "wb")
+        self._put(self._file, _record(_event(now, 0, _field(3, b"brain.Event:2"))))
         return self._file
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -137,6 +138,17 @@ def test_limits_are_told_in_time_order_and_the_bar_says_so(monkeypatch: pytest.M
         " 09:22:02  ↺ paused: the CPU is at 86 °C, limits.cpu_c is 80 °C\n"
         " 09:22:03  ✓ going on at full speed: the CPU is at 71 °C\n"
     )
+
+
+def test_the_bell_rings_for_a_pause_and_the_end_and_only_if_it_was_asked_for() -> None:
+    limit = Event("limit", "2026-11-15T09:22:00Z", {"action": "pause", "text": "paused"})
+    end = Event("end", "2026-11-15T09:23:00Z", {"state": "FINISHED"})
+    for bell, rings in ((True, 2), (False, 0)):
+        stream = io.StringIO()
+        face = TerminalFace(screen(stream), dataclasses.replace(HEADER, bell=bell), progress=False)
+        face.event(limit)
+        face.event(end)
+        assert stream.getvalue().count("\a") == rings
 
 
 def test_what_binds_the_run_is_told_once_it_is_clear_and_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,21 @@ def test_in_a_terminal(here: Path) -> None:
         terminal.end()
 
 
+def test_without_textual_it_says_what_to_install_and_what_works(here: Path) -> None:
+    (here / "none/textual").mkdir(parents=True)
+    (here / "none/textual/__init__.py").write_text("raise ImportError(\"No module named 'textual'\")")
+    path = f"{here / 'none'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    terminal = Terminal("watch", cwd=here, HOME=str(here), PYTHONPATH=path)
+    try:
+        assert terminal.wait() == 2
+        assert "error: the live monitor needs textual" in terminal.text
+        assert "hint: pip install 'holdfast[monitor]'" in terminal.text
+        assert "hint: or look once with `holdfast watch -1`" in terminal.text
+    finally:
+        terminal.end()
+    assert holdfast("watch", "-1", cwd=here, PYTHONPATH=path).code == 0
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [

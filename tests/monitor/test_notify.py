@@ -244,6 +244,23 @@ def test_a_supervisor_that_is_killed_is_told_by_the_process_that_watched_it(tmp_
                     stream.close()
 
 
+def test_the_command_tries_the_ways_and_says_what_came_of_it(
+    tmp_path: Path, postbox: Postbox, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["notify", "--test"]) == 2
+    assert "cause: neither notify.command nor notify.webhook is set" in capsys.readouterr().err
+    assert main(["notify", "--test", f"notify.webhook={postbox.address}"]) == 0
+    assert capsys.readouterr().out == "alert by webhook: sent\n"
+    assert postbox.got[0]["title"] == "a test message of holdfast"
+    postbox.answers = [404]
+    assert main(["notify", "--test", f"notify.webhook={postbox.address}"]) == 1
+    assert capsys.readouterr().out == "alert by webhook: 127.0.0.1 answered 404\n"
+
+
 # Secrets --------------------------------------------------------------------------------------------------
 
 

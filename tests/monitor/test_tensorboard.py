@@ -83,6 +83,22 @@ def test_a_full_disk_costs_the_numbers_alone(tmp_path: Path) -> None:
     assert isinstance(events.problem, OSError)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_what_was_cut_short_ends_a_file_and_another_goes_on(tmp_path: Path) -> None:
+    events = EventFile(tmp_path)
+    events.scalars(1, 0.0, {"loss": 1.0})
+    assert events._file is not None
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, events._file.fileno())  # from here on the disk takes nothing
+    os.close(full)
+    events.scalars(2, 0.0, {"loss": 2.0})
+    assert isinstance(events.problem, OSError)
+    events.scalars(3, 0.0, {"loss": 3.0})
+    events.close()
+    assert len(os.listdir(tmp_path)) == 2
+    assert scalars(tmp_path, "loss") == [(1, 1.0), (3, 3.0)]
+
+
 def test_an_old_run_can_be_turned_into_event_files(tmp_path: Path) -> None:
     run = reader.open(make_run(tmp_path, "FINISHED").path, cached=False)
     tensorboard.write(run, run.path / "tb")

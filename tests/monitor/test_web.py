@@ -185,7 +185,7 @@ def test_points_of_a_part(page: Page) -> None:
 
 
 def test_every_record_as_csv(page: Page) -> None:
-    status, headers, data = page.ask(f"/api/run/{HERON}/metrics.csv")
+    status, _, data = page.ask(f"/api/run/{HERON}/metrics.csv")
     lines = data.decode().splitlines()
     assert status == 200 and lines[0] == "time,step,epoch,train_loss,valid_bacc" and len(lines) == 20
     assert lines[1] == "2026-11-15T09:15:14.000Z,100,0,0.69,0.56"

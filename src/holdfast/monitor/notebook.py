@@ -70,11 +70,11 @@ def _picture(run: reader.Run) -> list[str]:
 def _display(lines: list[str]) -> Any:
     """A handle to the output of this cell; None where there is no notebook."""
     try:
-        from IPython import get_ipython
-        from IPython.display import display
+        from IPython import display, get_ipython
     except ImportError:
         return None
-    return display(_Page(lines), display_id=True) if get_ipython() is not None else None
+    shown: Any = display  # without types
+    return shown.display(_Page(lines), display_id=True) if get_ipython() is not None else None
 
 
 class _Page:

@@ -208,10 +208,9 @@ def series(
         if table is None or key[2:] not in table:
             continue
         each = table[key[2:]]
-        readings = table is not run.metrics and key.startswith("r:")
-        if readings and by == "step":
-            low = high = None
-        at = each.picked(points, low, high, by=by)
+        readings = key.startswith("r:")
+        whole = readings and by == "step"  # a reading has a time, and no step of its own
+        at = each.picked(points, None if whole else low, None if whole else high, by=by)
         found[key] = {
             "t": [_time(each.times[i]) for i in at],
             "x": None if readings else [int(each.steps[i]) for i in at],

@@ -146,7 +146,8 @@ class Story:
             worker=whole(record.get("pid")),
             generation=whole(record.get("generation")),
         )
-        self.lanes = [*self.lanes[-MOST + 1 :], lane] if len(self.lanes) >= MOST else [*self.lanes, lane]
+        self.lanes.append(lane)
+        del self.lanes[:-MOST]
 
     def _close(self, now: float | None) -> None:
         """The last worker's lane ends now, or when a fault took it."""

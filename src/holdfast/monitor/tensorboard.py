@@ -5,6 +5,7 @@ write(run, run.path / "tb")      # then: tensorboard --logdir runs
 
 from __future__ import annotations
 
+import errno
 import math
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from holdfast.monitor.story import Fault
 def write(run: Run, folder: Path) -> None:
     """All of it anew: files of ours that are there are replaced. OSError if nothing can be written."""
     folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, "a link, not a folder")
     old = [path for path in folder.iterdir() if path.name.startswith("events.out.tfevents.")]
     events = EventFile(folder)
     for shape in run.books.table.shapes.values():

@@ -50,12 +50,10 @@ class Scalars:
             return
         numbers = {name: float(value) for name, value in values.items() if _is_number(value)}
         self._events.scalars(step, time.time(), numbers)
-        self._events.flush()
 
     def say(self, step: int | None, text: str) -> None:
         if self._events is not None:
             self._events.text(step or 0, time.time(), "faults", text)
-            self._events.flush()
 
     def undo(self, step: int) -> None:
         if self._events is not None:

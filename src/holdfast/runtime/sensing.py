@@ -49,6 +49,8 @@ class Sensing:
 
     def start(self) -> None:
         self._start_at = None
+        if not hasattr(os, "set_blocking"):  # Windows before Python 3.12: without it, listening would be waiting
+            return
         words = [sys.executable, "-m", "holdfast.monitor.devices", "--every", str(self._every)]
         words += ["--disk", str(self._run.path), "--parent", str(os.getpid())]
         with contextlib.suppress(OSError):

@@ -8,12 +8,14 @@ Whatever a run folder holds, or does while it is looked at, is at worst a line o
 
 from __future__ import annotations
 
+import re
 import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rich.style import Style
 from rich.text import Text
 from textual import events
 from textual.app import App, ComposeResult
@@ -344,22 +346,19 @@ class Watch(App[None]):
             self.message = self._stop(str(run.path))
 
 
-_COLORS = (
-    (r"FINISHED|✓[^│]*", "green"),
-    (r"FAILED|CRASHED|GAVE_UP|✗[^│]*", "red"),
-    (r"RECOVERING|MOVED|PAUSED|STOPPED|▼|[ │]! [^│]*", "yellow"),
-    (r"RUNNING|live ●", "green"),
-    (r"[┌┐└┘├┤┬┴┼│─]", "dim"),
-    (r"[━╸▮█]+", "cyan"),
-    (r"[⠀-⣿]+", "cyan"),
+_COLORS = re.compile(
+    r"(?P<green>FINISHED|RUNNING|live ●|✓[^│]*)"
+    r"|(?P<red>FAILED|CRASHED|GAVE_UP|✗[^│]*)"
+    r"|(?P<yellow>RECOVERING|MOVED|PAUSED|STOPPED|▼|(?<=[ │])! [^│]*)"
+    r"|(?P<dim>[┌┐└┘├┤┬┴┼│─]+)"
+    r"|(?P<cyan>[━╸▮█⠁-⣿]+)"
 )
 """Colours beside signs and words that say the same."""
 
 
 def colored(line: str) -> Text:
     text = Text(line, no_wrap=True, overflow="crop", end="")
-    for pattern, style in _COLORS:
-        text.highlight_regex(pattern, style)
+    text.highlight_regex(_COLORS)
     return text
 
 
@@ -369,6 +368,8 @@ class Page(Widget):
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
+        self._base: Style | None = None
+        """Made once: finding it out takes longer than drawing a line."""
 
     def put(self, lines: list[str]) -> None:
         before, self.lines = self.lines, lines
@@ -380,4 +381,6 @@ class Page(Widget):
     def render_line(self, y: int) -> Strip:
         text = colored(self.lines[y]) if y < len(self.lines) else Text("")
         strip = Strip(text.render(self.app.console, end=""))
-        return strip.adjust_cell_length(self.size.width).apply_style(self.rich_style)
+        if self._base is None:
+            self._base = self.rich_style
+        return strip.adjust_cell_length(self.size.width).apply_style(self._base)

@@ -172,7 +172,8 @@ def _sign_of_life(run: Run) -> str:
         return "no beat yet"
     words = "last beat" if run.stale else "live ●"
     ago = " ago" if run.stale else ""
-    return f"{words} {duration(age)}{ago}{', elsewhere' if run.elsewhere else ''}"
+    how_old = duration(age) if age >= 0.1 else "0.1 s"
+    return f"{words} {how_old}{ago}{', elsewhere' if run.elsewhere else ''}"
 
 
 def _date(when: float) -> str:

@@ -117,16 +117,17 @@ class Hub:
                 self._runs[path.name] = known
             return known
 
-    def live_runs(self) -> list[Run]:
-        """Those that are under way, and those that pages look at: read up to now."""
+    def live_runs(self) -> Iterator[Run]:
+        """Those that are under way, and those that pages look at: read up to now, each held while it is used."""
         idents = [row["id"] for row in self.rows() if row["live"]]
-        found = []
-        for ident in dict.fromkeys([*idents, *self._runs]):
-            with contextlib.suppress(KeyError):
+        for ident in dict.fromkeys([*idents, *list(self._runs)]):
+            try:
                 watched = self._watched(ident)
-                watched.refresh()
-                found.append(watched.run)
-        return found
+            except KeyError:
+                continue
+            watched.refresh()
+            with watched.lock:
+                yield watched.run
 
     def rows(self) -> list[dict[str, Any]]:
         """Every run at a glance, the newest first."""

@@ -159,7 +159,14 @@ hf.Chart = class {
     const [x0, x1] = this.view.range || this.view.whole || this.extent();
     const shown = this.lines.map((line) => ({ ...line, s: this.smoothed(line.v) }));
     const seen = [];
-    for (const line of shown) line.at.forEach((x, i) => { if (hf.known(x) && x >= x0 && x <= x1 && hf.known(line.v[i])) seen.push(line.v[i]); });
+    for (const line of shown) {
+      line.at.forEach((x, i) => {
+        if (!hf.known(x) || !hf.known(line.v[i])) return;
+        if (x >= x0 && x <= x1) seen.push(line.v[i]);
+        const before = line.at[i - 1]; // where a line crosses an edge of what is shown, it must be inside as well
+        for (const edge of [x0, x1]) if (hf.known(before) && hf.known(line.v[i - 1]) && before < edge && x > edge) seen.push(line.v[i - 1] + ((line.v[i] - line.v[i - 1]) * (edge - before)) / (x - before));
+      });
+    }
     let low = seen.reduce((a, b) => Math.min(a, b), Infinity), high = seen.reduce((a, b) => Math.max(a, b), -Infinity);
     const log = this.view.log && low > 0;
     if (!(low <= high)) { low = 0; high = 1; }

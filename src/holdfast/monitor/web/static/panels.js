@@ -8,7 +8,7 @@ hf.rows = (rows) => hf.h("table", { class: "rows" }, rows.filter((row) => row[1]
 
 hf.faultTable = (faults, total, open) => {
   const few = 6, shown = faults.slice().reverse();
-  const node = hf.h("table", { class: "list faults" }, hf.h("thead", {}, hf.h("tr", {}, ["when", "code", "what happened", "step", "recovered", "blame"].map((word) => hf.h("th", { scope: "col" }, word)))), hf.h("tbody"));
+  const node = hf.h("table", { class: "list faults" }, hf.h("thead", {}, hf.h("tr", {}, ["when", "code", "what happened", "step", "recovered", "blame"].map((word) => hf.h("th", { scope: "col", class: word === "step" ? "number" : null }, word)))), hf.h("tbody"));
   const fill = (all) => hf.fill(node.tBodies[0], shown.slice(0, all ? 200 : few).map((fault) => {
     const at = faults.indexOf(fault);
     return hf.h("tr", { tabIndex: 0, class: "open", onclick: () => open(at), onkeydown: (event) => event.key === "Enter" && open(at) },

@@ -135,7 +135,7 @@ hf.RunPage = class {
   // How fresh this is, in words.
   age() {
     const { head } = this;
-    if (!this.source.live) { hf.text(this.status, "a report"); return; }
+    if (!this.source.live) { hf.text(this.status, `a report of ${hf.clock(head.now)}`); return; }
     if (this.connected === false) { hf.text(this.status, "the monitor does not answer; this is how it was"); this.status.className = "status old"; return; }
     if (!head.live) { hf.text(this.status, "not running"); this.status.className = "status"; return; }
     const old = hf.known(head.beat_age_s) ? head.beat_age_s + (Date.now() - this.heard) / 1000 : null;
