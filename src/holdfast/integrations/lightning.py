@@ -20,7 +20,7 @@ try:
     from lightning.pytorch.callbacks import Checkpoint
 except ImportError:
     try:
-        from pytorch_lightning.callbacks import Checkpoint  # type: ignore[import-not-found,no-redef,unused-ignore]
+        from pytorch_lightning.callbacks import Checkpoint  # type: ignore[import-not-found,no-redef,assignment,unused-ignore]
     except ImportError:
         from holdfast.errors import UserError
 
@@ -101,9 +101,12 @@ class HoldfastCallback(Checkpoint):  # type: ignore[misc,unused-ignore]
             return
         if self._keep is None:
             objects = {"checkpoint": self._whole, "data": self._loaders}
-            self._keep = Keep(self._outside, objects, torch.device("cpu"))
+            self._keep = Keep(self._outside, objects, pl_module.device)
             self._keep.restore()
-        self._keep.device = pl_module.device
+        else:
+            self._keep = self._keep.on(pl_module.device)
+        if self._followed is not None and self._followed.on_resumed is not None:
+            self._followed.on_resumed = self._keep.restore_generators
         self._outside.board.enter(Phase.DATA)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:

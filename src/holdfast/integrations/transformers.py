@@ -3,8 +3,9 @@
     from holdfast.integrations.transformers import HoldfastCallback
     trainer = Trainer(..., callbacks=[HoldfastCallback()])
 
-Before each step everything the Trainer itself would save is handed out of the process: weights, optimizer, scheduler, its
-own state, the random generators. After a fault `train` begins there. The Trainer finds its place in the data by itself.
+Before each step everything the Trainer itself would save is handed out of the process: weights, optimizer, scheduler,
+its own state, the random generators. After a fault `train` begins there. The Trainer finds its place in the data by
+itself.
 """
 
 from __future__ import annotations
@@ -77,9 +78,11 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
             return
         if self._keep is None:
             self._look(state, **kwargs)
-            self._keep = Keep(self._outside, {"checkpoint": self._whole}, torch.device("cpu"))
+            self._keep = Keep(self._outside, {"checkpoint": self._whole}, args.device)
             self._keep.restore()
-        self._keep.device = args.device
+        else:
+            self._look(state, **kwargs)
+            self._keep = self._keep.on(args.device)
         self._outside.board.enter(Phase.DATA)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
