@@ -29,6 +29,8 @@ import times
 import training
 from common import RESULTS, Bound, adopt, machine, say, told, versions, write
 
+import external
+
 
 class Part(NamedTuple):
     """What to measure, and what its figures have to keep."""
@@ -45,6 +47,8 @@ PARTS = {
     "times": Part(times.times, times.times_bounds),
     "hangs": Part(training.hangs, training.hangs_bounds),
     "growth": Part(training.growth, training.growth_bounds),
+    "external": Part(external.external, external.external_bounds),
+    "external-cost": Part(external.cost, external.cost_bounds),
     "storage": Part(storage.storage, storage.storage_bounds),
     "leaks": Part(leaks.leaks, leaks.leaks_bounds),
     "soak": Part(training.soak, training.soak_bounds),

@@ -107,11 +107,11 @@ class HoldfastCallback(Checkpoint):  # type: ignore[misc,unused-ignore]
             self._keep = self._keep.on(pl_module.device)
         if self._followed is not None and self._followed.on_resumed is not None:
             self._followed.on_resumed = self._keep.restore_generators
-        self._outside.board.enter(Phase.DATA)
+        self._outside.board.enter(Phase.LOOP)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._keep is not None and self._outside is not None:
-            self._outside.board.enter(Phase.FORWARD)
+            self._outside.board.enter(Phase.LOOP)
             self._outside.board.begin_attempt(self._keep.step + 1)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -123,10 +123,9 @@ class HoldfastCallback(Checkpoint):  # type: ignore[misc,unused-ignore]
             self._followed.used = batch_idx + 1
         if last or trainer.fit_loop.epoch_loop._should_accumulate():
             self._keep.step += 1  # it is committed with what follows it
-            self._outside.board.enter(Phase.EVALUATE if last else Phase.DATA)
+            self._outside.board.enter(Phase.EVALUATE if last else Phase.LOOP)
             return
         self._commit(trainer, self._keep.step + 1)
-        self._outside.board.enter(Phase.DATA)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         if self._keep is None or self._outside is None:
@@ -135,7 +134,6 @@ class HoldfastCallback(Checkpoint):  # type: ignore[misc,unused-ignore]
             self._followed.finish()
         self._commit(trainer, self._keep.step)
         self._outside.send("epoch", epoch=trainer.current_epoch, step=self._keep.step)
-        self._outside.board.enter(Phase.DATA)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         if self._outside is not None:
@@ -145,9 +143,11 @@ class HoldfastCallback(Checkpoint):  # type: ignore[misc,unused-ignore]
         if self._outside is not None:
             self._outside.board.beat()
 
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._keep is not None:
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """What the Trainer and the script do after the last epoch takes as long as it takes."""
+        if self._keep is not None and self._outside is not None:
             self._keep.flush()
+            self._outside.board.enter(Phase.SAVE)
 
     # -- the state -----------------------------------------------------------------------------------------
 

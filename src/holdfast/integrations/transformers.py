@@ -83,7 +83,7 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         else:
             self._look(state, **kwargs)
             self._keep = self._keep.on(args.device)
-        self._outside.board.enter(Phase.DATA)
+        self._outside.board.enter(Phase.LOOP)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """All of the step before is over, what it logged, evaluated and saved too: that is what is committed."""
@@ -95,7 +95,7 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         else:
             self._commit(args, state, **kwargs)
         self._outside.board.begin_attempt(state.global_step + 1)
-        self._outside.board.enter(Phase.FORWARD)
+        self._outside.board.enter(Phase.LOOP)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._outside is not None:
@@ -114,6 +114,7 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         if self._keep is not None:
             self._commit(args, state, **kwargs)
             self._keep.flush()
+            self._keep.outside.board.enter(Phase.SAVE)
 
     # -- the state -----------------------------------------------------------------------------------------
 
