@@ -34,6 +34,7 @@ import training
 import watching
 from common import RESULTS, Bound, adopt, machine, say, told, versions, write
 
+import external
 import monitor
 
 
@@ -53,6 +54,8 @@ PARTS = {
     "hangs": Part(training.hangs, training.hangs_bounds),
     "growth": Part(training.growth, training.growth_bounds),
     "monitor": Part(monitor.monitor, monitor.monitor_bounds),
+    "external": Part(external.external, external.external_bounds),
+    "external-cost": Part(external.cost, external.cost_bounds),
     "storage": Part(storage.storage, storage.storage_bounds),
     "watching": Part(watching.watching, watching.watching_bounds),
     "leaks": Part(leaks.leaks, leaks.leaks_bounds),

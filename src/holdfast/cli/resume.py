@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli import at_boot
+from holdfast.cli import at_boot, resume_script
 from holdfast.cli.output import Output, add_flags, count
 from holdfast.cli.reading import Look
 from holdfast.cli.runs import root_of, supervisor_pid
@@ -85,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
         return ExitCode.OK
     if _finished(folder, output):
         return ExitCode.OK
+    if resume_script.is_one(folder):
+        return _go_on_with_command(folder, _settings(folder, overrides), args, output)
     facts, argv, arguments = _script(folder, args.script_argv)
     settings = _settings(folder, overrides)
     if args.at_boot:
@@ -104,6 +106,17 @@ def run(args: argparse.Namespace) -> int:
 
         return stages.go_on(folder, output)
     return code
+
+
+def _go_on_with_command(folder: RunFolder, settings: Settings, args: argparse.Namespace, output: Output) -> int:
+    """A run of `holdfast run`: its command again."""
+    if args.at_boot:
+        return at_boot.run(folder, args, output)
+    if args.detach:
+        return _detach(folder, args, output)
+    folder = RunFolder(folder.path.absolute())
+    _take(folder, output)
+    return resume_script.go_on(folder, settings, args, output, check_own=_check_own, account=_account, newest=_newest)
 
 
 def _overrides(args: argparse.Namespace) -> dict[str, str]:

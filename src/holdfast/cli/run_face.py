@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.cli.faces import QuietFace
 from holdfast.cli.output import Output, counted, duration, print_error
 from holdfast.cli.text import without_control
+from holdfast.errors import ScriptFailed, Stopped
 from holdfast.events import Event
 from holdfast.naming import shown
 from holdfast.runfolder import RunFolder
@@ -83,7 +84,7 @@ class RunFace(QuietFace):
         output, receipt = self.how, outcome.receipt
         if output.quiet:
             return
-        if outcome.state == "GAVE_UP" and outcome.error is not None:
+        if outcome.error is not None and not isinstance(outcome.error, (ScriptFailed, Stopped)):
             print_error(outcome.error, output.err)
         elif outcome.state == "FINISHED" and (self._happened or output.err.tty):
             faults = sum(receipt.get("faults", {}).values())

@@ -27,6 +27,7 @@ from holdfast.external.checkpoints import Found, newest_whole, search
 from holdfast.external.frameworks import Way
 from holdfast.external.launching import Script
 from holdfast.external.words import fault_sentence, repeats
+from holdfast.runfolder import whole
 from holdfast.runtime import evidence
 from holdfast.runtime.affairs import Outcome
 from holdfast.runtime.faults import Fault, Kind
@@ -279,10 +280,12 @@ class Answering:
     def _newest_checkpoint(self, since_ns: int | None = None) -> tuple[Way | None, Found | None]:
         supervisor = self.supervisor
         order, seen = supervisor.order, supervisor.notes
+        info = self.affairs.run_folder.info  # of a run that goes on: what its last process was seen to use
+        known = info.get("frameworks")
         way = frameworks.find_way(
             order.command,
-            seen=seen.frameworks if seen is not None else (),
-            fits=seen.fits if seen is not None else 0,
+            seen=seen.frameworks if seen is not None else known if isinstance(known, list) else (),
+            fits=seen.fits if seen is not None else whole(info.get("fits")),
             resume_with=order.resume_with,
         )
         self.framework = way.framework if way is not None else None

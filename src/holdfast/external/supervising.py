@@ -107,6 +107,7 @@ class ScriptSupervisor:
         self._last_beat = self._last_loss = 0.0
         self._kills = process.memory_kills()
         self._loss: tuple[int, float] | None = None
+        self._seen: dict[str, Any] = {}
 
     def _ours(self) -> set[int]:
         """Processes in our family that are no part of the script."""
@@ -194,12 +195,20 @@ class ScriptSupervisor:
         if now - self._last_beat >= BEAT_EVERY and self.notes is not None:
             self._last_beat = now
             self._see_loss()
+            self._see_frameworks(self.notes)
             affairs.teller.beat(self.notes.board.read(), self.device, affairs.accounts)
         self.attached.tick()
         for text in affairs.gathering.poll():
             affairs.teller.emit("note", text=text)
         if self.outcome is None:
             self.answering.tick()
+
+    def _see_frameworks(self, notes: Notes) -> None:
+        """What the script is made of, written down once for whoever resumes the run."""
+        seen = {"frameworks": notes.frameworks, "fits": notes.fits}
+        if seen["frameworks"] and seen != self._seen:
+            self._seen = seen
+            self.run_folder.update_info(**seen)
 
     def _see_loss(self) -> None:
         """The loss the script prints, once a second, if it is another one."""

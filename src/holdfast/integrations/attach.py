@@ -91,6 +91,11 @@ class AttachedLoader:
             self._in_epochs = False
             self._end_epoch(epoch)
         self._epoch = total
+        if self._keep is not None:
+            self._keep.flush()
+            self._keep.outside.board.enter(
+                Phase.SAVE
+            )  # what the script does after its training takes as long as it does
 
     def _show(self, epoch: int, total: int) -> None:
         if self._keep is not None:
@@ -112,15 +117,14 @@ class AttachedLoader:
             return
         keep, followed, board = self._keep, self._followed, self._keep.outside.board
         total = _length(self._loader)
-        board.enter(Phase.DATA)
+        board.enter(Phase.LOOP)  # what a body does besides computing nobody knows: a minute at least for each
         for batch in self._loader:
-            board.enter(Phase.FORWARD)
             board.begin_attempt(keep.step + 1)
             yield batch
             last = total and followed.given >= total
             if not last or not self._in_epochs:
                 self._commit(keep, followed)
-            board.enter(Phase.EVALUATE if last else Phase.DATA)
+            board.enter(Phase.EVALUATE if last else Phase.LOOP)
 
     def _commit(self, keep: Keep, followed: Followed) -> None:
         followed.used = followed.given

@@ -20,7 +20,7 @@ try:
     from lightning.pytorch.callbacks import Checkpoint
 except ImportError:
     try:
-        from pytorch_lightning.callbacks import Checkpoint  # type: ignore[import-not-found,no-redef,unused-ignore]
+        from pytorch_lightning.callbacks import Checkpoint  # type: ignore[import-not-found,no-redef,assignment,unused-ignore]
     except ImportError:
         from holdfast.errors import UserError
 
@@ -101,14 +101,17 @@ class HoldfastCallback(Checkpoint):  # type: ignore[misc,unused-ignore]
             return
         if self._keep is None:
             objects = {"checkpoint": self._whole, "data": self._loaders}
-            self._keep = Keep(self._outside, objects, torch.device("cpu"))
+            self._keep = Keep(self._outside, objects, pl_module.device)
             self._keep.restore()
-        self._keep.device = pl_module.device
-        self._outside.board.enter(Phase.DATA)
+        else:
+            self._keep = self._keep.on(pl_module.device)
+        if self._followed is not None and self._followed.on_resumed is not None:
+            self._followed.on_resumed = self._keep.restore_generators
+        self._outside.board.enter(Phase.LOOP)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._keep is not None and self._outside is not None:
-            self._outside.board.enter(Phase.FORWARD)
+            self._outside.board.enter(Phase.LOOP)
             self._outside.board.begin_attempt(self._keep.step + 1)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -120,10 +123,9 @@ class HoldfastCallback(Checkpoint):  # type: ignore[misc,unused-ignore]
             self._followed.used = batch_idx + 1
         if last or trainer.fit_loop.epoch_loop._should_accumulate():
             self._keep.step += 1  # it is committed with what follows it
-            self._outside.board.enter(Phase.EVALUATE if last else Phase.DATA)
+            self._outside.board.enter(Phase.EVALUATE if last else Phase.LOOP)
             return
         self._commit(trainer, self._keep.step + 1)
-        self._outside.board.enter(Phase.DATA)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         if self._keep is None or self._outside is None:
@@ -132,7 +134,6 @@ class HoldfastCallback(Checkpoint):  # type: ignore[misc,unused-ignore]
             self._followed.finish()
         self._commit(trainer, self._keep.step)
         self._outside.send("epoch", epoch=trainer.current_epoch, step=self._keep.step)
-        self._outside.board.enter(Phase.DATA)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         if self._outside is not None:
@@ -142,9 +143,11 @@ class HoldfastCallback(Checkpoint):  # type: ignore[misc,unused-ignore]
         if self._outside is not None:
             self._outside.board.beat()
 
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._keep is not None:
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """What the Trainer and the script do after the last epoch takes as long as it takes."""
+        if self._keep is not None and self._outside is not None:
             self._keep.flush()
+            self._outside.board.enter(Phase.SAVE)
 
     # -- the state -----------------------------------------------------------------------------------------
 

@@ -107,6 +107,7 @@ class Keep:
     def __init__(self, outside: Outside, named: Mapping[str, Any], device: torch.device) -> None:
         self.outside = outside
         self.device = device
+        self._named = dict(named)
         self.step = 0
         self.samples = 0
         self._protected = Protected(dict(named), device)
@@ -114,6 +115,13 @@ class Keep:
         self._snapshots = snapshot.Snapshots(self._protected, outside, device, optimizers)
         self._payload: memoryview | None = None
         self._meta: dict[str, Any] = {}
+
+    def on(self, device: torch.device) -> Keep:
+        """The same, now that it is known where the training computes: that device's generator belongs to it."""
+        other = Keep(self.outside, self._named, device)
+        other.step, other.samples, other._payload, other._meta = self.step, self.samples, self._payload, self._meta
+        other._snapshots.start_after(self._snapshots.next_sequence - 1)
+        return other
 
     def restore(self) -> dict[str, Any] | None:
         """Everything as it was committed last; returns what was written beside it. None for a new run."""

@@ -3,8 +3,9 @@
     from holdfast.integrations.transformers import HoldfastCallback
     trainer = Trainer(..., callbacks=[HoldfastCallback()])
 
-Before each step everything the Trainer itself would save is handed out of the process: weights, optimizer, scheduler, its
-own state, the random generators. After a fault `train` begins there. The Trainer finds its place in the data by itself.
+Before each step everything the Trainer itself would save is handed out of the process: weights, optimizer, scheduler,
+its own state, the random generators. After a fault `train` begins there. The Trainer finds its place in the data by
+itself.
 """
 
 from __future__ import annotations
@@ -77,10 +78,12 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
             return
         if self._keep is None:
             self._look(state, **kwargs)
-            self._keep = Keep(self._outside, {"checkpoint": self._whole}, torch.device("cpu"))
+            self._keep = Keep(self._outside, {"checkpoint": self._whole}, args.device)
             self._keep.restore()
-        self._keep.device = args.device
-        self._outside.board.enter(Phase.DATA)
+        else:
+            self._look(state, **kwargs)
+            self._keep = self._keep.on(args.device)
+        self._outside.board.enter(Phase.LOOP)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """All of the step before is over, what it logged, evaluated and saved too: that is what is committed."""
@@ -92,7 +95,7 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         else:
             self._commit(args, state, **kwargs)
         self._outside.board.begin_attempt(state.global_step + 1)
-        self._outside.board.enter(Phase.FORWARD)
+        self._outside.board.enter(Phase.LOOP)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._outside is not None:
@@ -111,6 +114,7 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         if self._keep is not None:
             self._commit(args, state, **kwargs)
             self._keep.flush()
+            self._keep.outside.board.enter(Phase.SAVE)
 
     # -- the state -----------------------------------------------------------------------------------------
 

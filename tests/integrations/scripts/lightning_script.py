@@ -5,8 +5,9 @@ import sys
 
 import lightning as L
 import torch
-from holdfast.integrations.lightning import HoldfastCallback
 from torch.utils.data import DataLoader, TensorDataset
+
+from holdfast.integrations.lightning import HoldfastCallback
 
 
 class LitModel(L.LightningModule):

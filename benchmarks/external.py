@@ -1,0 +1,213 @@
+"""The parts `external` and `external-cost` of bench.py: scripts of others, framework by fault, and what watching costs.
+
+Each cell of the table is a script as its framework's own introduction teaches it, met by a fault from outside its text:
+alone, under `holdfast run`, and with the integration. docs/any-script.md is made from what is kept here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from common import ROOT, Bound, at_most, say
+
+from holdfast.devices.ledger import VARIABLE as STATE
+from holdfast.runfolder import list_runs
+
+TESTS = ROOT / "tests"
+ALONE, WITH = TESTS / "external" / "scripts", TESTS / "integrations" / "scripts"
+INJECTOR = TESTS / "external" / "faults"
+EPOCHS, BATCHES, AT = 2, 20, 27
+"""Two epochs of twenty batches; the fault comes in the second."""
+SCRIPTS: dict[str, tuple[str, list[str], str | None]] = {
+    "plain loop": ("loop_script.py", [str(EPOCHS), str(BATCHES)], None),
+    "plain --resume": ("plain_script.py", ["--steps", str(EPOCHS * BATCHES)], None),
+    "Lightning": ("lightning_script.py", [str(EPOCHS), str(BATCHES)], "lightning"),
+    "HF Trainer": ("trainer_script.py", [str(EPOCHS), str(BATCHES)], "transformers"),
+    "Accelerate": ("accelerate_script.py", ["--steps", str(EPOCHS * BATCHES)], "accelerate"),
+    "ultralytics": ("yolo_script.py", ["4"], "ultralytics"),
+}
+FAULTS = ("kill", "segfault", "hang", "hang_gil", "spin_gil", "oom")
+SOON = ["watchdog.loop=4s", "watchdog.evaluate=8s", "watchdog.term_grace=0.5s"]
+"""Hangs are noticed sooner than by default, so that the table takes an hour and not a day; both are in the docs."""
+PATIENCE = 600.0
+
+
+def external(scratch: Path, quick: bool) -> dict[str, Any]:
+    """Six kinds of scripts and six faults: alone, under `holdfast run`, with the integration."""
+    wanted = os.environ.get("HOLDFAST_BENCH_SCRIPTS", "")
+    names = [name for name in SCRIPTS if not wanted or name in wanted.split(",")]
+    cells, skipped = [], []
+    for name in ["plain loop"] if quick else names:
+        script, _, module = SCRIPTS[name]
+        if (module is not None and importlib.util.find_spec(module) is None) or not (ALONE / script).exists():
+            skipped.append(f"{name}: {module} is not installed")
+            continue
+        for fault in ("kill",) if quick else FAULTS:
+            for how in ("alone", "run", "integration"):
+                if how == "integration" and not (WITH / script).exists():
+                    continue
+                cell = _cell(scratch / f"{script}-{fault}-{how}", name, fault, how)
+                cells.append(cell)
+                say(f"  {name:<15}{fault:<10}{how:<12}{cell}")
+    return {"epochs": EPOCHS, "batches": BATCHES, "at_step": AT, "settings": SOON, "cells": cells, "skipped": skipped}
+
+
+def _cell(folder: Path, name: str, fault: str, how: str) -> dict[str, Any]:
+    folder.mkdir(parents=True)
+    script, words, _ = SCRIPTS[name]
+    at = AT if name != "ultralytics" else 7
+    path = (WITH if how == "integration" else ALONE) / script
+    command = [sys.executable, str(path), *words]
+    if how != "alone":
+        command = [sys.executable, "-m", "holdfast", "run", *SOON, "--", *command]
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(INJECTOR), str(ROOT / "src")]),
+        "FAULT": f"{fault}@{at}",
+        "FAULT_DONE": str(folder / "fault.done"),
+        "OMP_NUM_THREADS": "1",
+    }
+    with tempfile.TemporaryDirectory(prefix="holdfast-state-") as state:
+        began = time.monotonic()
+        limit = 60.0 if how == "alone" else PATIENCE
+        with subprocess.Popen(
+            command, cwd=folder, env={**env, STATE: state}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as child:  # fmt: skip
+            try:
+                out = child.communicate(timeout=limit)[0]
+            except subprocess.TimeoutExpired:  # alone, a hang is a hang
+                os.killpg(child.pid, 9)
+                out = child.communicate()[0]
+        seconds = time.monotonic() - began
+    receipt = _receipt(folder)
+    finished = child.returncode == 0 and b"steps" in out
+    return {
+        "script": name,
+        "fault": fault,
+        "how": how,
+        "finishes": finished,
+        "exit_code": child.returncode,
+        "steps_repeated": receipt.get("steps_repeated") if finished else None,
+        "seconds_lost": receipt.get("seconds_lost") if finished else None,
+        "seconds": round(seconds, 1),
+    }
+
+
+def _receipt(folder: Path) -> dict[str, Any]:
+    runs = list_runs(folder / "runs")
+    return (runs[-1].receipt() or {}) if runs else {}
+
+
+def external_bounds(measured: dict[str, Any]) -> list[Bound]:
+    """Everything finishes under `holdfast run`; with the integration a fault repeats one step, or the epoch's."""
+    watched = [cell for cell in measured["cells"] if cell["how"] != "alone"]
+    exact = [cell for cell in watched if cell["how"] == "integration" and cell["script"] != "ultralytics"]
+    unfinished = [f"{cell['script']} {cell['fault']} {cell['how']}" for cell in watched if not cell["finishes"]]
+    repeated = [cell["steps_repeated"] for cell in exact if cell["steps_repeated"] is not None]
+    return [
+        Bound("scripts that do not finish under `holdfast run`", unfinished, [], not unfinished),
+        at_most("steps repeated with an integration", max(repeated, default=0), 2),
+    ]
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------
+
+STEPPING = """
+import os, sys, time
+import torch
+torch.set_num_threads(1)
+param = torch.nn.Parameter(torch.zeros(4)); param.grad = torch.zeros(4)
+optimizer = torch.optim.SGD([param], lr=0.0)
+hook = sys.modules.get("_holdfast_hook")
+hooks = sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks
+ours = dict(hooks)
+blocks = int(sys.argv[1])
+times = {True: [], False: []}
+optimizer.step()
+for block in range(2 * blocks):
+    on = block % 2 == 0
+    hooks.clear()
+    if on: hooks.update(ours)
+    begin = time.process_time()
+    for _ in range(500): optimizer.step()
+    times[on].append((time.process_time() - begin) / 500)
+hooks.clear(); hooks.update(ours)
+import statistics
+print("HOOK", statistics.median(times[True]) - statistics.median(times[False]), len(ours), flush=True)
+begin = time.monotonic()
+while time.monotonic() - begin < float(sys.argv[2]):
+    optimizer.step(); time.sleep(0.005)
+print("DONE", flush=True)
+"""
+
+
+def cost(scratch: Path, quick: bool) -> dict[str, Any]:
+    """What the hook takes of a step, what the supervisor takes of a core, and how much later a command starts."""
+    (scratch / "stepping.py").write_text(STEPPING)
+    blocks, seconds = ("5", "2") if quick else ("60", "30")
+    command = [sys.executable, "-m", "holdfast", "run", "--", sys.executable, "stepping.py", blocks, seconds]
+    child = subprocess.Popen(command, cwd=scratch, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    line = next(line for line in child.stdout if line.startswith(b"HOOK"))
+    used, wall = _cpu(child.pid), time.monotonic()
+    for line_ in child.stdout:
+        if line_.startswith(b"DONE"):
+            break
+    supervisor = (_cpu(child.pid) - used) / (time.monotonic() - wall)
+    child.wait()
+    _, hook_s, hooks = line.split()
+    assert hooks == b"1", "the hook of holdfast was not there"
+
+    starts = [_start_up(scratch) for _ in range(2 if quick else 11)]
+    step_s = 0.005
+    hook = float(hook_s)
+    return {
+        "hook_us_per_step": round(1e6 * hook, 3),
+        "supervisor_share_of_a_core": round(supervisor, 5),
+        "overhead_at_5_ms": round(hook / step_s + supervisor / (os.cpu_count() or 1), 5),
+        "start_up_s": {
+            "wall": _spread([wall for wall, _ in starts]),
+            "cpu": _spread([cpu for _, cpu in starts]),
+        },
+    }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"n": len(values), "p50": round(statistics.median(values), 4), "min": round(min(values), 4)}
+
+
+def _cpu(pid: int) -> float:
+    text = Path(f"/proc/{pid}/stat").read_text()
+    words = text[text.rindex(")") + 2 :].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _start_up(scratch: Path) -> tuple[float, float]:
+    """How much later `true` ends, and the CPU time that takes, against `true` alone just before."""
+    bare = _timed(["true"], scratch)
+    watched = _timed([sys.executable, "-m", "holdfast", "run", "--", "true"], scratch)
+    return watched[0] - bare[0], watched[1] - bare[1]
+
+
+def _timed(command: list[str], scratch: Path) -> tuple[float, float]:
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    subprocess.run(command, cwd=scratch, check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.monotonic() - began, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def cost_bounds(measured: dict[str, Any]) -> list[Bound]:
+    return [
+        at_most("overhead at steps of 5 ms", measured["overhead_at_5_ms"], 0.01),
+        at_most("seconds a command starts later", measured["start_up_s"]["cpu"]["p50"], 0.3, quick=False),
+    ]

@@ -1,0 +1,94 @@
+"""`holdfast resume` for a run of `holdfast run`: the same command again, from the newest state there is.
+
+The state is what the script handed out (`holdfast.attach`, the callbacks), or else its own newest checkpoint that is
+whole. It runs in the folder it was started in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from holdfast.cli.output import Output
+from holdfast.errors import UserError
+from holdfast.runfolder import RunFolder
+from holdfast.runtime import checkpoint
+from holdfast.settings import Settings
+
+HIDDEN = "***"
+
+
+def is_one(folder: RunFolder) -> bool:
+    """Was this run made by `holdfast run`?"""
+    return folder.info.get("kind") == "external"
+
+
+def go_on(
+    folder: RunFolder,
+    settings: Settings,
+    args: argparse.Namespace,
+    output: Output,
+    *,
+    check_own: Callable[[RunFolder, Path], None],
+    account: Callable[[RunFolder, checkpoint.Checkpoint | None], int | None],
+    newest: Callable[[RunFolder, Output], checkpoint.Checkpoint | None],
+) -> int:
+    """Start it again. The run is locked by the caller."""
+    from holdfast.cli.run import conduct
+    from holdfast.external import launching
+    from holdfast.external.rungs import rungs_for
+    from holdfast.external.supervising import Order
+
+    command, cwd = _command(folder, args.script_argv)
+    program = launching.check(command) if os.sep not in command[0] else str((cwd / command[0]).absolute())
+    check_own(folder, Path(shutil.which(program) or program).absolute())
+    attached = any(checkpoint.candidates(folder.path / "checkpoints"))
+    good = newest(folder, output) if attached else None
+    account(folder, good)
+    info = folder.info
+    rungs = rungs_for(settings.run.device)
+    here = [number for number, rung in enumerate(rungs) if rung.device == info.get("device")]
+    resume_with = info.get("resume_with")
+    order = Order(
+        command,
+        cwd,
+        rungs,
+        rung=here[0] if here and not args.device else 0,
+        resume_with=resume_with if isinstance(resume_with, str) else None,
+        since_ns=_created_ns(info.get("created")),
+        resume=good,
+        going_on=True,
+    )
+    folder.update_info(settings=settings.to_json())
+    os.chdir(cwd)
+    return conduct(folder, order, settings, output)
+
+
+def _command(folder: RunFolder, given: list[str]) -> tuple[list[str], Path]:
+    info = folder.info
+    saved, cwd = info.get("command"), info.get("cwd")
+    command = given or ([str(word) for word in saved] if isinstance(saved, list) else [])
+    if not command:
+        raise UserError(f"{folder.path} does not say what it ran", cause="its run.json has no `command`")
+    if any(HIDDEN in word for word in command):
+        raise UserError(
+            "a secret this run was started with was not kept",
+            cause="run.json holds *** in its place",
+            hints=[f"give the command again: `holdfast resume {folder.name} -- …`"],
+        )
+    place = Path(str(cwd)) if isinstance(cwd, str) else Path.cwd()
+    if not place.is_dir():
+        raise UserError(f"the folder {folder.name} was started in is gone", cause=str(place))
+    return command, place
+
+
+def _created_ns(created: object) -> int:
+    """When the run was made: checkpoints from before are somebody else's."""
+    try:
+        return int(datetime.fromisoformat(str(created).replace("Z", "+00:00")).timestamp() * 1e9)
+    except ValueError:
+        return 0

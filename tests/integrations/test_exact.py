@@ -1,0 +1,81 @@
+"""With the integration, a script that meets a fault ends with the weights of one that met none, bit by bit."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.external.driving import SCRIPTS, by_itself, same_weights, under_run
+
+ATTACHED = Path(__file__).parent / "scripts"
+EPOCHS, BATCHES = 2, 12
+
+
+def references(tmp_path_factory: pytest.TempPathFactory, script: str) -> Path:
+    folder = tmp_path_factory.mktemp(script)
+    ran = by_itself(folder, SCRIPTS / script, EPOCHS, BATCHES)
+    assert ran.code == 0, ran.story()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return references(tmp_path_factory, "loop_script.py")
+
+
+@pytest.mark.parametrize("fault", ["kill", "segfault", "hang_gil"])
+def test_a_plain_loop_at_a_random_moment(tmp_path: Path, reference: Path, fault: str) -> None:
+    at = random.randrange(2, EPOCHS * BATCHES)
+    soon = ("watchdog.loop=3s", "watchdog.evaluate=3s", "watchdog.term_grace=0.3s")
+    ran = under_run(tmp_path, ATTACHED / "loop_script.py", EPOCHS, BATCHES, settings=soon, fault=f"{fault}@{at}")
+    assert ran.code == 0, (at, ran.story())
+    assert len(ran.faults) == 1, ran.faults
+    assert same_weights(reference, tmp_path), at
+    assert ran.receipt["steps"] == EPOCHS * BATCHES
+    assert ran.receipt["steps_repeated"] <= 1 and ran.receipt["exact"]
+    assert ran.receipt["weights_sha256"]
+
+
+def test_alone_it_trains_as_before(tmp_path: Path, reference: Path) -> None:
+    ran = by_itself(tmp_path, ATTACHED / "loop_script.py", EPOCHS, BATCHES)
+    assert (ran.code, ran.err) == (0, b""), ran.story()
+    assert same_weights(reference, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("module", "script"), [("lightning", "lightning_script.py"), ("transformers", "trainer_script.py")]
+)
+def test_a_framework_in_the_middle_of_an_epoch(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, module: str, script: str
+) -> None:
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    alone = references(tmp_path_factory, script)
+    ran = under_run(tmp_path, ATTACHED / script, EPOCHS, BATCHES, fault="kill@17")
+    assert ran.code == 0, ran.story()
+    assert ran.faults == ["killed"] and ran.receipt["steps_repeated"] <= 1, ran.said
+    assert same_weights(alone, tmp_path)
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in ATTACHED.glob("*_script.py")))
+def test_no_integration_changes_more_than_three_lines(script: str) -> None:
+    before, after = (SCRIPTS / script).read_text().splitlines(), (ATTACHED / script).read_text().splitlines()
+    import difflib
+
+    changes = [line for line in difflib.ndiff(before, after) if line.startswith("+ ") and line[2:].strip()]
+    assert 0 < len(changes) <= 3, changes
+
+
+def test_importing_an_integration_is_the_users_choice() -> None:
+    """`import holdfast` and `holdfast.attach` by name import no framework; ultralytics never is."""
+    code = "import sys, holdfast; holdfast.attach; import holdfast.integrations.ultralytics; print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not re.search(r"'(lightning|transformers|ultralytics|accelerate)[.']", done.stdout)
+    text = (Path(importlib.util.find_spec("holdfast.integrations.ultralytics").origin)).read_text()  # type: ignore
+    assert not re.search(r"^\s*(from|import) ultralytics", text, re.M)
