@@ -6,7 +6,7 @@
     ratio(found.catches, dice.catches)               # how many times more, with its interval
 
 Policies that learn together cannot be judged by their own return, because their opponents change: they are judged
-against dice and against frozen copies, in worlds where who dies is replaced, so that a good hunter does not empty its map.
+against dice and against frozen copies, in worlds where who dies is replaced: a good hunter does not empty its map.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def tuned(
 
 
 class Minibatch(torch.utils.data.Dataset[tuple[torch.Tensor, ...]]):
-    """What predators see in a fresh world, with actions, advantages and returns by dice: something to time a step on."""
+    """What predators see in a fresh world; actions, advantages and returns by dice. Something to time a step on."""
 
     def __init__(self, rules: Rules, count: int, seed: int) -> None:
         sights = World(rules, seed).observe(PREDATOR)

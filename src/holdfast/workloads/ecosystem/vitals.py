@@ -1,4 +1,4 @@
-"""How are they? Catch rate, attempts, survival, populations: never the return alone, for doing nothing looks like progress.
+"""How are they? Catch rate, attempts, survival, populations. Never the return alone: doing nothing looks like progress.
 
     vitals = Vitals()
     numbers = vitals.of(gathered, {"predators": {"entropy": 1.9}})      # for session.log
