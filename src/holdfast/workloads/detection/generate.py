@@ -45,9 +45,7 @@ class Clip:
         rows, columns = np.mgrid[0:height, 0:width].astype(np.float32)
         self.rows, self.columns = rows, columns
         coarse = random.normal(0, 1, (height // 16 + 2, width // 16 + 2)).astype(np.float32)
-        ground = np.asarray(
-            Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), dtype=np.float32
-        )
+        ground = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), dtype=np.float32)
         slope = random.normal(0, 12, 2)
         self.ground = 80 + 10 * ground + slope[0] * rows / height + slope[1] * columns / width
         self.drift = random.normal(0, 1.5)
@@ -107,7 +105,9 @@ def write(
     """The set as YOLO folders; returns its data.yaml, which is written last."""
     root = Path(folder)
     if train < 1 or val < 1 or bits not in (8, 16) or not (32 <= width <= 4096 and 32 <= height <= 4096):
-        raise UserError("such a set cannot be made", cause=f"{train} and {val} images of {width} x {height}, {bits} bits")
+        raise UserError(
+            "such a set cannot be made", cause=f"{train} and {val} images of {width} x {height}, {bits} bits"
+        )
     done, total = 0, train + val
     for part, count in (("train", train), ("val", val)):
         try:

@@ -169,9 +169,7 @@ def build(source: Source, *, tell: Tell | None = None, decode: bool = False) -> 
     if "val" in splits:
         splits["val"] = _without_trained(splits["train"], splits["val"], problems)
     tell(total, total, "checking images and labels")
-    return Checked(
-        str(source.file), source.kind, source.names, splits, problems, source.notes, source.generated, left
-    )
+    return Checked(str(source.file), source.kind, source.names, splits, problems, source.notes, source.generated, left)
 
 
 def _row(

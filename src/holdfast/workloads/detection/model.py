@@ -10,11 +10,11 @@
                                  down ▲     down ▲           ▼ up            the neck: top down, then bottom up
                                       └── head   └── head    └── head        what (classes) apart from where (boxes)
 
-Written from the papers: cross-stage partial blocks (Wang et al. 2020, arXiv:1911.11929), spatial pyramid pooling (He et
-al. 2014, arXiv:1406.4729), path aggregation (Liu et al. 2018, arXiv:1803.01534), a decoupled anchor-free head (FCOS, Tian
-et al. 2019, arXiv:1904.01355; YOLOX, Ge et al. 2021, arXiv:2107.08430), box sides as distributions (generalized focal
-loss, Li et al. 2020, arXiv:2006.04388). Convolutions are dense on purpose: depthwise ones gain nothing from bf16 on CPUs.
-How it is taught stands in `loss.py`.
+Written from the papers: cross-stage partial blocks (Wang et al. 2020, arXiv:1911.11929), spatial pyramid pooling (He
+et al. 2014, arXiv:1406.4729), path aggregation (Liu et al. 2018, arXiv:1803.01534), a decoupled anchor-free head (FCOS,
+Tian et al. 2019, arXiv:1904.01355; YOLOX, Ge et al. 2021, arXiv:2107.08430), box sides as distributions (generalized
+focal loss, Li et al. 2020, arXiv:2006.04388). Convolutions are dense on purpose: depthwise ones gain nothing from bf16
+on CPUs. How it is taught stands in `loss.py`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Pictures without a plotting library: boxes on images, a sheet of the worst, curves, and who is taken for whom.
 
-    drawn(image, rows, names).save("found.png")              # rows x1 y1 x2 y2 score class
-    worst_sheet(found, index, names, worst(found, index))    # truth dashed in white, answers in colour
-    curves(scores)                                           # precision over recall, a line for each class
-    confusion_table(table, names)
+drawn(image, rows, names).save("found.png")              # rows x1 y1 x2 y2 score class
+worst_sheet(found, index, names, worst(found, index))    # truth dashed in white, answers in colour
+curves(scores)                                           # precision over recall, a line for each class
+confusion_table(table, names)
 """
 
 from __future__ import annotations

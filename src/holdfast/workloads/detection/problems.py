@@ -79,8 +79,6 @@ class Problems:
     def from_json(cls, data: Any) -> Problems:
         made = cls()
         for each in data["problems"]:
-            made.found.append(
-                Problem(str(each["file"]), int(each["line"]), str(each["kind"]), str(each["text"]))
-            )
+            made.found.append(Problem(str(each["file"]), int(each["line"]), str(each["kind"]), str(each["text"])))
         made.counts.update({str(kind): int(count) for kind, count in data["counts"].items()})
         return made

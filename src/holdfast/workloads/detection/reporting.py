@@ -1,7 +1,6 @@
 """What a detection run says at its end, and keeps in its folder.
 
-    report(session, found, checked, still)       # prints a table; scores.json, worst.png, curves.png, confusion.png
-    about_data(checked)                          # the set in numbers, for data.json
+report(session, found, checked, still)       # prints a table; scores.json, worst.png, curves.png, confusion.png
 """
 
 from __future__ import annotations
@@ -17,23 +16,6 @@ from holdfast.workloads.detection import pictures
 from holdfast.workloads.detection.evaluate import Found, Scores, confusion, evaluate, worst
 from holdfast.workloads.detection.index import Checked
 from holdfast.workloads.detection.samples import Still
-
-
-def about_data(checked: Checked) -> dict[str, Any]:
-    """The set in numbers."""
-    return {
-        "schema": 1,
-        "file": checked.file,
-        "kind": checked.kind,
-        "generated": checked.generated,
-        "names": checked.names,
-        "grey": checked.grey,
-        "images": {name: len(part) for name, part in checked.splits.items()},
-        "boxes": {name: part.counts(len(checked.names)) for name, part in checked.splits.items()},
-        "left_out": checked.left_out,
-        "problems": dict(checked.problems.counts),
-        "notes": checked.notes,
-    }
 
 
 def report(session: holdfast.Session, found: Found, checked: Checked, still: Still) -> Scores:
@@ -56,7 +38,7 @@ def lines(scores: Scores, checked: Checked) -> list[str]:
     """The scores as a person reads them."""
     told = f"mAP50 {scores.map50:.3f} · mAP50-95 {scores.map:.3f} on {len(checked.splits['val'])} validation images"
     rows = [[each["name"], str(each["boxes"]), _number(each["ap50"]), _number(each["ap"])] for each in scores.classes]
-    shown = in_columns(["class", "boxes", "AP50", "AP50-95"], rows)
+    shown = in_columns(rows, header=["class", "boxes", "AP50", "AP50-95"], right=(1, 2, 3))
     return [f"{told}{', GENERATED' if checked.generated else ''}", *(f"  {line}" for line in shown)]
 
 

@@ -12,6 +12,7 @@ A script like any user's: it uses the session and nothing else of the runtime. W
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from holdfast import files
 from holdfast.errors import UserError
 from holdfast.planning import measure
 from holdfast.workloads.detection import generate, images, reporting
+from holdfast.workloads.detection.about import about_data
 from holdfast.workloads.detection.augment import Views
 from holdfast.workloads.detection.evaluate import evaluate, find_all
 from holdfast.workloads.detection.index import Checked, cache_folder, open_set
@@ -83,7 +85,9 @@ def train(
     kept = images.Kept(len(part), side, channels, _room(cache))
     views = Views(mosaic=mosaic, scale=scale, flip=flip, upside=upside, light=light)
     lively = Samples(part, side, channels, views, kept)
-    quiet = Samples(part, side, channels, Views(mosaic=0.0, scale=scale / 2, flip=flip, upside=upside, light=light), kept)
+    quiet = Samples(
+        part, side, channels, Views(mosaic=0.0, scale=scale / 2, flip=flip, upside=upside, light=light), kept
+    )
     still = Still(checked.splits["val"], side, channels)
 
     def loss_of(net: Any, batch: Any) -> Tensor:
@@ -138,7 +142,9 @@ def the_set(session: holdfast.Session, data: str) -> Checked:
     checked = open_set(data, tell=session.progress)
     told = "GENERATED thermal-like images" if checked.generated else f"{checked.kind} data"
     counts = ", ".join(f"{len(part):,} {name}" for name, part in checked.splits.items())
-    print(f"{told}: {counts}; {len(checked.names)} classes ({', '.join(checked.names[:8])}) in {checked.file}", flush=True)
+    print(
+        f"{told}: {counts}; {len(checked.names)} classes ({', '.join(checked.names[:8])}) in {checked.file}", flush=True
+    )
     for note in checked.notes:
         print(f"note: {note}", flush=True)
     if len(checked.problems):
@@ -147,7 +153,7 @@ def the_set(session: holdfast.Session, data: str) -> Checked:
         for line in checked.problems.summary():
             print(f"! {line}", flush=True)
         print(f"  each by file and line in {where}", flush=True)
-    files.write_json(session.run.folder / "data.json", reporting.about_data(checked), durable=False)
+    files.write_json(session.run.folder / "data.json", about_data(checked), durable=False)
     return checked
 
 

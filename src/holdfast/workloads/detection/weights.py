@@ -1,8 +1,8 @@
 """Weights of a detector on disk: safetensors, and beside them `detector.json`, which says what they are for.
 
-    keep_about(run_folder, net, checked, side)             # written before the first step
-    net, about = load("runs/detection-…")                  # a run, or a .safetensors file beside its detector.json
-    inherit(net, Path("weights.safetensors"))              # what fits is taken; says in words how much
+keep_about(run_folder, net, checked, side)             # written before the first step
+net, about = load("runs/detection-…")                  # a run, or a .safetensors file beside its detector.json
+inherit(net, Path("weights.safetensors"))              # what fits is taken; says in words how much
 """
 
 from __future__ import annotations
