@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import blame
+import detection
 import leaks
 import storage
 import times
@@ -48,6 +49,10 @@ PARTS = {
     "storage": Part(storage.storage, storage.storage_bounds),
     "leaks": Part(leaks.leaks, leaks.leaks_bounds),
     "soak": Part(training.soak, training.soak_bounds),
+    "detection-steps": Part(detection.steps, detection.steps_bounds),
+    "detection-large": Part(detection.large, detection.large_bounds),
+    "detection-faults": Part(detection.faults, detection.faults_bounds),
+    "detection-learning": Part(detection.learning, detection.learning_bounds),
 }
 
 

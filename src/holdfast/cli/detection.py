@@ -22,6 +22,7 @@ from holdfast.errors import ExitCode, UserError
 ABOUT = """\
 Tools for boxes in images. Training itself is `holdfast train detection data=…`.
 
+examples:
   holdfast detection check DATA             every bad label by file and line
   holdfast detection predict RUN IMAGES…    boxes drawn, and as JSON, CSV or YOLO files
   holdfast detection generate FOLDER        a thermal-like set to try things on
@@ -30,26 +31,28 @@ Tools for boxes in images. Training itself is `holdfast train detection data=…
 """
 
 
-class Tools:
-    """Stands where a parser is expected: the first word is the tool, the rest is for that."""
+class Tools(Parser):
+    """The first word is the tool, the rest is for that."""
 
-    def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        at = next((number for number, word in enumerate(words) if not word.startswith("-")), None)
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        at = next((number for number, word in enumerate(argv) if not word.startswith("-")), None)
         if at is None:
-            return argparse.Namespace(run=_about)
-        tool = words[at]
+            return super().parse(argv)
+        tool = argv[at]
         if tool not in TOOLS:
-            raise UsageError(
-                f"unknown tool `{tool}`", command="detection",
-                cause=f"there are: {', '.join(TOOLS)}", tips=similar(tool, TOOLS, "tool"),
-            )  # fmt: skip
-        _check_installed()
-        return TOOLS[tool]().parse([*words[:at], *words[at + 1 :]])
+            known = ", ".join(TOOLS)
+            tips = similar(tool, TOOLS, "tool")
+            raise UsageError(f"unknown tool `{tool}`", command="detection", cause=f"there are: {known}", tips=tips)
+        return TOOLS[tool]().parse([*argv[:at], *argv[at + 1 :]])
 
 
-def add_parser(subparsers: Any) -> Tools:
+def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
-    return Tools()
+    parser = Tools("detection", description=ABOUT)
+    parser.add_argument("tool", nargs="?", metavar="TOOL", help=f"one of {', '.join(TOOLS)}")
+    add_flags(parser)
+    parser.set_defaults(run=_about)
+    return parser
 
 
 def _about(args: argparse.Namespace) -> int:
@@ -98,6 +101,7 @@ HARMLESS = ("clipped", "image_without_label", "twice")
 
 def check(args: argparse.Namespace) -> int:
     """Find the set, look at all of it, tell."""
+    _check_installed()
     from holdfast.workloads.detection import sources
     from holdfast.workloads.detection.index import build
 
@@ -178,6 +182,7 @@ examples:
 
 def predict(args: argparse.Namespace) -> int:
     """Load, look, write."""
+    _check_installed()
     output = Output.from_args(args)
     if not 0.0 < args.score < 1.0:
         raise UserError(f"--score is {args.score:g}", cause="it has to lie between 0 and 1")
@@ -259,6 +264,7 @@ examples:
 
 def generate(args: argparse.Namespace) -> int:
     """Write the set, say where."""
+    _check_installed()
     from holdfast.workloads.detection.generate import NAMES, write
 
     output, folder = Output.from_args(args), Path(args.folder)

@@ -183,7 +183,7 @@ def _row(
     except images.Bad as bad:
         problems.add(image, 0, bad.kind, str(bad))
     except labels.Unreadable as error:
-        problems.add(image, 0, "unreadable_label", str(error))
+        problems.add(error.file or image, 0, "unreadable_label", str(error))
     return None
 
 

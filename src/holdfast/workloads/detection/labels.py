@@ -28,7 +28,11 @@ NONE: Boxes = np.zeros((0, 5), np.float32)
 
 
 class Unreadable(Exception):
-    """A label file that is none; says why."""
+    """A label file that is none; says why, and which."""
+
+    def __init__(self, why: str, file: str | Path = "") -> None:
+        super().__init__(why)
+        self.file = str(file)
 
 
 def read_text(path: str | Path) -> str:
@@ -37,13 +41,13 @@ def read_text(path: str | Path) -> str:
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise Unreadable(error.strerror or str(error)) from None
+        raise Unreadable(error.strerror or str(error), path) from None
     if len(data) > MOST_BYTES:
-        raise Unreadable(f"larger than {MOST_BYTES >> 20} MB")
+        raise Unreadable(f"larger than {MOST_BYTES >> 20} MB", path)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise Unreadable("not text") from None
+        raise Unreadable("not text", path) from None
 
 
 def yolo_boxes(text: str, file: str, classes: int, problems: Problems) -> Boxes:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torchvision.ops  # noqa: F401  (named here, so that it is loaded before workers are forked)
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
@@ -85,9 +86,7 @@ def train(
     kept = images.Kept(len(part), side, channels, _room(cache))
     views = Views(mosaic=mosaic, scale=scale, flip=flip, upside=upside, light=light)
     lively = Samples(part, side, channels, views, kept)
-    quiet = Samples(
-        part, side, channels, Views(mosaic=0.0, scale=scale / 2, flip=flip, upside=upside, light=light), kept
-    )
+    quiet = Samples(part, side, channels, replace(views, mosaic=0.0, scale=scale / 2), kept)
     still = Still(checked.splits["val"], side, channels)
 
     def loss_of(net: Any, batch: Any) -> Tensor:
