@@ -108,10 +108,13 @@ def checked(
 
 def voc_boxes(path: str, names: dict[str, int], problems: Problems) -> tuple[Boxes, str]:
     """The objects of a Pascal VOC file, and the image it names. `names` grows if it has none to begin with."""
-    found = _Voc(read_text(path))
+    try:
+        found = _Voc(read_text(path))
+    except Unreadable as error:
+        raise Unreadable(str(error), path) from None
     width, height = found.size
-    if width <= 0 or height <= 0:
-        raise Unreadable("it gives no size of its image")
+    if not (width > 0 and height > 0):
+        raise Unreadable("it gives no size of its image", path)
     rows = []
     for line, name, box in found.objects:
         if name not in names:
