@@ -38,7 +38,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, nursery: NurseryLaunch
 
 
 def test_the_run_leaves_what_it_says(undisturbed: Run) -> None:
-    for name in ("detector.json", "data.json", "scores.json", "worst.png", "curves.png", "confusion.png"):
+    for name in ("detector.json", "dataset.json", "scores.json", "worst.png", "curves.png", "confusion.png"):
         assert (undisturbed.folder / name).stat().st_size > 100, name
     assert (undisturbed.folder / "final.safetensors").is_file()
 

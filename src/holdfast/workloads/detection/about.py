@@ -1,4 +1,4 @@
-"""A checked set in numbers, for data.json and `holdfast detection check --json`; imports no torch."""
+"""A checked set in numbers, for dataset.json and `holdfast detection check --json`; imports no torch."""
 
 from __future__ import annotations
 

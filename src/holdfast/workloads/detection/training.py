@@ -152,7 +152,7 @@ def the_set(session: holdfast.Session, data: str) -> Checked:
         for line in checked.problems.summary():
             print(f"! {line}", flush=True)
         print(f"  each by file and line in {where}", flush=True)
-    files.write_json(session.run.folder / "data.json", about_data(checked), durable=False)
+    files.write_json(session.run.folder / "dataset.json", about_data(checked), durable=False)
     return checked
 
 
