@@ -42,49 +42,54 @@ class Views:
 
 
 def mosaic(four: list[tuple[Pixels, Boxes]], side: int, views: Views) -> tuple[Pixels, Boxes]:
-    """Four images that meet at a point, each scaled for itself."""
+    """Four images that meet at a point, each scaled for itself and cut at the edges of its quarter."""
     cx, cy = (int(each) for each in np.random.uniform(0.3, 0.7, 2) * side)
     canvas = np.full((side, side, four[0][0].shape[2]), EMPTY, np.uint8)
     kept = []
     for number, (image, boxes) in enumerate(four):
-        image, boxes = _scaled(image, boxes, np.random.uniform(1 - views.scale, 1 + views.scale))
-        height, width = image.shape[:2]
-        left = cx - width if number % 2 == 0 else cx
-        top = cy - height if number < 2 else cy
-        # The quarter of this image; what reaches over is cut.
-        low_x, high_x = (0, cx) if number % 2 == 0 else (cx, side)
-        low_y, high_y = (0, cy) if number < 2 else (cy, side)
-        kept.append(_paste(canvas, image, boxes, (left, top), (low_x, low_y, high_x, high_y)))
+        width, height = _drawn_size(image, views)
+        on_left, on_top = number % 2 == 0, number < 2
+        at = (cx - width if on_left else cx, cy - height if on_top else cy)
+        window = (0 if on_left else cx, 0 if on_top else cy, cx if on_left else side, cy if on_top else side)
+        kept.append(_paste(canvas, image, boxes, (width, height), at, window))
     return canvas, np.concatenate(kept)
 
 
 def alone(image: Pixels, boxes: Boxes, side: int, views: Views) -> tuple[Pixels, Boxes]:
     """One image on a square, larger or smaller, a little off the middle."""
-    image, boxes = _scaled(image, boxes, np.random.uniform(1 - views.scale, 1 + views.scale))
-    height, width = image.shape[:2]
+    width, height = _drawn_size(image, views)
     off = np.random.uniform(-views.shift, views.shift, 2) * side
-    left, top = int((side - width) / 2 + off[0]), int((side - height) / 2 + off[1])
+    at = int((side - width) / 2 + off[0]), int((side - height) / 2 + off[1])
     canvas = np.full((side, side, image.shape[2]), EMPTY, np.uint8)
-    return canvas, _paste(canvas, image, boxes, (left, top), (0, 0, side, side))
+    return canvas, _paste(canvas, image, boxes, (width, height), at, (0, 0, side, side))
 
 
-def _scaled(image: Pixels, boxes: Boxes, factor: float) -> tuple[Pixels, Boxes]:
-    height, width = image.shape[:2]
-    size = max(8, round(width * factor)), max(8, round(height * factor))
-    grown = np.array([1.0, size[0] / width, size[1] / height, size[0] / width, size[1] / height], np.float32)
-    return resized(image, size), boxes * grown
+def _drawn_size(image: Pixels, views: Views) -> tuple[int, int]:
+    factor = np.random.uniform(1 - views.scale, 1 + views.scale)
+    return max(8, round(image.shape[1] * factor)), max(8, round(image.shape[0] * factor))
 
 
 def _paste(
-    canvas: Pixels, image: Pixels, boxes: Boxes, at: tuple[int, int], window: tuple[int, int, int, int]
+    canvas: Pixels,
+    image: Pixels,
+    boxes: Boxes,
+    size: tuple[int, int],
+    at: tuple[int, int],
+    window: tuple[int, int, int, int],
 ) -> Boxes:
-    """Put the image down, cut to the window; its boxes where they are now."""
-    (left, top), (height, width) = at, image.shape[:2]
+    """Put the image down at this size and place, cut to the window; its boxes where they are now.
+
+    Only the part that will be seen is resized: most of a mosaic's images lies outside.
+    """
+    (left, top), (width, height) = at, size
     x1, y1 = max(left, window[0]), max(top, window[1])
     x2, y2 = min(left + width, window[2]), min(top + height, window[3])
+    across, down = image.shape[1] / width, image.shape[0] / height
     if x2 > x1 and y2 > y1:
-        canvas[y1:y2, x1:x2] = image[y1 - top : y2 - top, x1 - left : x2 - left]
-    moved = boxes + np.array([0, left, top, left, top], np.float32)
+        part = (x1 - left) * across, (y1 - top) * down, (x2 - left) * across, (y2 - top) * down
+        canvas[y1:y2, x1:x2] = resized(image, (x2 - x1, y2 - y1), part)
+    grown = np.array([1, 1 / across, 1 / down, 1 / across, 1 / down], np.float32)
+    moved = boxes * grown + np.array([0, left, top, left, top], np.float32)
     return cut(moved, (x1, y1, x2, y2))
 
 

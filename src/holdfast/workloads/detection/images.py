@@ -99,13 +99,14 @@ def fitted(image: Pixels, side: int) -> Pixels:
     return resized(image, size)
 
 
-def resized(image: Pixels, size: tuple[int, int]) -> Pixels:
-    """To (width, height); smaller by areas, larger by interpolation."""
-    if size == (image.shape[1], image.shape[0]):
+def resized(image: Pixels, size: tuple[int, int], part: tuple[float, float, float, float] | None = None) -> Pixels:
+    """To (width, height), all of it or a part x1 y1 x2 y2; smaller by areas, larger by interpolation."""
+    x1, y1, x2, y2 = part or (0.0, 0.0, float(image.shape[1]), float(image.shape[0]))
+    if part is None and size == (image.shape[1], image.shape[0]):
         return image
     made = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
-    smaller = size[0] < image.shape[1]
-    return plain(made.resize(size, Image.Resampling.BOX if smaller else Image.Resampling.BILINEAR))
+    how = Image.Resampling.BOX if size[0] < x2 - x1 else Image.Resampling.BILINEAR
+    return plain(made.resize(size, how, box=(x1, y1, x2, y2)))
 
 
 def _short(error: BaseException) -> str:

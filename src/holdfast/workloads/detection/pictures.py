@@ -124,7 +124,7 @@ def curves(scores: Scores, names: Sequence[str]) -> Image.Image:
     shown = [number for number, each in enumerate(scores.classes) if each["ap50"] is not None]
     made = Image.new("RGB", (left + side + 220, top + side + 50), PAPER)
     pen = ImageDraw.Draw(made)
-    pen.text((left, 10), f"Precision over recall, IoU 0.5 · mAP50 {scores.map50:.3f}", fill=INK, font=font(15))
+    pen.text((left, 4), f"Precision over recall, IoU 0.5 · mAP50 {scores.map50:.3f}", fill=INK, font=font(15))
     for tick in range(0, 11, 2):
         x, y = left + side * tick / 10, top + side - side * tick / 10
         pen.line((x, top, x, top + side), fill=FAINT)
@@ -132,7 +132,7 @@ def curves(scores: Scores, names: Sequence[str]) -> Image.Image:
         pen.text((x - 8, top + side + 6), f"{tick / 10:.1f}", fill=INK, font=font(12))
         pen.text((left - 28, y - 7), f"{tick / 10:.1f}", fill=INK, font=font(12))
     pen.text((left + side / 2 - 20, top + side + 24), "recall", fill=INK, font=font(13))
-    pen.text((4, top - 20), "precision", fill=INK, font=font(13))
+    pen.text((4, top - 18), "precision", fill=INK, font=font(13))
     for row, number in enumerate(shown):
         line = _line(scores.curves[number], left, top, side)
         pen.line(line, fill=colour(number), width=2)

@@ -118,7 +118,7 @@ def train(
             losses.append(session.step(compute, each, clip=10.0, accumulate=choice.pieces))
             schedule.step()
             average.update_parameters(net)
-        numbers = {"train_loss": sum(float(each) for each in losses) / len(losses)}
+        numbers = {"train_loss": sum(float(each) for each in losses) / max(1, len(losses))}
         if (epoch + 1) % max(1, evaluate_every) == 0 or epoch + 1 == epochs:
             with session.evaluating():
                 found = find_all(average.module, still, session.device, choice)
