@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import blame
+import detection
 import doctor
 import eeg_data
 import eeg_training
@@ -69,6 +70,10 @@ PARTS = {
     "eeg-step": Part(eeg_training.step, eeg_training.step_bounds),
     "eeg-heads": Part(eeg_training.heads, eeg_training.heads_bounds),
     "eeg-demo": Part(eeg_training.demo, eeg_training.demo_bounds),
+    "detection-steps": Part(detection.steps, detection.steps_bounds),
+    "detection-large": Part(detection.large, detection.large_bounds),
+    "detection-faults": Part(detection.faults, detection.faults_bounds),
+    "detection-learning": Part(detection.learning, detection.learning_bounds),
 }
 
 

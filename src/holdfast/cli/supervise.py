@@ -28,6 +28,7 @@ from holdfast.runtime.ladder import Rung
 from holdfast.runtime.script import Facts
 from holdfast.runtime.supervisor import Outcome, Plan, Supervisor
 from holdfast.settings import Settings
+from holdfast.workloads import registry
 
 _ALWAYS_READY = frozenset({"torch", "numpy", "holdfast", "__future__"})
 
@@ -87,6 +88,8 @@ def preload_for(facts: Facts) -> list[str]:
 def conduct(run: RunFolder, plan: Plan, settings: Settings, output: Output) -> int:
     """Supervise the run to its end, with a face; the run is locked by the caller."""
     plan.chaos = _chaos()
+    for name, value in registry.environment_of(plan.script).items():
+        os.environ.setdefault(name, value)
     face = faces.choose(output, _header(run, plan, settings))
     start = Event.now(
         "start",

@@ -43,6 +43,8 @@ class Workload:
     """module:function that says in lines what the runs of the stages came to, from their folders."""
     extra: str = ""
     needs: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables that its processes start with, unless the user has set them: some are read when a library loads."""
 
     def check_installed(self) -> None:
         """UserError if what it needs is not there."""
@@ -82,6 +84,7 @@ def _workload(name: str, table: dict[str, Any], folder: Path) -> Workload:
         closing=str(table.get("closing", "")),
         extra=str(table.get("extra", "")),
         needs=tuple(table.get("needs", ())),
+        environment=tuple((str(key), str(value)) for key, value in table.get("environment", {}).items()),
     )
 
 
@@ -100,3 +103,9 @@ def named_by(script: Path) -> str | None:
     if ROOT not in script.parents:
         return None
     return next((each.name for each in all_workloads().values() if each.script == script), None)
+
+
+def environment_of(script: Path) -> dict[str, str]:
+    """What the workload whose script this is wants in its environment; empty for a user's own."""
+    name = named_by(script)
+    return dict(all_workloads()[name].environment) if name else {}

@@ -1,0 +1,345 @@
+"""The index of a data set: which images can be trained on and where their boxes are, checked once, then remembered.
+
+    checked = open_set("bccd/data.yaml")                 # finds, checks, keeps; the second time it only compares
+    train = checked.splits["train"]                      # Index: arrays, a few dozen bytes an image
+    train.path(7), train.boxes(7), train.size(7)
+    checked.problems                                     # every bad label by file and line
+
+Three hundred thousand images are a few arrays, not as many objects: paths in one piece of bytes, all boxes in one
+table. The kept file is plain numpy without pickle; it is not used if any image or label has changed since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast import files
+from holdfast.errors import UserError
+from holdfast.workloads.detection import images, labels, sources
+from holdfast.workloads.detection.labels import Boxes
+from holdfast.workloads.detection.problems import Problems
+from holdfast.workloads.detection.sources import Source, Split
+
+FORMAT = 1
+CACHE = "HOLDFAST_DETECTION_CACHE"
+"""Where indices and the generated set are kept, if not in the user's cache folder."""
+Tell = Callable[[int, int, str], None]
+
+
+@dataclass
+class Index:
+    """One part of a set."""
+
+    names: NDArray[np.uint8]
+    """All paths, one after the other."""
+    ends: NDArray[np.int64]
+    sizes: NDArray[np.int32]
+    """Width, height, channels of each image."""
+    box_ends: NDArray[np.int64]
+    table: Boxes
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def path(self, index: int) -> str:
+        start = self.ends[index - 1] if index else 0
+        return os.fsdecode(self.names[start : self.ends[index]].tobytes())
+
+    def boxes(self, index: int) -> Boxes:
+        """Rows of class, x1, y1, x2, y2 in shares of the image."""
+        start = self.box_ends[index - 1] if index else 0
+        return self.table[start : self.box_ends[index]]
+
+    def size(self, index: int) -> tuple[int, int]:
+        return int(self.sizes[index, 0]), int(self.sizes[index, 1])
+
+    @property
+    def grey(self) -> bool:
+        return bool(len(self)) and bool((self.sizes[:, 2] == 1).all())
+
+    @property
+    def most_boxes(self) -> int:
+        return int(np.diff(self.box_ends, prepend=0).max(initial=0))
+
+    def counts(self, classes: int) -> list[int]:
+        """Boxes of each class."""
+        return [int(each) for each in np.bincount(self.table[:, 0].astype(np.int64), minlength=classes)[:classes]]
+
+    def taken(self, rows: NDArray[np.int64]) -> Index:
+        """Only these images."""
+        return _index([(self.path(int(row)), tuple(self.sizes[row]), self.boxes(int(row))) for row in rows])
+
+    def sound(self) -> bool:
+        """Whether the arrays fit together: the file may come from anywhere."""
+        same = self.sizes.shape == (len(self), 3) and self.box_ends.shape == (len(self),)
+        steps = all((np.diff(each, prepend=0) >= 0).all() for each in (self.ends, self.box_ends))
+        last = not len(self) or (self.ends[-1] == len(self.names) and self.box_ends[-1] == len(self.table))
+        return bool(same and steps and last and self.table.ndim == 2 and self.table.shape[1] == 5)
+
+
+def _index(rows: list[tuple[str, tuple[Any, ...], Boxes]]) -> Index:
+    paths = [os.fsencode(path) for path, _, _ in rows]
+    return Index(
+        names=np.frombuffer(b"".join(paths), np.uint8),
+        ends=np.cumsum([len(each) for each in paths], dtype=np.int64),
+        sizes=np.array([size for _, size, _ in rows], np.int32).reshape(-1, 3),
+        box_ends=np.cumsum([len(boxes) for _, _, boxes in rows], dtype=np.int64),
+        table=np.concatenate([boxes for _, _, boxes in rows]) if rows else labels.NONE,
+    )
+
+
+@dataclass
+class Checked:
+    """A whole set: what can be trained on, and what was wrong with the rest."""
+
+    file: str
+    kind: str
+    names: list[str]
+    splits: dict[str, Index]
+    problems: Problems = field(default_factory=Problems)
+    notes: list[str] = field(default_factory=list)
+    generated: bool = False
+    left_out: int = 0
+    """Images that are in no part because they cannot be used."""
+    warm: bool = False
+    """Found checked, not checked now."""
+
+    @property
+    def grey(self) -> bool:
+        return all(part.grey for part in self.splits.values() if len(part))
+
+
+def open_set(data: str, *, tell: Tell | None = None, rebuild: bool = False, decode: bool = False) -> Checked:
+    """Find a set and check it, or use the check of before if nothing has changed; UserError if nothing can be used."""
+    source = sources.find(data)
+    key = _key(source, decode)
+    kept = cache_folder() / "indices" / f"{key}.npz"
+    checked = None if rebuild else _load(kept, source)
+    if checked is None:
+        checked = build(source, tell=tell, decode=decode)
+        _save(kept, checked)
+    _check_usable(checked)
+    return checked
+
+
+def _check_usable(checked: Checked) -> None:
+    if not checked.names:
+        raise UserError(f"no class is known in {checked.file}", hints=["name them in data.yaml: `names: [person]`"])
+    for name in ("train", "val"):
+        part = checked.splits.get(name)
+        if part is None or not len(part):
+            seen = "; ".join(checked.problems.summary()) or "no image was found"
+            raise UserError(f"{checked.file} has no image to {'train on' if name == 'train' else 'validate with'}",
+                            cause=seen, hints=["`holdfast detection check` names every problem"])  # fmt: skip
+    if not len(checked.splits["train"].table):
+        raise UserError(f"{checked.file} has no box to learn from", cause="; ".join(checked.problems.summary()) or None)
+
+
+def build(source: Source, *, tell: Tell | None = None, decode: bool = False) -> Checked:
+    """Look at every image and every label."""
+    problems = Problems()
+    total = sum(len(split.images) for split in source.splits.values())
+    tell = tell or (lambda done, of, what: None)
+    splits, done = {}, 0
+    for name, split in source.splits.items():
+        reader = _reader(source, split, problems)
+        rows = []
+        for number, image in enumerate(split.images):
+            row = _row(image, number, reader, problems, decode)
+            if row is not None:
+                rows.append(row)
+            done += 1
+            if done % 500 == 0:
+                tell(done, total, "checking images and labels")
+        for orphan in split.orphans:
+            problems.add(orphan, 0, "label_without_image", "a label, but no image")
+        splits[name] = _index(rows)
+    left = total - sum(len(part) for part in splits.values())
+    if "val" in splits:
+        splits["val"] = _without_trained(splits["train"], splits["val"], problems)
+    tell(total, total, "checking images and labels")
+    return Checked(str(source.file), source.kind, source.names, splits, problems, source.notes, source.generated, left)
+
+
+def _row(
+    image: str, number: int, reader: Callable[[int, str], Boxes], problems: Problems, decode: bool
+) -> tuple[str, tuple[int, int, int], Boxes] | None:
+    try:
+        size = images.look(image)
+        if decode:
+            images.pixels(image, size[2])
+        return image, size, reader(number, image)
+    except images.Bad as bad:
+        problems.add(image, 0, bad.kind, str(bad))
+    except labels.Unreadable as error:
+        problems.add(error.file or image, 0, "unreadable_label", str(error))
+    return None
+
+
+def _reader(source: Source, split: Split, problems: Problems) -> Callable[[int, str], Boxes]:
+    """How the boxes of image `number` are read."""
+    if source.kind == "coco":
+        found = _coco_boxes(source, split, problems)
+        return lambda number, image: found.get(image, labels.NONE)
+    voc = {name: number for number, name in enumerate(source.names)}
+
+    def read(number: int, image: str) -> Boxes:
+        label = split.labels[number]
+        if not label or not os.path.exists(label):
+            problems.add(image, 0, "image_without_label", f"no label file{f' {label}' if label else ''}")
+            return labels.NONE
+        if source.kind == "voc":
+            return labels.voc_boxes(label, voc, problems)[0]
+        return labels.yolo_boxes(labels.read_text(label), label, len(source.names), problems)
+
+    return read
+
+
+def _coco_boxes(source: Source, split: Split, problems: Problems) -> dict[str, Boxes]:
+    """Boxes by image; an annotation is named by its id, since lines mean nothing in JSON."""
+    data = sources.read_coco(Path(split.annotations))
+    here = set(split.images)
+    place: dict[Any, tuple[str, float, float]] = {}
+    for each in data["images"]:
+        path = split.named.get(str(each.get("file_name", "")))
+        width, height = files.number(each.get("width")), files.number(each.get("height"))
+        if path in here and width > 0 and height > 0 and isinstance(each.get("id"), (int, str)):
+            place[each["id"]] = (str(path), width, height)
+    rows: dict[str, list[tuple[float, ...]]] = {}
+    others = {each.get("id") for each in data["images"] if isinstance(each.get("id"), (int, str))}
+    for number, each in enumerate(data["annotations"]):
+        named = f"annotation {each.get('id', number)}"
+        box, image = each.get("bbox"), each.get("image_id")
+        where = place.get(image) if isinstance(image, (int, str)) else None
+        if where is None:
+            if image not in others:
+                problems.add(split.annotations, 0, "label_without_image", f"{named}: no image {image!r}")
+            continue
+        if each.get("iscrowd"):
+            continue
+        if not isinstance(box, list) or len(box) != 4:
+            problems.add(split.annotations, 0, "columns", f"{named}: its bbox is {str(box)[:40]}, not 4 numbers")
+            continue
+        kind = source.ids.get(each.get("category_id", -1))
+        x, y, wide, high = (float(v) if isinstance(v, (int, float)) else float("nan") for v in box)
+        _, width, height = where
+        corners = (x / width, y / height, (x + wide) / width, (y + high) / height)
+        row = _coco_row(kind, each, corners, len(source.names), split.annotations, named, problems)
+        if row is not None:
+            rows.setdefault(where[0], []).append(row)
+    return {path: np.array(each, np.float32).reshape(-1, 5) for path, each in rows.items()}
+
+
+def _coco_row(
+    kind: int | None, told: Any, corners: tuple[float, ...], classes: int, file: str, named: str, problems: Problems
+) -> tuple[float, ...] | None:
+    if kind is None:
+        problems.add(file, 0, "class_range", f"{named}: no category {told.get('category_id')!r}")
+        return None
+    before = len(problems.found)
+    row = labels.checked(kind, corners, classes, file, 0, problems)
+    for at in range(before, len(problems.found)):
+        problems.found[at] = problems.found[at]._replace(text=f"{named}: {problems.found[at].text}")
+    return row
+
+
+def _without_trained(train: Index, val: Index, problems: Problems) -> Index:
+    """Validation images that are trained on as well say nothing: found by their content, compared where sizes agree."""
+    sizes: dict[int, list[int]] = {}
+    for number in range(len(train)):
+        sizes.setdefault(_file_size(train.path(number)), []).append(number)
+    known: dict[int, dict[bytes, int]] = {}
+    good = []
+    for number in range(len(val)):
+        path = val.path(number)
+        size = _file_size(path)
+        if size in sizes and size not in known:
+            known[size] = {_content(train.path(each)): each for each in sizes[size]}
+        twin = known.get(size, {}).get(_content(path)) if size in sizes else None
+        if twin is None:
+            good.append(number)
+        else:
+            problems.add(path, 0, "in_both", f"the same image as {train.path(twin)}")
+    return val if len(good) == len(val) else val.taken(np.array(good, np.int64))
+
+
+def _file_size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.blake2b(file.read(), digest_size=16).digest()
+    except OSError:
+        return path.encode(errors="surrogateescape")
+
+
+# Kept ---------------------------------------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    """The same for all runs of a user."""
+    if os.environ.get(CACHE):
+        return Path(os.environ[CACHE])
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "holdfast" / "detection"
+
+
+def _key(source: Source, decode: bool) -> str:
+    digest = hashlib.blake2b(f"{FORMAT} {source.kind} {source.file} {source.names} {decode}".encode(), digest_size=20)
+    for stamp in sources.stamps(source):
+        digest.update(stamp)
+    return digest.hexdigest()
+
+
+_ARRAYS = ("names", "ends", "sizes", "box_ends", "table")
+_TYPES = {"names": np.uint8, "ends": np.int64, "sizes": np.int32, "box_ends": np.int64, "table": np.float32}
+
+
+def _save(path: Path, checked: Checked) -> None:
+    arrays = {f"{part}.{name}": getattr(index, name) for part, index in checked.splits.items() for name in _ARRAYS}
+    told = {"problems": checked.problems.to_json(), "left_out": checked.left_out}
+    about = np.frombuffer(json.dumps(told).encode(), np.uint8)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        beside = path.with_suffix(f".{os.getpid()}.tmp")
+        with open(beside, "wb", opener=files.private) as file:
+            np.savez(file, about=about, **arrays)
+        os.replace(beside, path)
+    except OSError:
+        return  # a full disk: the next run checks again
+
+
+def _load(path: Path, source: Source) -> Checked | None:
+    """None for a file that is missing, damaged, or not ours."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError):
+        with np.load(path, allow_pickle=False) as data:
+            about = json.loads(data["about"].tobytes())
+            splits = {}
+            for part in source.splits:
+                arrays = {name: data[f"{part}.{name}"] for name in _ARRAYS}
+                index = Index(**arrays)
+                if any(arrays[name].dtype != kind for name, kind in _TYPES.items()) or not index.sound():
+                    return None
+                if len(index) and (index.table[:, 0].max(initial=0) >= len(source.names) or index.sizes.min() < 1):
+                    return None
+                splits[part] = index
+        problems = Problems.from_json(about["problems"])
+        return Checked(str(source.file), source.kind, source.names, splits, problems, source.notes,
+                       source.generated, int(about["left_out"]), warm=True)  # fmt: skip
+    return None

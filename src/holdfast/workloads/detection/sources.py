@@ -1,0 +1,379 @@
+"""Finding a data set: YOLO folders with `data.yaml`, COCO JSON, Pascal VOC; which images, and whose labels are whose.
+
+    source = find("bccd/data.yaml")          # or a folder, or a COCO file
+    source.kind, source.names                # "yolo", ["RBC", "WBC", "Platelets"]
+    source.splits["train"]                   # a Split: image files, and the label of each
+
+Paths in a `data.yaml` may be absolute, relative to its `path:`, to the file itself, or to the current folder; a split
+may be a folder, a list of folders, or a text file that lists images.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import UserError
+from holdfast.workloads.detection.images import ENDINGS
+from holdfast.workloads.detection.labels import Unreadable, read_text, voc_names
+
+SPLITS = ("train", "val", "test")
+HELD_OUT = 10
+"""Where no validation set is given, one image in so many is taken for it, by its name."""
+MOST_JSON = 4 << 30
+
+
+@dataclass
+class Split:
+    """Images of one part of the set, in the order of their names; a label file for each where there is one."""
+
+    images: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    """A file for each image, which may not exist; empty for COCO."""
+    orphans: list[str] = field(default_factory=list)
+    """Label files without an image."""
+    annotations: str = ""
+    """The COCO file."""
+    named: dict[str, str] = field(default_factory=dict)
+    """COCO: the image of each file name."""
+
+
+@dataclass
+class Source:
+    """A data set that was found."""
+
+    kind: str
+    file: Path
+    names: list[str]
+    splits: dict[str, Split]
+    notes: list[str] = field(default_factory=list)
+    generated: bool = False
+    ids: dict[int, int] = field(default_factory=dict)
+    """COCO: category id to class."""
+
+
+def find(data: str) -> Source:
+    """The set at this path; UserError with what was looked for."""
+    path = Path(data).expanduser().absolute()
+    try:
+        exists, folder = path.exists(), path.is_dir()
+        inside = sorted(each.name for each in path.iterdir()) if folder else []
+    except OSError as error:
+        raise UserError(f"{data} cannot be read", cause=error.strerror or str(error)) from None
+    if not exists:
+        raise UserError(f"there is no {data}", hints=["give a data.yaml, a folder, or a COCO file: `data=PATH`"])
+    if not folder:
+        return _of_file(path)
+    for name in inside:
+        if name in ("data.yaml", "data.yml", "dataset.yaml"):
+            return _yolo(path / name)
+    if "Annotations" in inside:
+        return _voc(path)
+    coco = _coco_files(path)
+    if coco:
+        return _coco(path, coco)
+    yamls = [name for name in inside if name.endswith((".yaml", ".yml"))]
+    if len(yamls) == 1:
+        return _yolo(path / yamls[0])
+    raise UserError(
+        f"no data set was found in {data}",
+        cause="no data.yaml (YOLO), no annotations/instances_*.json (COCO), no Annotations/ (Pascal VOC)",
+        hints=["name the file itself: `data=FOLDER/data.yaml`"],
+    )
+
+
+def _of_file(path: Path) -> Source:
+    if path.suffix in (".yaml", ".yml"):
+        return _yolo(path)
+    if path.suffix == ".json":
+        return _coco(path.parent, {"train": path})
+    raise UserError(f"{path.name} is no data set", cause="known are .yaml (YOLO), .json (COCO), folders")
+
+
+# YOLO ---------------------------------------------------------------------------------------------------------
+
+
+def _yolo(file: Path) -> Source:
+    import yaml
+
+    try:
+        told = yaml.safe_load(read_text(file))
+    except (Unreadable, yaml.YAMLError) as error:
+        raise UserError(f"{file} cannot be read", cause=str(error).splitlines()[0]) from None
+    if not isinstance(told, dict):
+        raise UserError(f"{file} is no data set", cause="it holds no keys", hints=[_EXAMPLE])
+    if not told.get("train"):
+        raise UserError(f"{file} has no `train`", cause=f"its keys are {', '.join(map(str, told))}", hints=[_EXAMPLE])
+    names, notes = _names(told, file)
+    base = _base(told.get("path"), file)
+    splits = {}
+    for name in SPLITS:
+        given = told.get(name) or (told.get("valid") if name == "val" else None)
+        if given:
+            splits[name] = _yolo_split(given, base, file, name)
+    source = Source("yolo", file, names, splits, notes, generated=told.get("generated") is True)
+    if not names:
+        _names_from_labels(source)
+    return _with_validation(source)
+
+
+_EXAMPLE = "it looks like this: `path: .`, `train: images/train`, `val: images/val`, `names: [person, car]`"
+
+
+def _names(told: dict[str, Any], file: Path) -> tuple[list[str], list[str]]:
+    """Names as a list or a dict; from `nc` alone if there are none."""
+    names, count = told.get("names"), told.get("nc")
+    if isinstance(names, dict):
+        try:
+            numbers = {int(key): str(value) for key, value in names.items()}
+        except (TypeError, ValueError):
+            raise UserError(f"`names` in {file} is wrong", cause="its keys have to be 0, 1, 2 …") from None
+        if min(numbers, default=0) < 0 or max(numbers, default=0) > 100_000:
+            raise UserError(f"`names` in {file} is wrong", cause="its keys have to be 0, 1, 2 …")
+        found = [numbers.get(number, f"class {number}") for number in range(max(numbers, default=-1) + 1)]
+    elif isinstance(names, list):
+        found = [str(each) for each in names]
+    elif names is None:
+        found = [f"class {number}" for number in range(count)] if isinstance(count, int) and 0 < count < 10**5 else []
+        return found, [f"{file.name} has no `names`: classes go by their numbers"]
+    else:
+        raise UserError(f"`names` in {file} is wrong", cause=f"it is {names!r}, not a list or a dict of names")
+    if isinstance(count, int) and count != len(found):
+        return found, [f"{file.name} says nc: {count}, but has {len(found)} names: the names count"]
+    return found, []
+
+
+def _names_from_labels(source: Source) -> None:
+    """Neither `names` nor `nc`: the largest class that a label mentions."""
+    largest = -1
+    for path in source.splits["train"].labels[:20_000]:
+        try:
+            words = (line.split()[:1] for line in read_text(path).splitlines())
+            largest = max([largest, *(int(word[0]) for word in words if word and word[0].isdigit())])
+        except Unreadable:
+            continue
+    source.names = [f"class {number}" for number in range(min(largest, 10_000) + 1)]
+    source.notes.append(f"{source.file.name} has no `nc` either: the labels mention {len(source.names)} classes")
+
+
+def _base(given: Any, file: Path) -> list[Path]:
+    """Where relative paths may start, the likeliest first."""
+    here = file.parent
+    if not given or not isinstance(given, str):
+        return [here]
+    path = Path(given).expanduser()
+    return [path] if path.is_absolute() else [here / path, Path.cwd() / path, here]
+
+
+def _yolo_split(given: Any, bases: list[Path], file: Path, name: str) -> Split:
+    split = Split()
+    folders: list[Path] = []
+    for each in given if isinstance(given, list) else [given]:
+        place = _existing(str(each), bases, file, name)
+        if place.is_dir():
+            folders.append(place)
+            split.images += walk(place)
+        else:
+            split.images += _listed(place)
+    split.images = sorted(dict.fromkeys(split.images))
+    split.labels = [label_of(image) for image in split.images]
+    known = set(split.labels)
+    for folder in folders:
+        beside = _labels_folder(str(folder))
+        if beside and os.path.isdir(beside):
+            split.orphans += [each for each in walk(Path(beside), (".txt",)) if each not in known]
+    return split
+
+
+def _existing(given: str, bases: list[Path], file: Path, name: str) -> Path:
+    path = Path(given).expanduser()
+    tried = [path] if path.is_absolute() else [base / path for base in bases]
+    for each in tried:
+        try:
+            if each.exists():
+                return each
+        except OSError as error:
+            raise UserError(f"{each} cannot be read", cause=error.strerror or str(error)) from None
+    raise UserError(
+        f"`{name}: {given}` of {file} does not exist", cause="looked for " + ", ".join(str(each) for each in tried)
+    )
+
+
+def _listed(file: Path) -> list[str]:
+    """Images from a text file, one a line, relative to that file."""
+    try:
+        lines = read_text(file).splitlines()
+    except Unreadable as error:
+        raise UserError(f"{file} cannot be read", cause=str(error)) from None
+    found = []
+    for line in lines:
+        if line.strip():
+            path = Path(line.strip())
+            found.append(str(path if path.is_absolute() else Path(os.path.normpath(file.parent / path))))
+    return found
+
+
+def walk(folder: Path, endings: Iterable[str] = ENDINGS) -> list[str]:
+    """Files below a folder; one that may not be read is an error that names it."""
+    found: list[str] = []
+    waiting = [str(folder)]
+    wanted = tuple(endings)
+    while waiting:
+        here = waiting.pop()
+        try:
+            with os.scandir(here) as entries:
+                for entry in entries:
+                    if entry.name.lower().endswith(wanted):
+                        found.append(entry.path)
+                    elif not entry.name.startswith(".") and entry.is_dir():
+                        waiting.append(entry.path)
+        except OSError as error:
+            raise UserError(
+                f"{here} cannot be read", cause=error.strerror or str(error), hints=["check who may read that folder"]
+            ) from None
+    return sorted(found)
+
+
+def label_of(image: str) -> str:
+    """`…/images/a/b.jpg` has its label in `…/labels/a/b.txt`; without a folder `images`, beside itself."""
+    stem = os.path.splitext(image)[0] + ".txt"
+    return _labels_folder(stem) or stem
+
+
+def _labels_folder(path: str) -> str | None:
+    parts = path.split(os.sep)
+    at = [number for number, part in enumerate(parts) if part == "images"]
+    return os.sep.join([*parts[: at[-1]], "labels", *parts[at[-1] + 1 :]]) if at else None
+
+
+# COCO ---------------------------------------------------------------------------------------------------------
+
+
+def _coco_files(folder: Path) -> dict[str, Path]:
+    """instances_train*.json beside instances_val*.json, or the folders that Roboflow writes."""
+    found: dict[str, Path] = {}
+    for name in SPLITS:
+        patterns = [f"annotations/*{name}*.json", f"*{name}*.json", f"{name}/_annotations.coco.json"]
+        patterns += ["valid/_annotations.coco.json"] if name == "val" else []
+        hits = [each for pattern in patterns for each in sorted(folder.glob(pattern))]
+        if hits:
+            found[name] = hits[0]
+    return found if "train" in found else {}
+
+
+def read_coco(file: Path) -> dict[str, Any]:
+    """The parts of a COCO file that are lists of objects, as they should be; UserError if they are not."""
+    try:
+        if file.stat().st_size > MOST_JSON:
+            raise UserError(f"{file} is too large", cause=f"more than {MOST_JSON >> 30} GB")
+        data = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} cannot be read", cause=str(error)[:200]) from None
+    lists = ("images", "annotations", "categories")
+    if not isinstance(data, dict) or not all(isinstance(data.get(name), list) for name in lists):
+        raise UserError(f"{file} is no COCO file", cause=f"it needs the lists {', '.join(lists)}")
+    return {name: [each for each in data[name] if isinstance(each, dict)] for name in lists}
+
+
+def _coco(folder: Path, files: dict[str, Path]) -> Source:
+    splits, names, ids = {}, [], {}  # type: dict[str, Split], list[str], dict[int, int]
+    for name, file in files.items():
+        data = read_coco(file)
+        if name == "train":
+            kinds = sorted((each for each in data["categories"] if isinstance(each.get("id"), int)), key=_id)
+            names = [str(each.get("name", each["id"])) for each in kinds]
+            ids = {each["id"]: number for number, each in enumerate(kinds)}
+        images = [str(each.get("file_name", "")) for each in data["images"]]
+        base = _coco_images(folder, file, name, images)
+        named = {each: str(base / each) for each in images if each}
+        splits[name] = Split(images=sorted(named.values()), annotations=str(file), named=named)
+    return _with_validation(Source("coco", files["train"], names, splits, ids=ids))
+
+
+def _id(category: dict[str, Any]) -> int:
+    return int(category["id"])
+
+
+def _coco_images(folder: Path, file: Path, name: str, images: list[str]) -> Path:
+    """The folder that the names in a COCO file are relative to."""
+    year = file.stem.removeprefix("instances_")
+    places = [file.parent, *(folder / each for each in ("images", f"images/{year}", year, f"images/{name}", name))]
+    places += [file.parent.parent / "images", file.parent.parent, folder]
+    for place in places:
+        if any((place / each).is_file() for each in images[:20]):
+            return place
+    return places[1]
+
+
+# Pascal VOC -----------------------------------------------------------------------------------------------------
+
+
+def _voc(folder: Path) -> Source:
+    labels = walk(folder / "Annotations", (".xml",))
+    stems = {Path(each).stem: each for each in labels}
+    pictures = folder / "JPEGImages" if (folder / "JPEGImages").is_dir() else folder / "images"
+    images = {Path(each).stem: each for each in (walk(pictures) if pictures.is_dir() else [])}
+    splits = {}
+    for name in SPLITS:
+        listing = folder / "ImageSets" / "Main" / f"{name}.txt"
+        if listing.is_file():
+            chosen = {Path(each).name.split()[0] for each in _listed(listing)}
+            splits[name] = _voc_split(sorted(chosen & set(images)), images, stems)
+    if "train" not in splits:
+        splits["train"] = _voc_split(sorted(images), images, stems)
+    splits["train"].orphans = sorted(path for stem, path in stems.items() if stem not in images)
+    names = sorted(set().union(*(voc_names(each) for each in labels[:50_000])) if labels else set())
+    return _with_validation(Source("voc", folder, names, splits))
+
+
+def _voc_split(chosen: list[str], images: dict[str, str], labels: dict[str, str]) -> Split:
+    return Split([images[each] for each in chosen], [labels.get(each, "") for each in chosen])
+
+
+# Validation -----------------------------------------------------------------------------------------------------
+
+
+def _with_validation(source: Source) -> Source:
+    """Some images are held out where the set names none: by a digest of their names, so always the same ones."""
+    train = source.splits["train"]
+    if "val" in source.splits or len(train.images) < 2:
+        return source
+    held = [held_out(image) for image in train.images]
+    if not any(held):
+        held[-1] = True
+    source.splits["train"], source.splits["val"] = (_part(train, held, keep) for keep in (False, True))
+    source.splits["train"].orphans = train.orphans
+    source.notes.append(f"no validation set is named: {sum(held):,} of {len(held):,} images are held out for it")
+    return source
+
+
+def held_out(image: str) -> bool:
+    return hashlib.sha256(os.path.basename(image).encode(errors="surrogateescape")).digest()[0] % HELD_OUT == 0
+
+
+def _part(split: Split, held: list[bool], keep: bool) -> Split:
+    images = [each for each, out in zip(split.images, held, strict=True) if out == keep]
+    labels = [each for each, out in zip(split.labels, held, strict=True) if out == keep] if split.labels else []
+    return Split(images, labels, [], split.annotations, split.named)
+
+
+def stamps(source: Source) -> Iterator[bytes]:
+    """What changes when a file does, for every file of the set: its path, size and time."""
+    for name, split in sorted(source.splits.items()):
+        yield name.encode()
+        for path in (*split.images, *split.labels, *split.orphans, split.annotations):
+            yield path.encode(errors="surrogateescape")
+            yield _stamp(path)
+
+
+def _stamp(path: str) -> bytes:
+    try:
+        told = os.stat(path) if path else None
+    except OSError:
+        told = None
+    return f"{told.st_size},{told.st_mtime_ns};".encode() if told else b"-;"

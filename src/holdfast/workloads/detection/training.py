@@ -1,0 +1,228 @@
+"""`holdfast train detection`: a detector for your boxes, or for a generated thermal-like set if none are given.
+
+    holdfast train detection                                                 on the generated set, about two minutes
+    holdfast train detection data=bccd/data.yaml imgsz=320 epochs=60         YOLO folders, COCO JSON, Pascal VOC
+    holdfast train detection data=my.yaml size=nano multiscale=0.25          smaller net, changing sizes
+    holdfast train detection data=my.yaml weights=runs/…/final.safetensors   from weights you have
+
+A script like any user's: it uses the session and nothing else of the runtime. What is trained is in `model.py`, how in
+`loss.py`; the data are checked before the first step (`index.py`), and what is wrong with them is in the run folder.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision.ops  # noqa: F401  (named here, so that it is loaded before workers are forked)
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
+
+import holdfast
+from holdfast import files
+from holdfast.errors import UserError
+from holdfast.planning import measure
+from holdfast.workloads.detection import generate, images, reporting
+from holdfast.workloads.detection.about import about_data
+from holdfast.workloads.detection.augment import Views
+from holdfast.workloads.detection.evaluate import evaluate, find_all
+from holdfast.workloads.detection.index import Checked, cache_folder, open_set
+from holdfast.workloads.detection.loss import detection_loss
+from holdfast.workloads.detection.model import SIZES, Detector, parameters
+from holdfast.workloads.detection.samples import Samples, Still
+from holdfast.workloads.detection.weights import inherit, keep_about
+
+GENERATED = {"imgsz": 160, "epochs": 30}
+USUAL = {"imgsz": 416, "epochs": 30}
+
+
+def train(
+    session: holdfast.Session,
+    *,
+    data: str = "",
+    size: str = "tiny",
+    imgsz: int = 0,
+    batch: int = 16,
+    epochs: int = 0,
+    lr: float = 2e-3,
+    weight_decay: float = 0.05,
+    warmup: float = 0.1,
+    ema: float = 0.998,
+    mosaic: float = 1.0,
+    calm: float = 0.2,
+    scale: float = 0.5,
+    flip: float = 0.5,
+    upside: float = 0.0,
+    light: float = 1.0,
+    multiscale: float = 0.0,
+    weights: str = "",
+    evaluate_every: int = 1,
+    cache: str = "auto",
+    workers: int = -1,
+    tune: bool = True,
+    precision: str = "",
+) -> None:
+    """One run: data, net, training, report."""
+    checked = the_set(session, data)
+    usual = GENERATED if not data else USUAL
+    side, epochs = _side(imgsz or usual["imgsz"]), epochs or usual["epochs"]
+    if size not in SIZES:
+        raise UserError(f"size is {size!r}", cause=f"there are: {', '.join(SIZES)}")
+    part, channels = checked.splits["train"], 1 if checked.grey else 3
+    if batch > len(part):
+        print(f"batch {batch} is more than the {len(part)} images: {len(part)}", flush=True)
+        batch = len(part)
+
+    net = Detector(len(checked.names), channels, size)
+    if weights:
+        print(inherit(net, Path(weights)), flush=True)
+    print(f"{size}: {parameters(net):,} parameters, {side} px, {channels} channel{'s' * (channels > 1)}", flush=True)
+    keep_about(session.run.folder, net, checked, side)
+
+    kept = images.Kept(len(part), side, channels, _room(cache))
+    views = Views(mosaic=mosaic, scale=scale, flip=flip, upside=upside, light=light)
+    lively = Samples(part, side, channels, views, kept)
+    quiet = Samples(part, side, channels, replace(views, mosaic=0.0, scale=scale / 2), kept)
+    still = Still(checked.splits["val"], side, channels)
+
+    def loss_of(net: Any, batch: Any) -> Tensor:
+        x, targets = prepared(batch, multiscale)
+        shape = (x.shape[2], x.shape[3])
+        return detection_loss(net, net(x), targets, shape)[0]
+
+    steps = epochs * (len(part) // batch)
+    fixed = ({"precision": precision} if precision else {}) | ({"workers": workers} if workers >= 0 else {})
+    trial = measure.Training(net, loss_of, lively, batch=batch, lr=lr, steps=steps)
+    choice = measure.for_session(session, trial, tuned=tune, fixed=fixed)
+    choice.arrange(net)
+    average = AveragedModel(net, multi_avg_fn=_moving(ema), use_buffers=True)
+    optimizer = torch.optim.AdamW(_groups(net, weight_decay), lr=lr)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: pace(step, steps, warmup))
+    loaders = [
+        holdfast.Loader(each, batch_size=batch, shuffle=True, drop_last=True, num_workers=choice.workers)
+        for each in (lively, quiet)
+    ]
+    session.protect(
+        model=net, average=average, optimizer=optimizer, schedule=schedule, mosaics=loaders[0], plain=loaders[1]
+    )
+    compute = choice.loss(lambda b: loss_of(net, b), session.device)
+    calm_from = epochs - round(calm * epochs) if mosaic else 0
+
+    for epoch in session.epochs(epochs):
+        losses = []
+        for each in session.batches(loaders[epoch >= calm_from]):
+            losses.append(session.step(compute, each, clip=10.0, accumulate=choice.pieces))
+            schedule.step()
+            average.update_parameters(net)
+        numbers = {"train_loss": sum(float(each) for each in losses) / max(1, len(losses))}
+        if (epoch + 1) % max(1, evaluate_every) == 0 or epoch + 1 == epochs:
+            with session.evaluating():
+                found = find_all(average.module, still, session.device, choice)
+            scores = evaluate(found, checked.splits["val"], checked.names)
+            numbers |= {"val_map50": scores.map50, "val_map": scores.map}
+        session.log(**numbers)
+
+    with session.evaluating():
+        found = find_all(average.module, still, session.device, choice)
+    reporting.report(session, found, checked, still)
+
+
+def the_set(session: holdfast.Session, data: str) -> Checked:
+    """The data that were named, or the generated set; what is wrong with them is told and kept."""
+    if not data:
+        folder = cache_folder() / "generated-1"
+        if not (folder / "data.yaml").exists():
+            generate.write(folder, progress=session.progress)
+        data = str(folder / "data.yaml")
+    checked = open_set(data, tell=session.progress)
+    told = "GENERATED thermal-like images" if checked.generated else f"{checked.kind} data"
+    counts = ", ".join(f"{len(part):,} {name}" for name, part in checked.splits.items())
+    print(
+        f"{told}: {counts}; {len(checked.names)} classes ({', '.join(checked.names[:8])}) in {checked.file}", flush=True
+    )
+    for note in checked.notes:
+        print(f"note: {note}", flush=True)
+    if len(checked.problems):
+        where = session.run.folder / "problems.txt"
+        where.write_text("\n".join(checked.problems.lines()) + "\n", encoding="utf-8", errors="replace")
+        for line in checked.problems.summary():
+            print(f"! {line}", flush=True)
+        print(f"  each by file and line in {where}", flush=True)
+    files.write_json(session.run.folder / "dataset.json", about_data(checked), durable=False)
+    return checked
+
+
+def _side(wanted: int) -> int:
+    if wanted < 32:
+        raise UserError(f"imgsz={wanted} is too small", hints=["use a multiple of 32, from 32 on"])
+    side = max(32, round(wanted / 32) * 32)
+    if side != wanted:
+        print(f"imgsz={wanted} is no multiple of 32: {side}", flush=True)
+    return side
+
+
+def _room(cache: str) -> int:
+    """Bytes for decoded images: `auto`, `off`, or an amount like 2GB."""
+    if cache == "auto":
+        return images.room()
+    if cache in ("off", "0", "no", "false"):
+        return 0
+    text, unit = cache.lower().removesuffix("b"), 1
+    for letter, factor in (("k", 1 << 10), ("m", 1 << 20), ("g", 1 << 30)):
+        if text.endswith(letter):
+            text, unit = text[:-1], factor
+    try:
+        return max(0, int(float(text) * unit))
+    except (ValueError, OverflowError):
+        raise UserError(f"cache is {cache!r}", hints=["use auto, off, or an amount such as 2GB"]) from None
+
+
+def prepared(batch: Any, multiscale: float) -> tuple[Tensor, Tensor]:
+    """Images in 0..1, at the size that the first sample of the batch drew: the same whenever the batch is computed."""
+    x, targets, draw = batch[0].float() / 255, batch[1], batch[2]
+    if multiscale:
+        side = x.shape[-1]
+        factor = 1.0 + multiscale * (2.0 * float(draw[0]) - 1.0)
+        new = max(32, round(side * factor / 32) * 32)
+        if new != side:
+            x = F.interpolate(x, size=(new, new), mode="bilinear", align_corners=False)
+            grown = torch.full((5,), new / side, device=targets.device)
+            grown[0] = 1.0
+            targets = targets * grown
+    return x, targets
+
+
+def _moving(decay: float) -> Any:
+    """The moving average of the weights; it forgets faster at the start, when there is little worth remembering."""
+
+    def update(averages: Any, current: Any, count: Any) -> None:
+        keep = decay * (1.0 - math.exp(-(float(count) + 1.0) / 100.0))
+        if averages[0].is_floating_point():
+            torch._foreach_lerp_(averages, current, 1.0 - keep)
+        else:
+            torch._foreach_copy_(averages, current)
+
+    return update
+
+
+def _groups(net: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Only the kernels of convolutions are drawn towards zero."""
+    kernels = [each for each in net.parameters() if each.ndim > 1]
+    others = [each for each in net.parameters() if each.ndim <= 1]
+    return [{"params": kernels, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+
+def pace(step: int, steps: int, warmup: float) -> float:
+    """Up at first, then down along a cosine to a fiftieth."""
+    warm = max(1, round(warmup * steps))
+    if step < warm:
+        return (step + 1) / warm
+    return 0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - warm) / max(1, steps - warm))))
+
+
+if __name__ == "__main__":
+    holdfast.main(train)

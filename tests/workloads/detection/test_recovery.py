@@ -1,0 +1,75 @@
+"""A run of the workload that is killed, again and again, ends with the weights of one that was not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.runtime import process
+from holdfast.runtime.launch import NurseryLauncher
+from holdfast.workloads.detection import generate, training
+from tests.faults.driving import Run, drive
+
+SCRIPT = Path(training.__file__)
+SMALL = {"imgsz": 64, "size": "nano", "batch": 4, "epochs": 3, "multiscale": 0.5, "tune": "false", "evaluate_every": 2}
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[NurseryLauncher]:
+    if process.portable():
+        pytest.skip("no fork here")
+    launcher = NurseryLauncher({}, ["torchvision.ops"])
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return generate.write(tmp_path_factory.mktemp("set"), train=16, val=4, width=64, height=48)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, nursery: NurseryLauncher, data: Path) -> Run:
+    run = drive(tmp_path_factory.mktemp("undisturbed"), SCRIPT, nursery=nursery, data=data, **SMALL)
+    assert run.outcome.state == "FINISHED", run.story()
+    return run
+
+
+def test_the_run_leaves_what_it_says(undisturbed: Run) -> None:
+    for name in ("detector.json", "dataset.json", "scores.json", "worst.png", "curves.png", "confusion.png"):
+        assert (undisturbed.folder / name).stat().st_size > 100, name
+    assert (undisturbed.folder / "final.safetensors").is_file()
+
+
+@pytest.mark.timeout(600)
+def test_kills_in_both_phases_of_the_training_change_no_bit(
+    tmp_path: Path, nursery: NurseryLauncher, data: Path, undisturbed: Run
+) -> None:
+    """With mosaics, without them, in the middle of an update, and where one loader takes over from the other."""
+    faults = "sigkill@2:backward,oom_in_step@4:optimizer,sigkill@8:forward,segfault@10:optimizer"
+    run = drive(tmp_path, SCRIPT, nursery=nursery, faults=faults, data=data, **SMALL)
+    receipt, wanted = run.receipt, undisturbed.receipt
+    assert run.outcome.state == "FINISHED", run.story()
+    assert sum(receipt["faults"].values()) == 4, run.story()
+    assert receipt["weights_sha256"] == wanted["weights_sha256"], run.story()
+    assert run.state() == undisturbed.state(), "weights are equal, but something else is not"
+    assert receipt["steps"] == wanted["steps"] and receipt["steps_repeated"] <= 2 * 4
+    assert receipt["steps_lost"] == receipt["samples_skipped"] == receipt["samples_repeated"] == 0
+    assert (run.folder / "scores.json").read_bytes() == (undisturbed.folder / "scores.json").read_bytes()
+
+
+@pytest.mark.timeout(600)
+def test_an_image_that_breaks_after_the_check_does_not_stop_the_training(
+    tmp_path: Path, nursery: NurseryLauncher
+) -> None:
+    data = generate.write(tmp_path / "set", train=8, val=2, width=64, height=48)
+    broken = sorted((tmp_path / "set/images/train").iterdir())[3]
+    whole = bytearray(broken.read_bytes())
+    whole[60:-20] = bytes(len(whole) - 80)  # header and end are there: only decoding shows it
+    broken.write_bytes(whole)
+    (tmp_path / "runs").mkdir()
+    words = {**SMALL, "epochs": 1, "data": data}
+    run = drive(tmp_path / "runs", SCRIPT, nursery=nursery, **words)
+    assert run.outcome.state == "FINISHED", run.story()

@@ -1,0 +1,123 @@
+"""Samples: the same for the same (seed, epoch, index), boxes where the pixels are, memory that stays small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import holdfast
+from holdfast.workloads.detection import augment, generate
+from holdfast.workloads.detection.augment import EMPTY, Views
+from holdfast.workloads.detection.images import Kept
+from holdfast.workloads.detection.index import open_set
+from holdfast.workloads.detection.samples import Samples, Still
+from holdfast.workloads.detection.training import prepared
+from tests.workloads.detection import small
+
+
+def bright(size: int = 64) -> tuple[np.ndarray, np.ndarray]:
+    """A dark image with one bright rectangle, and its box."""
+    image = np.full((size, size, 1), 10, np.uint8)
+    image[16:40, 8:24] = 250
+    return image, np.array([[0, 8, 16, 24, 40]], np.float32)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("whole", [True, False])
+def test_boxes_are_where_the_pixels_are(seed: int, whole: bool) -> None:
+    np.random.seed(seed)
+    views = Views(light=0.0, upside=0.5)
+    image, boxes = bright()
+    if whole:
+        made, moved = augment.mosaic([(image, boxes)] * 4, 96, views)
+    else:
+        made, moved = augment.alone(image, boxes, 96, views)
+    made, moved = augment.finish(made, moved, views)
+    lit = made[..., 0] > 180
+    covered = np.zeros_like(lit)
+    for _, x1, y1, x2, y2 in moved.tolist():
+        inside = lit[round(y1) : round(y2), round(x1) : round(x2)]
+        assert inside.mean() > 0.85, (x1, y1, x2, y2)
+        covered[max(0, int(y1) - 2) : int(y2) + 3, max(0, int(x1) - 2) : int(x2) + 3] = True
+    strays = (lit & ~covered).sum()
+    assert strays <= 0.25 * 4 * 16 * 24 * (1 if whole else 0.5)  # only what was cut down to a rest has no box
+
+
+def test_a_grey_image_keeps_its_order_of_heat() -> None:
+    np.random.seed(3)
+    ramp = np.arange(256, dtype=np.uint8).reshape(16, 16, 1)
+    lit, _ = augment.finish(ramp, np.zeros((0, 5), np.float32), Views(flip=0.0))
+    assert (np.diff(lit.reshape(-1).astype(int)) >= 0).all() and not np.array_equal(lit, ramp)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_depend_on_seed_epoch_and_index_alone(tmp_path: Path, workers: int) -> None:
+    part = open_set(str(small.yolo(tmp_path, train=6))).splits["train"]
+
+    def batches(epoch: int, kept: Kept | None, workers: int = 0) -> list[torch.Tensor]:
+        data = holdfast.Loader(
+            Samples(part, 64, 1, Views(), kept), batch_size=3, shuffle=True, seed=5, num_workers=workers
+        )
+        values = [each.value for each in data.batches(epoch=epoch, start=0)]
+        data.close()
+        return [tensor for value in values for tensor in value]
+
+    first = batches(0, None)
+    again = batches(0, Kept(6, 64, 1, 1 << 20), workers)
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+    assert not torch.equal(first[0], batches(1, None)[0])
+
+
+def test_an_image_that_cannot_be_read_any_more_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    part = open_set(str(small.yolo(tmp_path))).splits["train"]
+    Path(part.path(1)).write_bytes(b"gone")
+    samples = Samples(part, 64, 1, Views(mosaic=0.0))
+    for _ in range(2):
+        np.random.seed(0)
+        image, boxes, _ = samples[1]
+        assert image.shape == (1, 64, 64) and boxes[0, 0] >= 0
+    assert capsys.readouterr().out.count("001.png cannot be read, another image takes its place") == 1
+
+
+def test_a_sheet_is_no_larger_than_needed(tmp_path: Path) -> None:
+    part = open_set(str(small.yolo(tmp_path))).splits["train"]
+    still = Still(part, 128, 1)
+    image, number = still[2]
+    assert still.shape == (96, 128) and image.shape == (1, 96, 128) and int(number) == 2
+    assert Still(part, 64, 1).shape == (64, 64)
+    assert (Still(part, 64, 1)[0][0][0, 48:] == EMPTY).all()
+
+
+def test_the_scale_of_a_batch_is_in_the_batch() -> None:
+    batch = torch.zeros(2, 1, 128, 128, dtype=torch.uint8), torch.tensor([[[1.0, 8, 8, 64, 64]], [[-1.0] * 5]]), None
+    sizes = set()
+    for draw in (0.0, 0.5, 1.0):
+        x, targets = prepared((*batch[:2], torch.tensor([draw, 0.3])), 0.5)
+        sizes.add(x.shape[-1])
+        assert targets[0, 0, 0] == 1 and targets[0, 0, 3] == 64 * x.shape[-1] / 128 and (targets[1, :, 0] == -1).all()
+        same, _ = prepared((*batch[:2], torch.tensor([draw, 0.9])), 0.5)
+        assert same.shape == x.shape
+    assert sizes == {64, 128, 192}
+
+
+def test_the_generated_set_says_that_it_is_generated_and_its_boxes_are_warm(tmp_path: Path) -> None:
+    data = generate.write(tmp_path / "set", train=16, val=8, seed=4)
+    checked = open_set(str(data))
+    assert checked.generated and checked.names == list(generate.NAMES) and not len(checked.problems)
+    clip = generate.Clip(np.random.default_rng(1), 160, 128)
+    image, boxes = clip.frame(2)
+    assert len(boxes)
+    for _, x1, y1, x2, y2 in boxes.astype(int).tolist():
+        assert image[y1:y2, x1:x2].mean() > clip.ground[y1:y2, x1:x2].mean() + 8
+    again = generate.write(tmp_path / "again", train=16, val=8, seed=4)
+    first, second = (sorted((each.parent / "images/train").iterdir())[5].read_bytes() for each in (data, again))
+    assert first == second
+
+
+def test_sixteen_bits_are_generated_and_read(tmp_path: Path) -> None:
+    checked = open_set(str(generate.write(tmp_path, train=8, val=2, bits=16)))
+    image = Samples(checked.splits["train"], 160, 1, Views()).image(0)
+    assert image.dtype == np.uint8 and image.max() == 255 and checked.grey
