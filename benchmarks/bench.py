@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import blame
+import doctor
 import leaks
 import storage
+import testers
 import times
 import training
 from common import RESULTS, Bound, adopt, machine, say, told, versions, write
@@ -47,6 +49,8 @@ PARTS = {
     "growth": Part(training.growth, training.growth_bounds),
     "storage": Part(storage.storage, storage.storage_bounds),
     "leaks": Part(leaks.leaks, leaks.leaks_bounds),
+    "doctor": Part(doctor.doctor, doctor.doctor_bounds),
+    "testers": Part(testers.testers, testers.testers_bounds),
     "soak": Part(training.soak, training.soak_bounds),
 }
 

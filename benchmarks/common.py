@@ -190,6 +190,16 @@ def machine() -> dict[str, Any]:
     }
 
 
+def gpu() -> str | None:
+    """Name and driver, without waking the device up in this process."""
+    words = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return "; ".join(done.stdout.splitlines()) or None
+
+
 def write(path: Path, record: dict[str, Any], bounds: Sequence[Bound] = ()) -> None:
     """Whole or not at all: a benchmark may be cut at any moment."""
     kept = {**record, "bounds": [{k: v for k, v in asdict(b).items() if k != "quick"} for b in bounds]}

@@ -27,7 +27,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import JOBS, ROOT, Bound, adopt, cost, events, exactly, machine, say, told, train, unharmed, versions, write
+from common import (
+    JOBS,
+    ROOT,
+    Bound,
+    adopt,
+    cost,
+    events,
+    exactly,
+    gpu,
+    machine,
+    say,
+    told,
+    train,
+    unharmed,
+    versions,
+    write,
+)
 
 from holdfast.testing import experiment
 from holdfast.testing.chaos import FaultPlan
@@ -265,7 +281,7 @@ def _all(args: argparse.Namespace, order: Order, out: Path) -> int:
     report: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
         "command": f"python benchmarks/hardware.py {words}",
-        "machine": {"gpu": _gpu(), **machine()},
+        "machine": {"gpu": gpu(), **machine()},
         "versions": versions(),
         "seconds": 0.0,
     }
@@ -293,16 +309,6 @@ def _all(args: argparse.Namespace, order: Order, out: Path) -> int:
     say(json.dumps(report, indent=1, default=str)[-9000:])
     say(f"{report['seconds']} s; " + (f"not as it should be: {', '.join(wrong)}" if wrong else "all as it should be"))
     return 1 if wrong else 0
-
-
-def _gpu() -> str | None:
-    """Name and driver, without waking the device up in this process."""
-    words = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return "; ".join(done.stdout.splitlines()) or None
 
 
 if __name__ == "__main__":

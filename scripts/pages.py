@@ -18,7 +18,7 @@ def keep(name: str, text: str, argv: list[str]) -> int:
     page = ROOT / "docs" / name
     if argv == ["--check"]:
         return 0 if page.exists() and page.read_text(encoding="utf-8") == text else 1
-    page.parent.mkdir(exist_ok=True)
+    page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(text, encoding="utf-8", newline="\n")
     print(page.relative_to(ROOT))
     return 0

@@ -48,16 +48,23 @@ SUPERVISOR_SIDE = [
     "holdfast.runtime.slots",
     "holdfast.runtime.storage",
     "holdfast.runtime.supervisor",
-    "holdfast.runtime.survey",
+    "holdfast.runtime.audit",
     "holdfast.runtime.telling",
     "holdfast.runtime.watchdog",
     "holdfast.runtime.weights",
     "holdfast.runtime.watching",
+    "holdfast.devices.battery",
+    "holdfast.devices.hosting",
     "holdfast.devices.identity",
     "holdfast.devices.inventory",
     "holdfast.devices.ledger",
+    "holdfast.devices.probes.catalog",
+    "holdfast.devices.probes.child",  # as the nursery
     "holdfast.devices.probing",
+    "holdfast.devices.sensors",
     "holdfast.devices.trust",
+    "holdfast.devices.turn",
+    "holdfast.testing.symptoms",
 ]
 COMMANDS = [f"holdfast.cli.{module.name}" for module in pkgutil.iter_modules(holdfast.cli.__path__)]
 

@@ -32,7 +32,7 @@ ENVIRONMENT = re.compile(
     r"|MIOPEN_\w+|ROCBLAS_\w+|HIPBLASLT_\w+|ZE_\w+|ONEAPI_DEVICE_SELECTOR|PYTORCH_\w+|TORCH_\w+|TORCHINDUCTOR_\w+"
     r"|OMP_\w+|MKL_\w+|KMP_\w+|OPENBLAS_NUM_THREADS|MALLOC_\w+|NCCL_\w+|GLOO_\w+|LD_LIBRARY_PATH|LD_PRELOAD"
     r"|PYTHONPATH|PYTHONFAULTHANDLER|PYTHONHASHSEED|PYTHONUNBUFFERED|VIRTUAL_ENV|CONDA_DEFAULT_ENV|TMPDIR"
-    r"|LANG|LC_ALL|TERM|NO_COLOR|FORCE_COLOR|COLUMNS|CI|HOLDFAST_PORTABLE"
+    r"|LANG|LC_ALL|TERM|NO_COLOR|FORCE_COLOR|COLUMNS|CI|HOLDFAST_PORTABLE|HOLDFAST_REMEDIES"
 )
 """The variables that may be shown, beside those of the settings: they change how training behaves."""
 
@@ -94,7 +94,7 @@ def look(root: Path = ROOT, env: Mapping[str, str] | None = None) -> dict[str, A
 
 def system(root: Path = ROOT) -> dict[str, Any]:
     """Operating system, kernel, architecture, and what stands between us and the hardware."""
-    release = dict(re.findall(r'^(\w+)="?(.*?)"?$', _read(root / "etc/os-release"), re.MULTILINE))
+    release = dict(re.findall(r'^(\w+)="?(.*?)"?$', read(root / "etc/os-release"), re.MULTILINE))
     return {
         "name": release.get("PRETTY_NAME") or f"{platform.system()} {platform.version()}".strip(),
         "kernel": f"{platform.system()} {platform.release()}",
@@ -108,8 +108,8 @@ def container(root: Path = ROOT) -> str | None:
     """The kind of container, or None where nothing speaks for one."""
     if (root / "run/.containerenv").exists():
         return "podman"
-    named = re.search(r"^container=(\w+)", _read(root / "proc/1/environ").replace("\0", "\n"), re.MULTILINE)
-    groups = _read(root / "proc/1/cgroup") + _read(root / "proc/self/cgroup")
+    named = re.search(r"^container=(\w+)", read(root / "proc/1/environ").replace("\0", "\n"), re.MULTILINE)
+    groups = read(root / "proc/1/cgroup") + read(root / "proc/self/cgroup")
     for word, name in (("kubepods", "kubernetes"), ("docker", "docker"), ("lxc", "lxc")):
         if word in groups:
             return name
@@ -120,7 +120,7 @@ def container(root: Path = ROOT) -> str | None:
 
 def wsl(root: Path = ROOT) -> int | None:
     """1 or 2 under Windows Subsystem for Linux, else None."""
-    version = _read(root / "proc/version").lower()
+    version = read(root / "proc/version").lower()
     if "microsoft" not in version:
         return None
     return 2 if "wsl2" in version or "microsoft-standard" in version else 1
@@ -128,11 +128,11 @@ def wsl(root: Path = ROOT) -> int | None:
 
 def cpu_model(root: Path = ROOT) -> str | None:
     """The name on the CPU, or the nearest to it that the system tells."""
-    info = _read(root / "proc/cpuinfo")
+    info = read(root / "proc/cpuinfo")
     named = re.search(r"^(?:model name|cpu model|Processor)\s*:\s*(.+)$", info, re.MULTILINE)
     if named:
         return named[1].strip()
-    board = _read(root / "sys/firmware/devicetree/base/model").strip("\0\n ")
+    board = read(root / "sys/firmware/devicetree/base/model").strip("\0\n ")
     part = re.search(r"^CPU part\s*:\s*(0x\w+)$", info, re.MULTILINE)
     known = _ARM_PARTS.get(part[1]) if part else None
     if known or board:
@@ -151,7 +151,7 @@ def usable_cpus() -> int | None:
 
 def memory(root: Path = ROOT) -> dict[str, int | None]:
     """Memory in bytes; snapshots may go to `/dev/shm`, and many containers give it 64 MB."""
-    info = dict(re.findall(r"^(\w+):\s+(\d+) kB$", _read(root / "proc/meminfo"), re.MULTILINE))
+    info = dict(re.findall(r"^(\w+):\s+(\d+) kB$", read(root / "proc/meminfo"), re.MULTILINE))
     total, available, swap = (
         int(info[name]) * 1024 if name in info else None for name in ("MemTotal", "MemAvailable", "SwapTotal")
     )
@@ -169,9 +169,9 @@ def limits(root: Path = ROOT) -> dict[str, Any]:
     """What the control groups of this process allow, the strictest of each kind; None is no limit seen."""
     folders = list(cgroups(root))
     files = [folder / name for folder in folders for name in ("memory.max", "memory.limit_in_bytes")]
-    sizes = [_whole(_read(file)) for file in files]
+    sizes = [_whole(read(file)) for file in files]
     cpus = [_cpu_quota(folder) for folder in folders]
-    pids = [_whole(_read(folder / "pids.max")) for folder in folders]
+    pids = [_whole(read(folder / "pids.max")) for folder in folders]
     return {
         # Version 1 has no word for "no limit": it says the largest multiple of a page.
         "memory_bytes": min((limit for limit in sizes if limit is not None and limit < 2**60), default=None),
@@ -183,7 +183,9 @@ def limits(root: Path = ROOT) -> dict[str, Any]:
 def cgroups(root: Path) -> Iterator[Path]:
     """The folders of this process's control groups and of all above them, versions 2 and 1."""
     base = root / "sys/fs/cgroup"
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in read(root / "proc/self/cgroup").splitlines():
+        if line.count(":") < 2:
+            continue
         _, controllers, path = line.split(":", 2)
         tops = [base / name for name in controllers.split(",")] if controllers else [base, base / "unified"]
         for top in tops:
@@ -192,9 +194,9 @@ def cgroups(root: Path) -> Iterator[Path]:
 
 
 def _cpu_quota(folder: Path) -> float | None:
-    first_version = _read(folder / "cpu.cfs_quota_us") + _read(folder / "cpu.cfs_period_us")
+    first_version = read(folder / "cpu.cfs_quota_us") + read(folder / "cpu.cfs_period_us")
     # "max 100000" in version 2 and "-1" in version 1 mean no limit, and do not match.
-    match = re.fullmatch(r"(\d+)\s+(\d+)\s*", _read(folder / "cpu.max") or first_version)
+    match = re.fullmatch(r"(\d+)\s+(\d+)\s*", read(folder / "cpu.max") or first_version)
     return round(int(match[1]) / int(match[2]), 2) if match and int(match[2]) else None
 
 
@@ -220,7 +222,7 @@ def torch_build() -> dict[str, str | None]:
     except (ImportError, ValueError):
         spec = None
     folder = Path(spec.origin).parent if spec and spec.origin else None
-    text = _read(folder / "version.py") if folder else ""
+    text = read(folder / "version.py") if folder else ""
     values = dict(re.findall(r"^(\w+)(?:\s*:[^=\n]+)?\s*=\s*'([^']*)'", text, re.MULTILINE))
     return {
         "version": values.get("__version__") or package_version("torch"),
@@ -250,9 +252,9 @@ def secret(name: str, value: str) -> bool:
 def gpus(root: Path = ROOT) -> list[dict[str, Any]]:
     """Graphics cards and accelerators that the kernel shows, whether or not torch could use them."""
     found = {card["pci"]: card for card in _pci_cards(root)}
-    for folder in _children(root / "proc/driver/nvidia/gpus"):  # in a container this may be all there is
+    for folder in children(root / "proc/driver/nvidia/gpus"):  # in a container this may be all there is
         known = found.setdefault(folder.name, {**_no_card(), "pci": folder.name, "vendor": "NVIDIA"})
-        model = re.search(r"^Model:\s*(.+)$", _read(folder / "information"), re.MULTILINE)
+        model = re.search(r"^Model:\s*(.+)$", read(folder / "information"), re.MULTILINE)
         known["name"] = model[1].strip() if model else known["name"]
         known["driver"] = known["driver"] or _driver("nvidia", root)
     if not found and sys.platform == "darwin" and platform.machine() == "arm64" and root == ROOT:
@@ -273,33 +275,33 @@ def _no_card() -> dict[str, Any]:
 
 def _pci_cards(root: Path) -> Iterator[dict[str, Any]]:
     gfx_names = _kfd_names(root)
-    for folder in _children(root / "sys/bus/pci/devices"):
-        if not _read(folder / "class").startswith((_DISPLAY, _ACCELERATOR)):
+    for folder in children(root / "sys/bus/pci/devices"):
+        if not read(folder / "class").startswith((_DISPLAY, _ACCELERATOR)):
             continue
-        vendor, device = _read(folder / "vendor").strip(), _read(folder / "device").strip()
+        vendor, device = read(folder / "vendor").strip(), read(folder / "device").strip()
         driver = folder / "driver"  # a link to it, missing where none has taken the card
         yield {
-            "name": _read(folder / "product_name").strip() or _pci_name(vendor, device, root),
+            "name": read(folder / "product_name").strip() or _pci_name(vendor, device, root),
             "vendor": _VENDORS.get(vendor, vendor),
             "pci": folder.name,
             "id": f"{vendor[2:]}:{device[2:]}",
             "driver": _driver(driver.resolve().name, root) if driver.exists() else None,
-            "memory_bytes": _whole(_read(folder / "mem_info_vram_total")),
+            "memory_bytes": _whole(read(folder / "mem_info_vram_total")),
             "gfx": gfx_names.get(_location(folder.name)),
         }
 
 
 def _driver(name: str, root: Path) -> str:
     """The driver with its version; one that is part of the kernel has none of its own."""
-    version = _read(root / "sys/module" / name / "version").strip()
+    version = read(root / "sys/module" / name / "version").strip()
     return f"{name} {version}" if version else name
 
 
 def _kfd_names(root: Path) -> dict[int | None, str]:
     """AMD's instruction set by PCI location, from the kernel: HSA_OVERRIDE_GFX_VERSION does not reach it."""
     names: dict[int | None, str] = {}
-    for node in _children(root / "sys/class/kfd/kfd/topology/nodes"):
-        values = dict(re.findall(r"^(\w+) (\d+)$", _read(node / "properties"), re.MULTILINE))
+    for node in children(root / "sys/class/kfd/kfd/topology/nodes"):
+        values = dict(re.findall(r"^(\w+) (\d+)$", read(node / "properties"), re.MULTILINE))
         version = int(values.get("gfx_target_version", 0))
         if version:
             major, minor, step = version // 10000, version // 100 % 100, version % 100
@@ -320,7 +322,7 @@ def _location(address: str) -> int | None:
 def _pci_name(vendor: str, device: str, root: Path) -> str | None:
     """The card's name in the system's list of PCI ids, where there is one."""
     for place in ("usr/share/misc/pci.ids", "usr/share/hwdata/pci.ids"):
-        section = re.search(rf"^{vendor[2:]}  .*\n((?:[\t#].*\n)*)", _read(root / place), re.MULTILINE)
+        section = re.search(rf"^{vendor[2:]}  .*\n((?:[\t#].*\n)*)", read(root / place), re.MULTILINE)
         if section:
             named = re.search(rf"^\t{device[2:]}  (.+)$", section[1], re.MULTILINE)
             return named[1] if named else None
@@ -330,7 +332,7 @@ def _pci_name(vendor: str, device: str, root: Path) -> str | None:
 # Reading --------------------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> str:
+def read(path: Path) -> str:
     """The text of a file, or nothing: on one machine or another, any of these is missing or closed to us."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
@@ -338,7 +340,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _children(folder: Path) -> list[Path]:
+def children(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from holdfast import findings
 from holdfast.cli import explain
 from holdfast.errors import ExitCode, UserError
 from holdfast.runtime.evidence.messages import Message, messages, seen_with
@@ -94,7 +95,9 @@ F017  error    The loss or a gradient is not finite
 F018  error    The device computes wrong numbers
 F019  error    Some samples cannot be used
 F020  warning  The machine went down during the run
-
+"""
+LIST += "".join(f"{row.code}  {row.level:<7}  {row.title}\n" for row in findings.explanations())
+LIST += """
   holdfast explain F001      what it means and what you can do
 """
 
@@ -150,6 +153,49 @@ def test_every_page_fits_a_small_terminal(code: str, capsys: pytest.CaptureFixtu
     assert max(len(line) for line in text.splitlines()) <= 80
     kind = next(kind for kind, its_code in CODES.items() if its_code == code)
     assert text.count("\n\n") == (5 if seen_with(kind) else 4)
+
+
+D009 = """\
+D009 · no-kernels-for-this-card                                            error
+
+What was seen
+  The architecture of the card is not among those that the installed torch
+  carries code for.
+
+What it means for you
+  The first real operation fails with "no kernel image" or "invalid device
+  function", or kills the process. On AMD cards torch itself does not check
+  this and says that the device is available.
+
+What holdfast does
+  Probes it all the same where torch can see it. Without code nothing passes,
+  and the device is refused with this build.
+
+What you can do
+  Install a build that has the card's architecture: the remedy names it where
+  one is known. A virtual environment of its own keeps the one you have.
+
+Measured by  holdfast/devices/inspection.py::of_inventory
+"""
+
+
+@pytest.mark.parametrize("asked", ["D009", "d009", "no-kernels-for-this-card", "no_kernels_for_this_card"])
+def test_a_finding_of_the_doctor(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(asked) == ExitCode.OK
+    assert capsys.readouterr() == (D009, "")
+
+
+@pytest.mark.parametrize("row", findings.explanations(), ids=lambda row: row.code)
+def test_every_finding_fits_a_small_terminal(row: findings.Explanation, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(row.code) == ExitCode.OK
+    text = capsys.readouterr().out
+    assert text.startswith(f"{row.code} · {row.slug}")
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_no_name_means_two_things() -> None:
+    words = {name for row in explanations() for name in (row.slug, str(row.kind).replace("_", "-"))}
+    assert not words & {row.slug for row in findings.explanations()}
 
 
 @pytest.mark.parametrize(
@@ -249,7 +295,10 @@ def test_json_of_a_message_that_is_no_fault(capsys: pytest.CaptureFixture[str]) 
 def test_json_of_all_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run("--json") == ExitCode.OK
     data = json.loads(capsys.readouterr().out)
-    assert [row["code"] for row in data["codes"]] == sorted(CODES.values())
+    assert [row["code"] for row in data["codes"]] == [
+        *sorted(CODES.values()),
+        *(row.code for row in findings.explanations()),
+    ]
     listed = sum(len(row["messages"]) for row in data["codes"])
     assert listed == sum(known.kind is not None for known in signatures())
 
@@ -265,10 +314,10 @@ def test_help_shows_examples_before_flags(capsys: pytest.CaptureFixture[str]) ->
 
 @dataclass(frozen=True)
 class Finding:
-    """As the doctor will have it: no kind, but a probe."""
+    """As another part of the program may have it: no kind, but a probe."""
 
-    code: str = "D034"
-    slug: str = "device-reset-near-full-memory"
+    code: str = "X034"
+    slug: str = "other-program-near-full-memory"
     level: str = "warning"
     title: str = "The device resets when its memory is nearly full"
     seen: str = "The device stopped answering each time."
@@ -279,17 +328,20 @@ class Finding:
 
 
 def test_another_source_of_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def findings() -> Iterable[explain.Topic]:
+    def others() -> Iterable[explain.Topic]:
         return [Finding()]
 
-    monkeypatch.setattr(explain, "SOURCES", [*explain.SOURCES, findings])
-    assert _run("D034") == ExitCode.OK
+    monkeypatch.setattr(explain, "SOURCES", [*explain.SOURCES, others])
+    assert _run("X034") == ExitCode.OK
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "D034 · device-reset-near-full-memory                                     warning"
+    assert lines[0] == "X034 · other-program-near-full-memory                                    warning"
     assert lines[-2:] == ["", "Measured by  holdfast/devices/probes/memory.py::fill_until_fault"]
     assert _run("--json") == ExitCode.OK
     codes = json.loads(capsys.readouterr().out)["codes"]
-    assert [row["code"] for row in codes] == [*(row.code for row in explanations()), "D034"]
+    assert [row["code"] for row in codes] == [
+        *(row.code for row in (*explanations(), *findings.explanations())),
+        "X034",
+    ]
     with pytest.raises(UserError) as caught:
-        _run("D035")
-    assert "`D034`" in caught.value.hints[0]
+        _run("X035")
+    assert "`X034`" in caught.value.hints[0]

@@ -18,6 +18,7 @@ from .driving import environment, holdfast
 HELLO = f"""\
 holdfast {__version__}: train PyTorch models on hardware you cannot trust
 
+  holdfast doctor                 what each device can really do
   holdfast train my_script.py     a run that survives crashes, hangs and kill -9
   holdfast status                 where runs stand
   holdfast explain hang           what a fault means and what you can do

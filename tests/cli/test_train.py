@@ -276,7 +276,7 @@ def test_rungs_end_on_the_cpu() -> None:
 
 def machine(root: Path) -> Path:
     """A folder that looks like the kernel's files of a machine with two NVIDIA and two AMD cards."""
-    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "kfd"):
         (root / "dev").mkdir(exist_ok=True)
         (root / "dev" / name).touch()
     for number, version in enumerate((0, 110000, 90402)):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.runfolder import RunFolder
-from holdfast.runtime import checkpoint, survey
+from holdfast.runtime import audit, checkpoint
 from holdfast.runtime.supervisor import Supervisor
 from tests.disks import fill, make_room, read_only, small_disk
 from tests.faults import driving
@@ -60,7 +60,7 @@ def assert_whole(run: Run, wanted: str) -> None:
     folder = RunFolder(run.folder)
     assert [event.kind for event in folder.events()] == [event.kind for event in run.events], "the journal is complete"
     assert [record["epoch"] for record in folder.metrics()] == [0, 1, 2, 3, 4, 5]
-    found = survey.look(run.folder)
+    found = audit.look(run.folder)
     assert not found.damaged and not found.leftovers, found
 
 
@@ -118,8 +118,8 @@ def test_a_disk_that_stays_full_and_the_run_is_rescued(
         assert error.hints[0] == f"the weights are in {folder / 'final.safetensors'}"
         assert f"holdfast resume {folder}" in error.hints[-1]
         before = next(path for path in disk.iterdir() if path.is_dir())
-        assert survey.look(before).usable is not None, "what was saved before is still good"
-    assert not survey.look(folder).damaged
+        assert audit.look(before).usable is not None, "what was saved before is still good"
+    assert not audit.look(folder).damaged
     assert [record["epoch"] for record in RunFolder(folder).metrics()] == [0, 1, 2, 3, 4, 5]
     again = driving.drive(tmp_path, JOB, nursery=nursery, resume=folder)
     assert again.outcome.state == "FINISHED" and again.receipt["weights_sha256"] == wanted
@@ -182,7 +182,7 @@ def test_a_folder_that_is_deleted_and_the_run_is_rescued(
     assert run.folder == folder, "whoever asks for the run is led there"
     journal = [event.kind for event in RunFolder(folder).events()]
     assert journal == [event.kind for event in run.events], "even what the deleted journal held"
-    assert not survey.look(folder).damaged
+    assert not audit.look(folder).damaged
     again = driving.drive(tmp_path, JOB, nursery=nursery, resume=folder)
     assert again.outcome.state == "FINISHED" and again.receipt["weights_sha256"] == wanted
 
@@ -192,7 +192,7 @@ def test_a_folder_that_is_deleted_and_made_anew_is_filled_again(drive: Drive, wa
     assert run.outcome.state == "FINISHED", run.story()
     assert run.receipt["weights_sha256"] == wanted
     assert told(run) == ["not_saved", "saved_again"], run.story()
-    found = survey.look(run.folder)
+    found = audit.look(run.folder)
     assert not found.damaged, found
     assert RunFolder(run.folder).info["state"] == "FINISHED"
 

@@ -1,7 +1,7 @@
 """`holdfast explain`: what a code means, what holdfast does about it, what you can do.
 
     holdfast explain                      every code, one line each
-    holdfast explain F010                 one code
+    holdfast explain F010                 one code: F… is a fault of a run, D… a finding of the doctor
     holdfast explain hang                 one fault by its word
     holdfast explain "CUDA error: device-side assert triggered"       a message, as torch printed it
     holdfast explain XID79                an error of NVIDIA's driver; a line of the kernel log, too
@@ -16,6 +16,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from holdfast import findings
 from holdfast.cli.output import Output, add_flags, table
 from holdfast.errors import ExitCode, UserError
 from holdfast.runtime import faults
@@ -51,7 +52,7 @@ class Topic(Protocol):
     def you_can(self) -> str: ...
 
 
-SOURCES: list[Callable[[], Iterable[Topic]]] = [faults.explanations]
+SOURCES: list[Callable[[], Iterable[Topic]]] = [faults.explanations, findings.explanations]
 """Each gives its topics in the order in which they are listed."""
 
 
@@ -66,6 +67,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "examples:\n"
         "  holdfast explain                   every code, one line each\n"
         "  holdfast explain F010              one code\n"
+        "  holdfast explain D009              a finding of the doctor\n"
         "  holdfast explain hang              one fault by its word\n"
         '  holdfast explain "CUDA error: device-side assert triggered"\n'
         "                                     a message, as torch printed it\n"

@@ -20,8 +20,8 @@ from holdfast.cli.usage import Parser
 from holdfast.errors import ExitCode
 from holdfast.naming import handle
 from holdfast.runfolder import LIVE_STATES, RunFolder, find_run, list_runs
-from holdfast.runtime import survey
-from holdfast.runtime.survey import DAMAGED, GOOD, MISSING, NOTED, READABLE, UNKNOWN, Item, Survey
+from holdfast.runtime import audit
+from holdfast.runtime.audit import DAMAGED, GOOD, MISSING, NOTED, READABLE, UNKNOWN, Audit, Item
 
 _SIGNS = {GOOD: "[✓]", READABLE: "[✓]", DAMAGED: "[✗]", MISSING: "[✗]", UNKNOWN: "[!]", NOTED: "[!]"}
 _STYLES = {GOOD: "green", READABLE: "green", DAMAGED: "red", MISSING: "red", UNKNOWN: "yellow", NOTED: "yellow"}
@@ -55,7 +55,7 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     output = Output.from_args(args)
-    found = survey.look(_find(args))
+    found = audit.look(_find(args))
     code = ExitCode.NO if found.damaged else ExitCode.OK
     if output.as_json:
         output.json({**to_json(found), "exit_code": int(code)})
@@ -82,7 +82,7 @@ def _find(args: argparse.Namespace) -> Path:
 # The screen -----------------------------------------------------------------------------------------------
 
 
-def _print(found: Survey, output: Output) -> None:
+def _print(found: Audit, output: Output) -> None:
     output.print(without_control(" · ".join(word for word in (found.run, found.workload, found.state) if word)))
     sections = (
         ("Checkpoints", found.checkpoints),
@@ -134,7 +134,7 @@ def _folded(faults: list[Item]) -> list[Item]:
     return [*folded, *(item for item in faults if item.bad)]
 
 
-def closing(found: Survey) -> list[str]:
+def closing(found: Audit) -> list[str]:
     """Whether you are fine, and what a resume would do."""
     damaged = found.damaged
     names = ", ".join(item.name for item in damaged[:3])
@@ -143,7 +143,7 @@ def closing(found: Survey) -> list[str]:
     return [first, *_prospect(found)]
 
 
-def _prospect(found: Survey) -> list[str]:
+def _prospect(found: Audit) -> list[str]:
     usable = found.usable
     if found.state == "FINISHED" or found.state in LIVE_STATES:
         return []
@@ -153,7 +153,7 @@ def _prospect(found: Survey) -> list[str]:
     return ["No checkpoint can be used: a resume starts from the beginning."]
 
 
-def to_json(found: Survey) -> dict[str, Any]:
+def to_json(found: Audit) -> dict[str, Any]:
     usable = found.usable
     return {
         "run": found.run,
@@ -172,9 +172,9 @@ def to_json(found: Survey) -> dict[str, Any]:
     }
 
 
-def _item(found: Survey, item: Item) -> dict[str, Any]:
+def _item(found: Audit, item: Item) -> dict[str, Any]:
     return {"name": item.name, "path": _path(found, item), "bytes": item.size, "state": item.state, "why": item.why}
 
 
-def _path(found: Survey, item: Item) -> str:
+def _path(found: Audit, item: Item) -> str:
     return str(found.path.absolute() / item.name)

@@ -29,6 +29,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "doctor": Command("doctor", "what each device can really do, from isolated probes"),
     "train": Command("train", "a supervised run; survives crashes, hangs and kill -9"),
     "resume": Command("resume", "go on with a run after anything"),
     "stop": Command("runs:add_stop", "stop a run with its state saved"),
@@ -46,6 +47,7 @@ COMMANDS = {
 HELLO = f"""\
 holdfast {__version__}: train PyTorch models on hardware you cannot trust
 
+  holdfast doctor                 what each device can really do
   holdfast train my_script.py     a run that survives crashes, hangs and kill -9
   holdfast status                 where runs stand
   holdfast explain hang           what a fault means and what you can do

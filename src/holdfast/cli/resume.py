@@ -228,7 +228,7 @@ def _go_on(
     from holdfast.runtime.supervisor import Plan
 
     info = folder.info
-    rungs = rungs_for(settings.run.device)
+    rungs = rungs_for(settings.run.device, output.note)
     good = _newest(folder, output)
     _note_changes(facts, info, output)
     crashed_ns = _account(folder, good)

@@ -10,13 +10,17 @@ import contextlib
 import importlib.util
 import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 from holdfast import __version__, machine
 from holdfast.cli import faces, summary
 from holdfast.cli.output import Output, print_error
 from holdfast.cli.reading import Look
+from holdfast.cli.text import without_control
 from holdfast.devices import inventory
+from holdfast.devices.verdict import Verdict
+from holdfast.devices.verdicts import Verdicts
 from holdfast.events import Event
 from holdfast.naming import handle, shown
 from holdfast.runfolder import RunFolder
@@ -28,15 +32,33 @@ from holdfast.settings import Settings
 _ALWAYS_READY = frozenset({"torch", "numpy", "holdfast", "__future__"})
 
 
-def rungs_for(device: str) -> list[Rung]:
-    """The ways to run a step, best first; the CPU is always the last."""
+def rungs_for(device: str, tell: Callable[[str], None] = lambda text: None) -> list[Rung]:
+    """The ways to run a step, best first; the CPU is always the last.
+
+    What the doctor refused is left out unless it was asked for by name; `tell` is told either.
+    """
     names = inventory.candidates() if device == "auto" else list(dict.fromkeys([inventory.check(device), "cpu"]))
-    return [rung for name in names for rung in rungs_of(name)]
+    kept = Verdicts()
+    rungs: list[Rung] = []
+    for name in names:
+        verdict = kept.get(name).verdict
+        if verdict is not None and not verdict.trainable:
+            said = f"holdfast doctor: {verdict.words}" + (f", {verdict.why}" if verdict.why else "")
+            if device == "auto" and name != "cpu":
+                tell(without_control(f"• {name} is left out ({said})"))
+                continue
+            tell(without_control(f"! {name} is used although it should not be ({said})"))
+        rungs += rungs_of(name, verdict)
+    return rungs
 
 
-def rungs_of(device: str) -> list[Rung]:
-    """As the script computes; and in fp32, for where its precision turns out to be too small."""
-    return [Rung(device), Rung(device, "fp32")]
+def rungs_of(device: str, verdict: Verdict | None = None) -> list[Rung]:
+    """As the script computes; and in fp32, for where its precision turns out to be too small. Both with the remedies
+    of the verdict; in fp32 alone where nothing else is right."""
+    env = tuple(verdict.policy.env.items()) if verdict is not None else ()
+    plain = [Rung(device, "fp32", env)]
+    only_fp32 = verdict is not None and verdict.policy.dtype == "float32"
+    return plain if only_fp32 else [Rung(device, env=env), *plain]
 
 
 def threads_for(wanted: int | str) -> int:

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     order = read_order(args.script, args.words, device=args.device, seed=args.seed, argv=args.script_argv)
     from holdfast.cli.supervise import rungs_for
 
-    rungs = rungs_for(order.settings.run.device)
+    rungs = rungs_for(order.settings.run.device, output.note)
     if args.detach:
         from holdfast.cli import detach
 

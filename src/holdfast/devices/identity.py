@@ -64,7 +64,7 @@ def identify(
     if kind == "xpu":
         listed: Sequence[str] | None = _intel(cards)
     elif build.get("hip"):
-        listed = _amd(root, env)
+        listed = amd_order(root, env)
     else:
         listed = _nvidia(root, env, cards)
     index = int(number or 0) if (number or "0").isdigit() else -1
@@ -95,20 +95,20 @@ def by_key(key: str, label: str, *, root: Path = ROOT) -> DeviceId:
 
 def _nvidia(root: Path, env: Mapping[str, str], cards: Mapping[str, Mapping[str, Any]]) -> list[str] | None:
     """By place on the bus if so asked or if all are alike; the fastest first otherwise, which no file tells."""
-    uuids = _nvidia_cards(root)
+    uuids = nvidia_cards(root)
     if not uuids:
         uuids = {address: "" for address, card in sorted(cards.items()) if card["vendor"] == _NVIDIA}
     kinds = {str(cards.get(address, {}).get("id")) for address in uuids}
     ordered = len(kinds) <= 1 or env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    return _visible(uuids, ordered, env.get("CUDA_VISIBLE_DEVICES"))
+    return visible(uuids, ordered, env.get("CUDA_VISIBLE_DEVICES"))
 
 
-def _nvidia_cards(root: Path) -> dict[str, str]:
+def nvidia_cards(root: Path) -> dict[str, str]:
     """Addresses of the cards this process may open, in order, with their UUIDs."""
     minors = {path.name.removeprefix("nvidia") for path in (root / "dev").glob("nvidia[0-9]*")}
     found = {}
-    for folder in _folders(root / "proc/driver/nvidia/gpus"):
-        text = _text(folder / "information")
+    for folder in machine.children(root / "proc/driver/nvidia/gpus"):
+        text = machine.read(folder / "information")
         uuid = re.search(r"^GPU UUID:\s*(\S+)", text, re.MULTILINE)
         minor = re.search(r"^Device Minor:\s*(\d+)", text, re.MULTILINE)
         if not minors or not minor or minor[1] in minors:
@@ -116,21 +116,23 @@ def _nvidia_cards(root: Path) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _amd(root: Path, env: Mapping[str, str]) -> list[str] | None:
+def amd_order(root: Path, env: Mapping[str, str]) -> list[str] | None:
     """In the order of the kernel's topology; ROCr hides cards first, HIP then counts what is left."""
     drawn = {path.name.removeprefix("renderD") for path in (root / "dev/dri").glob("renderD[0-9]*")}
     found = {}
-    nodes = [node for node in _folders(root / "sys/class/kfd/kfd/topology/nodes") if node.name.isdigit()]
+    nodes = [node for node in machine.children(root / "sys/class/kfd/kfd/topology/nodes") if node.name.isdigit()]
     for node in sorted(nodes, key=lambda node: int(node.name)):
-        values = {name: int(value) for name, value in re.findall(r"^(\w+) (\d+)$", _text(node / "properties"), re.M)}
+        values = {
+            name: int(value) for name, value in re.findall(r"^(\w+) (\d+)$", machine.read(node / "properties"), re.M)
+        }
         shown = str(values.get("drm_render_minor", "")) in drawn or not drawn
         if values.get("gfx_target_version") and shown:
             found[_address(values)] = f"GPU-{values.get('unique_id', 0):x}"
-    left = _visible(found, True, env.get("ROCR_VISIBLE_DEVICES"))
+    left = visible(found, True, env.get("ROCR_VISIBLE_DEVICES"))
     if left is None:
         return None
     asked = env.get("HIP_VISIBLE_DEVICES", env.get("CUDA_VISIBLE_DEVICES"))
-    return _visible({address: found[address] for address in left}, True, asked)
+    return visible({address: found[address] for address in left}, True, asked)
 
 
 def _address(values: Mapping[str, int]) -> str:
@@ -144,7 +146,7 @@ def _intel(cards: Mapping[str, Mapping[str, Any]]) -> list[str] | None:
     return found if len(found) == 1 else None
 
 
-def _visible(uuids: Mapping[str, str], ordered: bool, asked: str | None) -> list[str] | None:
+def visible(uuids: Mapping[str, str], ordered: bool, asked: str | None) -> list[str] | None:
     """The cards that a *_VISIBLE_DEVICES variable leaves, by number or by the beginning of a UUID."""
     every = list(uuids)
     if asked is None:
@@ -180,9 +182,9 @@ def machine_key(root: Path = ROOT) -> str:
     elif sys.platform == "win32":
         said = _windows_id()
     elif machine.container(root) is None:
-        said = _text(root / "etc/machine-id").strip()
+        said = machine.read(root / "etc/machine-id").strip()
     else:
-        said = _text(root / "sys/class/dmi/id/product_uuid").strip()
+        said = machine.read(root / "sys/class/dmi/id/product_uuid").strip()
     return hashlib.sha256(f"holdfast {said or platform.node()}".encode()).hexdigest()[:16]
 
 
@@ -204,19 +206,5 @@ def _windows_id() -> str:
     try:
         with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"SOFTWARE\Microsoft\Cryptography") as key:
             return str(winreg.QueryValueEx(key, "MachineGuid")[0])
-    except OSError:
-        return ""
-
-
-def _folders(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""

@@ -46,6 +46,8 @@ def candidates(
         found += _numbered(_amd_cards(root), env, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
     elif build.get("cuda"):
         found += _numbered(_nvidia_cards(root), env)
+    elif build.get("xpu"):
+        found += [f"xpu:{number}" for number in range(_intel_cards(root))]
     if root == ROOT and sys.platform == "darwin" and platform.machine() == "arm64":
         found.append("mps")
     return [*found, "cpu"]
@@ -89,15 +91,31 @@ def _unknown(name: str, kind: str) -> UserError:
 
 def _nvidia_cards(root: Path) -> int:
     """/dev shows what a container was given; /proc shows every card of the machine."""
+    if sys.platform == "win32" and root == ROOT:
+        return int((Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32/nvcuda.dll").exists())
     nodes = [path for path in (root / "dev").glob("nvidia[0-9]*") if path.name[len("nvidia") :].isdigit()]
-    return len(nodes) or len(_children(root / "proc/driver/nvidia/gpus"))
+    in_wsl = (root / "dev/dxg").exists() and any((root / "usr/lib/wsl/lib").glob("libcuda.so*"))
+    return len(nodes) or len(machine.children(root / "proc/driver/nvidia/gpus")) or int(in_wsl)
 
 
 def _amd_cards(root: Path) -> int:
-    """Nodes of the kernel's topology that are GPUs: those with an instruction set."""
-    nodes = _children(root / "sys/class/kfd/kfd/topology/nodes")
-    versions = [re.search(r"^gfx_target_version (\d+)$", _text(node / "properties"), re.M) for node in nodes]
+    """Nodes of the kernel's topology that are GPUs, which is of no use to a container that was not given /dev/kfd.
+
+    Windows and WSL show no topology: there the first card is worth a try.
+    """
+    if not (root / "dev/kfd").exists():
+        return int((root / "dev/dxg").exists() or (sys.platform == "win32" and root == ROOT))
+    nodes = machine.children(root / "sys/class/kfd/kfd/topology/nodes")
+    versions = [re.search(r"^gfx_target_version (\d+)$", machine.read(node / "properties"), re.M) for node in nodes]
     return sum(1 for version in versions if version and int(version[1]))
+
+
+def _intel_cards(root: Path) -> int:
+    """Cards that a driver has taken and that this process was given."""
+    if not any((root / "dev/dri").glob("renderD*")):
+        return int((root / "dev/dxg").exists())
+    taken = [str(card["driver"]).split()[0] for card in machine.gpus(root) if card["vendor"] == "Intel"]
+    return sum(1 for driver in taken if driver in ("i915", "xe"))
 
 
 def _numbered(cards: int, env: Mapping[str, str], *names: str) -> list[str]:
@@ -108,17 +126,3 @@ def _numbered(cards: int, env: Mapping[str, str], *names: str) -> list[str]:
             shown = [entry for entry in listed if not entry.strip().startswith("-")]
             cards = min(cards, len(shown))
     return [f"cuda:{number}" for number in range(cards)]
-
-
-def _children(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

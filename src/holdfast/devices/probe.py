@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
+from holdfast.devices import flags
 from holdfast.runtime import process
 from holdfast.testing.ailments import Patient, find
 
@@ -157,6 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with contextlib.suppress(OSError, AttributeError):
         os.nice(5)
     torch.set_num_threads(THREADS)
+    flags.apply()
     _no_tf32()
     began = time.perf_counter()
     device, spoil = _open(args.device)

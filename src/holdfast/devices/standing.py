@@ -121,7 +121,7 @@ class Standing:
     steps: int = 0
     faults: int = 0
     freezes: list[dict[str, Any]] = field(default_factory=list)
-    """{boot, time, software} of each boot it is blamed for, and `forgiven` where that no longer counts."""
+    """{boot, time, software, act} of each boot it is blamed for, and `forgiven` where that no longer counts."""
     seconds_since_freeze: float = 0.0
     downs: list[str] = field(default_factory=list)
     """Boots that ended uncleanly with this device in use and not blamed: for the CPU, with nothing else in use."""
@@ -203,7 +203,8 @@ class Standing:
                 software = line.data.get("software")
                 under = software if isinstance(software, dict) else self.software
                 before = [{**freeze, "forgiven": True} for freeze in self.freezes] if self._steady else self.freezes
-                self.freezes = [*before, {"boot": boot, "time": line.time, "software": under}][-_MOST:]
+                act = line.text("act") or None
+                self.freezes = [*before, {"boot": boot, "time": line.time, "software": under, "act": act}][-_MOST:]
                 self.seconds_since_freeze = 0.0
             self._set("probation", line, line.text("why") or "the machine went down while it was in use")
         elif decision in ("power", "down") and boot not in self.downs:

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
+from holdfast.devices import flags
 from holdfast.runtime import transaction
 from holdfast.runtime.blame import Verdict
 from holdfast.runtime.board import Phase
@@ -204,7 +205,7 @@ class Attempts:
 
     def perform(self, work: Work, device: torch.device) -> torch.Tensor:
         """Forward, backward and update, in as many pieces as fit."""
-        work.pieces = self.pieces.count
+        work.pieces = max(self.pieces.count, flags.pieces(transaction.batch_size(work.batch)))
         work.watch = self.vigil.watches_numbers
         return transaction.perform(work, device, self.ground.enter)
 

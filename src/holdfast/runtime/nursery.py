@@ -45,6 +45,8 @@ def main(argv: list[str]) -> int:
 class Nursery:
     """Forks a worker for each `fork` message and reports how each one ended."""
 
+    first: tuple[str, ...] = _FIRST
+
     def __init__(self, channel: Channel, preload: list[str]) -> None:
         self.channel = channel
         self.preload = preload
@@ -77,7 +79,7 @@ class Nursery:
         wanted = {name: os.environ.get(name) for name in _ONE_THREAD}
         os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))
         try:
-            for name in _FIRST:
+            for name in self.first:
                 importlib.import_module(name)
         except ImportError as error:
             self.channel.send({"broken": f"{type(error).__name__}: {error}"})
@@ -140,14 +142,18 @@ class Nursery:
             os.close(self._wake_write)
             self.channel.close()
             process.die_with_parent(parent)
-            from holdfast.runtime import worker
-
-            code = worker.run_forked(config, fds)
+            code = self._live(config, fds)
         except BaseException:  # the edge of the process: whatever it is, it must not run the nursery's code
             traceback.print_exc()
         finally:
             _flush()
             os._exit(code)
+
+    def _live(self, config: dict[str, Any], fds: list[int]) -> int:
+        """What the child is there for; returns its exit code."""
+        from holdfast.runtime import worker
+
+        return worker.run_forked(config, fds)
 
     def _reap(self) -> None:
         for pid in list(self.children):

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from holdfast.devices import flags
 from holdfast.runtime import transaction
 from holdfast.runtime.faults import classify_exception
 from holdfast.runtime.precision import ROUNDING, Seen, coarsest, watch_precision
@@ -203,7 +204,7 @@ class Sentinel:
     def _samples(self, work: Work, turn: int) -> tuple[object, int]:
         """A few samples from another place each time; the whole batch where it cannot be taken apart."""
         size = transaction.batch_size(work.batch)
-        wanted = self.settings.samples
+        wanted = min(self.settings.samples, flags.amount("microbatch") or self.settings.samples)
         if size is None or size <= wanted:
             return work.batch, size or 0
         first = (self.checks * wanted + turn * (wanted + 1)) % size

@@ -29,6 +29,7 @@ from typing import Any
 import numpy
 import torch
 
+from holdfast.devices import flags
 from holdfast.errors import HoldfastError, InternalError, UserError
 from holdfast.runtime import marks, process, script
 from holdfast.runtime.board import Board
@@ -258,7 +259,9 @@ def _is_ours(filename: str) -> bool:
 def _train(config: dict[str, Any], link: SupervisedLink, rungs: list[Rung]) -> int:
     settings = Settings.from_json(config["settings"])
     rung = int(config["rung"])
+    flags.apply()
     device = open_device(rungs[rung].device)
+    flags.keep_free(device)
     seed_everything(int(config["seed"]))
     threads = config.get("threads")
     if threads:

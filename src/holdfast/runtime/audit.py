@@ -1,8 +1,8 @@
 """What of a run folder is good: checkpoints, weights, records and faults, each with a reason where it is not.
 
-    survey = look(path)
-    survey.usable          # the checkpoint a resume would take, or None
-    survey.damaged         # what is not as it was written
+    audit = look(path)
+    audit.usable          # the checkpoint a resume would take, or None
+    audit.damaged         # what is not as it was written
 
 It reads only. The folder may be copied, crashed, live or somebody else's: links are not followed, sizes are bounded,
 and nothing in it is believed before its digest agrees. No torch.
@@ -53,7 +53,7 @@ class Item:
 
 
 @dataclass(slots=True)
-class Survey:
+class Audit:
     """A whole run folder."""
 
     path: Path
@@ -77,7 +77,7 @@ class Survey:
         return [item for item in everything if item.bad]
 
 
-def look(path: Path) -> Survey:
+def look(path: Path) -> Audit:
     """Look at everything once."""
     info, about_info = _read_object(path, "run.json")
     if isinstance(info.get("format"), int) and info["format"] > FORMAT:
@@ -86,7 +86,7 @@ def look(path: Path) -> Survey:
     live = said in LIVE_STATES and RunFolder(path).in_use()
     workload = info.get("workload")
     origin = Origin.of(info, path) if info else None
-    return Survey(
+    return Audit(
         path,
         run=str(info.get("run") or name_of(path)),
         workload=str(workload) if workload else None,

@@ -1,0 +1,88 @@
+"""What to do when no GPU here can be trained on: the CPU now, Linux, the right build, a rented card, a smaller job.
+
+    for line in advice(inventory, usable=["cpu"]):
+        print(line)             # "Now: `holdfast train my_script.py --device cpu` trains on the CPU. …"
+
+Each line begins with a word for the way and is a few sentences long. What it says of times and prices was put down by
+people who went that way, and is in knowledge.json with its source. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from holdfast.devices import facts, knowledge
+from holdfast.devices.inspection import builds, could_train
+
+if TYPE_CHECKING:
+    from holdfast.devices.survey.shapes import Device, Inventory
+
+SCRIPT = "my_script.py"
+_PAGE = "https://pytorch.org/get-started"
+
+
+def advice(inventory: Inventory, usable: Collection[str]) -> list[str]:
+    """The ways out, the nearest first; none where a GPU can be used. `usable` are the devices that may train."""
+    if any(device != "cpu" for device in usable):
+        return []
+    if not usable:
+        return [_repair(inventory)]
+    lines = [f"Now: `holdfast train {SCRIPT} --device cpu` trains on the CPU. {_way('cpu')}"]
+    if inventory.system.os == "windows" and any(card.kind == "amd" for card in inventory.gpus):
+        lines.append(f"Linux: {_way('linux')} Then run `holdfast doctor` there.")
+    # A GPU inside the processor is worth a build of its own only where there is no other.
+    own = [card for card in inventory.gpus if not card.integrated] or inventory.gpus
+    lines += [line for card in own for line in _build(card, inventory)]
+    lines.append(f"Rent: {_way('cloud')}")
+    lines.append(f"Smaller: {_way('smaller')}")
+    if find_spec("holdfast.cli.plan") is not None:
+        lines.append(f"Compare: `holdfast plan {SCRIPT}` measures what it takes here and puts the ways side by side.")
+    return lines
+
+
+def _way(name: str) -> str:
+    return next(str(row["text"]) for row in facts.data()["ways_out"] if row["id"] == name)
+
+
+def _build(card: Device, inventory: Inventory) -> Iterator[str]:
+    """Another build of torch, for a card that this one does not serve; a masquerade is ended first."""
+    name = f"{card.name or 'the card'} ({card.arch})" if card.arch else card.name or "the card"
+    cure = builds(card, inventory)
+    said = knowledge.override(card.arch, card.claimed_arch) if card.arch and card.claimed_arch else None
+    if said is None and (not could_train(card) or _has_code(card, inventory)):
+        return
+    first = f"`unset HSA_OVERRIDE_GFX_VERSION`, because it is no {card.claimed_arch}, and then " if said else ""
+    if cure is None:
+        yield f"Build: for {name}, {first}see {_PAGE} for a build that serves it, and run `holdfast doctor` again."
+        return
+    yield (
+        f"Build: for {name}, {first}`{cure.commands[0]}` in a virtual environment of its own, and run "
+        f"`holdfast doctor` again.{_caveat(card)}"
+    )
+
+
+def _has_code(card: Device, inventory: Inventory) -> bool:
+    """This torch serves the card, as far as can be told: what fails then is not the build's lack of code."""
+    torch = inventory.torch
+    served = {"nvidia": torch.cuda, "amd": torch.hip, "intel": torch.xpu}.get(card.kind)
+    return bool(served) and (card.arch is None or knowledge.in_build(card.arch, torch.archs) is not False)
+
+
+def _caveat(card: Device) -> str:
+    """Where AMD publishes a build that nobody there runs, it is said."""
+    said = knowledge.support(card.arch, "7.14") if card.arch and card.kind == "amd" else None
+    if said is None or said.status != "untested":
+        return ""
+    return f" AMD publishes it and does not test it on such a card ({said.source.date}), so let the probes decide."
+
+
+def _repair(inventory: Inventory) -> str:
+    if inventory.torch.version is None:
+        return "torch is not installed here: `pip install torch`, then run `holdfast doctor` again."
+    return (
+        f"Not even the CPU can be trained on with torch {inventory.torch.version}: install torch anew in a fresh "
+        "virtual environment and run `holdfast doctor` again. If the CPU still gives wrong results, test the machine's "
+        "memory."
+    )

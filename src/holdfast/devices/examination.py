@@ -1,0 +1,342 @@
+"""An examination: one device from its probes to its verdict. Nothing is printed here, and torch stays in children.
+
+    with Doctor(listener=bar, full=False) as doctor:
+        seen = doctor.examine(Patient("cuda:0", "Radeon RX 7900 XTX", "gfx1100", "rocm"))
+        seen.verdict.state, seen.results, seen.remembered
+
+A verdict that still holds is taken from the shelf. Otherwise the probes of the set run one after the other; for what
+fails, first the simpler checks that the quick set left out (does it pass in fp32? alone?), then the remedies that suit,
+each in fresh processes. What came out is judged and put on the shelf.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from holdfast import findings as registry
+from holdfast.devices import battery, diagnosis, remarks, remedies
+from holdfast.devices.battery import Host, ProbeResult
+from holdfast.devices.ledger import Ledger
+from holdfast.devices.ownstep import OwnStep
+from holdfast.devices.probes import catalog
+from holdfast.devices.remedies import BAD, Found, Remedy
+from holdfast.devices.results import skipped
+from holdfast.devices.traits import HUNG, easier
+from holdfast.devices.verdict import Case, Verdict, harmless, judge
+from holdfast.devices.verdicts import Verdicts
+from holdfast.errors import UserError
+from holdfast.findings import Finding
+from holdfast.human import counted
+
+BUDGET = {False: 180.0, True: 900.0}
+"""Seconds for the search for remedies on one device, quick and full."""
+AGAIN_AFTER_HANG = 20.0
+"""Seconds of silence that a probe which hung gets when it is tried with a remedy: healthy, it takes less than two."""
+AVOIDS = ("precision", "channels_last", "batch", "shapes", "sdpa", "company", "compile")
+ROUNDS = 3
+"""Searches for remedies, each with what the last one made possible."""
+WHOLE = "network fp32"
+SHARED = ("cuda", "xpu", "mps")
+"""Devices that take long to open: there the quick set is done in few processes, as long as nothing fails."""
+NOT_TRIED, NOT_REACHED = "not tried", "not reached"
+SIMPLER = 2
+"""Probes that are added to find out what to do without, for each thing that could be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """A device to be examined, and what is known about it beforehand."""
+
+    device: str
+    name: str | None = None
+    arch: str | None = None
+    backend: str | None = None
+    """cuda, rocm, xpu, mps or cpu; None takes any remedy."""
+    findings: tuple[Finding, ...] = ()
+    """What the inventory and the books say."""
+    unusable: str = ""
+    """Why there is nothing to probe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A device and everything that was seen on it."""
+
+    verdict: Verdict
+    results: tuple[ProbeResult, ...] = ()
+    found: Found = field(default_factory=Found)
+    remembered: bool = False
+    age_s: float | None = None
+    stale: str = ""
+    """Why an earlier verdict was not good enough."""
+    seconds: float = 0.0
+    script: ProbeResult | None = None
+    """What came of one step of the user's own script."""
+
+
+class Listener:
+    """Told what happens; does nothing."""
+
+    def begins(self, device: str, checks: int) -> None: ...
+    def checks(self, device: str, name: str) -> None: ...
+    def result(self, result: ProbeResult) -> None: ...
+    def tries(self, device: str, remedy: Remedy, probe: str) -> None: ...
+    def ends(self, seen: Examined) -> None: ...
+
+
+class Doctor:
+    """Examines one device after the other."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger | None = None,
+        verdicts: Verdicts | None = None,
+        listener: Listener | None = None,
+        full: bool = False,
+        fresh: bool = False,
+        again: bool = False,
+        only: Sequence[str] = (),
+        script: catalog.Probe | None = None,
+        host: Callable[[Mapping[str, str]], Host] = Host,
+        budget_s: float | None = None,
+    ) -> None:
+        self.ledger = Ledger() if ledger is None else ledger
+        self.verdicts = Verdicts(ledger=self.ledger) if verdicts is None else verdicts
+        self.listener = listener or Listener()
+        self.full, self.fresh, self.again = full, fresh, again
+        self.only = only
+        self._own = OwnStep(self, script) if script is not None else None
+        self.budget_s = BUDGET[full] if budget_s is None else budget_s
+        self._make_host = host
+        self._host: Host | None = None
+        self._cpu: Sequence[ProbeResult] = ()
+
+    def __enter__(self) -> Doctor:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._host is not None:
+            self._host.close()
+
+    def warm(self) -> None:
+        """Begin to import torch, in a child; meanwhile there are other things to do."""
+        if self._host is None:
+            self._host = self._make_host({})
+
+    # -- one device ------------------------------------------------------------------------------------------
+
+    def remembered(self, device: str) -> bool:
+        """A verdict is there that makes probing needless."""
+        kept = self.verdicts.get(device)
+        return not self.fresh and kept.holds and kept.verdict is not None and (kept.verdict.full or not self.full)
+
+    def examine(self, patient: Patient) -> Examined:
+        """Its verdict, and how it came about."""
+        began = time.monotonic()
+        kept = self.verdicts.get(patient.device)
+        if kept.verdict is not None and self.remembered(patient.device) and not patient.unusable:
+            verdict = replace(kept.verdict, name=patient.name or kept.verdict.name, arch=patient.arch)
+            seen = self._with_script(Examined(verdict, remembered=True, age_s=kept.age_s), patient.backend)
+            self.listener.ends(seen)
+            return seen
+        results: list[ProbeResult] = []
+        found, unusable = Found(), patient.unusable
+        if not unusable:
+            try:
+                results = list(self._probe(patient.device))
+                results += self._simpler(patient.device, results)
+                results, found = self._treat(patient, results)
+            except UserError as error:  # torch cannot be imported: the same for every device
+                unusable = f"{error.message}: {error.cause}" if error.cause else error.message
+        verdict = self._judge(patient, results, found, unusable)
+        seconds = time.monotonic() - began
+        seen = Examined(verdict, tuple(results), found, stale=kept.stale, seconds=seconds)
+        seen = self._with_script(seen, patient.backend)
+        self.listener.ends(seen)
+        return seen
+
+    def _with_script(self, seen: Examined, backend: str | None) -> Examined:
+        """One step of the user's own script, on a device that may train."""
+        if self._own is None or not seen.verdict.trainable:
+            return seen
+        return self._own.add(seen, backend)
+
+    def _probe(self, device: str) -> Iterator[ProbeResult]:
+        """The probes of the set. A device on which not one step can be done is not asked for more."""
+        first, *others = catalog.select(device, full=self.full, only=self.only)
+        self.listener.begins(device, sum(len(probe.checks) for probe in (first, *others)))
+        begun = list(self._run(device, [first]))
+        yield from begun
+        if any(each.status in BAD and not harmless(each) for each in begun):
+            for probe in others:
+                yield from skipped(probe, device, probe.checks, f"{NOT_TRIED}: {first.name} fails")
+        else:
+            yield from self._run(device, others)
+
+    def _run(self, device: str, probes: Iterable[catalog.Probe], host: Host | None = None) -> Iterator[ProbeResult]:
+        if host is None:
+            self.warm()
+            host = self._host
+            assert host is not None
+        results = battery.run(
+            device,
+            probes,
+            host,
+            ledger=self.ledger,
+            full=self.full,
+            again=self.again,
+            announce=lambda name: self.listener.checks(device, name),
+            share=not self.full and catalog.kind_of(device) in SHARED,
+        )
+        for result in results:
+            self.listener.result(result)
+            yield result
+
+    def _simpler(self, device: str, results: Sequence[ProbeResult]) -> list[ProbeResult]:
+        """What the quick set left out and a failure makes worth knowing: the same in fp32, alone, in one layout."""
+        known = {each.probe for each in results}
+        wanted: dict[str, catalog.Probe] = {}
+        for bad in (each for each in results if each.status in BAD):
+            for avoid in AVOIDS:
+                if easier(bad, results, avoid):
+                    continue
+                others = [each for each in every_check(device) if each.probe not in known]
+                names = [catalog.find(each.probe).name for each in easier(bad, others, avoid)]
+                wanted |= {name: catalog.find(name) for name in list(dict.fromkeys(names))[:SIMPLER]}
+        if not wanted:
+            return []
+        return list(self._run(device, wanted.values()))
+
+    def _treat(self, patient: Patient, results: list[ProbeResult]) -> tuple[list[ProbeResult], Found]:
+        """Look for remedies; with those that help, do what was left out, and look again if something new fails."""
+        found, until = Found(), time.monotonic() + self.budget_s
+        for _ in range(ROUNDS):
+            if not any(each.status in BAD for each in results) or _left_behind(results):
+                break
+            cures = len(found.cures)
+            found = self._search(patient, results, found, until - time.monotonic())
+            if not any(cure.remedy.tried for cure in found.cures[cures:]):
+                break
+            again = self._with_remedies(patient.device, results, found)
+            results = [again.pop(each.probe, each) for each in results] + list(again.values())
+        return results, found
+
+    def _search(self, patient: Patient, results: Sequence[ProbeResult], before: Found, budget_s: float) -> Found:
+        with self.trials(patient.device, results) as trials:
+            return remedies.search(
+                results,
+                backend=patient.backend,
+                run=trials.run,
+                budget_s=budget_s,
+                tell=lambda remedy, probe: self.listener.tries(patient.device, remedy, probe),
+                before=before,
+            )
+
+    def trials(self, device: str, results: Sequence[ProbeResult]) -> Trials:
+        """Probes of a device again, with remedies."""
+        return Trials(self, device, results)
+
+    def _with_remedies(self, device: str, results: Sequence[ProbeResult], found: Found) -> dict[str, ProbeResult]:
+        """What was not tried or not reached, and a whole network: a cure must not be the end of something else."""
+        missed = [each for each in results if each.status == "skipped" and _was_missed(each)]
+        names = dict.fromkeys([*(catalog.find(each.probe).name for each in missed), WHOLE])
+        wanted = {each.probe for each in missed} | {each.probe for each in results if each.probe.startswith(WHOLE)}
+        with self._make_host(remedies.environment(cure.remedy for cure in found.cures)) as host:
+            again = list(self._run(device, [catalog.find(name) for name in names], host))
+        return {each.probe: each for each in again if each.probe in wanted}
+
+    def _judge(self, patient: Patient, results: Sequence[ProbeResult], found: Found, unusable: str) -> Verdict:
+        device = patient.device
+        case = Case(results, found, self.ledger.trust(device, device), unusable)
+        self._cpu = results if device == "cpu" else self._cpu
+        said = [*patient.findings, *diagnosis.of_results(device, results, found), *self._from_runs(device)]
+        said += remarks.of_results(device, results, self._cpu)
+        about = {"name": patient.name, "arch": patient.arch, "full": self.full}
+        verdict = judge(device, case, said, **about)
+        # One that could not be probed at all is not kept: whatever is in its way may be gone the next minute.
+        return verdict if unusable or self.only else self.verdicts.put(verdict)
+
+    def _from_runs(self, device: str) -> list[Finding]:
+        """What runs have seen of it."""
+        trust = self.ledger.trust(device, device)
+        faults = self.ledger.history(device).faults
+        if not faults or trust.state not in ("probation", "quarantined"):
+            return []
+        evidence = {"faults": counted(faults, "fault"), "since": (trust.since or "")[:10] or None, "kinds": trust.why}
+        return [registry.finding("faults-in-runs", device, evidence)]
+
+
+class Trials:
+    """Probes with remedies: one host for each environment, one process for all checks of a probe."""
+
+    def __init__(self, doctor: Doctor, device: str, results: Sequence[ProbeResult]) -> None:
+        self.doctor = doctor
+        self.device = device
+        self.hung = {catalog.find(each.probe).name for each in results if each.status == HUNG}
+        self._env: dict[str, str] | None = None
+        self._host: Host | None = None
+        self._seen: dict[tuple[str, tuple[tuple[str, str], ...]], list[ProbeResult]] = {}
+
+    def __enter__(self) -> Trials:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._host is not None:
+            self._host.close()
+            self._host = None
+
+    def run(self, check: str, env: Mapping[str, str]) -> ProbeResult:
+        """One check with a remedy; the others of its probe are remembered."""
+        probe = catalog.find(check)
+        key = (probe.name, tuple(sorted(env.items())))
+        if key not in self._seen:
+            if self._env != dict(env):
+                self._close()
+                self._env, self._host = dict(env), self.doctor._make_host(env)
+            patience = AGAIN_AFTER_HANG if probe.name in self.hung else None
+            self._seen[key] = battery.run_one(
+                self.device,
+                probe.name,
+                env=env,
+                host=self._host,
+                ledger=self.doctor.ledger,
+                deadline_s=patience,
+                full=self.doctor.full,
+            )
+        named = [each for each in self._seen[key] if each.probe == check]
+        return named[0] if named else ProbeResult(check, self.device, "skipped")
+
+
+def every_check(device: str) -> list[ProbeResult]:
+    """All checks there are, as results of nothing: for comparing what they are about."""
+    probes = catalog.select(device, full=True)
+    return [
+        ProbeResult(probe.named(check), device, "skipped", evidence=probe.traits(check))
+        for probe in probes
+        for check in probe.checks
+    ]
+
+
+def _was_missed(result: ProbeResult) -> bool:
+    """Left out because something before it failed, not because it makes no sense here."""
+    return str(result.evidence.get("why") or "").startswith((NOT_TRIED, NOT_REACHED))
+
+
+def _left_behind(results: Sequence[ProbeResult]) -> bool:
+    """A process that cannot be killed holds the device: nothing can be tried."""
+    return any("abandoned" in each.evidence for each in results)
+
+
+def summary(results: Sequence[ProbeResult]) -> dict[str, Any]:
+    """Results as in --json: what was measured, without what a probe is about."""
+    return {
+        each.probe: {"status": each.status, "error": each.error, "bound": each.bound, "seconds": each.seconds}
+        for each in results
+    }
