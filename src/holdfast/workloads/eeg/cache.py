@@ -183,7 +183,7 @@ def open(folder: str | os.PathLike[str]) -> Windows:
     if not path.is_dir():
         raise UserError(f"there is no cache in {path}", hints=["make one with `holdfast eeg prepare DATA CACHE`"])
     meta = _meta(path)
-    return Windows(path, meta, _table(path, meta))
+    return Windows(path.absolute(), meta, _table(path, meta))
 
 
 def _read_into(fd: int, place: memoryview, at: int) -> int:
