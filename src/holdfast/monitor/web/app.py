@@ -36,6 +36,8 @@ STATIC = Path(__file__).parent / "static"
 MOST_POINTS = 4000
 MOST_TEXT = 1 << 18
 MOST_COMPARED = 24
+CALM = 0.5
+"""Seconds between two messages to one page: what comes in between comes together."""
 PULSE = 5.0
 """Seconds after which a stream says that it lives."""
 
@@ -217,6 +219,8 @@ class _Web:
                 news, listener.news = listener.news, set()
                 for ident in news:
                     yield await run_in_threadpool(self._told, ident)
+                if news:
+                    await asyncio.sleep(CALM)
                 if not listener.news:
                     try:
                         await asyncio.wait_for(bell.wait(), PULSE)
