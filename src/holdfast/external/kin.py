@@ -17,7 +17,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,10 +60,10 @@ class Kin:
                 left_out.add(pid)
         return {pid: member for pid, member in family.items() if pid not in left_out and member.state not in "ZX"}
 
-    def cpu_seconds(self) -> float:
+    def cpu_seconds(self, members: Mapping[int, Member]) -> float:
         """CPU time of all of them; it falls when one ends."""
         ticks = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-        return sum(member.cpu_ticks for member in self.members().values()) / ticks
+        return sum(member.cpu_ticks for member in members.values()) / ticks
 
     def reap(self, script: Script) -> None:
         """Take the exit codes of orphans, so that none stays as a zombie."""
