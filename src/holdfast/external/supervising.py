@@ -324,6 +324,10 @@ class ScriptSupervisor:
             if process.exists(script.followed) and script.followed in self.kin.members():
                 return False
             code = self.kin.reaped.get(script.followed, 0)
+            further = self.kin.daemon(script, self._name) if code == 0 else None
+            if further is not None:  # a daemon forks twice
+                script.followed = further
+                return False
         elif script.poll() is None:
             return False
         else:
