@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import blame
+import ecosystem
 import leaks
 import storage
 import times
@@ -48,6 +49,7 @@ PARTS = {
     "storage": Part(storage.storage, storage.storage_bounds),
     "leaks": Part(leaks.leaks, leaks.leaks_bounds),
     "soak": Part(training.soak, training.soak_bounds),
+    "ecosystem": Part(ecosystem.measure, ecosystem.bounds),
 }
 
 
