@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import blame
 import detection
 import doctor
+import ecosystem
 import eeg_data
 import eeg_training
 import leaks
@@ -74,6 +75,7 @@ PARTS = {
     "detection-large": Part(detection.large, detection.large_bounds),
     "detection-faults": Part(detection.faults, detection.faults_bounds),
     "detection-learning": Part(detection.learning, detection.learning_bounds),
+    "ecosystem": Part(ecosystem.measure, ecosystem.bounds),
 }
 
 

@@ -44,6 +44,7 @@ COMMANDS = {
     "ledger": Command("ledger", "how far each device is trusted, and why"),
     "eeg": Command("eeg", "EEG data: download, simulate, check, prepare"),
     "detection": Command("detection", "boxes in images: check a set, use a trained detector, generate a set"),
+    "ecosystem": Command("ecosystem", "predators and prey: a film of what a run has learned"),
     "chaos": Command("chaos", "inject faults into a run and print the receipt"),
     "explain": Command("explain", "what a code means, what holdfast does about it, what you can do"),
     "env": Command("env", "a report about this machine, ready to paste"),

@@ -4,8 +4,8 @@
     batch = Batch(inputs, actions, logps, values, advantages, returns)
     told = update(net, optimizer, batch, Recipe())          # loss, entropy, how far the policy moved
 
-A net is anything with `net(*inputs) -> (logits, value)`. Nothing here knows about worlds or sessions. Random numbers are
-torch's own, which a session protects.
+A net is anything with `net(*inputs) -> (logits, value)`. Nothing here knows about worlds or sessions. Random numbers
+are torch's own, which a session protects.
 
 Schulman et al. 2017, arXiv:1707.06347; advantages: arXiv:1506.02438; Huang et al. 2022, "The 37 implementation details
 of PPO".

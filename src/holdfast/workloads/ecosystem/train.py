@@ -171,7 +171,7 @@ def tell(session: holdfast.Session, learner: Learner, arena: int) -> None:
             rules, who, worlds=max(2, arena), steps=100, seed=3000, device=device, around=learner.around(device)
         )
         session.progress(len(found), len(players), "measuring against dice")
-    scores = {
+    scores: dict[str, Any] = {
         "schema": 1,
         "run": session.run.name,
         "worlds": max(2, arena),
