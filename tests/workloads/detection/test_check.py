@@ -226,6 +226,12 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
         (tmp_path / "images/train").chmod(0o700)
 
 
+def test_links_that_lead_back_are_followed_once(tmp_path: Path) -> None:
+    data = small.yolo(tmp_path)
+    (tmp_path / "images/train/back").symlink_to(tmp_path / "images/train", target_is_directory=True)
+    assert len(sources.find(str(data)).splits["train"].images) == 4
+
+
 def test_a_folder_that_is_no_set(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no data set was found"):
         sources.find(str(tmp_path))

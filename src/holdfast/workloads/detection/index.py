@@ -123,14 +123,26 @@ class Checked:
 def open_set(data: str, *, tell: Tell | None = None, rebuild: bool = False, decode: bool = False) -> Checked:
     """Find a set and check it, or use the check of before if nothing has changed; UserError if nothing can be used."""
     source = sources.find(data)
-    key = _key(source, decode)
-    kept = cache_folder() / "indices" / f"{key}.npz"
+    kept = _place(source, decode)
     checked = None if rebuild else _load(kept, source)
     if checked is None:
         checked = build(source, tell=tell, decode=decode)
         _save(kept, checked)
     _check_usable(checked)
     return checked
+
+
+def check_set(data: str, *, tell: Tell | None = None, decode: bool = False) -> Checked:
+    """Look at all of a set now, whatever is left of it; a run that follows finds it checked."""
+    source = sources.find(data)
+    checked = build(source, tell=tell, decode=decode)
+    for thorough in {False, decode}:
+        _save(_place(source, thorough), checked)
+    return checked
+
+
+def _place(source: Source, decode: bool) -> Path:
+    return cache_folder() / "indices" / f"{_key(source, decode)}.npz"
 
 
 def _check_usable(checked: Checked) -> None:

@@ -54,8 +54,12 @@ class Finder:
     """A detector that is ready."""
 
     def __init__(self, net: Detector, names: list[str], side: int, device: str = "cpu") -> None:
-        self.net, self.names, self.side = net.to(device).eval(), names, side
-        self.device = torch.device(device)
+        self.names, self.side = names, side
+        try:
+            self.device = torch.device(device)
+            self.net = net.to(self.device).eval()
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise UserError(f"device `{device}` cannot be used", cause=str(error).splitlines()[0][:160]) from None
 
     @classmethod
     def of(cls, where: Path, *, imgsz: int = 0, device: str = "cpu") -> Finder:
