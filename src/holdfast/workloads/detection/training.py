@@ -138,7 +138,7 @@ def the_set(session: holdfast.Session, data: str) -> Checked:
         if not (folder / "data.yaml").exists():
             generate.write(folder, progress=session.progress)
         data = str(folder / "data.yaml")
-    checked = open_set(data, tell=session.progress)
+    checked = open_set(data, tell=session.progress, bound=session.run.folder / "index.npz")
     told = "GENERATED thermal-like images" if checked.generated else f"{checked.kind} data"
     counts = ", ".join(f"{len(part):,} {name}" for name, part in checked.splits.items())
     print(
