@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ class Index:
         return bool(same and steps and last and self.table.ndim == 2 and self.table.shape[1] == 5)
 
 
-def _index(rows: list[tuple[str, tuple[Any, ...], Boxes]]) -> Index:
+def _index(rows: Sequence[tuple[str, tuple[Any, ...], Boxes]]) -> Index:
     paths = [os.fsencode(path) for path, _, _ in rows]
     return Index(
         names=np.frombuffer(b"".join(paths), np.uint8),

@@ -70,7 +70,7 @@ class Bottleneck(nn.Module):
         self.around = around
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.second(self.first(x))
+        y: Tensor = self.second(self.first(x))
         return x + y if self.around else y
 
 
