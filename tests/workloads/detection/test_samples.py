@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil, floor
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ def test_boxes_are_where_the_pixels_are(seed: int, whole: bool) -> None:
     lit = made[..., 0] > 180
     covered = np.zeros_like(lit)
     for _, x1, y1, x2, y2 in moved.tolist():
-        inside = lit[round(y1) : round(y2), round(x1) : round(x2)]
+        inside = lit[ceil(y1) : floor(y2), ceil(x1) : floor(x2)]
         assert inside.mean() > 0.85, (x1, y1, x2, y2)
         covered[max(0, int(y1) - 2) : int(y2) + 3, max(0, int(x1) - 2) : int(x2) + 3] = True
     strays = (lit & ~covered).sum()
