@@ -17,6 +17,7 @@ A cache is written by `prepare` and comes from anywhere: nothing in it is truste
 from __future__ import annotations
 
 import builtins
+import hashlib
 import os
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -264,6 +265,21 @@ def _damaged(path: Path, cause: str) -> UserError:
     return UserError(
         f"the cache in {path} is damaged", cause=cause, hints=["make it anew with `holdfast eeg prepare … --rebuild`"]
     )
+
+
+def damaged(windows: Windows) -> list[str]:
+    """Recordings whose windows are not the bytes that were written; read in parts, however large it is."""
+    written = windows.meta.get("recordings")
+    names = windows.table["recording"]
+    edges = np.flatnonzero(np.concatenate([[True], names[1:] != names[:-1]])).tolist() if len(names) else []
+    found = []
+    for start, stop in zip(edges, [*edges[1:], len(names)], strict=True):
+        name, digest = str(names[start]), hashlib.sha256()
+        for at in range(start, stop, 64):
+            digest.update(windows.batch(range(at, min(at + 64, stop))).data.cast("B"))
+        if not isinstance(written, dict) or written.get(name) != digest.hexdigest():
+            found.append(name)
+    return found
 
 
 # Writing ----------------------------------------------------------------------------------------------------
