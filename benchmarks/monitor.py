@@ -59,7 +59,7 @@ def monitor(scratch: Path, quick: bool) -> dict[str, Any]:
     os.environ["XDG_CACHE_HOME"] = str(scratch / "cache")
     root = scratch / "runs"
     big = root / "big-20261115-0900-huge-heron"
-    _write_run(big, points, journal=True)
+    _write_run(big, points)
     say(f"  wrote {points} metrics and events")
     looks = [_look(big) for _ in range(4)]
     measured: dict[str, Any] = {
@@ -69,7 +69,7 @@ def monitor(scratch: Path, quick: bool) -> dict[str, Any]:
         "status_s": _status(root),
     }
     say(f"  {json.dumps(measured)}")
-    measured["browser"] = _browser(scratch, root, points, runs)
+    measured["browser"] = _browser(scratch, root, big, points, runs)
     measured["watched"] = _watched(scratch, quick)
     return measured
 
@@ -98,7 +98,7 @@ def monitor_bounds(measured: dict[str, Any]) -> list[Bound]:
 # Reading ----------------------------------------------------------------------------------------------------
 
 
-def _write_run(folder: Path, points: int, *, journal: bool) -> None:
+def _write_run(folder: Path, points: int) -> None:
     """A run as a supervisor would have left it, with a loss and three other numbers a step."""
     (folder / "checkpoints").mkdir(parents=True)
     info: dict[str, Any] = {"schema": 1, "format": 1, "run": "big", "workload": "big", "state": "STOPPED"}
@@ -113,9 +113,8 @@ def _write_run(folder: Path, points: int, *, journal: bool) -> None:
             row = f'"train_loss": {loss}, "lr": {1e-3 * math.exp(-step / 1e6)}, "norm": {step % 97}, "score": {-loss}'
             where = f'"step": {step}, "epoch": {step // 10000}'
             metrics.write(f'{{"time": "{when}", {where}, {row}}}\n')
-            if journal:
-                events.write(f'{{"time": "{when}", "event": "log", {where}, "values": {{{row}}}}}\n')
-            if journal and step % 1000 == 0:
+            events.write(f'{{"time": "{when}", "event": "log", {where}, "values": {{{row}}}}}\n')
+            if step % 1000 == 0:
                 events.write(f'{{"time": "{when}", "event": "checkpoint", {where}, "seconds": 0.1}}\n')
 
 
@@ -157,7 +156,7 @@ def _served(root: Path) -> Iterator[tuple[str, str, int]]:
         server.wait(20)
 
 
-def _browser(scratch: Path, root: Path, points: int, runs: int) -> dict[str, Any]:
+def _browser(scratch: Path, root: Path, big: Path, points: int, runs: int) -> dict[str, Any]:
     """Twenty runs on one page: the first paint, until it is complete, and until an update is seen."""
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     try:
@@ -166,18 +165,13 @@ def _browser(scratch: Path, root: Path, points: int, runs: int) -> dict[str, Any
         return {"skipped": "no playwright"}
     if chromium is None:
         return {"skipped": "no Chromium"}
+    for number in range(runs):  # they hold the same, so the index of the first is theirs: reading was measured above
+        other = root / f"many-20261115-1000-run-{number:02d}"
+        shutil.copytree(big, other, copy_function=os.link)
+        (other / "run.json").unlink()
+        shutil.copy(big / "run.json", other / "run.json")
+        shutil.copy(Index.of(big).path, Index.of(other).path)
     first = root / "many-20261115-1000-run-00"
-    _write_run(first, points, journal=False)
-    for number in range(1, runs):
-        other = root / f"many-20261115-1000-run-{number:02d}"
-        shutil.copytree(first, other, copy_function=os.link)
-        for name in ("run.json", "journal.jsonl"):  # replaced, so that no two runs share what may change
-            (other / name).unlink()
-            shutil.copy(first / name, other / name)
-    _look(first)
-    for number in range(1, runs):  # they hold the same, so the index of the first is theirs: reading was measured above
-        other = root / f"many-20261115-1000-run-{number:02d}"
-        shutil.copy(Index.of(first).path, Index.of(other).path)
     say(f"  {runs} runs of {points} points are indexed")
     flags = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
     flags += ["--disable-component-update", "--disable-sync"]
@@ -244,7 +238,7 @@ def _watched(scratch: Path, quick: bool) -> dict[str, Any]:
     """Steps of one run while a page follows it, and while the monitor is stopped, in turns."""
     runs = scratch / "watched"
     runs.mkdir()
-    seconds, turns = (1.0, 3) if quick else (5.0, 16)
+    seconds, turns = (1.0, 3) if quick else (5.0, 8)
     job = scratch / "paced.py"
     job.write_text(_PACED)
     train = subprocess.Popen(

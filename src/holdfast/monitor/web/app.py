@@ -93,7 +93,9 @@ class _Web:
         return self._about(request, lambda each: {"head": self._head(each), "body": payload.body(each.run)})
 
     def _head(self, each: Watched) -> dict[str, Any]:
-        return {**payload.head(each.run, each.ident), "version": each.version}
+        head = {**payload.head(each.run, each.ident), "version": each.version}
+        each.run.books.release()
+        return head
 
     def series(self, request: Request) -> Response:
         asked = request.query_params
