@@ -412,6 +412,9 @@ class ScriptSupervisor:
         pid = beat.pid if beat.pid and process.exists(beat.pid) else script.pid
         info = process.inspect(pid)
         stacks = ask_for_stacks(pid, notes.stacks_path(pid)) if self.settings.run.stacks else {}
+        if notes.board.read().beats != beat.beats or script.poll() is not None:
+            self.affairs.teller.emit("note", text=f"process {pid} was silent for {silence:.0f} s and goes on by itself")
+            return  # asking where it was has woken it, or it was only slow
         fault = Fault(
             Kind.HANG,
             device=self.device,
