@@ -79,8 +79,11 @@ def train(
     learner.recipe, learner.way = tuned(session, learner, updates, tune, precision, attention)
     session.protect(**learner.protected())
 
+    def alive() -> None:  # a slow machine is not a hung one: an update may take minutes, a minibatch does not
+        session.progress(learner.turns, updates, "update")
+
     for _ in session.epochs(updates):
-        numbers = session.transaction(lambda: learner.turn(session.device))
+        numbers = session.transaction(lambda: learner.turn(session.device, alive))
         warning = learner.vitals.warning(numbers)
         if warning:
             print(warning, flush=True)
