@@ -36,15 +36,15 @@ from holdfast.workloads.detection.model import SIZES, Detector, parameters
 from holdfast.workloads.detection.samples import Samples, Still
 from holdfast.workloads.detection.weights import inherit, keep_about
 
-GENERATED = {"imgsz": 160, "epochs": 30}
-USUAL = {"imgsz": 416, "epochs": 30}
+GENERATED: dict[str, Any] = {"imgsz": 128, "epochs": 24, "size": "nano"}
+USUAL: dict[str, Any] = {"imgsz": 416, "epochs": 30, "size": "tiny"}
 
 
 def train(
     session: holdfast.Session,
     *,
     data: str = "",
-    size: str = "tiny",
+    size: str = "",
     imgsz: int = 0,
     batch: int = 16,
     epochs: int = 0,
@@ -69,7 +69,7 @@ def train(
     """One run: data, net, training, report."""
     checked = the_set(session, data)
     usual = GENERATED if not data else USUAL
-    side, epochs = _side(imgsz or usual["imgsz"]), epochs or usual["epochs"]
+    side, epochs, size = _side(imgsz or usual["imgsz"]), epochs or usual["epochs"], size or usual["size"]
     if size not in SIZES:
         raise UserError(f"size is {size!r}", cause=f"there are: {', '.join(SIZES)}")
     part, channels = checked.splits["train"], 1 if checked.grey else 3
