@@ -50,6 +50,7 @@ PARTS = {
     "leaks": Part(leaks.leaks, leaks.leaks_bounds),
     "soak": Part(training.soak, training.soak_bounds),
     "ecosystem": Part(ecosystem.measure, ecosystem.bounds),
+    "hunting": Part(ecosystem.hunting, ecosystem.hunting_bounds),
 }
 
 
