@@ -76,6 +76,7 @@ PARTS = {
     "detection-faults": Part(detection.faults, detection.faults_bounds),
     "detection-learning": Part(detection.learning, detection.learning_bounds),
     "ecosystem": Part(ecosystem.measure, ecosystem.bounds),
+    "hunting": Part(ecosystem.hunting, ecosystem.hunting_bounds),
 }
 
 
