@@ -59,7 +59,7 @@ def hunting(scratch: Path, quick: bool) -> dict[str, Any]:
     """What predators learn, beside dice, and MAgent2's pursuit beside a plain PPO. Long."""
     torch.set_num_threads(1)
     return {
-        "learning": [learn(seed, updates=2 if quick else 40) for seed in range(1 if quick else 3)],
+        "learning": [learn(seed, updates=2 if quick else 30) for seed in range(1 if quick else 3)],
         "pursuit": pursuit(seeds=1 if quick else 3, updates=2 if quick else 24),
         "tiger_deer": tiger_deer(updates=1 if quick else 24),
     }

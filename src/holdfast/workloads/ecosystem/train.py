@@ -38,7 +38,7 @@ def train(
     session: holdfast.Session,
     *,
     preset: str = "small",
-    updates: int = 40,
+    updates: int = 30,
     steps: int = 32,
     worlds: int = 8,
     prey: int = 32,
