@@ -123,7 +123,8 @@ def finish(image: Pixels, boxes: Boxes, views: Views) -> tuple[Pixels, Boxes]:
 def _grey_light(image: Pixels, draws: NDArray[np.float64]) -> Pixels:
     levels = np.arange(256, dtype=np.float32)
     table = np.clip((levels - 128) * (1 + 0.3 * draws[0]) + 128 + 25 * draws[1], 0, 255).astype(np.uint8)
-    return table[image]
+    lit: Pixels = table[image]
+    return lit
 
 
 def _colour(image: Pixels, draws: NDArray[np.float64]) -> Pixels:

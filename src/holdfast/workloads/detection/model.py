@@ -56,7 +56,7 @@ class Conv(nn.Sequential):
     def __init__(self, inner: int, outer: int, kernel: int = 1, stride: int = 1) -> None:
         super().__init__(
             nn.Conv2d(inner, outer, kernel, stride, kernel // 2, bias=False),
-            nn.BatchNorm2d(outer, eps=1e-3, momentum=0.03),
+            nn.BatchNorm2d(outer, eps=1e-3, momentum=0.1),  # 0.03 leaves traces of its start in a run of 150 steps
             nn.SiLU(inplace=True),
         )
 
