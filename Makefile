@@ -15,6 +15,8 @@
 PYTHON ?= python3
 PY ?= .venv/bin/python
 PYTEST = $(PY) -m pytest
+# Tests run in this many processes, a file in one of them. Each process has a nursery of its own, so more need memory.
+JOBS ?= 2
 
 # Every path here is relative: the folder may have blanks in its name.
 ifeq ($(PY),.venv/bin/python)
@@ -38,7 +40,7 @@ demo: $(READY)
 	$(HOLDFAST) chaos examples/windows.py --faults sigkill@40,hang@70,oom_in_step@100
 
 test: check
-	$(PYTEST)
+	$(PYTEST) -n $(JOBS) --dist loadfile
 
 check: check-fast
 	$(PY) -m ruff format --check .
