@@ -1,6 +1,6 @@
 """`holdfast train detection`: a detector for your boxes, or for a generated thermal-like set if none are given.
 
-    holdfast train detection                                                 on the generated set, about two minutes
+    holdfast train detection                                                 on the generated set
     holdfast train detection data=bccd/data.yaml imgsz=320 epochs=60         YOLO folders, COCO JSON, Pascal VOC
     holdfast train detection data=my.yaml size=nano multiscale=0.25          smaller net, changing sizes
     holdfast train detection data=my.yaml weights=runs/…/final.safetensors   from weights you have

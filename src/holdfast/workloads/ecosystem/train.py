@@ -1,6 +1,6 @@
 """Predators and prey that learn: PPO for both, in one run that survives whatever the hardware does.
 
-    holdfast train ecosystem                               about two minutes on two cores
+    holdfast train ecosystem                               4 minutes on two busy cores
     holdfast train ecosystem preset=full updates=200       the large network
     holdfast train ecosystem attention=math                another kernel for the attention, if one is in doubt
     holdfast train ecosystem attempt_cost=0.5              see predators learn to do nothing, and the warning
