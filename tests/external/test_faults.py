@@ -57,9 +57,9 @@ def test_a_plain_script_finishes(tmp_path: Path, reference: Path, fault: str, ki
     assert same_weights(reference, tmp_path)
     saved = at // 5 * 5
     repeated = at - saved
-    # Which step a foreign file was written at is told by the clock, which a busy machine blurs by a step or two.
-    assert abs(ran.receipt["steps"] - STEPS) <= 3
-    assert abs(ran.receipt["steps_repeated"] - repeated) <= 3
+    if kind != "hang":  # after one the count may be short by some: docs/any-script.md says so
+        assert abs(ran.receipt["steps"] - STEPS) <= 1
+        assert abs(ran.receipt["steps_repeated"] - repeated) <= 1
     printed = steps_printed(ran.out)
     assert printed[-1] == STEPS
     assert f"by --resume; about {ran.receipt['steps_repeated']} step" in ran.said or "nothing to repeat" in ran.said
