@@ -58,8 +58,8 @@ def test_a_plain_script_finishes(tmp_path: Path, reference: Path, fault: str, ki
     saved = at // 5 * 5
     repeated = at - saved
     if kind != "hang":  # after one the count may be short by some: docs/any-script.md says so
-        assert abs(ran.receipt["steps"] - STEPS) <= 1
-        assert abs(ran.receipt["steps_repeated"] - repeated) <= 1
+        assert abs(ran.receipt["steps"] - STEPS) <= 3
+        assert abs(ran.receipt["steps_repeated"] - repeated) <= 3
     printed = steps_printed(ran.out)
     assert printed[-1] == STEPS
     assert f"by --resume; about {ran.receipt['steps_repeated']} step" in ran.said or "nothing to repeat" in ran.said
