@@ -180,6 +180,7 @@ def _detached(words: list[str], folder: Path, tally: Tally) -> int:
     run, supervisor = Path(said["folder"]), int(said["pid"])
     try:
         assert _until(lambda: step(folder / "runs") > 0), "the detached run made no step"
+        assert _until(lambda: _beat(run).get("readings")), "the sensors, which start after a while, said nothing"
         before = _descriptors_of(supervisor)
         killed = 0
         for number in range(KILLS):
@@ -196,11 +197,16 @@ def _detached(words: list[str], folder: Path, tally: Tally) -> int:
 
 def _worker(run: Path) -> int:
     """The worker that the beat names, if it is one of ours."""
-    try:
-        pid = int(json.loads((run / "beat.json").read_text())["pid"])
-    except (OSError, ValueError, KeyError):
-        return 0
+    pid = int(_beat(run).get("pid") or 0)
     return pid if _is_ours(pid) else 0
+
+
+def _beat(run: Path) -> dict[str, Any]:
+    try:
+        beat: dict[str, Any] = json.loads((run / "beat.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return beat
 
 
 def _descriptors_of(pid: int) -> int:

@@ -218,6 +218,7 @@ def growth_bounds(measured: dict[str, Any]) -> list[Bound]:
     early, end = measured["early"], measured["end"]
     grown = round(end["rss_mb"] - early["rss_mb"], 2)
     return [
+        at_most("megabytes of the supervisor at its largest", measured["peak_mb"], 60.0),
         at_most("megabytes that the supervisor grew (one is the allocator's)", grown, 1.0, quick=False),
         at_most("descriptors of the supervisor at the end", end["descriptors"], early["descriptors"]),
     ]
