@@ -107,8 +107,8 @@ def _spec(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
     target = str(args.target)
     if ":" in target and not Path(target).exists():
         if not args.data and not args.input:
-            raise UserError("there is nothing to call it with", hints=[
-                "give real inputs: `--data val.npz` (inputs and targets)", "or a shape: `--input 1x129x1000`"])  # fmt: skip
+            hints = ["give real inputs: `--data val.npz` (inputs and targets)", "or a shape: `--input 1x129x1000`"]
+            raise UserError("there is nothing to call it with", hints=hints)
         for name in ("weights", "data", "calibration"):
             if getattr(args, name) and not Path(getattr(args, name)).is_file():
                 raise UserError(f"there is no {getattr(args, name)}", cause=f"--{name} has to be a file")

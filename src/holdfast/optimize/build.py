@@ -66,6 +66,7 @@ def _check(target: Path) -> None:
     model = onnx.load(target, load_external_data=True)
     if not model.graph.node:
         raise ValueError("the exported graph is empty")
+    del model.graph.value_info[:]  # sizes of the example that an exporter left in it: quantizers stumble over them
     onnx.save(model, target)  # one file: weights that were written beside it come in
     for beside in target.parent.glob(f"{target.name}.data"):
         beside.unlink()

@@ -4,7 +4,8 @@
     [each.name for each in offers if not each.skip]      # "onnxruntime fp32", "openvino fp16", …
     offers[-1].skip                                      # "this processor has no bf16 arithmetic"
 
-A candidate is an engine and a precision; threads and fixed shapes are varied for those that come out best. No torch here.
+A candidate is an engine and a precision; threads and fixed shapes are varied for the one that comes out best. No torch
+here.
 """
 
 from __future__ import annotations

@@ -137,8 +137,8 @@ class _Search:
         if wrong:
             raise NothingFits("this model is not worth making fast", cause=f"in fp32, as it was trained, {wrong}",
                               hints=["look at its training first"])  # fmt: skip
-        self.rows.append({**each.to_json(), "state": "baseline", **found, "ratio": 1.0, "throughput": many,
-                          "cold_s": loaded["cold_s"], "rss": loaded["rss"], "scores": self.scores, "agreement": 1.0})  # fmt: skip
+        same = {"ratio": 1.0, "agreement": 1.0, "scores": self.scores, "throughput": many}
+        self.rows.append({**each.to_json(), "state": "baseline", **loaded, **found, **same})
 
     def _as_called(self, baseline: Child, subject: dict[str, Any]) -> None:
         """The model as its maker left it: often in training mode, with gradients on."""
@@ -290,8 +290,8 @@ def findings(rows: list[dict[str, Any]], subject: dict[str, Any]) -> list[str]:
     called = next((row for row in rows if row["state"] == "as called"), None)
     if called is not None and called["ratio"] < 0.97:
         told.append(
-            f"You were timing training mode: as your factory returns it, a call takes {1 / called['ratio']:.1f} times as "
-            "long as after model.eval() under torch.inference_mode(). That part is free."
+            f"You were timing training mode: as your factory returns it, a call takes {1 / called['ratio']:.1f} times "
+            "as long as after model.eval() under torch.inference_mode(). That part is free."
         )
     return told + list(subject.get("notes", []))
 

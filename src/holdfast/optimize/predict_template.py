@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 _HEAD = '''"""python predict.py input.npy [more.npy] > answers.npy   (needs {needs})"""
-import sys
+import io, sys
 from pathlib import Path
 import numpy as np
 {imports}
@@ -84,6 +84,6 @@ def script(about: dict[str, Any]) -> str:
         settings=repr(openvino_settings(about)) if engine == "openvino" else "",
         load=_LOAD.get(engine, "").format(file=about["file"]),
     )
-    single = "np.save(sys.stdout.buffer, predict(*given)[0])"
+    single = "np.save(held := io.BytesIO(), predict(*given)[0])\n    sys.stdout.buffer.write(held.getvalue())"
     rows = "[print(row.tolist()) for row in predict(*given)]"
     return _HEAD.format(needs=needs, imports=imports) + text + _TAIL.format(save=rows if post else single)

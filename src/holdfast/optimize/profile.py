@@ -8,6 +8,7 @@ The rows are in order of their share. An engine that does not say gives none.
 from __future__ import annotations
 
 import json
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -16,11 +17,13 @@ from typing import Any
 import numpy as np
 
 Rows = list[dict[str, Any]]
+Times = dict[tuple[str, str], list[float]]
+"""Seconds in each call, by layer and kind."""
 CALLS = 5
 
 
 def profile(folder: Path, about: dict[str, Any], subject: dict[str, Any], inputs: list[Any]) -> Rows:
-    """The mean of a few calls at batch 1."""
+    """The median of a few calls at batch 1."""
     one = [np.ascontiguousarray(each[:1]) for each in inputs]
     if about["engine"] == "onnxruntime":
         found = _onnxruntime(folder / about["file"], about, one)
@@ -28,13 +31,12 @@ def profile(folder: Path, about: dict[str, Any], subject: dict[str, Any], inputs
         found = _openvino(folder / about["file"], about, one)
     else:
         found = _torch(subject, about, one)
-    rows = [
-        {"layer": layer, "kind": kind, "seconds": seconds} for (layer, kind), seconds in found.items() if seconds > 0
-    ]
+    medians = {key: statistics.median(times) for key, times in found.items()}  # one call may have had to wait
+    rows = [{"layer": key[0], "kind": key[1], "seconds": seconds} for key, seconds in medians.items() if seconds > 0]
     return sorted(rows, key=lambda row: -float(row["seconds"]))
 
 
-def _torch(subject: dict[str, Any], about: dict[str, Any], one: list[Any]) -> dict[tuple[str, str], float]:
+def _torch(subject: dict[str, Any], about: dict[str, Any], one: list[Any]) -> Times:
     """Time of each module without that of the modules inside it."""
     import torch
 
@@ -43,7 +45,7 @@ def _torch(subject: dict[str, Any], about: dict[str, Any], one: list[Any]) -> di
     torch.set_num_threads(int(about["threads"]))
     model = load_model(subject["spec"]).eval()
     torch.backends.mha.set_fastpath_enabled(False)  # one fused call would hide what is inside
-    spent: dict[tuple[str, str], float] = {}
+    spent: Times = {}
     open_calls: list[list[float]] = []
 
     def before(module: Any, _: Any) -> None:
@@ -54,7 +56,7 @@ def _torch(subject: dict[str, Any], about: dict[str, Any], one: list[Any]) -> di
             began, inside = open_calls.pop()
             took = time.perf_counter() - began
             key = (name or "(the rest)", type(module).__name__)
-            spent[key] = spent.get(key, 0.0) + (took - inside) / CALLS
+            spent.setdefault(key, []).append(took - inside)
             if open_calls:
                 open_calls[-1][1] += took
 
@@ -71,7 +73,7 @@ def _torch(subject: dict[str, Any], about: dict[str, Any], one: list[Any]) -> di
     return spent
 
 
-def _onnxruntime(path: Path, about: dict[str, Any], one: list[Any]) -> dict[tuple[str, str], float]:
+def _onnxruntime(path: Path, about: dict[str, Any], one: list[Any]) -> Times:
     import onnxruntime
 
     with tempfile.TemporaryDirectory(prefix="holdfast-profile-") as place:
@@ -84,16 +86,16 @@ def _onnxruntime(path: Path, about: dict[str, Any], one: list[Any]) -> dict[tupl
         for _ in range(CALLS):
             session.run(None, given)
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-    spent: dict[tuple[str, str], float] = {}
+    spent: Times = {}
     for event in events:
         if event.get("cat") == "Node" and str(event.get("name", "")).endswith("_kernel_time"):
             name = str(event["name"]).removesuffix("_kernel_time")
             key = (name, str(event.get("args", {}).get("op_name", "")))
-            spent[key] = spent.get(key, 0.0) + float(event["dur"]) / 1e6 / CALLS
+            spent.setdefault(key, []).append(float(event["dur"]) / 1e6)
     return spent
 
 
-def _openvino(path: Path, about: dict[str, Any], one: list[Any]) -> dict[tuple[str, str], float]:
+def _openvino(path: Path, about: dict[str, Any], one: list[Any]) -> Times:
     import openvino
 
     from holdfast.optimize.engines import openvino_settings
@@ -102,11 +104,11 @@ def _openvino(path: Path, about: dict[str, Any], one: list[Any]) -> dict[tuple[s
     request = core.compile_model(
         core.read_model(path), "CPU", {**openvino_settings(about), "PERF_COUNT": True}
     ).create_infer_request()
-    spent: dict[tuple[str, str], float] = {}
+    spent: Times = {}
     request.infer(one)
     for _ in range(CALLS):
         request.infer(one)
         for info in request.profiling_info:
             key = (info.node_name, info.node_type)
-            spent[key] = spent.get(key, 0.0) + info.real_time.total_seconds() / CALLS
+            spent.setdefault(key, []).append(info.real_time.total_seconds())
     return spent

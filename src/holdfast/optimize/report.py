@@ -69,9 +69,8 @@ def remark(row: dict[str, Any]) -> str:
 def lines(result: dict[str, Any], *, width: int = 200) -> list[str]:
     """The answer as text: findings, table, choice."""
     about = result["subject"]
-    told = [
-        f"{about['name']} · {about['parameters']:,} parameters · {_inputs(about)} · {about['validation']} validation inputs"
-    ]
+    known = f"{about['parameters']:,} parameters · {_inputs(about)} · {about['validation']} validation inputs"
+    told = [f"{about['name']} · {known}"]
     told += [f"• {each}" for each in result["findings"]]
     rows = sorted_rows(result["rows"])
     measured = [row for row in rows if row["state"] in ("ok", "baseline", "as called", "refused") and "p50" in row]
@@ -126,8 +125,8 @@ def page(result: dict[str, Any]) -> str:
     """One HTML file: findings, table, profile."""
     about, best = result["subject"], result["chosen"]
     body = [f"<h1>{escape(about['name'])}</h1>"]
-    body.append(f"<p><b>{escape(best['name'])}</b> answers {best['ratio']:.2f} times as fast as eager inference_mode "
-                f"({milliseconds(best['p50'])} instead of {milliseconds(best['baseline_p50'])}, batch 1).</p>")  # fmt: skip
+    body.append(f"<p><b>{escape(best['name'])}</b> answers {best['ratio']:.2f} times as fast as eager inference_mode"
+                f" ({milliseconds(best['p50'])} instead of {milliseconds(best['baseline_p50'])}, batch 1).</p>")  # fmt: skip
     body += [f"<p>{escape(each)}</p>" for each in result["findings"]]
     body.append(f"<p>{escape(_scores(result))}</p>")
     body.append("<table><tr>" + "".join(f"<th>{escape(each.capitalize())}</th>" for each in HEADER) + "</tr>")
@@ -142,10 +141,11 @@ def page(result: dict[str, Any]) -> str:
         body += _profile(name, rows)
     machine = result["machine"]
     body.append(f'<p class="note">Measured on {escape(machine["cpu"])}, {machine["cores"]} cores '
-                f'({escape(", ".join(machine["arithmetic"]) or "no special arithmetic")}). Latency is of one call at batch '
-                "1, turn by turn with the baseline; memory is of the process after its first call.</p>")  # fmt: skip
+                f'({escape(", ".join(machine["arithmetic"]) or "no special arithmetic")}). Latency is of one call '
+                "at batch 1, turn by turn with the baseline; memory is after the first call.</p>")  # fmt: skip
     return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(about['name'])}</title><style>{_STYLE}</style>"
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(about['name'])}</title>"
+        + f"<style>{_STYLE}</style>"
         + "\n".join(body)
         + "</html>\n"
     )
@@ -172,7 +172,8 @@ def profile_lines(result: dict[str, Any], most: int = 8) -> list[str]:
     for name, rows in (result.get("profile") or {}).items():
         total = sum(row["seconds"] for row in rows) or 1.0
         told += ["", f"Where the time goes, {name} ({milliseconds(total)}, batch 1):"]
-        shown = [[row["layer"][-48:], row["kind"], milliseconds(row["seconds"]), f"{100 * row['seconds'] / total:.0f} %",
-                  "▮" * max(1, round(24 * row["seconds"] / total))] for row in rows[:most]]  # fmt: skip
+        shares = [(row, row["seconds"] / total) for row in rows[:most]]
+        shown = [[row["layer"][-48:], row["kind"], milliseconds(row["seconds"]), f"{100 * share:.0f} %",
+                  "▮" * max(1, round(24 * share))] for row, share in shares]  # fmt: skip
         told += [f"  {line}" for line in table(shown, right=(2, 3))]
     return told

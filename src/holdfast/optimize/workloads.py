@@ -42,9 +42,7 @@ def _kind(folder: Path) -> str:
     raise UserError(
         f"{folder.name} is not a run that can be optimized by itself",
         cause=f"it has none of {', '.join(ABOUT)}",
-        hints=[
-            "name the model: `holdfast optimize my_script.py:build_model --weights RUN/final.safetensors --data val.npz`"
-        ],
+        hints=["name the model: `holdfast optimize script.py:build --weights RUN/final.safetensors --data val.npz`"],
     )
 
 
@@ -97,11 +95,11 @@ def _eeg(folder: Path, spec: dict[str, Any]) -> Subject:
         return np.ascontiguousarray(windows.batch(chosen)[:, :, spare // 2 : spare // 2 + int(about["samples"])])
 
     contract = {
-        "given": f"EEG windows in volts, {about['channels']} channels x {about['samples']} samples at {about['rate']:g} Hz",
+        "given": f"EEG in volts, {about['channels']} channels x {about['samples']} samples at {about['rate']:g} Hz",
         "channels": list(windows.channels),
         "rate_hz": about["rate"],
         "starts_after_stimulus_s": about.get("start"),
-        "normalisation": "inside the model: each channel by its median and its own deviation, measured on training windows",
+        "normalisation": "inside the model: each channel by its median and deviation, measured on training windows",
         "gives": f"{name}" + (" in seconds" if name == "response_time" else ""),
         "prepared_with": {key: windows.meta.get(key) for key in ("kind", "key", "parameters") if key in windows.meta},
     }
@@ -231,7 +229,8 @@ def _ecosystem(folder: Path, spec: dict[str, Any]) -> Subject:
         [torch.cat(getattr(track, name)).numpy()[:MOST_VALIDATION] for name in ("own", "others")] for track in tracks
     ]
     return Subject(
-        f"{folder.name} {species}", model, given[0], ["own", "others"], outputs=["logits", "value"], calibration=given[1],
+        f"{folder.name} {species}", model, given[0], ["own", "others"], outputs=["logits", "value"],
+        calibration=given[1],
         score={"kind": "policy", "species": species, "rules": rules.to_json(), "worlds": 8, "steps": 40},
         contract={"given": "what each animal sees: its own features and those of its neighbours, one row an animal",
                   "gives": "logits of the actions, and the value"},
