@@ -37,6 +37,7 @@ from common import RESULTS, Bound, adopt, machine, say, told, versions, write
 
 import external
 import monitor
+import optimize
 
 
 class Part(NamedTuple):
@@ -74,6 +75,11 @@ PARTS = {
     "detection-large": Part(detection.large, detection.large_bounds),
     "detection-faults": Part(detection.faults, detection.faults_bounds),
     "detection-learning": Part(detection.learning, detection.learning_bounds),
+    "optimize-eeg": Part(optimize.eeg, optimize.eeg_bounds),
+    "optimize-eeg-run": Part(optimize.eeg_run, optimize.run_bounds),
+    "optimize-detector": Part(optimize.detector, optimize.detector_bounds),
+    "optimize-policy": Part(optimize.policy, optimize.policy_bounds),
+    "optimize-serve": Part(optimize.serving, optimize.serving_bounds),
 }
 
 

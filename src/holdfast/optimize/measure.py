@@ -16,7 +16,7 @@ from typing import Any
 from holdfast.optimize.children import Child
 
 WARM = 3
-ROUNDS = 12
+ROUNDS, FEWEST = 12, 6
 DEADLINE = 60.0
 
 
@@ -42,8 +42,8 @@ def against(
     deadline: float = DEADLINE,
 ) -> dict[str, Any]:
     """The child's latency, and how many times faster than the baseline it is."""
-    for each in (baseline, child):
-        timed(each, batch, WARM, seconds / 2, deadline)
+    once = sum(min(timed(each, batch, WARM, seconds / 2, deadline)) for each in (baseline, child))
+    rounds = max(min(FEWEST, rounds), min(rounds, int(seconds / once)))  # a slow model gets fewer, but never too few
     slice_s = seconds / rounds / 2
     mine: list[float] = []
     theirs: list[float] = []

@@ -125,8 +125,9 @@ def page(result: dict[str, Any]) -> str:
     """One HTML file: findings, table, profile."""
     about, best = result["subject"], result["chosen"]
     body = [f"<h1>{escape(about['name'])}</h1>"]
-    body.append(f"<p><b>{escape(best['name'])}</b> answers {best['ratio']:.2f} times as fast as eager inference_mode"
-                f" ({milliseconds(best['p50'])} instead of {milliseconds(best['baseline_p50'])}, batch 1).</p>")  # fmt: skip
+    times = f"{milliseconds(best['p50'])} instead of {milliseconds(best['baseline_p50'])}, batch 1"
+    name = escape(best["name"])
+    body.append(f"<p><b>{name}</b> is {best['ratio']:.2f} times as fast as eager inference_mode ({times}).</p>")
     body += [f"<p>{escape(each)}</p>" for each in result["findings"]]
     body.append(f"<p>{escape(_scores(result))}</p>")
     body.append("<table><tr>" + "".join(f"<th>{escape(each.capitalize())}</th>" for each in HEADER) + "</tr>")

@@ -1,0 +1,46 @@
+"""Modules to optimize, as a user's file has them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.drop, self.last = nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(self.drop(torch.relu(self.first(x))))
+        return found
+
+
+class NotForOnnx(Small):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        square = super().forward(x)[:, :, None] @ torch.ones(1, 2) + torch.eye(2)
+        found: torch.Tensor = torch.linalg.matrix_exp(square).sum(dim=2)
+        return found
+
+
+class Constant(Small):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 0 + 1.0
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return Small()
+
+
+def not_for_onnx() -> nn.Module:
+    torch.manual_seed(0)
+    return NotForOnnx()
+
+
+def constant() -> nn.Module:
+    return Constant()
+
+
+def broken() -> nn.Module:
+    raise KeyError("hidden_size")
