@@ -80,7 +80,7 @@ def _operator(error: BaseException) -> str:
         seen = seen.__cause__ or seen.__context__  # type: ignore[assignment]
     for pattern in (
         r"operator '?([\w:.]+)'? to ONNX",
-        r"(?:No decompositions registered for|No ONNX function found for) [^\w]*(?:<OpOverload\(op=')?([\w:.]+)",
+        r"OpOverload\(op='([\w:.]+)'",
         r"(aten[.:]+[\w.:]+)[^\n]*not supported",
         r"[Uu]nsupported (?:operator|function)[:\s'\"]+([\w:.]+)",
         r"\b((?:aten|prims|torchvision|prim)[:.]{1,2}[\w.]+)",
