@@ -34,7 +34,7 @@ examples:
     )
     parser.add_argument("bundle", metavar="BUNDLE", help="a folder that `holdfast optimize` made")
     parser.add_argument(
-        "words", metavar="INPUT", nargs="+", help=".npy files, one for each input of the model; or one .npz"
+        "inputs", metavar="INPUT", nargs="+", help=".npy files, one for each input of the model; or one .npz"
     )
     parser.add_argument("--out", metavar="FILE", help="where the answers go")
     add_flags(parser)
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
     output = Output.from_args(args)
     bundle = open_bundle(Path(args.bundle))
-    arrays = [array for each in args.words for array in read_inputs(Path(each), "input")[0].values()]
+    arrays = [array for each in args.inputs for array in read_inputs(Path(each), "input")[0].values()]
     answers = bundle.predict(arrays)
     rows = bool(bundle.manifest.get("post"))
     if args.out:
