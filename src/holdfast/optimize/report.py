@@ -111,7 +111,7 @@ def _scores(result: dict[str, Any]) -> str:
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}
 table{border-collapse:collapse;font-size:13px;margin:1rem 0}td,th{padding:.25rem .6rem;border-bottom:1px solid #d5dae0;
-text-align:left}td.n{text-align:right;font-variant-numeric:tabular-nums}tr.chosen{background:#e3f1e6;font-weight:600}
+text-align:left}td:not(:last-child){white-space:nowrap}td.n{text-align:right;font-variant-numeric:tabular-nums}tr.chosen{background:#e3f1e6;font-weight:600}
 tr.off{color:#67707a}.bar{height:18px;background:#3b6ea5;color:#fff;font-size:11px;padding-left:4px;white-space:nowrap}
 .flame{display:flex;width:100%;height:46px;margin:.3rem 0 1rem;border:1px solid #d5dae0}.flame div{overflow:hidden;
 font-size:11px;color:#fff;padding:2px 3px;white-space:nowrap;border-right:1px solid #fff}.note{color:#67707a}

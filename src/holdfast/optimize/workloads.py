@@ -30,7 +30,7 @@ def of_run(folder: Path, spec: dict[str, Any]) -> Subject:
 
 def model_of_run(folder: Path, spec: dict[str, Any]) -> nn.Module:
     """Only its network."""
-    return {"net.json": eeg_model, "detector.json": detection_model, "ecosystem.json": policy_model}[_kind(folder)](  # type: ignore[no-any-return]
+    return {"net.json": eeg_model, "detector.json": detection_model, "ecosystem.json": policy_model}[_kind(folder)](
         folder, spec
     )
 

@@ -94,7 +94,8 @@ class Batcher:
             each.done(Full())
 
     def _choose(self) -> list[Waiting]:
-        chosen, rows = [], 0
+        chosen: list[Waiting] = []
+        rows = 0
         while self._queue and (not chosen or rows + self._queue[0].count <= self.most):
             chosen.append(self._queue.popleft())
             rows += chosen[-1].count
