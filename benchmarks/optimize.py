@@ -1,7 +1,8 @@
 """How much faster `holdfast optimize` makes models on this CPU, and what `holdfast serve` gains by batching.
 
 Ratios are taken turn by turn in one run. The EEG transformer has fresh weights, its windows are simulated EEG, and its
-labels are its own answers with noise, so that its score says how much of the answers survives; the runs of the workloads have scores of their own.
+labels are its own answers with noise, so that its score says how much of the answers survives; runs of the workloads
+have scores of their own.
 HOLDFAST_BENCH_RUNS names a folder with finished runs (eeg-challenge1-…, training-…, ecosystem-…) to use instead of
 training new ones.
 """
