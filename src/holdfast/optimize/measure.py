@@ -10,6 +10,7 @@ Other work on the machine comes and goes; two processes that take turns feel the
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from holdfast.optimize.children import Child
 
 WARM = 3
 ROUNDS, FEWEST = 12, 6
+SETTLE = 0.02
+"""Seconds between two turns: threads of the one before may still be spinning."""
 DEADLINE = 60.0
 
 
@@ -50,7 +53,10 @@ def against(
     ratios: list[float] = []
     for number in range(rounds):
         order = (baseline, child) if number % 2 == 0 else (child, baseline)
-        found = {id(each): timed(each, batch, 400, slice_s, deadline) for each in order}
+        found = {}
+        for each in order:
+            time.sleep(SETTLE)
+            found[id(each)] = timed(each, batch, 400, slice_s, deadline)
         ratios.append(statistics.median(found[id(baseline)]) / statistics.median(found[id(child)]))
         mine += found[id(child)]
         theirs += found[id(baseline)]

@@ -85,6 +85,8 @@ class _Search:
         with self._child(self.threads) as baseline:
             self._baseline(baseline)
             self._as_called(baseline, subject)
+            if self.threads > 1 and not self.options.threads:
+                self._try(replace(BASELINE, threads=1), baseline)  # on a busy machine eager itself may want fewer
             for each in self._offers():
                 self._try(each, baseline)
             best = self._best()
@@ -292,6 +294,14 @@ def findings(rows: list[dict[str, Any]], subject: dict[str, Any]) -> list[str]:
         told.append(
             f"You were timing training mode: as your factory returns it, a call takes {1 / called['ratio']:.1f} times "
             "as long as after model.eval() under torch.inference_mode(). That part is free."
+        )
+    alone = next(
+        (row for row in rows if row["engine"] == "eager" and row["state"] == "ok" and row["threads"] == 1), None
+    )
+    if alone is not None and alone["precision"] == "fp32" and alone["ratio"] > 1.1:
+        told.append(
+            f"Eager PyTorch is {alone['ratio']:.1f} times as fast with one thread as with all cores here: set "
+            "torch.set_num_threads(1), or compare the table with that row."
         )
     return told + list(subject.get("notes", []))
 

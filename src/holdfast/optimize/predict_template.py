@@ -25,6 +25,7 @@ _BODIES = {
         "import onnxruntime",
         """options = onnxruntime.SessionOptions()
 options.intra_op_num_threads = {threads}
+options.add_session_config_entry("session.intra_op.allow_spinning", "0")
 session = onnxruntime.InferenceSession(str(HERE / "{file}"), options, providers=["CPUExecutionProvider"])
 
 def predict(*inputs):
