@@ -3,7 +3,7 @@
 Ratios are taken turn by turn in one run. The EEG transformer has fresh weights, its windows are simulated EEG, and its
 labels are its own answers with noise, so that its score says how much of the answers survives; runs of the workloads
 have scores of their own.
-HOLDFAST_BENCH_RUNS names a folder with finished runs (eeg-challenge1-…, training-…, ecosystem-…) to use instead of
+HOLDFAST_BENCH_RUNS names a folder with finished runs (eeg-challenge1-…, detection-…, ecosystem-…) to use instead of
 training new ones.
 """
 
@@ -41,8 +41,8 @@ def _found(spec: dict[str, Any], out: Path, quick: bool, engines: tuple[str, ...
         seconds=0.5 if quick else 3.0, profile=False, batches=(8,), engines=("onnxruntime fp32",) if quick else engines
     )
     result = optimize(spec, out, options, tell=lambda text: say(f"  {text}"))
-    keep = ("name", "threads", "state", "reason", "p50", "p95", "p99", "ratio", "ratio_low", "ratio_high", "baseline_p50", "agreement",
-            "scores", "loss", "rss", "bytes", "cold_s", "throughput", "ratio_of_least")  # fmt: skip
+    keep = ("name", "threads", "state", "reason", "p50", "p95", "p99", "ratio", "ratio_low", "ratio_high",
+            "baseline_p50", "agreement", "scores", "loss", "rss", "bytes", "cold_s", "throughput", "ratio_of_least")  # fmt: skip
     rows = [{key: _short(row[key]) for key in keep if row.get(key) not in (None, "")} for row in result["rows"]]
     called = next((row["ratio"] for row in result["rows"] if row["state"] == "as called"), None)
     best = result["chosen"]
@@ -124,7 +124,7 @@ def eeg_run(scratch: Path, quick: bool) -> dict[str, Any]:
 
 def detector(scratch: Path, quick: bool) -> dict[str, Any]:
     """The detector with its non-maximum suppression."""
-    folder = _run(scratch, "training-", "detection", ["epochs=2", "tune=false"])
+    folder = _run(scratch, "detection-", "detection", ["epochs=2", "tune=false"])
     return _found({"kind": "run", "folder": str(folder)}, scratch / "bundle", quick, ENGINES)
 
 
