@@ -42,7 +42,8 @@ def _found(spec: dict[str, Any], out: Path, quick: bool, engines: tuple[str, ...
     )
     result = optimize(spec, out, options, tell=lambda text: say(f"  {text}"))
     keep = ("name", "threads", "state", "reason", "p50", "p95", "p99", "ratio", "ratio_low", "ratio_high",
-            "baseline_p50", "agreement", "scores", "loss", "rss", "bytes", "cold_s", "throughput", "ratio_of_least")  # fmt: skip
+            "baseline_p50", "agreement", "scores", "loss", "rss", "bytes", "cold_s", "throughput",
+            "ratio_of_least")  # fmt: skip
     rows = [{key: _short(row[key]) for key in keep if row.get(key) not in (None, "")} for row in result["rows"]]
     called = next((row["ratio"] for row in result["rows"] if row["state"] == "as called"), None)
     best = result["chosen"]
