@@ -74,7 +74,7 @@ def script(about: dict[str, Any]) -> str:
     needs, imports, body = _BODIES.get(engine, _BODIES["torch"])
     post = about.get("post")
     if post:
-        imports += "\nfrom post import apply"
+        imports += "\nsys.path.insert(0, str(Path(__file__).resolve().parent))\nfrom post import apply"
     wrapped = f"(lambda outputs: apply({post!r}, outputs))" if post else ""
     text = body.format(
         threads=int(about["threads"]),
