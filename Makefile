@@ -1,6 +1,6 @@
 # The developer's interface. CI runs `make test` and nothing else.
 #
-#   make demo       inject faults into a small training and print the receipt
+#   make demo       train on simulated EEG, inject three faults, print the receipt
 #   make test       everything that has to hold: lint, types, tests (no accelerator needed)
 #   make check      lint, format and types alone
 #   make fix        let ruff repair what it can
@@ -15,6 +15,8 @@
 PYTHON ?= python3
 PY ?= .venv/bin/python
 PYTEST = $(PY) -m pytest
+# Tests run in this many processes, a file in one of them. Each process has a nursery of its own, so more need memory.
+JOBS ?= 2
 
 # Every path here is relative: the folder may have blanks in its name.
 ifeq ($(PY),.venv/bin/python)
@@ -35,10 +37,10 @@ help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: $(READY)
-	$(HOLDFAST) chaos examples/windows.py --faults sigkill@40,hang@70,oom_in_step@100
+	$(HOLDFAST) chaos eeg-challenge1 --faults sigkill@40,hang@70,oom_in_step@100
 
 test: check
-	$(PYTEST)
+	$(PYTEST) -n $(JOBS) --dist loadfile
 
 check: check-fast
 	$(PY) -m ruff format --check .

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -25,6 +27,7 @@ from typing import Any, NamedTuple
 import blame
 import detection
 import doctor
+import ecosystem
 import eeg_data
 import eeg_training
 import leaks
@@ -75,12 +78,20 @@ PARTS = {
     "detection-large": Part(detection.large, detection.large_bounds),
     "detection-faults": Part(detection.faults, detection.faults_bounds),
     "detection-learning": Part(detection.learning, detection.learning_bounds),
+    "ecosystem": Part(ecosystem.measure, ecosystem.bounds),
+    "hunting": Part(ecosystem.hunting, ecosystem.hunting_bounds),
     "optimize-eeg": Part(optimize.eeg, optimize.eeg_bounds),
     "optimize-eeg-run": Part(optimize.eeg_run, optimize.run_bounds),
     "optimize-detector": Part(optimize.detector, optimize.detector_bounds),
     "optimize-policy": Part(optimize.policy, optimize.policy_bounds),
     "optimize-serve": Part(optimize.serving, optimize.serving_bounds),
 }
+
+
+def _restrictions() -> str:
+    """Variables that make a part smaller belong to the command that repeats it."""
+    chosen = sorted((key, value) for key, value in os.environ.items() if key.startswith("HOLDFAST_BENCH_"))
+    return "".join(f"{key}={shlex.quote(value)} " for key, value in chosen)
 
 
 def main() -> int:
@@ -141,7 +152,7 @@ def _one(name: str, results: Path, *, quick: bool) -> list[Bound]:
     record = {
         "part": name,
         "date": time.strftime("%Y-%m-%d"),
-        "command": f"python benchmarks/bench.py --parts {name}{' --quick' if quick else ''}",
+        "command": f"{_restrictions()}python benchmarks/bench.py --parts {name}{' --quick' if quick else ''}",
         "machine": machine(),
         "versions": versions(),
         "seconds": round(time.monotonic() - began, 1),

@@ -10,6 +10,7 @@ its predators catch is compared with dice. scipy is used if it is there.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -37,7 +38,7 @@ learner = Learner(rules, "small", ppo.Recipe(), seed=seed)
 began, curve = time.monotonic(), []
 while time.monotonic() - began < seconds:
     numbers = learner.turn(cpu)
-    curve.append({k: round(numbers[k], 3) for k in ("catch_rate", "attempts", "predators_entropy", "prey", "predators")})
+    curve.append([round(numbers[key], 3) for key in ("catch_rate", "attempts", "predators_entropy")])
 took = time.monotonic() - began
 with torch.no_grad():
     dice = evaluate.duel(rules, {PREY: None, PREDATOR: None}, worlds=8, steps=60, seed=3000)
@@ -123,7 +124,7 @@ def _run(device: str, updates: int, cores: list[int], *, load: bool) -> dict[str
         folder = Path(summary["folder"])
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         times = [datetime.fromisoformat(row["time"].replace("Z", "+00:00")).timestamp() for row in rows[:updates]]
-        gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
+        gaps = [b - a for a, b in itertools.pairwise(times)]
         result: dict[str, Any] = {
             "device_timeline": summary.get("device_timeline"),
             "updates": updates,
@@ -168,8 +169,8 @@ def _stop(watching: subprocess.Popen[str] | None) -> list[tuple[float, float, fl
 
 def _card() -> str | None:
     try:
-        done = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True,
-                              timeout=20, check=False)  # fmt: skip
+        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False)
     except OSError:
         return None
     return done.stdout.strip().splitlines()[0] if done.stdout.strip() else None

@@ -222,13 +222,17 @@ def demo(scratch: Path, quick: bool) -> dict[str, Any]:
         "cpu_seconds": round(now.ru_utime + now.ru_stime - spent.ru_utime - spent.ru_stime, 1),
         "challenge1": {key: scores[0].get(key) for key in keys},
         "challenge2": {key: scores[1].get(key) for key in keys},
+        "busy": os.getloadavg()[1] > 1.5 * (os.cpu_count() or 1),
         "simulated": all(each["simulated"] for each in scores),
     }
 
 
 def demo_bounds(measured: dict[str, Any]) -> list[Bound]:
+    # Beside other work the clock says nothing; CPU seconds are more than the clock would show on two free cores.
+    took = measured["cpu_seconds"] if measured["busy"] else measured["seconds"]
+    word = "CPU seconds for all of it, on a busy machine" if measured["busy"] else "seconds for all of it"
     return [
-        Bound("seconds for all of it", measured["seconds"], 180, measured["seconds"] <= 180),
+        Bound(word, took, 180, took <= 180),
         at_least("Challenge 1, Pearson r", measured["challenge1"]["r"], 0.3, quick=False),
         at_least("Challenge 1, AUROC", measured["challenge1"]["auroc"], 0.7, quick=False),
         at_least("Challenge 2, mean r over four factors", measured["challenge2"]["mean_r"], 0.2, quick=False),

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +44,14 @@ PATIENCE = 600.0
 
 def external(scratch: Path, quick: bool) -> dict[str, Any]:
     """Six kinds of scripts and six faults: alone, under `holdfast run`, with the integration."""
-    wanted = os.environ.get("HOLDFAST_BENCH_SCRIPTS", "")
-    names = [name for name in SCRIPTS if not wanted or name in wanted.split(",")]
+    names, faults = _chosen("HOLDFAST_BENCH_SCRIPTS", SCRIPTS), _chosen("HOLDFAST_BENCH_FAULTS", FAULTS)
     cells, skipped = [], []
     for name in ["plain loop"] if quick else names:
         script, _, module = SCRIPTS[name]
         if (module is not None and importlib.util.find_spec(module) is None) or not (ALONE / script).exists():
             skipped.append(f"{name}: {module} is not installed")
             continue
-        for fault in ("kill",) if quick else FAULTS:
+        for fault in ("kill",) if quick else faults:
             for how in ("alone", "run", "integration"):
                 if how == "integration" and not (WITH / script).exists():
                     continue
@@ -61,6 +61,12 @@ def external(scratch: Path, quick: bool) -> dict[str, Any]:
     return {"epochs": EPOCHS, "batches": BATCHES, "at_step": AT, "settings": SOON, "cells": cells, "skipped": skipped}
 
 
+def _chosen(variable: str, all_of_them: Iterable[str]) -> list[str]:
+    """All, or those that a variable names: the whole table takes an hour."""
+    wanted = os.environ.get(variable, "")
+    return [name for name in all_of_them if not wanted or name in wanted.split(",")]
+
+
 def _cell(folder: Path, name: str, fault: str, how: str) -> dict[str, Any]:
     folder.mkdir(parents=True)
     script, words, _ = SCRIPTS[name]
@@ -68,7 +74,8 @@ def _cell(folder: Path, name: str, fault: str, how: str) -> dict[str, Any]:
     path = (WITH if how == "integration" else ALONE) / script
     command = [sys.executable, str(path), *words]
     if how != "alone":
-        command = [sys.executable, "-m", "holdfast", "run", *SOON, "--", *command]
+        soon = SOON if fault.startswith(("hang", "spin")) else []  # others keep the default, for busy machines
+        command = [sys.executable, "-m", "holdfast", "run", *soon, "--", *command]
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(INJECTOR), str(ROOT / "src")]),
@@ -168,6 +175,7 @@ def cost(scratch: Path, quick: bool) -> dict[str, Any]:
     _, hook_s, hooks = line.split()
     assert hooks == b"1", "the hook of holdfast was not there"
 
+    _start_up(scratch)
     starts = [_start_up(scratch) for _ in range(2 if quick else 11)]
     step_s = 0.005
     hook = float(hook_s)
@@ -193,21 +201,25 @@ def _cpu(pid: int) -> float:
 
 
 def _start_up(scratch: Path) -> tuple[float, float]:
-    """How much later `true` ends, and the CPU time that takes, against `true` alone just before."""
-    bare = _timed(["true"], scratch)
-    watched = _timed([sys.executable, "-m", "holdfast", "run", "--", "true"], scratch)
+    """How much later a command begins, and the CPU time of the whole, against the same command alone just before."""
+    stamp = ["date", "+%s.%N"]
+    bare = _timed(stamp, scratch)
+    watched = _timed([sys.executable, "-m", "holdfast", "run", "--", *stamp], scratch)
     return watched[0] - bare[0], watched[1] - bare[1]
 
 
 def _timed(command: list[str], scratch: Path) -> tuple[float, float]:
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    subprocess.run(command, cwd=scratch, check=True, stdout=subprocess.DEVNULL)
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
+    # Compiled once, as an installed package is: the benchmarks may run where nothing is written beside the source.
+    env = {**os.environ, "PYTHONPYCACHEPREFIX": str(scratch / "pyc")}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    done = subprocess.run(command, cwd=scratch, check=True, capture_output=True, env=env)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.monotonic() - began, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return float(done.stdout) - began, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def cost_bounds(measured: dict[str, Any]) -> list[Bound]:
     return [
         at_most("overhead at steps of 5 ms", measured["overhead_at_5_ms"], 0.01),
-        at_most("seconds a command starts later", measured["start_up_s"]["cpu"]["p50"], 0.3, quick=False),
+        at_most("seconds a command starts later", measured["start_up_s"]["wall"]["min"], 0.3, quick=False),
     ]

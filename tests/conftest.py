@@ -1,20 +1,34 @@
-"""What every test shares: a ledger of its own, so that none meets another's faults or touches the user's."""
+"""What every test shares: a ledger of its own, so that none meets another's faults or touches the user's.
+
+And an end: a test that no time-out can stop shows its stacks and takes its process along, and the rest goes on.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import os
 import shutil
+import signal
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
+
+GRACE = 60.0
+"""Seconds after the time-out of a test before its whole process is ended: then it hangs where no signal arrives."""
 
 _numbers = itertools.count(1)
 _states = pytest.StashKey[Path]()
+_screen = os.dup(2)  # before pytest captures it
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    _hear_signals()
     config.stash[_states] = Path(tempfile.mkdtemp(prefix="holdfast-test-state-"))
     _set_state(config)
 
@@ -23,8 +37,55 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     _set_state(item.config)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    mark = item.get_closest_marker("timeout")
+    seconds = float(mark.args[0] if mark and mark.args else item.config.getini("timeout") or 0)
+    if seconds:
+        faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=_screen)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+class Files(LoadFileScheduling):
+    """When a process dies: the test it was in has failed and is not tried again, what is left goes on to the end."""
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        units = self.assigned_work.pop(node)
+        fatal = next((test for unit in units.values() for test, done in unit.items() if not done), None)
+        for name, unit in units.items():
+            if fatal in unit:
+                unit[fatal] = True
+            if not all(unit.values()):
+                self.workqueue[name] = unit
+        for other in self.assigned_work if fatal else ():
+            self._reschedule(other)
+        return fatal
+
+    def schedule(self) -> None:
+        """A new process that is given a single test would wait for a second: it is told that there is none."""
+        super().schedule()
+        if not self.workqueue:
+            for node in self.nodes:
+                node.shutdown()
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Files | None:
+    return Files(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(config.stash[_states], ignore_errors=True)
+
+
+def _hear_signals() -> None:
+    """Started by nohup or as a job in the background, we would hand on to every child that it ignores some signals."""
+    for name, default in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, default)
 
 
 def _set_state(config: pytest.Config) -> None:

@@ -18,6 +18,7 @@ SUPERVISOR_SIDE = [
     "holdfast",
     "holdfast.errors",
     "holdfast.events",
+    "holdfast.external.supervising",
     "holdfast.settings",
     "holdfast.files",
     "holdfast.eventfile",

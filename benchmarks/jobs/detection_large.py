@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 import time
@@ -22,7 +23,7 @@ def peak_mb() -> float:
 
 
 def main() -> None:
-    before, began = peak_mb(), time.monotonic()
+    before, began, cpu = peak_mb(), time.monotonic(), time.process_time()
     checked = open_set(sys.argv[1])
     opened = time.monotonic() - began
     samples = Samples(checked.splits["train"], 64, 1, Views())
@@ -34,6 +35,7 @@ def main() -> None:
         "opened_s": round(opened, 2),
         "to_first_batch_s": round(took, 2),
     }
+    told |= {"cpu_s": round(time.process_time() - cpu, 2), "load": os.getloadavg()[0]}
     print(json.dumps({**told, "before_mb": round(before, 1), "grown_mb": round(peak_mb() - before, 1)}))
 
 

@@ -75,6 +75,10 @@ notify.webhook             off     default
 notify.format              auto    default
 notify.bell                false   default
 notify.digest              1h      default
+external.restart           true    default
+external.output            64 MiB  default
+external.room              30m     default
+external.hook              true    default
 """
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -23,6 +22,7 @@ from holdfast.devices.verdict import Policy, Verdict
 from holdfast.devices.verdicts import Verdicts
 from holdfast.runtime import process
 from holdfast.runtime.ladder import Rung
+from holdfast.workloads import registry
 
 from .driving import drawn, environment, holdfast, wait_until
 
@@ -98,30 +98,14 @@ def test_one_step_of_a_script_of_ones_own(tmp_path: Path) -> None:
     assert bad.code == 0, "the device is as good as before"
 
 
-@pytest.fixture
-def workloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A registry of workloads with one of several runs."""
-    (tmp_path / "eeg.py").write_text(SCRIPT)
-    one = SimpleNamespace(script=tmp_path / "eeg.py", stages=(), check_installed=lambda: None)
-    many = SimpleNamespace(script=None, stages=("eeg-pretrain",), check_installed=lambda: None)
-    known = {"eeg": many, "eeg-pretrain": one, "detection": one}
-    module = ModuleType("holdfast.workloads.registry")
-    module.__dict__.update(find=known.get, names=lambda: list(known))
-    package = ModuleType("holdfast.workloads")
-    package.__dict__["registry"] = module
-    monkeypatch.setitem(sys.modules, "holdfast.workloads", package)
-    monkeypatch.setitem(sys.modules, "holdfast.workloads.registry", module)
-    return tmp_path
-
-
-def test_a_workload_is_a_script_with_a_name(workloads: Path) -> None:
-    assert workload_script("detection") == workloads / "eeg.py"
-    assert workload_script("eeg") == workloads / "eeg.py", "the first of several runs needs none before it"
+def test_a_workload_is_a_script_with_a_name() -> None:
+    assert workload_script("detection") == registry.ROOT / "detection" / "training.py"
+    assert workload_script("eeg") == workload_script("eeg-pretrain"), "the first of several runs needs none before it"
     assert workload_script("examples/windows.py") == Path("examples/windows.py")
     with pytest.raises(UsageError) as caught:
         workload_script("egg")
     assert caught.value.message == "unknown workload `egg`"
-    assert caught.value.cause == "the workloads are eeg, eeg-pretrain, detection"
+    assert caught.value.cause == f"the workloads are {', '.join(registry.names())}"
     assert next(iter(caught.value.hints)) == "a similar workload exists: `eeg`"
 
 

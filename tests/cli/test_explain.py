@@ -95,6 +95,7 @@ F017  error    The loss or a gradient is not finite
 F018  error    The device computes wrong numbers
 F019  error    Some samples cannot be used
 F020  warning  The machine went down during the run
+F021  warning  A disk is full
 """
 LIST += "".join(f"{row.code}  {row.level:<7}  {row.title}\n" for row in findings.explanations())
 LIST += """

@@ -437,7 +437,8 @@ CLOSING = """\
   best     eeg-20261115-0912-calm-heron/best.safetensors
   final    eeg-20261115-0912-calm-heron/final.safetensors
 
-  holdfast show calm-heron      everything about this run
+  holdfast show calm-heron        everything about this run
+  holdfast report calm-heron      the same as one page, to keep or to send
 """
 
 STOPPED = """\

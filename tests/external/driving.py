@@ -21,7 +21,7 @@ from holdfast.runfolder import RunFolder, list_runs, read_events
 HERE = Path(__file__).parent
 SCRIPTS, FAULTS = HERE / "scripts", HERE / "faults"
 SOURCE = HERE.parent.parent / "src"
-PATIENCE = 110.0
+PATIENCE = 100.0
 
 
 @dataclass(slots=True)

@@ -93,6 +93,15 @@ def test_a_trainers_folder_needs_its_state_and_all_its_files(tmp_path: Path) -> 
     assert str(damage(folder)).startswith("optimizer.pt: ")
 
 
+def test_weights_alone_are_tried_last(tmp_path: Path) -> None:
+    for age, name in enumerate(("final.pt", "best_model.pth", "model.safetensors", "epoch3.pt", "last.pt")):
+        (tmp_path / name).write_bytes(b"x")
+        os.utime(tmp_path / name, (time.time() - age, time.time() - age))
+    found = search([tmp_path], ("*.pt", "*.pth", "*.safetensors"), 0)
+    names = [each.path.name for each in found]
+    assert names == ["epoch3.pt", "last.pt", "final.pt", "best_model.pth", "model.safetensors"]
+
+
 def test_only_checkpoints_of_this_run_are_found_the_newest_first(tmp_path: Path) -> None:
     old, first, second = (save(tmp_path / name) for name in ("old.pt", "a.pt", "b.pt"))
     now = time.time_ns()

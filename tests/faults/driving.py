@@ -237,6 +237,8 @@ def _beside(work: Callable[[Supervisor], None] | None, supervisor: Supervisor) -
             work(supervisor)
         except BaseException as error:
             failed.append(error)
+            if callable(signal.getsignal(signal.SIGTERM)):  # the run may wait for what now never comes
+                os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=target, daemon=True)
     thread.start()

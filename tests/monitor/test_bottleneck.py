@@ -37,7 +37,7 @@ def beat(device: str = "cpu", load: float | None = None, loaders: int = 0, **sec
         (  # the case of the user who saw 30 % and nobody said why: a simulation between the steps
             beat("cuda:0", 30.0, data=1.0, forward=10.0, backward=14.0, loop=75.0),
             "bound by the host: 75 % your own code, 24 % computing; cuda:0 is 30 % busy; "
-            "most worth changing: the code between two steps of the script (a simulation belongs into the dataset)",
+            "most worth changing: your code between two steps (a simulation fits into the dataset)",
         ),
         (
             beat("cuda:0", 35.0, loaders=2, data=55.0, forward=20.0, backward=25.0),

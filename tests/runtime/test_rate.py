@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from holdfast.runtime import telling
@@ -33,7 +35,7 @@ def train(rate: Rate, clock: Clock, step: int, seconds: float, per_second: float
 def test_a_steady_run_counts_down(clock: Clock) -> None:
     said = train(Rate(), clock, 0, 120, 10)
     assert said[-1] == pytest.approx(880, rel=0.02)
-    falls = [before - after for before, after in zip(said[10:], said[11:], strict=False)]
+    falls = [before - after for before, after in itertools.pairwise(said[10:])]
     assert all(0.5 < fall < 1.5 for fall in falls), "a second a second"
 
 
@@ -42,7 +44,7 @@ def test_an_outage_does_not_make_it_jump(clock: Clock) -> None:
     before = train(rate, clock, 0, 120, 10)[-1]
     clock.now += 20.0  # a hang, and a new worker
     after = train(rate, clock, 1200, 30, 10)
-    jumps = [abs(b - a) for a, b in zip(after, after[1:], strict=False)]
+    jumps = [abs(b - a) for a, b in itertools.pairwise(after)]
     assert abs(after[0] - before) < 0.15 * before
     assert max(jumps) < 5
     assert train(rate, clock, 1500, 300, 10)[-1] == pytest.approx((10_000 - 4500) / 10, rel=0.1)

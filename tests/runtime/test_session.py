@@ -600,6 +600,18 @@ def test_numbers_that_are_logged_are_kept_with_their_place(tmp_path: Path) -> No
     assert (outcome.folder.path / "best.safetensors").exists()
 
 
+def test_a_transaction_has_no_loss_to_show(tmp_path: Path) -> None:
+    def train(session: Session) -> None:
+        model = nn.Linear(1, 1)
+        session.protect(model=model)
+        for _ in range(3):
+            session.transaction(lambda: None)
+            beat = session._board.read()
+        assert beat.step >= 2 and beat.loss is None, beat.loss
+
+    run(tmp_path, train)
+
+
 def test_progress_is_on_the_board_and_a_sign_of_life(tmp_path: Path) -> None:
     def train(session: Session) -> None:
         before = session._board.read().beats

@@ -102,12 +102,11 @@ HARMLESS = ("clipped", "image_without_label", "twice")
 def check(args: argparse.Namespace) -> int:
     """Find the set, look at all of it, tell."""
     _check_installed()
-    from holdfast.workloads.detection import sources
-    from holdfast.workloads.detection.index import build
+    from holdfast.workloads.detection.index import check_set
 
     output = Output.from_args(args)
     began = time.monotonic()
-    checked = build(sources.find(args.data), tell=_progress(output), decode=args.decode)
+    checked = check_set(args.data, tell=_progress(output), decode=args.decode)
     problems = checked.problems
     bad = sum(count for kind, count in problems.counts.items() if kind not in HARMLESS)
     usable = bool(checked.names) and all(len(checked.splits.get(name, ())) > 0 for name in ("train", "val"))

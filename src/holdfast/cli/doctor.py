@@ -150,19 +150,14 @@ def workload_script(name: str) -> Path:
     """
     if name.endswith(".py"):
         return Path(name)
-    try:
-        from holdfast.workloads import registry  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        known: list[str] = []
-        chosen = None
-    else:
-        known = registry.names()
-        chosen = registry.find(name)
-        if chosen is not None and chosen.script is None and chosen.stages:
-            chosen = registry.find(chosen.stages[0])
+    from holdfast.workloads import registry
+
+    known, chosen = registry.names(), registry.find(name)
+    if chosen is not None and chosen.script is None and chosen.stages:
+        chosen = registry.find(chosen.stages[0])
     if chosen is None or chosen.script is None:
-        there = f"the workloads are {', '.join(known)}" if known else "no workload comes with this version of holdfast"
         tips = [*similar(name, known, "workload"), "a script of your own: `--script my_script.py`"]
+        there = f"the workloads are {', '.join(known)}"
         raise UsageError(f"unknown workload `{name}`", command="doctor", cause=there, tips=tips)
     chosen.check_installed()
     return Path(chosen.script)

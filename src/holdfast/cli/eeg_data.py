@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import textwrap
 import time
+from pathlib import Path
 from typing import Any
 
 from holdfast.cli.output import Output, add_flags, counted, duration, shorten
@@ -20,6 +21,7 @@ from holdfast.cli.text import without_control
 from holdfast.cli.usage import Parser, UsageError
 from holdfast.errors import ExitCode, UserError
 
+_SHOWN = 5
 KINDS = ("challenge1", "challenge2", "pretrain")
 
 
@@ -118,9 +120,10 @@ examples:
   holdfast eeg check ./data --prove      let braindecode say it itself
   holdfast eeg check ./data -v           every recording by name
   holdfast eeg check ./data --json
+  holdfast eeg check ./cache             a cache: every byte against its digest
 """,
     )
-    parser.add_argument("folder", metavar="DATA", help="a BIDS data set, or a folder of several")
+    parser.add_argument("folder", metavar="DATA", help="a BIDS data set, a folder of several, or a cache")
     parser.add_argument("--prove", action="store_true", help="try the calls that would break, in another process")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each core)")
     add_flags(parser, progress=True)
@@ -132,6 +135,9 @@ def run_check(args: argparse.Namespace) -> int:
     output = Output.from_args(args)
     from holdfast.workloads.eeg import check
 
+    caches = _caches(Path(args.folder))
+    if caches:
+        return _check_caches(caches, output)
     if args.prove:
         _needs("braindecode", "mne")
     with Bar(output, "checking") as bar:
@@ -157,6 +163,37 @@ def run_check(args: argparse.Namespace) -> int:
         output.print("These are faults of the data, not of a device: `holdfast eeg prepare` works around each of them.")
     else:
         output.print("Nothing here would break anything; what cannot be used is left out and counted.")
+    return code
+
+
+def _caches(folder: Path) -> list[Path]:
+    """The caches that `prepare` made, in this folder or in those of it."""
+    return [each.parent for each in (folder / "windows.json", *sorted(folder.glob("*/windows.json"))) if each.is_file()]
+
+
+def _check_caches(folders: list[Path], output: Output) -> int:
+    """Every byte of every window against the digests that were written with it."""
+    from holdfast.workloads.eeg import cache
+
+    rows = []
+    with Bar(output, "checking") as bar:
+        for number, folder in enumerate(folders):
+            bar.update(number, len(folders), folder.name)
+            windows = cache.open(folder)
+            rows.append((windows, cache.damaged(windows)))
+    code = ExitCode.NO if any(bad for _, bad in rows) else ExitCode.OK
+    if output.as_json:
+        told = [{"folder": str(each.folder), "windows": len(each), "damaged": bad} for each, bad in rows]
+        output.json({"caches": told, "exit_code": int(code)})
+        return code
+    for each, bad in rows:
+        output.print(without_control(f"{'[✗]' if bad else '[✓]'} {shorten(str(each.folder))}: {each!r}"))
+        for name in bad if output.verbose else bad[:_SHOWN]:
+            output.print(without_control(f"      damaged: {name}"))
+        if len(bad) > _SHOWN and not output.verbose:
+            output.print(f"      and {len(bad) - _SHOWN} more; `-v` names all")
+    if code:
+        output.note("hint: `holdfast eeg prepare DATA CACHE --rebuild` makes it anew")
     return code
 
 

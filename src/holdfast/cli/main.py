@@ -44,6 +44,7 @@ COMMANDS = {
     "ledger": Command("ledger", "how far each device is trusted, and why"),
     "eeg": Command("eeg", "EEG data: download, simulate, check, prepare"),
     "detection": Command("detection", "boxes in images: check a set, use a trained detector, generate a set"),
+    "ecosystem": Command("ecosystem", "predators and prey: a film of what a run has learned"),
     "optimize": Command("optimize", "make a trained model fast to serve, and prove that it is still right"),
     "predict": Command("predict", "answers of a bundle for a file of inputs"),
     "serve": Command("serve", "answers of a bundle over HTTP, on this machine only"),

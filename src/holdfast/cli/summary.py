@@ -206,6 +206,8 @@ def next_commands(look: Look) -> list[str]:
         what = "go on from what was saved" if look.checkpoints else "start it again"
         rows.append((f"  holdfast resume {handle(look.run)}", what))
     rows.append((f"  holdfast show {handle(look.run)}", "everything about this run"))
+    if look.state == "FINISHED":
+        rows.append((f"  holdfast report {handle(look.run)}", "the same as one page, to keep or to send"))
     return table(rows, gap=6)
 
 

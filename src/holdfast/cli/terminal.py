@@ -206,7 +206,13 @@ class TerminalFace(QuietFace):
             self._print(line, style)
 
     def _below(self, sign: str, text: str, style: str) -> None:
-        self._print(f"{_INDENT}{sign} {text}", style)
+        first = f"{_INDENT}{sign} "
+        room = max(20, self._console.width - 1)
+        wrapped = textwrap.wrap(
+            text, room, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False
+        )
+        for line in wrapped or [first.rstrip()]:
+            self._print(line, style)
 
     def _print(self, line: str = "", style: str = "") -> None:
         self._console.print(Text(self._fit(line), style=style))
@@ -223,10 +229,12 @@ def header_lines(header: Header, width: int) -> list[str]:
     resumed = "" if header.resumed_from is None else f" · resumed at step {count(header.resumed_from)}"
     differs = ", ".join(header.differs)
     last = f"differs from default: {differs}" if differs else "all settings at their defaults"
+    look = f"watch  holdfast watch {header.handle}"
+    both = f"{look}      stop   holdfast stop {header.handle}"
     return [
         f"holdfast {header.version} · {header.workload} · {header.device} · seed {header.seed}{resumed}",
         f"run    {header.folder}",
-        f"watch  holdfast watch {header.handle}      stop   holdfast stop {header.handle}",
+        both if len(both) <= width else look,
         last if len(last) <= width else last[: width - 1] + "…",
     ]
 

@@ -78,8 +78,7 @@ class Turn:
             "gate": ledger is not None,
             "stop_at": self._frozen,
         }
-        self._shared = shared
-        self._over = False
+        self._shared, self._over = shared, False
         self._child: Child | None = None
         self._second: Child | None = None
         self._opened: Opened | None = None

@@ -35,7 +35,7 @@ class Activity:
     def __init__(self, kin: Kin) -> None:
         self.kin = kin
         self.known = kin.adopts
-        self._marks: deque[tuple[float, float, float]] = deque(maxlen=64)
+        self._marks: deque[tuple[float, float, float, bool]] = deque(maxlen=64)
         self._looked = 0.0
         self._nvidia: Reader | None = None
         self._gpu_use: float | None = None
@@ -51,8 +51,9 @@ class Activity:
         if not self.known or now - self._looked < EVERY:
             return
         self._looked = now
-        pids = list(self.kin.members())
-        self._marks.append((now, self.kin.cpu_seconds(), _gpu_seconds(pids)))
+        members = self.kin.members()
+        ready = any(member.state == "R" for member in members.values())
+        self._marks.append((now, self.kin.cpu_seconds(members), _gpu_seconds(list(members)), ready))
         self._ask_nvidia()
 
     def _ask_nvidia(self) -> None:
@@ -73,7 +74,9 @@ class Activity:
         recent = [mark for mark in self._marks if mark[0] >= time.monotonic() - WINDOW]
         if len(recent) < 2:
             return None
-        (begin, cpu, gpu), (end, cpu_now, gpu_now) = recent[0], recent[-1]
+        (begin, cpu, gpu, _), (end, cpu_now, gpu_now, _) = recent[0], recent[-1]
+        if any(ready for _, _, _, ready in recent):  # it would compute, but on a busy machine it has to wait its turn
+            return True
         seconds = max(0.001, end - begin)
         if (cpu_now - cpu) / seconds >= CPU_SHARE or (gpu_now - gpu) / seconds >= GPU_SHARE:
             return True

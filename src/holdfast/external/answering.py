@@ -11,6 +11,7 @@ how many steps it has to repeat, is said each time.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -82,6 +83,10 @@ class Answering:
         """A start that waits for room on a disk: the move, until when, the last look."""
         self._looked_back = 0.0
         self._last_found: Path | None = None
+        self._began_from: Path | None = None
+        """The checkpoint the process that runs now was told to begin at."""
+        self._unfit: set[Path] = set()
+        """Checkpoints the script could not begin at."""
 
     def pids(self) -> set[int]:
         """Probes that are under way."""
@@ -122,6 +127,8 @@ class Answering:
         fault = notes.judge(supervisor.notes, code, words, device=device, oom_kills=oom_kills)
         if fault is not None and self._refuses_cpu(fault, words):
             self._gave_up(fault, "the script does not run without its device")
+        elif fault is None and code > 0 and self._did_not_begin():
+            self._try_another()
         elif fault is None:
             self._passed_on(code)
         else:
@@ -134,6 +141,19 @@ class Answering:
         rung = self.supervisor.rung
         said = ("No CUDA GPUs are available", "Torch not compiled with CUDA enabled", "Found no NVIDIA driver")
         return bool(self.history) and rung.on_cpu and any(text in words for text in said)
+
+    def _did_not_begin(self) -> bool:
+        """Started from a checkpoint that we chose, it ended before its first step: it may be none it can go on from."""
+        seen = self.supervisor.notes
+        return self._began_from is not None and seen is not None and seen.board.read().attempts == 0
+
+    def _try_another(self) -> None:
+        assert self._began_from is not None and self.supervisor.notes is not None
+        own = notes.own_error(self.supervisor.notes)
+        self._unfit.add(self._began_from)
+        text = f"{_short(self._began_from)} is passed over: the script does not go on from it"
+        self.affairs.teller.emit("note", text=f"{text} ({own[0]})" if own else text)
+        self._restart(Move(Action.REPLACE, self.affairs.rung, reason="from another checkpoint", new_worker=True))
 
     def _passed_on(self, code: int) -> None:
         """The script itself decided to end."""
@@ -265,6 +285,7 @@ class Answering:
             step = affairs.newest_step
             return Start(list(order.command), {}, step, f"from step {step}; {repeats(max(0, reached - step) + 1)}")
         way, found = self._newest_checkpoint()
+        self._began_from = found.path if way is not None and found is not None and not way.chooses else None
         if way is None or found is None:
             why = "no checkpoint was found" if way is not None else "nobody knows how it goes on"
             text = f"from the beginning ({why}); {repeats(reached)}"
@@ -292,7 +313,8 @@ class Answering:
         if way is None:
             return None, None
         places = frameworks.places(order.command, order.cwd)
-        newest, passed = newest_whole(search(places, way.patterns, since_ns or order.since_ns))
+        found = search(places, way.patterns, since_ns or order.since_ns)
+        newest, passed = newest_whole([each for each in found if each.path not in self._unfit])
         for each, why in passed:
             self.affairs.teller.emit("note", text=f"{_short(each.path)} is passed over: {why}")
         if way.chooses and passed:
@@ -303,7 +325,11 @@ class Answering:
         """The step a checkpoint was written at: as it says, or by the clock."""
         if found.step is not None:
             return found.step
-        before = [step for when, step in self.supervisor.marks if when <= found.time_ns]
+        marks = self.supervisor.marks[-200:]
+        gaps = sorted(later[0] - earlier[0] for earlier, later in itertools.pairwise(marks))
+        # A file's time is that of the clock's last tick, up to 10 ms ago: half a step of grace, and no more.
+        grace = min(10_000_000, gaps[len(gaps) // 2] // 2) if gaps else 0
+        before = [step for when, step in self.supervisor.marks if when <= found.time_ns + grace]
         return before[-1] if before else 0
 
     # -- progress ------------------------------------------------------------------------------------------

@@ -28,6 +28,10 @@ DEEPEST, MOST_ENTRIES = 7, 50_000
 MOST_HEADER = 100 << 20
 CHILD_PATIENCE = 300.0
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages", "wandb", "mlruns"})
+_WEIGHTS_ALONE = re.compile(
+    r"(^|[_.-])(best|final|weights?|export(ed)?)[\w-]*\.(pt|pth)$|\.safetensors$", re.IGNORECASE
+)
+"""Names of files that hold a model and not the state of its training: they are tried last."""
 _ZIPPED = frozenset({".pt", ".pth", ".ckpt", ".bin", ".tar"})
 
 
@@ -46,7 +50,7 @@ class Found:
 
 
 def search(folders: Iterable[Path], patterns: Sequence[str], since_ns: int) -> list[Found]:
-    """Files and folders whose name fits one of the patterns, written since then; the newest first."""
+    """Files and folders whose name fits one of the patterns, written since then: newest first, weights alone last."""
     found: dict[Path, Found] = {}
     for folder in folders:
         for path in _walk(folder):
@@ -54,7 +58,8 @@ def search(folders: Iterable[Path], patterns: Sequence[str], since_ns: int) -> l
                 entry = _look(path)
                 if entry is not None and entry.time_ns >= since_ns:
                     found[path.resolve()] = entry
-    return sorted(found.values(), key=lambda each: each.time_ns, reverse=True)
+    newest_first = sorted(found.values(), key=lambda each: each.time_ns, reverse=True)
+    return sorted(newest_first, key=lambda each: bool(_WEIGHTS_ALONE.search(each.path.name)))
 
 
 def _walk(root: Path) -> Iterator[Path]:

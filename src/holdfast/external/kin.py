@@ -17,7 +17,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,10 @@ from holdfast.runtime import process
 
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+
+
+LEAVING = 1.0
+"""Seconds a child that goes into the background has to take a session of its own after its parent has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +64,10 @@ class Kin:
                 left_out.add(pid)
         return {pid: member for pid, member in family.items() if pid not in left_out and member.state not in "ZX"}
 
-    def cpu_seconds(self) -> float:
+    def cpu_seconds(self, members: Mapping[int, Member]) -> float:
         """CPU time of all of them; it falls when one ends."""
         ticks = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-        return sum(member.cpu_ticks for member in self.members().values()) / ticks
+        return sum(member.cpu_ticks for member in members.values()) / ticks
 
     def reap(self, script: Script) -> None:
         """Take the exit codes of orphans, so that none stays as a zombie."""
@@ -78,10 +82,14 @@ class Kin:
 
     def daemon(self, script: Script, command: bytes) -> int | None:
         """The process a script became when it sent itself into the background: the same command, its own session."""
-        for pid, member in sorted(self.members().items()):
-            if pid != script.pid and member.session != script.pid and _command_of(pid) == command:
-                return pid
-        return None
+        deadline = time.monotonic() + LEAVING
+        while True:
+            alike = {pid: each for pid, each in self.members().items() if pid != script.pid}
+            alike = {pid: each for pid, each in alike.items() if _command_of(pid) == command}
+            found = [pid for pid, member in sorted(alike.items()) if member.session != script.pid]
+            if found or not alike or time.monotonic() > deadline:
+                return found[-1] if found else None
+            time.sleep(0.02)
 
     def end(self, script: Script, *, term: float = 2.0, kill: float = 10.0) -> list[int]:
         """End whatever is left; returns those that cannot be killed."""

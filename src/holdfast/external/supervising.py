@@ -324,6 +324,10 @@ class ScriptSupervisor:
             if process.exists(script.followed) and script.followed in self.kin.members():
                 return False
             code = self.kin.reaped.get(script.followed, 0)
+            further = self.kin.daemon(script, self._name) if code == 0 else None
+            if further is not None:  # a daemon forks twice
+                script.followed = further
+                return False
         elif script.poll() is None:
             return False
         else:
@@ -408,6 +412,9 @@ class ScriptSupervisor:
         pid = beat.pid if beat.pid and process.exists(beat.pid) else script.pid
         info = process.inspect(pid)
         stacks = ask_for_stacks(pid, notes.stacks_path(pid)) if self.settings.run.stacks else {}
+        if notes.board.read().beats != beat.beats or script.poll() is not None:
+            self.affairs.teller.emit("note", text=f"process {pid} was silent for {silence:.0f} s and goes on by itself")
+            return  # asking where it was has woken it, or it was only slow
         fault = Fault(
             Kind.HANG,
             device=self.device,

@@ -5,10 +5,11 @@
     model.train(data="my.yaml", epochs=100)
 
 At the end of every epoch the live weights, their average, optimizer, scheduler, scaler, generators and the order of the
-data are handed out of the process. After a fault training goes on with the next epoch, as if nothing had happened: what
-its own `resume` loses (it goes on with the average in half precision and new random numbers) is kept. What is lost:
-the batches of the epoch that was under way are done again, and the restarted process writes its plots and its
-results.csv into a folder of its own, because `train` always makes a new one.
+data are handed out of the process. After a fault training goes on with the next epoch, from the live weights in full
+precision, which its own `resume` does not have. What is lost: the batches of the epoch that was under way are done
+again; gradients that were accumulated over the end of an epoch and not applied yet (it accumulates up to 64 images,
+`nbs`) are gone, so the weights at the end are not those of an undisturbed run; and the restarted process writes its
+plots and its results.csv into a folder of its own, because `train` always makes a new one.
 
 ultralytics is AGPL-3.0. Holdfast does not contain, import or install it.
 """

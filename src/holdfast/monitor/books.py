@@ -13,6 +13,7 @@ An index in the user's cache makes the second look cheap, also in another proces
 from __future__ import annotations
 
 import json
+import mmap
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -47,6 +48,7 @@ class Books:
         self.sensors = Tail(folder / "readings.jsonl")
         self._index = Index.of(folder) if cached else None
         self._kept_bytes = 0
+        self._page: mmap.mmap | None = None
         self._clear_journal()
         self._clear_metrics()
         self._clear_readings()
@@ -193,7 +195,7 @@ class Books:
         loaded = self._index.load() if self._index is not None else None
         if loaded is None:
             return
-        header, columns = loaded
+        header, columns, page = loaded
         try:
             story = Story.from_json(header["story"])
             shapes = [_shape(tuple(names), at, columns) for at, names in enumerate(header["shapes"])]
@@ -209,6 +211,12 @@ class Books:
         for at, shape in enumerate(shapes):
             (self.table if at < header["logged"] else self.readings).take(shape)
         self.table.version = self._kept_bytes = self._read_bytes
+        self._page = page
+
+    def release(self) -> None:
+        """Give back the memory of what was looked at: it is on the disk, and comes again when it is asked for."""
+        if self._page is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._page.madvise(mmap.MADV_DONTNEED)
 
     @property
     def _read_bytes(self) -> int:

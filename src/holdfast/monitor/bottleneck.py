@@ -184,7 +184,7 @@ def _less_host(shares: dict[str, float], beat: Mapping[str, Any]) -> str:
     if shares[worst] < NOTICEABLE:
         return "most worth changing: a larger batch, or torch.compile: the host is too slow to hand out the work"
     return {
-        "own": "most worth changing: the code between two steps of the script (a simulation belongs into the dataset)",
+        "own": "most worth changing: your code between two steps (a simulation fits into the dataset)",
         "snapshot": "most worth changing: snapshot.every=10",
         "checks": "most worth changing: sentinel.cost, the share that checks may take",
         "evaluation": "most worth changing: evaluate less often, or on fewer samples",

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 BLOCK = 512
 """Values that are looked at once and then known by their lowest and highest."""
 _NONE = 0xFFFFFFFF
+_BYTES = 2 * array("d").itemsize + 3 * array("I").itemsize
+"""What is kept of a block."""
 
 
 def downsample(xs: Sequence[float], ys: Sequence[float], n: int) -> tuple[list[float], list[float]]:
@@ -53,31 +55,39 @@ def _extremes(ys: Sequence[float], begin: int, end: int) -> list[int]:
 
 
 class Peaks:
-    """The lowest, the highest and the first broken value of every block of a column."""
+    """The lowest, the highest and the first broken value of every block of a column, and where they are."""
 
     def __init__(self, saved: bytes = b"") -> None:
-        self._at = array("I")
-        """Three words a block: offsets in it, or _NONE."""
-        if len(saved) % (3 * self._at.itemsize) == 0:
-            self._at.frombytes(saved)
+        self._at = (array("I"), array("I"), array("I"))
+        """In its block: the lowest, the highest, the first that is not finite; or _NONE."""
+        self._lows, self._highs = array("d"), array("d")
+        blocks, rest = divmod(len(saved), _BYTES)
+        if not rest:
+            view = memoryview(saved)
+            for part in (self._lows, self._highs, *self._at):
+                part.frombytes(view[: blocks * part.itemsize])
+                view = view[blocks * part.itemsize :]
 
     def to_bytes(self) -> bytes:
-        return self._at.tobytes()
+        return b"".join(part.tobytes() for part in (self._lows, self._highs, *self._at))
 
     @property
     def blocks(self) -> int:
-        return len(self._at) // 3
+        return len(self._lows)
 
     def extend(self, ys: Sequence[float]) -> None:
         """Look at the blocks that are full now; those that were cut off are forgotten."""
         full = len(ys) // BLOCK
-        del self._at[3 * full :]
+        for part in (self._lows, self._highs, *self._at):
+            del part[full:]
         for block in range(self.blocks, full):
             begin = block * BLOCK
-            found = [at - begin for at in _extremes(ys, begin, begin + BLOCK)]
-            low_high = found[:2] if len(found) >= 2 else [_NONE, _NONE]
-            bad = found[-1] if len(found) in (1, 3) else _NONE
-            self._at.extend([*low_high, bad])
+            found = _extremes(ys, begin, begin + BLOCK)
+            finite, bad = found[:2] if len(found) >= 2 else [], found[2:] if len(found) != 1 else found
+            self._lows.append(ys[finite[0]] if finite else math.inf)
+            self._highs.append(ys[finite[1]] if finite else -math.inf)
+            for part, at in zip(self._at, [*(finite or (None, None)), *(bad or (None,))], strict=True):
+                part.append(_NONE if at is None else at - begin)
 
     def pick(self, ys: Sequence[float], first: int, last: int, n: int) -> list[int]:
         """Positions between `first` and `last` that keep every peak, at most about `n`."""
@@ -99,10 +109,21 @@ class Peaks:
         if inner >= outer:
             return _extremes(ys, begin, end)
         there = _extremes(ys, begin, inner * BLOCK) + _extremes(ys, outer * BLOCK, end)
-        for block in range(inner, outer):
-            there += [block * BLOCK + at for at in self._at[3 * block : 3 * block + 3] if at != _NONE]
-        values = {at: ys[at] for at in there}
+        known = self._of_blocks(inner, outer)
+        if not there:
+            return known
+        values = {at: ys[at] for at in [*there, *known]}
         finite = [at for at, value in values.items() if math.isfinite(value)]
         bad = [at for at, value in values.items() if not math.isfinite(value)]
         found = [min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)] if finite else []
         return [*found, min(bad)] if bad else found
+
+    def _of_blocks(self, first: int, last: int) -> list[int]:
+        """The same from whole blocks alone: not one value is read."""
+        lows, highs, (low_at, high_at, bad_at) = self._lows[first:last], self._highs[first:last], self._at
+        found = []
+        low, high = first + lows.index(min(lows)), first + highs.index(max(highs))
+        if low_at[low] != _NONE:
+            found = [low * BLOCK + low_at[low], high * BLOCK + high_at[high]]
+        bad = next((block for block in range(first, last) if bad_at[block] != _NONE), None)
+        return found if bad is None else [*found, bad * BLOCK + bad_at[bad]]

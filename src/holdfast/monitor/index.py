@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 
 from holdfast.files import open_regular
 
-MAGIC = b"holdfast index 2\n"
+MAGIC = b"holdfast index 3\n"
 KEEP, KEEP_DAYS = 200, 60
 """Runs whose index is kept, and for how long after it was last written."""
 _MOST_HEADER = 64 << 20
@@ -46,14 +46,14 @@ class Index:
         key = sha256(os.fsencode(os.path.realpath(folder))).hexdigest()[:32]
         return cls(cache_folder() / "runs" / f"{key}.index")
 
-    def load(self) -> tuple[dict[str, Any], dict[str, memoryview]] | None:
-        """The header, and the columns by name; None for anything that is not exactly what `save` wrote."""
+    def load(self) -> tuple[dict[str, Any], dict[str, memoryview], mmap.mmap] | None:
+        """The header, the columns by name, and the map they are in; None for anything that `save` did not write."""
         try:
             with open_regular(self.path) as file:
                 if not _ours(file):
                     return None
                 page = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            return _parse(memoryview(page))
+            return (*_parse(memoryview(page)), page)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 

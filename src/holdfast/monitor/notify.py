@@ -22,7 +22,7 @@ from holdfast.monitor import reader
 from holdfast.monitor.devices import behave
 from holdfast.monitor.notify_ways import Message, Ways, send
 from holdfast.monitor.story import Fault
-from holdfast.monitor.terminal.scene import clean
+from holdfast.monitor.terminal.notes import clean
 from holdfast.runfolder import LIVE_STATES
 
 LOOK_EVERY = 2.0

@@ -53,6 +53,7 @@ SHARE, LEAST_S, MOST_S = 0.05, 1.5, 60.0
 COMPILE_PAYS_S = 1200.0
 """Compiling takes a minute: tried only where a run would take so long without it."""
 
+COMPILE = Knob("compile", (False, True))
 CPU = torch.device("cpu")
 Step = Callable[[], float]
 """One real step; returns its loss, which also waits for the device."""
@@ -86,6 +87,7 @@ def tune(
         good = [row for row in found if row.ratio is not None and row.ratio < 1.0 - CLEARLY]
         if good:
             best = min(good, key=lambda row: row.ratio or math.inf).choice
+        bench.let_go(all_but=(plain, best))
     speedup = 1.0
     if best != plain:
         last = bench.against(best, plain, rounds, began + 2 * budget_s)
@@ -124,13 +126,18 @@ class _Bench:
             self.cold[choice] = self.clock() - began
             self.steps[choice] = step
 
+    def let_go(self, all_but: tuple[Choice, ...]) -> None:
+        """Each candidate holds a copy of the model, and maybe loader processes."""
+        for choice in [each for each in self.steps if each not in all_but]:
+            del self.steps[choice]
+
     def against(self, choice: Choice, best: Choice, rounds: int, deadline: float) -> Row:
         if choice in self.forbidden:
             return Row(choice, None, None, "it ended an earlier worker")
         self.trying(choice)
         try:
             self.build(choice)
-            wrong = self._wrong(choice, best)
+            wrong = self._wrong(choice)
             if wrong:
                 return Row(choice, None, None, wrong)
             if not choice.compile and self.cold[choice] > 3.0 * self.cold[best] + 1.0:
@@ -162,8 +169,8 @@ class _Bench:
         self.times.setdefault(choice, []).append(took)
         return took
 
-    def _wrong(self, choice: Choice, best: Choice) -> str:
-        mine, theirs = self.losses[choice], self.losses[best]
+    def _wrong(self, choice: Choice) -> str:
+        mine, theirs = self.losses[choice], next(iter(self.losses.values()))  # plain was built first
         if not math.isfinite(mine) and math.isfinite(theirs):
             return "its loss is not finite"
         if abs(mine - theirs) > 0.05 * max(abs(theirs), 1e-3):
@@ -305,7 +312,8 @@ def for_session(
     if not tuned:
         result = Result(start, 1.0, None, 0.0, (), "as given")
     else:
-        result = _measured(session, trial, start, fixed or {}, record)
+        with untouched_generators():
+            result = _measured(session, trial, start, fixed or {}, record)
     record.keep(result)
     if tuned:
         print(result.words(), flush=True)
@@ -318,25 +326,32 @@ def _measured(
 ) -> Result:
     knobs = [knob for knob in trial.knobs() if knob.name not in fixed]
     memory = Memory(_key(trial, knobs, start))
-    remembered = memory.recall(knobs, start)
+    remembered = memory.recall([*knobs, COMPILE], start)
     if remembered is not None:
         return remembered
     session.progress(0, 1, "measuring the fastest way to take a step")
-    with untouched_generators():
-        plain = trial.make(start)
-        plain()
-        began = time.perf_counter()
-        plain()
-        worth = (time.perf_counter() - began) * trial.steps
-        budget = min(max(SHARE * worth, LEAST_S), MOST_S)
-        if worth > COMPILE_PAYS_S:
-            knobs.append(Knob("compile", (False, True)))
-        result = tune(
-            trial.make, knobs, start=start, budget_s=budget, trying=record.trying, forbidden=record.ended_a_worker()
-        )
+    try:
+        result = _in_budget(trial, knobs, start, record)
+    except torch.OutOfMemoryError:  # the run itself can help itself there, once it is protected
+        result = Result(start, 1.0, None, 0.0, (), "not measured: there was no room for a copy of the model")
+    else:
+        memory.keep(result)
     session.progress(1, 1, "measuring the fastest way to take a step")
-    memory.keep(result)
     return result
+
+
+def _in_budget(trial: Training, knobs: list[Knob], start: Choice, record: Record) -> Result:
+    """For as long as it may take, beside what the run will take."""
+    plain = trial.make(start)
+    plain()
+    began = time.perf_counter()
+    plain()
+    worth = (time.perf_counter() - began) * trial.steps
+    del plain
+    budget = min(max(SHARE * worth, LEAST_S), MOST_S)
+    wanted = [*knobs, COMPILE] if worth > COMPILE_PAYS_S else knobs
+    dead = record.ended_a_worker()
+    return tune(trial.make, wanted, start=start, budget_s=budget, trying=record.trying, forbidden=dead)
 
 
 def _key(trial: Training, knobs: list[Knob], start: Choice) -> str:

@@ -53,6 +53,8 @@ class Result:
     def words(self) -> str:
         """One line for the user."""
         tried = f"{len(self.rows)} tried in {self.took_s:.1f} s" if self.basis == "measured" else self.basis
+        if self.basis.startswith("not measured"):
+            return f"not tuned: {self.choice.words()} settings ({self.basis.partition(': ')[2]})"
         if self.choice == Choice():
             return f"tuned: plain settings are the fastest ({tried})"
         return f"tuned: {self.choice.words()}: {self.speedup:.2f}x as fast as plain ({tried})"

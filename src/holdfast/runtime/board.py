@@ -83,6 +83,11 @@ class _Word(IntEnum):
     SPENT = 160
 
 
+_PHASE, _SINCE, _BEATS = int(_Word.PHASE), int(_Word.SINCE), int(_Word.BEATS)
+_COUNTS, _SLOWEST, _FIRST, _SPENT = int(_Word.COUNTS), int(_Word.SLOWEST), int(_Word.FIRST), int(_Word.SPENT)
+"""Plain numbers for what is written in every phase: with members of the enum that took more than twice as long."""
+
+
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
     """What has been learned about one phase."""
@@ -185,27 +190,27 @@ class Board:
         """End the phase that was, begin `phase`, and learn how long the old one took."""
         words = self._words
         now = self._clock()
-        old, took = words[_Word.PHASE], now - words[_Word.SINCE]
+        old, took = words[_PHASE], now - words[_SINCE]
         self._learn(old, took)
-        words[_Word.SPENT + old] += took
-        words[_Word.SINCE] = now
-        words[_Word.PHASE] = phase
-        words[_Word.BEATS] += 1
+        words[_SPENT + old] += took
+        words[_SINCE] = now
+        words[_PHASE] = phase
+        words[_BEATS] += 1
 
     def beat(self) -> None:
         """Progress inside a phase that takes long by nature: set-up, evaluation, a slow loader."""
         words, now = self._words, self._clock()
-        words[_Word.SPENT + words[_Word.PHASE]] += now - words[_Word.SINCE]
-        words[_Word.SINCE] = now
-        words[_Word.BEATS] += 1
+        words[_SPENT + words[_PHASE]] += now - words[_SINCE]
+        words[_SINCE] = now
+        words[_BEATS] += 1
 
     def _learn(self, phase: int, took: int) -> None:
         words = self._words
-        count = words[_Word.COUNTS + phase] = words[_Word.COUNTS + phase] + 1
-        slowest = words[_Word.SLOWEST + phase]
-        words[_Word.SLOWEST + phase] = took if took > slowest else slowest - (slowest >> 8)
-        if count <= 3 and took > words[_Word.FIRST + phase]:
-            words[_Word.FIRST + phase] = took
+        count = words[_COUNTS + phase] = words[_COUNTS + phase] + 1
+        slowest = words[_SLOWEST + phase]
+        words[_SLOWEST + phase] = took if took > slowest else slowest - (slowest >> 8)
+        if count <= 3 and took > words[_FIRST + phase]:
+            words[_FIRST + phase] = took
 
     def identify(self, pid: int) -> None:
         self._words[_Word.PID] = pid

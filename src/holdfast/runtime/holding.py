@@ -34,8 +34,6 @@ class Holding:
         self._began = time.monotonic()
         self._started = False
         self._looked = 0.0
-        self._paused_worker: int | None = None
-        """The generation that was said to be paused."""
 
     def tick(self) -> None:
         now = time.monotonic()
@@ -60,11 +58,11 @@ class Holding:
         if worker.board.rest != self.limits.rest:
             worker.board.request_rest(self.limits.rest)
             self.affairs.teller.rate.forget()
-        if self.limits.paused and self._paused_worker != worker.generation and worker.pid:
-            self._paused_worker = worker.generation
+        # Held against what run.json says, not against what was said before: the end of a recovery says RUNNING too.
+        state = self.affairs.run_folder.info.get("state")
+        if self.limits.paused and state == "RUNNING":
             self.affairs.set_state("PAUSED")
-        elif not self.limits.paused and self._paused_worker is not None:
-            self._paused_worker = None
+        elif not self.limits.paused and state == "PAUSED":
             self.affairs.set_state("RUNNING")
 
     def close(self) -> None:

@@ -252,7 +252,7 @@ class Snapshots:
             self._agree(taken.slot)
         if taken.resumable:
             self.link.board.commit(taken.step, taken.samples)
-            if math.isfinite(loss):
+            if loss != NO_LOSS and math.isfinite(loss):
                 self.link.board.loss(loss)
             self.link.committed(taken.step)
             if self.on_numbers is not None and loss != NO_LOSS:

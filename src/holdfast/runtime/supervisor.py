@@ -237,6 +237,7 @@ class Supervisor:
         elif kind == "log":
             self.teller.log(int(message["step"]), int(message["epoch"]), message["values"])
         elif kind == "epoch":
+            self.teller.pump_output()  # what the script printed in it comes first
             self._saving.epoch(message)
         elif kind == "fault":
             self._recovery.in_process(Fault.from_json(message["fault"]), Move.from_json(message["move"]))

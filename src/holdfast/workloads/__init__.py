@@ -1,1 +1,1 @@
-"""Training jobs that come with holdfast. Each is a folder that reads from top to bottom, and uses only the public API."""
+"""Training jobs that come with holdfast: each a folder to read from top to bottom, using only the public API."""

@@ -39,7 +39,8 @@ def happen(kind):
     elif kind == "hang":
         time.sleep(10_000)
     elif kind == "hang_gil":
-        ctypes.PyDLL(None).sleep(10_000)
+        while True:  # a signal ends a sleep
+            ctypes.PyDLL(None).sleep(10_000)
     elif kind == "spin_gil":
         import re
 

@@ -92,6 +92,17 @@ def test_an_index_is_used_again_until_a_file_changes(tmp_path: Path, own_cache: 
     ]
 
 
+def test_a_run_goes_on_with_the_set_it_began_with(tmp_path: Path) -> None:
+    data, bound = str(small.yolo(tmp_path / "set")), tmp_path / "index.npz"
+    before = open_set(data, bound=bound)
+    (tmp_path / "set/labels/train/000.txt").write_text("")
+    (tmp_path / "set/images/train/002.png").unlink()
+    after = open_set(data, bound=bound)
+    assert np.array_equal(before.splits["train"].table, after.splits["train"].table) and len(after.splits["train"]) == 4
+    assert after.names == before.names and after.file == before.file
+    assert len(open_set(data).splits["train"]) == 3
+
+
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 nonsense", b"\x93NUMPY"])
 def test_a_damaged_index_is_made_anew(tmp_path: Path, own_cache: Path, damage: bytes) -> None:
     small.yolo(tmp_path / "set")
@@ -224,6 +235,12 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
             sources.find(str(data))
     finally:
         (tmp_path / "images/train").chmod(0o700)
+
+
+def test_links_that_lead_back_are_followed_once(tmp_path: Path) -> None:
+    data = small.yolo(tmp_path)
+    (tmp_path / "images/train/back").symlink_to(tmp_path / "images/train", target_is_directory=True)
+    assert len(sources.find(str(data)).splits["train"].images) == 4
 
 
 def test_a_folder_that_is_no_set(tmp_path: Path) -> None:

@@ -102,5 +102,14 @@ def test_exported_with_its_suppression(tmp_path: pytest.TempPathFactory) -> None
         assert (losses.iou(first[:, :4], one_class[1:, :4]) <= 0.6 + 1e-5).all(), number
 
 
+def test_boxes_are_not_rounded_where_the_net_is() -> None:
+    net = Detector(2, 1, "nano").eval()
+    raw = 3 * torch.randn(1, 84, 4 * BINS + 2)
+    exact, _ = net.decode(raw, (64, 64))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under, _ = net.decode(raw, (64, 64))
+    assert torch.equal(exact, under)
+
+
 def test_every_size_is_named() -> None:
     assert set(SIZES) == {"nano", "tiny"}

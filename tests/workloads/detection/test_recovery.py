@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +71,8 @@ def test_an_image_that_breaks_after_the_check_does_not_stop_the_training(
     whole[60:-20] = bytes(len(whole) - 80)  # header and end are there: only decoding shows it
     broken.write_bytes(whole)
     (tmp_path / "runs").mkdir()
-    words = {**SMALL, "epochs": 1, "data": data}
+    words = {**SMALL, "epochs": 1, "data": data, "batch": 64, "imgsz": 70}  # more than there are; no multiple of 32
     run = drive(tmp_path / "runs", SCRIPT, nursery=nursery, **words)
     assert run.outcome.state == "FINISHED", run.story()
+    assert run.receipt["steps"] == 1 and run.receipt["samples_quarantined"] == 0
+    assert json.loads((run.folder / "detector.json").read_text())["imgsz"] == 64

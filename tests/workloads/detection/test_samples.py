@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil, floor
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.workloads.detection import augment, generate
+from holdfast.errors import UserError
+from holdfast.workloads.detection import augment, generate, training
 from holdfast.workloads.detection.augment import EMPTY, Views
 from holdfast.workloads.detection.images import Kept
 from holdfast.workloads.detection.index import open_set
@@ -39,7 +41,7 @@ def test_boxes_are_where_the_pixels_are(seed: int, whole: bool) -> None:
     lit = made[..., 0] > 180
     covered = np.zeros_like(lit)
     for _, x1, y1, x2, y2 in moved.tolist():
-        inside = lit[round(y1) : round(y2), round(x1) : round(x2)]
+        inside = lit[ceil(y1) : floor(y2), ceil(x1) : floor(x2)]
         assert inside.mean() > 0.85, (x1, y1, x2, y2)
         covered[max(0, int(y1) - 2) : int(y2) + 3, max(0, int(x1) - 2) : int(x2) + 3] = True
     strays = (lit & ~covered).sum()
@@ -101,6 +103,18 @@ def test_the_scale_of_a_batch_is_in_the_batch() -> None:
         same, _ = prepared((*batch[:2], torch.tensor([draw, 0.9])), 0.5)
         assert same.shape == x.shape
     assert sizes == {64, 128, 192}
+
+
+def test_a_side_is_rounded_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert training._side(416) == 416 and capsys.readouterr().out == ""
+    assert training._side(420) == 416 and capsys.readouterr().out == "imgsz=420 is no multiple of 32: 416\n"
+    with pytest.raises(UserError, match="too small"):
+        training._side(7)
+
+
+@pytest.mark.parametrize(("text", "size"), [("off", 0), ("2GB", 2 << 30), ("1.5m", 3 << 19), ("100", 100)])
+def test_the_size_of_the_cache(text: str, size: int) -> None:
+    assert training._room(text) == size
 
 
 def test_the_generated_set_says_that_it_is_generated_and_its_boxes_are_warm(tmp_path: Path) -> None:

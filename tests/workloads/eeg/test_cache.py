@@ -58,6 +58,25 @@ def test_batches(tmp_path: Path, indices: list[int]) -> None:
     assert windows.batch(np.array(indices, dtype=np.int64), out=out) is out
 
 
+@pytest.mark.parametrize("indices", [[], [3], [0, 1, 2, 3], [9, 0, 5, 5, 4], [-1, -10]])
+def test_batches_where_nothing_can_be_mapped(tmp_path: Path, indices: list[int]) -> None:
+    windows = cache.open(make(tmp_path / "c"))
+    vars(windows)["_mapped"] = None
+    np.testing.assert_array_equal(windows.batch(indices), windows.signals[indices])
+
+
+def test_an_epoch_in_memory_that_is_used_again(tmp_path: Path) -> None:
+    windows = cache.open(make(tmp_path / "c"))
+    order = np.random.default_rng(0).permutation(10)
+    drawn: list[Any] = []
+    for number, batch in enumerate(windows.batches(order, 4)):
+        drawn.append(batch)
+        for back in range(min(number, 2) + 1):  # this one and the two before it are still good
+            at = (number - back) * 4
+            np.testing.assert_array_equal(drawn[number - back], windows.signals[order[at : at + 4]])
+    assert [len(each) for each in drawn] == [4, 4, 2]
+
+
 @pytest.mark.parametrize("indices", [[10], [-11], [[1, 2]]])
 def test_batches_that_cannot_be(tmp_path: Path, indices: Any) -> None:
     with pytest.raises(IndexError):
@@ -150,7 +169,11 @@ def test_no_cache_at_all(tmp_path: Path) -> None:
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     windows = cache.open(make(tmp_path / "c"))
+    windows.batch([1])
     shortened(tmp_path / "c")
+    with pytest.raises(UserError, match="is damaged"):
+        windows.batch([9])
+    vars(windows)["_mapped"] = None
     with pytest.raises(UserError, match="is damaged"):
         windows.batch([9])
 

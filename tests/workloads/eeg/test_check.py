@@ -128,6 +128,7 @@ def test_every_finding_has_its_words() -> None:
         assert len(words) == 3 and all(words), code
 
 
+@pytest.mark.timeout(500)  # importing braindecode alone takes twelve seconds of a processor, and this one may be busy
 def test_braindecode_says_it_itself(tmp_path: Path) -> None:
     """The user's `arange: cannot compute length`: raised by the real call, on the recording that the check names."""
     pytest.importorskip("braindecode")
@@ -217,6 +218,22 @@ def test_command_lines(
     monkeypatch.chdir(tmp_path)
     assert main(words) == code
     assert message in capsys.readouterr().err
+
+
+def test_a_cache_is_checked_byte_by_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root, folder = make_set(tmp_path / "data", subjects=3), tmp_path / "cache"
+    assert main(["eeg", "prepare", str(root), str(folder), "--workers", "1", "--kind", "challenge1"]) == 0
+    assert main(["eeg", "check", str(folder)]) == 0
+    with (folder / "challenge1-100hz" / "signals.f32").open("r+b") as file:
+        file.seek(2 * 4 * 200 * 4 + 13)  # in the windows of the second recording
+        file.write(b"\x55")
+    capsys.readouterr()
+    assert main(["eeg", "check", str(folder)]) == 1
+    place = folder / "challenge1-100hz"
+    assert capsys.readouterr().out == (
+        f"[✗] {place}: <6 challenge1 windows of 4 channels x 200 samples at 100 Hz>\n"
+        f"      damaged: sub-02_task-{TASK}\n"
+    )
 
 
 def test_impossible_filters_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

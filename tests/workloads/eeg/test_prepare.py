@@ -20,7 +20,7 @@ from holdfast.workloads.eeg import bdf, cache, pool, prepare, recipe
 from holdfast.workloads.eeg.filters import Impossible
 
 from ...disks import fill, make_room, small_disk
-from .sets import CHANNELS, TASK, make_set, recording_of, signals_of, spoil, stem, write_events, write_recording
+from .sets import CHANNELS, TASK, TRIALS, make_set, recording_of, signals_of, spoil, stem, write_events, write_recording
 
 SERVED: dict[str, Any] = {"band": None, "notch": None, "bad": "keep", "workers": 1}
 
@@ -517,3 +517,80 @@ def test_the_report_is_kept_beside_the_windows(tmp_path: Path) -> None:
         f"  1  truncated  sub-02_task-{TASK}",
         f"                {report.outcomes[1].detail}",
     ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda each: each.name)
+def test_a_command_that_is_ended_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
+    psutil = pytest.importorskip("psutil")
+    data = make_set(tmp_path / "data", subjects=1, seconds=200, rate=500)
+    for subject in range(2, 62):  # the same again under other names: enough work to be ended in its middle
+        for path in (data / "sub-01" / "eeg").iterdir():
+            other = data / f"sub-{subject:02d}" / "eeg" / path.name.replace("sub-01", f"sub-{subject:02d}")
+            other.parent.mkdir(parents=True, exist_ok=True)
+            os.link(path, other)
+    words = ["eeg", "prepare", str(data), str(tmp_path / "cache"), "--kind", "challenge1", "--workers", "2"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "holdfast", *words], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    journal = tmp_path / "cache" / "challenge1-100hz" / prepare.JOURNAL
+    try:
+        end = time.monotonic() + 60
+        while not (journal.exists() and journal.stat().st_size) and time.monotonic() < end:
+            time.sleep(0.02)
+        others = psutil.Process(child.pid).children(recursive=True)
+        assert len(others) >= 2
+        os.killpg(child.pid, number) if number == signal.SIGINT else child.kill()  # a terminal tells the whole group
+        _, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+        child.wait()
+    _, left = psutil.wait_procs(others, timeout=30)
+    assert left == []
+    if number == signal.SIGINT:
+        assert child.returncode == 130
+        assert "Traceback" not in err
+        assert err.splitlines()[-1] == "the same command goes on where it was"
+
+
+@pytest.mark.parametrize("cut", [0.0, 0.001, 0.3, 0.999])
+def test_a_truncated_set_file(tmp_path: Path, cut: float) -> None:
+    pytest.importorskip("scipy")
+    from holdfast.workloads.eeg import eeglab
+
+    data = make_set(tmp_path / "data", subjects=1)
+    path = Path(f"{stem(data, 'sub-02')}_eeg.set")
+    path.parent.mkdir(parents=True)
+    write_events(data, "sub-02", TRIALS)
+    eeglab.write(path, signals_of(2), rate=100, channels=CHANNELS)
+    raw = path.read_bytes()
+    path.write_bytes(raw[: int(len(raw) * cut)])
+    report = prepared(data, tmp_path / "cache")
+    assert report.outcomes[1].left_out in ("truncated", "unreadable")
+    assert report.outcomes[1].detail
+    assert report.windows == 2
+
+
+def edf(path: Path, signals: Any, rate: int = 100) -> None:
+    """The 16-bit sister of BDF, by hand."""
+    count, records = len(signals), signals.shape[1] // rate
+    fields = [(CHANNELS, 16), ([""] * count, 80), (["uV"] * count, 8), ([-200] * count, 8), ([200] * count, 8)]
+    fields += [([-32768] * count, 8), ([32767] * count, 8), ([""] * count, 80), ([rate] * count, 8), ([""] * count, 32)]
+    head = [("0", 8), ("", 80), ("", 80), ("01.01.25", 8), ("00.00.00", 8), (256 * (count + 1), 8), ("", 44)]
+    head += [(records, 8), (1, 8), (count, 4)]
+    text = "".join(str(value).ljust(size) for value, size in head)
+    text += "".join(str(value).ljust(size) for values, size in fields for value in values)
+    digital = np.rint(signals * 1e6 / 200 * 32767).astype("<i2").reshape(count, records, rate)
+    path.write_bytes(text.encode() + digital.transpose(1, 0, 2).tobytes())
+
+
+def test_edf_files_and_a_truncated_one(tmp_path: Path) -> None:
+    data = make_set(tmp_path / "data")
+    for subject, number in (("sub-01", 1), ("sub-02", 2)):
+        recording_of(data, subject).unlink()
+        edf(recording_of(data, subject).with_suffix(".edf"), signals_of(number))
+    path = recording_of(data, "sub-02").with_suffix(".edf")
+    path.write_bytes(path.read_bytes()[:-3000])
+    report = prepared(data, tmp_path / "cache")
+    assert report.left_out == {"truncated": [f"sub-02_task-{TASK}"]}
+    wanted = signals_of(1)[:, 450:650]
+    np.testing.assert_allclose(cache.open(report.folder).signals[0], wanted, atol=1e-8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,8 @@ import pytest
 
 from holdfast.errors import UserError
 from holdfast.runfolder import list_runs
-from holdfast.workloads.eeg import cache, closing, submission
+from holdfast.workloads.eeg import challenge1, challenge2, closing, submission
+from tests.runtime.local_runs import run
 
 from . import small
 
@@ -55,10 +57,10 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
     small.challenge1(cwd / "cache" / "challenge1")
     small.challenge2(cwd / "cache" / "challenge2")
     words = ["train", "eeg", "data=cache", "epochs=6", "pretrain_epochs=60", "tune=false", "run.threads=1", "batch=32"]
-    with subprocess.Popen(command(*words), cwd=cwd, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as run:
-        _await_step(cwd / "runs", run)
-        run.send_signal(signal.SIGTERM)
-        first = run.wait(PATIENCE)
+    with subprocess.Popen(command(*words), cwd=cwd, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as going:
+        _await_step(cwd / "runs", going)
+        going.send_signal(signal.SIGTERM)
+        first = going.wait(PATIENCE)
     second = subprocess.run(
         command("resume", "latest"), cwd=cwd, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
@@ -247,39 +249,49 @@ def test_a_killed_run_with_the_tuner_on_ends_with_the_same_bits(chain: Chain) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("stage", "words", "said"),
     [
-        (["eeg-challenge1", "data=nowhere"], "there is no cache in nowhere"),
-        (["eeg-challenge1", "data=cache", "model=EEGNext"], "unknown model `EEGNext`"),
-        (["eeg-challenge2", "data=cache", "head=all"], "head is 'all'"),
-        (["eeg-challenge1", "data=cache", "parent=nobody"], "no run `nobody` beside"),
-        (["eeg", "epoch=3"], "unknown setting `epoch`"),
+        (challenge1, {"data": "nowhere"}, "there is no cache in nowhere"),
+        (challenge1, {"model": "EEGNext"}, "unknown model `EEGNext`"),
+        (challenge1, {"head": "both"}, "head is 'both'"),
+        (challenge2, {"head": "all"}, "head is 'all'"),
+        (challenge1, {"parent": "nobody"}, "no run `nobody` beside"),
+        (challenge1, {"valid": "R9"}, "no window is of release R9"),
     ],
 )
-def test_what_cannot_be_trained_is_said_in_words(chain: Chain, words: list[str], said: str) -> None:
-    if "model=EEGNext" in words:
+def test_what_cannot_be_trained_is_said_in_words(
+    chain: Chain, tmp_path: Path, stage: Any, words: dict[str, Any], said: str
+) -> None:
+    if "EEGNext" in words.values():
         pytest.importorskip("braindecode")
+    given = {"data": str(chain.cwd / "cache"), "tune": False, **words}
+    with pytest.raises(UserError, match=re.escape(said)):
+        run(tmp_path, lambda session: stage.train(session, **given))
+
+
+def test_a_word_that_no_stage_takes(chain: Chain) -> None:
     done = subprocess.run(
-        command("train", *words, "tune=false"), cwd=chain.cwd, capture_output=True, text=True, check=False
+        command("train", "eeg", "epoch=3"), cwd=chain.cwd, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert f"error: {said}" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: unknown setting `epoch`\n  cause: the stages of `eeg` take: data, model")
+    assert "tip: a similar setting exists: `epochs`" in done.stderr
 
 
-def test_windows_of_the_wrong_shape_for_pretrained_weights(chain: Chain, tmp_path: Path) -> None:
-    words = [
-        "train",
-        "eeg-challenge1",
-        "data=cache",
-        "width=16",
-        f"parent={chain.run('eeg-pretrain').name}",
-        "tune=false",
-    ]
-    done = subprocess.run(command(*words), cwd=chain.cwd, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "do not fit this model" in done.stderr
+def test_weights_of_another_shape(chain: Chain, tmp_path: Path) -> None:
+    given = {"data": str(chain.cwd / "cache"), "tune": False, "width": 16, "parent": str(chain.run("eeg-pretrain"))}
+    with pytest.raises(UserError, match="do not fit this model"):
+        run(tmp_path, lambda session: challenge1.train(session, **given))
 
 
-def test_the_small_caches_are_caches(chain: Chain) -> None:
-    assert cache.open(chain.cwd / "cache" / "challenge1").simulated
+def test_labels_that_nobody_has(chain: Chain, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has a response time"):
+        run(
+            tmp_path,
+            lambda session: challenge1.train(session, data=str(chain.cwd / "cache" / "challenge2"), tune=False),
+        )
+    with pytest.raises(UserError, match="has a label"):
+        run(
+            tmp_path,
+            lambda session: challenge2.train(session, data=str(chain.cwd / "cache" / "challenge1"), tune=False),
+        )

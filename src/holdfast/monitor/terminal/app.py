@@ -28,7 +28,8 @@ from holdfast.errors import HoldfastError
 from holdfast.monitor import reader
 from holdfast.monitor.terminal import large, pages, small
 from holdfast.monitor.terminal.curves import plain
-from holdfast.monitor.terminal.scene import Note, curve_of, look
+from holdfast.monitor.terminal.notes import Note
+from holdfast.monitor.terminal.scene import curve_of, look
 
 EVERY = 1.0
 """Seconds between two looks: a run writes its beat as often."""

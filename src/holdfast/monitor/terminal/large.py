@@ -10,7 +10,8 @@ from datetime import datetime
 
 from holdfast.human import metric, percent
 from holdfast.monitor.terminal.curves import bar, curve, lane, marks
-from holdfast.monitor.terminal.scene import Curve, Note, Scene
+from holdfast.monitor.terminal.notes import Note
+from holdfast.monitor.terminal.scene import Curve, Scene
 from holdfast.monitor.terminal.small import bottleneck_lines, cut, device_lines, sides, worth_showing
 
 WIDE, HIGH = 90, 24

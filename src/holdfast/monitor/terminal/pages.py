@@ -17,7 +17,8 @@ from holdfast.human import count, duration, metric, percent
 from holdfast.monitor.reader import Run
 from holdfast.monitor.story import Fault
 from holdfast.monitor.terminal.curves import curve, marks
-from holdfast.monitor.terminal.scene import Curve, Note, clean, trouble
+from holdfast.monitor.terminal.notes import Note, clean
+from holdfast.monitor.terminal.scene import Curve, trouble
 from holdfast.monitor.terminal.small import cut, sides
 
 

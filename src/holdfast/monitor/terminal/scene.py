@@ -17,23 +17,16 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from holdfast import machine
-from holdfast.events import Event
-from holdfast.human import count, counted, duration, metric, percent
+from holdfast.human import count, counted, duration, percent
 from holdfast.monitor.bottleneck import Bottleneck, judge
 from holdfast.monitor.reader import Run
+from holdfast.monitor.terminal.notes import Note, clean, clock, notes, number
 
 T = TypeVar("T")
 
 POINTS = 400
 """Of a curve: more than a terminal is wide."""
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x1f\x7f-\x9f]")
 _SMALLER_IS_BETTER = ("loss", "error", "mse", "mae", "rmse", "perplexity")
-_LONGEST = 300
-
-
-def clean(text: object) -> str:
-    """Text of a run that cannot move a cursor, on one line."""
-    return _CONTROL.sub(" ", str(text))[:_LONGEST]
 
 
 @dataclass(frozen=True)
@@ -64,18 +57,6 @@ class DeviceRow:
     power_w: float | None = None
     trust: str = ""
     """trusted, standby, …: words for the last column."""
-
-
-@dataclass(frozen=True)
-class Note:
-    """One event as a line: a time of day, a sign, a sentence, a code to ask about."""
-
-    when: str
-    sign: str
-    text: str
-    code: str = ""
-    fault: int | None = None
-    """Which fault of the run, to tell why."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +183,7 @@ def _facts(run: Run) -> list[str]:
         facts.append(progress.phase)
     saved = run.story.checkpoint_time
     if saved is not None:
-        facts.append(f"saved {duration(max(0.0, time.time() - saved))} ago" if run.live else f"saved {_clock(saved)}")
+        facts.append(f"saved {duration(max(0.0, time.time() - saved))} ago" if run.live else f"saved {clock(saved)}")
     elif run.live:
         facts.append("nothing saved yet")
     return facts
@@ -269,15 +250,15 @@ def _devices(run: Run, trust: Mapping[str, str]) -> list[DeviceRow]:
 
 def _device(row: Mapping[str, Any], current: str, trust: Mapping[str, str], live: bool) -> DeviceRow:
     device = clean(row.get("device") or "-")
-    load = _number(row.get("load_pct"))
+    load = number(row.get("load_pct"))
     return DeviceRow(
         device=device,
         name=short_name(clean(row.get("name") or "")),
         load=None if load is None or not live else load / 100,
-        memory_used=_number(row.get("memory_used_bytes")) if live else None,
-        memory_total=_number(row.get("memory_total_bytes")),
-        temperature_c=_number(row.get("temperature_c")) if live else None,
-        power_w=_number(row.get("power_w")) if live else None,
+        memory_used=number(row.get("memory_used_bytes")) if live else None,
+        memory_total=number(row.get("memory_total_bytes")),
+        temperature_c=number(row.get("temperature_c")) if live else None,
+        power_w=number(row.get("power_w")) if live else None,
         trust=_trust(device, current, trust, live),
     )
 
@@ -323,80 +304,7 @@ def _cpus(run: Run) -> int | None:
     return None if run.elsewhere else machine.usable_cpus()
 
 
-def _number(value: object) -> float | None:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if good else None  # type: ignore[arg-type]
-
-
 def rate_words(rate: float) -> str:
     if rate >= 100:
         return f"{rate:.0f} it/s"
     return f"{rate:.1f} it/s" if rate >= 0.95 else f"{duration(1 / rate)}/it"
-
-
-# Events as lines ------------------------------------------------------------------------------------------
-
-
-def notes(run: Run, last: int = 200) -> list[Note]:
-    """What happened, the newest first: every event that has something to say to a person."""
-    found = []
-    numbered = run.faults_total
-    for event in reversed(run.events(last=last)):
-        fault = None
-        if event.kind == "fault":
-            numbered -= 1
-            fault = numbered
-        note = note_of(event, fault)
-        if note is not None:
-            found.append(note)
-    return found
-
-
-def note_of(event: Event, fault: int | None = None) -> Note | None:
-    """One event as a line; None for those that are only for machines."""
-    data, when = event.data, _clock(event.seconds())
-    step = data.get("step")
-    at = f" at step {count(step)}" if isinstance(step, int) and not isinstance(step, bool) else ""
-    kind = event.kind
-    if kind == "fault":
-        text = data.get("sentence") or data.get("kind")
-        return Note(when, "!", clean(text), clean(data.get("code") or ""), fault)
-    if kind == "recovered":
-        seconds = _number(data.get("seconds"))
-        return Note(when, "✓", "training again" + (f" after {duration(seconds)}" if seconds is not None else at))
-    if kind == "limit":
-        sign = {"resume": "✓", "clear": "✓", "slow": "↺", "pause": "↺"}.get(str(data.get("action")), "!")
-        return Note(when, sign, clean(data.get("text")))
-    if kind == "epoch":
-        epoch = data.get("epoch")
-        number = epoch + 1 if isinstance(epoch, int) else "?"
-        return Note(when, "·", f"epoch {number} done{', the best so far' if data.get('best') else ''}")
-    words = {
-        "start": ("▸", f"started on {data.get('device')}"),
-        "moved": ("↺", f"{data.get('before')} → {data.get('after')}{at}"),
-        "verdict": ("⇒", data.get("sentence")),
-        "undone": ("↺", f"back to step {data.get('to_step')}: what came after is not believed"),
-        "not_saved": ("!", f"not saved: {data.get('text')}"),
-        "saved_again": ("✓", "saving again"),
-        "quarantined": ("!", data.get("text") or "a sample is left out"),
-        "stopping": ("•", f"asked to stop by {data.get('signal')}{at}"),
-        "end": ("■", f"{str(data.get('state') or 'over').lower()}{at}"),
-        "checkpoint": ("·", f"saved step {count(step) if isinstance(step, int) else '?'}"),
-    }.get(kind)
-    if words is None:
-        text = data.get("text")
-        return Note(when, "•", clean(text)) if isinstance(text, str) else None
-    return Note(when, words[0], clean(words[1]))
-
-
-def _clock(seconds: float | None) -> str:
-    try:
-        return "--:--:--" if seconds is None else datetime.fromtimestamp(seconds).strftime("%H:%M:%S")
-    except (OverflowError, OSError, ValueError):
-        return "--:--:--"
-
-
-def best_words(curve: Curve) -> str:
-    """0.693 → 0.412      best 0.409 @ epoch 18"""
-    best = f"best {metric(curve.best)} @ {curve.best_at}" if curve.best is not None else ""
-    return f"{metric(curve.first)} → {metric(curve.last)}   {best}".rstrip()

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from holdfast.human import metric, percent, size, sparkline
 from holdfast.monitor.terminal.curves import bar, gauge, lane
-from holdfast.monitor.terminal.scene import Curve, DeviceRow, Note, Scene
+from holdfast.monitor.terminal.notes import Note
+from holdfast.monitor.terminal.scene import Curve, DeviceRow, Scene
 
 _NUMBERS = (3, 4, 5)
 """Columns of the devices that stand at the right."""

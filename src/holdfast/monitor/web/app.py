@@ -36,6 +36,8 @@ STATIC = Path(__file__).parent / "static"
 MOST_POINTS = 4000
 MOST_TEXT = 1 << 18
 MOST_COMPARED = 24
+CALM = 0.5
+"""Seconds between two messages to one page: what comes in between comes together."""
 PULSE = 5.0
 """Seconds after which a stream says that it lives."""
 
@@ -91,7 +93,9 @@ class _Web:
         return self._about(request, lambda each: {"head": self._head(each), "body": payload.body(each.run)})
 
     def _head(self, each: Watched) -> dict[str, Any]:
-        return {**payload.head(each.run, each.ident), "version": each.version}
+        head = {**payload.head(each.run, each.ident), "version": each.version}
+        each.run.books.release()
+        return head
 
     def series(self, request: Request) -> Response:
         asked = request.query_params
@@ -217,6 +221,8 @@ class _Web:
                 news, listener.news = listener.news, set()
                 for ident in news:
                     yield await run_in_threadpool(self._told, ident)
+                if news:
+                    await asyncio.sleep(CALM)
                 if not listener.news:
                     try:
                         await asyncio.wait_for(bell.wait(), PULSE)

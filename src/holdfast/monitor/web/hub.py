@@ -54,6 +54,7 @@ class Watched:
             if len(self.cache) > 64:
                 self.cache.clear()
             made = make()
+            self.run.books.release()  # twenty runs of a million points would fill the memory otherwise
             self.cache[key] = (self.version, made)
         return made
 

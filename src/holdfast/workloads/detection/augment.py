@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from holdfast.workloads.detection.images import Pixels, plain, resized
@@ -119,13 +120,14 @@ def finish(image: Pixels, boxes: Boxes, views: Views) -> tuple[Pixels, Boxes]:
     return np.ascontiguousarray(image), boxes
 
 
-def _grey_light(image: Pixels, draws: np.ndarray) -> Pixels:
+def _grey_light(image: Pixels, draws: NDArray[np.float64]) -> Pixels:
     levels = np.arange(256, dtype=np.float32)
     table = np.clip((levels - 128) * (1 + 0.3 * draws[0]) + 128 + 25 * draws[1], 0, 255).astype(np.uint8)
-    return table[image]
+    lit: Pixels = table[image]
+    return lit
 
 
-def _colour(image: Pixels, draws: np.ndarray) -> Pixels:
+def _colour(image: Pixels, draws: NDArray[np.float64]) -> Pixels:
     """Hue by up to 1.5 %, saturation by 70 %, brightness by 40 %."""
     hue, saturation, value = np.array([0.015, 0.7, 0.4]) * draws
     levels = np.arange(256)

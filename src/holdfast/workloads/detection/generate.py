@@ -88,7 +88,8 @@ class Clip:
 
 def _blob(away: Grey) -> Grey:
     """Flat in the middle, soft at the edge, nothing outside."""
-    return (1.0 / (1.0 + np.exp((away - 0.85) * 12))).astype(np.float32)
+    warm: Grey = (1.0 / (1.0 + np.exp((away - 0.85) * 12))).astype(np.float32)
+    return warm
 
 
 def write(

@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ class Index:
         return bool(same and steps and last and self.table.ndim == 2 and self.table.shape[1] == 5)
 
 
-def _index(rows: list[tuple[str, tuple[Any, ...], Boxes]]) -> Index:
+def _index(rows: Sequence[tuple[str, tuple[Any, ...], Boxes]]) -> Index:
     paths = [os.fsencode(path) for path, _, _ in rows]
     return Index(
         names=np.frombuffer(b"".join(paths), np.uint8),
@@ -120,17 +120,39 @@ class Checked:
         return all(part.grey for part in self.splits.values() if len(part))
 
 
-def open_set(data: str, *, tell: Tell | None = None, rebuild: bool = False, decode: bool = False) -> Checked:
-    """Find a set and check it, or use the check of before if nothing has changed; UserError if nothing can be used."""
-    source = sources.find(data)
-    key = _key(source, decode)
-    kept = cache_folder() / "indices" / f"{key}.npz"
-    checked = None if rebuild else _load(kept, source)
+def open_set(
+    data: str, *, tell: Tell | None = None, rebuild: bool = False, decode: bool = False, bound: Path | None = None
+) -> Checked:
+    """Find a set and check it, or use the check of before if nothing has changed; UserError if nothing can be used.
+
+    `bound` is the file of a run that goes on with what it began with, whatever happens to the set meanwhile: it is
+    used as it is if it is there, and made if not.
+    """
+    checked = _load(bound) if bound is not None else None
     if checked is None:
-        checked = build(source, tell=tell, decode=decode)
-        _save(kept, checked)
+        source = sources.find(data)
+        kept = _place(source, decode)
+        checked = None if rebuild else _load(kept)
+        if checked is None:
+            checked = build(source, tell=tell, decode=decode)
+            _save(kept, checked)
+        if bound is not None:
+            _save(bound, checked)
     _check_usable(checked)
     return checked
+
+
+def check_set(data: str, *, tell: Tell | None = None, decode: bool = False) -> Checked:
+    """Look at all of a set now, whatever is left of it; a run that follows finds it checked."""
+    source = sources.find(data)
+    checked = build(source, tell=tell, decode=decode)
+    for thorough in {False, decode}:
+        _save(_place(source, thorough), checked)
+    return checked
+
+
+def _place(source: Source, decode: bool) -> Path:
+    return cache_folder() / "indices" / f"{_key(source, decode)}.npz"
 
 
 def _check_usable(checked: Checked) -> None:
@@ -313,7 +335,16 @@ _TYPES = {"names": np.uint8, "ends": np.int64, "sizes": np.int32, "box_ends": np
 
 def _save(path: Path, checked: Checked) -> None:
     arrays = {f"{part}.{name}": getattr(index, name) for part, index in checked.splits.items() for name in _ARRAYS}
-    told = {"problems": checked.problems.to_json(), "left_out": checked.left_out}
+    told = {
+        "file": checked.file,
+        "kind": checked.kind,
+        "names": checked.names,
+        "splits": list(checked.splits),
+        "problems": checked.problems.to_json(),
+        "notes": checked.notes,
+        "generated": checked.generated,
+        "left_out": checked.left_out,
+    }
     about = np.frombuffer(json.dumps(told).encode(), np.uint8)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -325,21 +356,28 @@ def _save(path: Path, checked: Checked) -> None:
         return  # a full disk: the next run checks again
 
 
-def _load(path: Path, source: Source) -> Checked | None:
+def _load(path: Path) -> Checked | None:
     """None for a file that is missing, damaged, or not ours."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, EOFError):
         with np.load(path, allow_pickle=False) as data:
             about = json.loads(data["about"].tobytes())
-            splits = {}
-            for part in source.splits:
-                arrays = {name: data[f"{part}.{name}"] for name in _ARRAYS}
-                index = Index(**arrays)
-                if any(arrays[name].dtype != kind for name, kind in _TYPES.items()) or not index.sound():
-                    return None
-                if len(index) and (index.table[:, 0].max(initial=0) >= len(source.names) or index.sizes.min() < 1):
-                    return None
-                splits[part] = index
+            names = [str(each) for each in about["names"]]
+            splits = {str(part): _read_index(data, str(part), len(names)) for part in about["splits"]}
         problems = Problems.from_json(about["problems"])
-        return Checked(str(source.file), source.kind, source.names, splits, problems, source.notes,
-                       source.generated, int(about["left_out"]), warm=True)  # fmt: skip
+        notes = [str(each) for each in about["notes"]]
+        return Checked(str(about["file"]), str(about["kind"]), names, splits, problems, notes,
+                       about["generated"] is True, int(about["left_out"]), warm=True)  # fmt: skip
     return None
+
+
+def _read_index(data: Any, part: str, classes: int) -> Index:
+    """ValueError if the arrays do not fit together: the file may come from anywhere."""
+    arrays = {name: data[f"{part}.{name}"] for name in _ARRAYS}
+    index = Index(**arrays)
+    if any(arrays[name].dtype != kind for name, kind in _TYPES.items()) or not index.sound():
+        raise ValueError(part)
+    if len(index) and index.sizes.min() < 1:
+        raise ValueError(part)
+    if len(index.table) and not 0 <= index.table[:, 0].min() <= index.table[:, 0].max() < classes:
+        raise ValueError(part)
+    return index

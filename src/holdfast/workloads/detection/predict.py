@@ -54,8 +54,12 @@ class Finder:
     """A detector that is ready."""
 
     def __init__(self, net: Detector, names: list[str], side: int, device: str = "cpu") -> None:
-        self.net, self.names, self.side = net.to(device).eval(), names, side
-        self.device = torch.device(device)
+        self.names, self.side = names, side
+        try:
+            self.device = torch.device(device)
+            self.net = net.to(self.device).eval()
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise UserError(f"device `{device}` cannot be used", cause=str(error).splitlines()[0][:160]) from None
 
     @classmethod
     def of(cls, where: Path, *, imgsz: int = 0, device: str = "cpu") -> Finder:
@@ -120,30 +124,39 @@ def frames(path: str, channels: int) -> Iterator[Pixels]:
         except (OSError, ValueError, EOFError, SyntaxError) as error:
             raise images.Bad("unreadable", str(error)[:120]) from None
         return
-    for frame in _imageio().imiter(path, plugin="FFMPEG") if _readable(path) else ():
-        image = Image.fromarray(frame)
-        yield images.plain(image.convert("L" if channels == 1 else "RGB"))
-
-
-def _imageio() -> Any:
+    reader = _ffmpeg().read_frames(path)
     try:
-        import imageio.v3 as reader
-        import imageio_ffmpeg  # noqa: F401
+        width, height = next(reader)["size"]
+        for frame in reader:
+            image = Image.frombytes("RGB", (width, height), frame)
+            yield images.plain(image.convert("L" if channels == 1 else "RGB"))
+    except (OSError, ValueError, RuntimeError, StopIteration, KeyError) as error:
+        raise images.Bad("unreadable", (str(error).splitlines() or ["no video"])[0][:120]) from None
+    finally:
+        reader.close()
+
+
+def rate_of(path: str) -> float:
+    """Frames per second of a video; ten where that is not known."""
+    if path.lower().endswith(".gif"):
+        return 10.0
+    reader = _ffmpeg().read_frames(path)
+    try:
+        return float(next(reader)["fps"]) or 10.0
+    except (OSError, ValueError, RuntimeError, StopIteration, KeyError):
+        return 10.0
+    finally:
+        reader.close()
+
+
+def _ffmpeg() -> Any:
+    try:
+        import imageio_ffmpeg
     except ImportError:
         raise UserError(
-            "videos need imageio and its ffmpeg", cause="not installed", hints=["pip install 'holdfast[detection]'"]
+            "videos need imageio-ffmpeg", cause="not installed", hints=["pip install 'holdfast[detection]'"]
         ) from None
-    return reader
-
-
-def _readable(path: str) -> bool:
-    """Whether ffmpeg can begin with it; the error of a video that is none is long and says little."""
-    reader = _imageio()
-    try:
-        reader.improps(path, plugin="FFMPEG")
-    except (OSError, ValueError, RuntimeError, StopIteration, IndexError) as error:
-        raise images.Bad("unreadable", (str(error).splitlines() or ["no video"])[0][:120]) from None
-    return True
+    return imageio_ffmpeg
 
 
 # What is written ------------------------------------------------------------------------------------------------
@@ -217,12 +230,14 @@ class Writer:
         return stem if len(same) <= 1 else f"{Path(seen.path).parent.name}-{stem}"
 
     def _frame(self, path: str, picture: Image.Image) -> None:
+        even = picture.crop((0, 0, picture.width // 2 * 2, picture.height // 2 * 2))  # the codec wants it so
         if self._video is None or self._video[0] != path:
             self._end_video()
-            target = self.folder / f"{Path(path).stem}.mp4"
-            self._video = path, _imageio().imopen(target, "w", plugin="FFMPEG")
-        even = picture.crop((0, 0, picture.width // 2 * 2, picture.height // 2 * 2))  # the codec wants it so
-        self._video[1].write(np.asarray(even)[None], is_batch=True, macro_block_size=2)
+            target = str(self.folder / f"{Path(path).stem}.mp4")
+            writer = _ffmpeg().write_frames(target, even.size, fps=rate_of(path), macro_block_size=2)
+            writer.send(None)
+            self._video = path, writer
+        self._video[1].send(even.tobytes())
 
     def _end_video(self) -> None:
         if self._video is not None:

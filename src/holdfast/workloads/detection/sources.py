@@ -223,9 +223,13 @@ def walk(folder: Path, endings: Iterable[str] = ENDINGS) -> list[str]:
     found: list[str] = []
     waiting = [str(folder)]
     wanted = tuple(endings)
+    been: set[str] = set()  # links may lead back up
     while waiting:
         here = waiting.pop()
         try:
+            if os.path.realpath(here) in been:
+                continue
+            been.add(os.path.realpath(here))
             with os.scandir(here) as entries:
                 for entry in entries:
                     if entry.name.lower().endswith(wanted):

@@ -1,6 +1,6 @@
 """`holdfast train detection`: a detector for your boxes, or for a generated thermal-like set if none are given.
 
-    holdfast train detection                                                 on the generated set, about two minutes
+    holdfast train detection                                                 on the generated set
     holdfast train detection data=bccd/data.yaml imgsz=320 epochs=60         YOLO folders, COCO JSON, Pascal VOC
     holdfast train detection data=my.yaml size=nano multiscale=0.25          smaller net, changing sizes
     holdfast train detection data=my.yaml weights=runs/…/final.safetensors   from weights you have
@@ -36,15 +36,15 @@ from holdfast.workloads.detection.model import SIZES, Detector, parameters
 from holdfast.workloads.detection.samples import Samples, Still
 from holdfast.workloads.detection.weights import inherit, keep_about
 
-GENERATED = {"imgsz": 160, "epochs": 30}
-USUAL = {"imgsz": 416, "epochs": 30}
+GENERATED: dict[str, Any] = {"imgsz": 128, "epochs": 24, "size": "nano"}
+USUAL: dict[str, Any] = {"imgsz": 416, "epochs": 30, "size": "tiny"}
 
 
 def train(
     session: holdfast.Session,
     *,
     data: str = "",
-    size: str = "tiny",
+    size: str = "",
     imgsz: int = 0,
     batch: int = 16,
     epochs: int = 0,
@@ -69,7 +69,7 @@ def train(
     """One run: data, net, training, report."""
     checked = the_set(session, data)
     usual = GENERATED if not data else USUAL
-    side, epochs = _side(imgsz or usual["imgsz"]), epochs or usual["epochs"]
+    side, epochs, size = _side(imgsz or usual["imgsz"]), epochs or usual["epochs"], size or usual["size"]
     if size not in SIZES:
         raise UserError(f"size is {size!r}", cause=f"there are: {', '.join(SIZES)}")
     part, channels = checked.splits["train"], 1 if checked.grey else 3
@@ -95,11 +95,14 @@ def train(
         return detection_loss(net, net(x), targets, shape)[0]
 
     steps = epochs * (len(part) // batch)
-    fixed = ({"precision": precision} if precision else {}) | ({"workers": workers} if workers >= 0 else {})
+    fixed: dict[str, Any] = {"precision": precision} if precision else {}
+    if workers >= 0:
+        fixed["workers"] = workers
     trial = measure.Training(net, loss_of, lively, batch=batch, lr=lr, steps=steps)
     choice = measure.for_session(session, trial, tuned=tune, fixed=fixed)
     choice.arrange(net)
     average = AveragedModel(net, multi_avg_fn=_moving(ema), use_buffers=True)
+    averaged: Any = average.module
     optimizer = torch.optim.AdamW(_groups(net, weight_decay), lr=lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: pace(step, steps, warmup))
     loaders = [
@@ -121,13 +124,13 @@ def train(
         numbers = {"train_loss": sum(float(each) for each in losses) / max(1, len(losses))}
         if (epoch + 1) % max(1, evaluate_every) == 0 or epoch + 1 == epochs:
             with session.evaluating():
-                found = find_all(average.module, still, session.device, choice)
+                found = find_all(averaged, still, session.device, choice)
             scores = evaluate(found, checked.splits["val"], checked.names)
             numbers |= {"val_map50": scores.map50, "val_map": scores.map}
         session.log(**numbers)
 
     with session.evaluating():
-        found = find_all(average.module, still, session.device, choice)
+        found = find_all(averaged, still, session.device, choice)
     reporting.report(session, found, checked, still)
 
 
@@ -138,7 +141,7 @@ def the_set(session: holdfast.Session, data: str) -> Checked:
         if not (folder / "data.yaml").exists():
             generate.write(folder, progress=session.progress)
         data = str(folder / "data.yaml")
-    checked = open_set(data, tell=session.progress)
+    checked = open_set(data, tell=session.progress, bound=session.run.folder / "index.npz")
     told = "GENERATED thermal-like images" if checked.generated else f"{checked.kind} data"
     counts = ", ".join(f"{len(part):,} {name}" for name, part in checked.splits.items())
     print(

@@ -81,7 +81,7 @@ def load(where: Path) -> tuple[Detector, dict[str, Any]]:
             raise UserError(f"{where.name} has no weights yet", cause="no final.safetensors, no best.safetensors")
         path = there[0]
     assert isinstance(names, list)
-    net = Detector(len(names), int(channels), str(size))
+    net = Detector(len(names), files.whole(channels), str(size))
     fitting = _mine(read_weights(path), net)
     missing = [key for key in net.state_dict() if key not in fitting]
     if missing:

@@ -108,29 +108,28 @@ class Learner:
     def by_name(self) -> dict[str, nn.Module]:
         return {SPECIES[species]: net for species, net in self.nets.items()}
 
-    def turn(self, device: torch.device, alive: Callable[[str], None] = lambda _: None) -> dict[str, float]:
+    def turn(self, device: torch.device, alive: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Collect some steps of all worlds, then learn from them; returns the vitals."""
         around = self.around(device)
-        gathered = collect(
-            self.world, self.crew(device), self.steps, device, around=around, alive=lambda step: alive("rollout")
-        )
+        gathered = collect(self.world, self.crew(device), self.steps, device, around=around, alive=alive)
         learned: dict[str, dict[str, float]] = {}
         for species, net in self.nets.items():
-            told = self.learn(species, net, gathered, device)
+            told = self.learn(species, net, gathered, device, alive)
             if told:
                 learned[SPECIES[species]] = told
-            alive("update")
         self.turns += 1
         return self.vitals.of(gathered, learned)
 
-    def learn(self, species: int, net: Policy, gathered: Gathered, device: torch.device) -> dict[str, float]:
+    def learn(
+        self, species: int, net: Policy, gathered: Gathered, device: torch.device, alive: Callable[[], None]
+    ) -> dict[str, float]:
         scale = self.scales[species]
         returns = gathered.discounted(species, self.rules.prey_capacity, self.recipe.gamma)
         scale.learn(returns)
         batch = gathered.batch(species, scale, self.recipe, device)
         if batch is None:
             return {}
-        return ppo.update(net, self.optimizers[species], batch, self.recipe, self.around(device))
+        return ppo.update(net, self.optimizers[species], batch, self.recipe, self.around(device), alive)
 
 
 class Cursor:

@@ -4,8 +4,8 @@
     batch = Batch(inputs, actions, logps, values, advantages, returns)
     told = update(net, optimizer, batch, Recipe())          # loss, entropy, how far the policy moved
 
-A net is anything with `net(*inputs) -> (logits, value)`. Nothing here knows about worlds or sessions. Random numbers are
-torch's own, which a session protects.
+A net is anything with `net(*inputs) -> (logits, value)`. Nothing here knows about worlds or sessions. Random numbers
+are torch's own, which a session protects.
 
 Schulman et al. 2017, arXiv:1707.06347; advantages: arXiv:1506.02438; Huang et al. 2022, "The 37 implementation details
 of PPO".
@@ -192,9 +192,6 @@ def loss(net: Any, batch: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, Tens
     return total, told
 
 
-Compute = Callable[[tuple[Tensor, ...]], Tensor]
-
-
 def accumulate(
     net: nn.Module, batch: Batch, recipe: Recipe, around: Callable[[], Any] | None = None
 ) -> tuple[float, dict[str, float]]:
@@ -228,8 +225,12 @@ def update(
     batch: Batch,
     recipe: Recipe,
     around: Callable[[], Any] | None = None,
+    alive: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """Some epochs over the batch; returns the means of what was seen in the last of them."""
+    """Some epochs over the batch; returns the means of what was seen in the last of them.
+
+    `alive` is called before each minibatch: a sign of life where an update takes long.
+    """
     if not len(batch):
         return {}
     batch = normalised(batch)
@@ -237,6 +238,7 @@ def update(
     for epoch in range(recipe.epochs):
         rows: list[dict[str, float]] = []
         for part in _minibatches(len(batch), recipe, batch.actions.device):
+            alive()
             optimizer.zero_grad(set_to_none=True)
             value, numbers = accumulate(net, batch.rows(part), recipe, around)
             nn.utils.clip_grad_norm_(net.parameters(), recipe.norm)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from holdfast.workloads.ecosystem.policy import Ask, Policy
+from holdfast.workloads.ecosystem.policy import Ask, Layer, Policy
 
 
 def usual_ask(ask: Ask, asking: Tensor, tokens: Tensor) -> Tensor:
@@ -30,6 +30,7 @@ def usual_forward(net: Policy, own: Tensor, others: Tensor) -> tuple[Tensor, Ten
     state = net.own(own)
     tokens = F.relu(net.other(others)) * others[..., -1:]
     for layer in net.layers:
+        assert isinstance(layer, Layer)
         state = state + usual_ask(layer.ask, layer.before(state), tokens)
         state = state + layer.think(layer.between(state))
     state = net.last(state)

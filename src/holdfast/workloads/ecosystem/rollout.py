@@ -110,12 +110,13 @@ def collect(
     device: torch.device,
     *,
     around: Around = contextlib.nullcontext,
-    alive: Callable[[int], None] = lambda _: None,
+    alive: Callable[[], None] = lambda: None,
 ) -> Gathered:
-    """So many steps of all worlds. `alive` is told the number of each step: a sign of life."""
+    """So many steps of all worlds. `alive` is called before each step: a sign of life."""
     gathered = Gathered(world, steps)
     with torch.no_grad():
         for step in range(steps):
+            alive()
             gathered.there[step] = world.alive
             gathered.population += world.population().sum(axis=0) / (steps * world.rules.worlds)
             actions = np.full(world.shape, STAY, np.int64)
@@ -127,7 +128,6 @@ def collect(
             for name, count in happened.counts.items():
                 gathered.counts[name] += int(count.sum())
                 gathered.add(name, count)
-            alive(step)
         for species, driver in crew.items():
             _judge(world, species, driver, gathered, device, around)
     return gathered

@@ -110,7 +110,7 @@ class Rules:
         """Rules from a run folder, which may be anybody's: UserError if they are none."""
         if not isinstance(data, dict):
             raise UserError("these are no rules of a world", cause=f"a {type(data).__name__} instead of an object")
-        kept = {}
+        kept: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             value = data.get(field.name, field.default)
             wanted = (int, float) if isinstance(field.default, float) else type(field.default)

@@ -1,6 +1,6 @@
 """Predators and prey that learn: PPO for both, in one run that survives whatever the hardware does.
 
-    holdfast train ecosystem                               about two minutes on two cores
+    holdfast train ecosystem                               4 minutes on two busy cores
     holdfast train ecosystem preset=full updates=200       the large network
     holdfast train ecosystem attention=math                another kernel for the attention, if one is in doubt
     holdfast train ecosystem attempt_cost=0.5              see predators learn to do nothing, and the warning
@@ -38,7 +38,7 @@ def train(
     session: holdfast.Session,
     *,
     preset: str = "small",
-    updates: int = 40,
+    updates: int = 30,
     steps: int = 32,
     worlds: int = 8,
     prey: int = 32,
@@ -79,8 +79,11 @@ def train(
     learner.recipe, learner.way = tuned(session, learner, updates, tune, precision, attention)
     session.protect(**learner.protected())
 
+    def alive() -> None:  # a slow machine is not a hung one: an update may take minutes, a minibatch does not
+        session.progress(learner.turns, updates, "update")
+
     for _ in session.epochs(updates):
-        numbers = session.transaction(lambda: learner.turn(session.device))
+        numbers = session.transaction(lambda: learner.turn(session.device, alive))
         warning = learner.vitals.warning(numbers)
         if warning:
             print(warning, flush=True)
@@ -171,7 +174,7 @@ def tell(session: holdfast.Session, learner: Learner, arena: int) -> None:
             rules, who, worlds=max(2, arena), steps=100, seed=3000, device=device, around=learner.around(device)
         )
         session.progress(len(found), len(players), "measuring against dice")
-    scores = {
+    scores: dict[str, Any] = {
         "schema": 1,
         "run": session.run.name,
         "worlds": max(2, arena),

@@ -238,7 +238,7 @@ class World:
         way = STEPS[chosen]
         goes = self.alive & (chosen > 0) & (chosen < ACT)
         self.x, self.y = (
-            np.where(goes, self._around(place + speed * way[..., axis]), place)
+            np.where(goes, self._around((place + speed * way[..., axis]).astype(np.float32)), place)
             for axis, place in enumerate((self.x, self.y))
         )
         self.heading[goes] = way[goes]
@@ -335,7 +335,7 @@ class World:
         counts["extinctions"] += over
         if not self.rules.reset or not over.any():
             return np.zeros(self.shape, bool)
-        cut = survivors & over[:, None]
+        cut: Mask = survivors & over[:, None]
         self.begin(over)
         return cut
 

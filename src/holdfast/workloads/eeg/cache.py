@@ -2,7 +2,8 @@
 
     windows = cache.open("cache/challenge1-100hz")
     signal, row = windows[0]                      # (129, 200) float32 volts, and what is known about it
-    windows.batch([4, 1, 7])                      # (3, 129, 200), read without mapping: memory is the batch alone
+    windows.batch([4, 1, 7])                      # (3, 129, 200), in memory of its own
+    for batch in windows.batches(order, 64): ...  # an epoch, in memory that is used again
     windows.signals                               # all of them as one memory map of shape (n, channels, samples)
     windows.table["response_time"]                # a column, one value a window
 
@@ -16,9 +17,10 @@ A cache is written by `prepare` and comes from anywhere: nothing in it is truste
 from __future__ import annotations
 
 import builtins
+import hashlib
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -71,11 +73,11 @@ class Windows:
 
     def __getitem__(self, index: int) -> tuple[NDArray[np.float32], Row]:
         position = range(len(self))[index]  # negative ones count from the end; others raise IndexError
-        return np.array(self.signals[position]), self.row(position)
+        return np.array(self._plain[position]), self.row(position)
 
     def row(self, index: int) -> Row:
         """What is known about one window; numbers are NaN and texts empty where it is unknown."""
-        return {name: column[index].item() for name, column in self.table.items()}
+        return {name: column.item(index) for name, column in self.table.items()}
 
     @cached_property
     def signals(self) -> NDArray[np.float32]:
@@ -86,10 +88,27 @@ class Windows:
         mapped: NDArray[np.float32] = np.memmap(self.folder / SIGNALS, dtype="<f4", mode="r", shape=shape)
         return mapped
 
+    @cached_property
+    def _plain(self) -> NDArray[np.float32]:
+        """The same without numpy's class for memory maps, which costs more than a small read."""
+        return np.asarray(self.signals)
+
+    def batches(
+        self, order: Sequence[int] | NDArray[np.integer[Any]], size: int, *, keep: int = 2
+    ) -> Iterator[NDArray[np.float32]]:
+        """Batches of `size` in this order, in places that are used again: each is good until `keep` more were drawn.
+
+        Fresh memory for every batch would cost more than reading into it.
+        """
+        places = [np.empty((size, len(self.channels), self.samples), np.float32) for _ in range(keep + 1)]
+        for number, start in enumerate(range(0, len(order), size)):
+            rows = order[start : start + size]
+            yield self.batch(rows, out=places[number % len(places)][: len(rows)])
+
     def batch(
         self, indices: Sequence[int] | NDArray[np.integer[Any]], out: NDArray[np.float32] | None = None
     ) -> NDArray[np.float32]:
-        """The windows of these indices in this order; windows that stand together on the disk are read together."""
+        """The windows of these indices, in this order."""
         wanted = np.asarray(indices, dtype=np.int64)
         wanted = np.where(wanted < 0, wanted + len(self), wanted)
         if wanted.ndim != 1 or (wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self))):
@@ -99,13 +118,28 @@ class Windows:
             out = np.empty(shape, np.float32)
         elif out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
             raise ValueError(f"out is {out.dtype} {out.shape}, but float32 {shape} in C order is needed")
-        if not hasattr(os, "preadv"):  # Windows
-            np.take(self.signals, wanted, axis=0, out=out)
-            return out
-        self._read(wanted, out)
+        if self._mapped is None:
+            self._read(wanted, out)
+        elif len(wanted):
+            self._check_size()  # a page that is not there any more would end the process
+            np.take(self._mapped, wanted, axis=0, out=out, mode="clip")
         return out
 
+    @cached_property
+    def _mapped(self) -> NDArray[np.float32] | None:
+        """The map, if the address space of this process has room for it: copying from it is the quickest read."""
+        try:
+            return self._plain
+        except (OSError, ValueError, MemoryError):
+            return None
+
+    def _check_size(self) -> None:
+        wanted = len(self) * len(self.channels) * self.samples * 4
+        if os.fstat(self._descriptor).st_size < wanted:
+            raise _damaged(self.folder, f"{SIGNALS} became shorter while it was read")
+
     def _read(self, wanted: NDArray[np.int64], out: NDArray[np.float32]) -> None:
+        """Without a map; windows that stand together on the disk are read together."""
         if not len(wanted):
             return
         each = len(self.channels) * self.samples * 4
@@ -114,7 +148,7 @@ class Windows:
         for start, stop in zip(starts, [*starts[1:], len(wanted)], strict=True):
             place, at, end = int(wanted[start]) * each, start * each, stop * each
             while at < end:  # a read may be cut short by a signal
-                got = os.preadv(self._descriptor, [raw[at:end]], place)
+                got = _read_into(self._descriptor, raw[at:end], place)
                 if got == 0:
                     raise _damaged(self.folder, f"{SIGNALS} became shorter while it was read")
                 at, place = at + got, place + got
@@ -150,7 +184,16 @@ def open(folder: str | os.PathLike[str]) -> Windows:
     if not path.is_dir():
         raise UserError(f"there is no cache in {path}", hints=["make one with `holdfast eeg prepare DATA CACHE`"])
     meta = _meta(path)
-    return Windows(path, meta, _table(path, meta))
+    return Windows(path.absolute(), meta, _table(path, meta))
+
+
+def _read_into(fd: int, place: memoryview, at: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [place], at)
+    os.lseek(fd, at, os.SEEK_SET)  # Windows
+    data = os.read(fd, len(place))
+    place[: len(data)] = data
+    return len(data)
 
 
 def _meta(path: Path) -> dict[str, Any]:
@@ -222,6 +265,21 @@ def _damaged(path: Path, cause: str) -> UserError:
     return UserError(
         f"the cache in {path} is damaged", cause=cause, hints=["make it anew with `holdfast eeg prepare … --rebuild`"]
     )
+
+
+def damaged(windows: Windows) -> list[str]:
+    """Recordings whose windows are not the bytes that were written; read in parts, however large it is."""
+    written = windows.meta.get("recordings")
+    names = windows.table["recording"]
+    edges = np.flatnonzero(np.concatenate([[True], names[1:] != names[:-1]])).tolist() if len(names) else []
+    found = []
+    for start, stop in zip(edges, [*edges[1:], len(names)], strict=True):
+        name, digest = str(names[start]), hashlib.sha256()
+        for at in range(start, stop, 64):
+            digest.update(windows.batch(range(at, min(at + 64, stop))).data.cast("B"))
+        if not isinstance(written, dict) or written.get(name) != digest.hexdigest():
+            found.append(name)
+    return found
 
 
 # Writing ----------------------------------------------------------------------------------------------------

@@ -9,6 +9,9 @@ At most a few results wait at a time, so that memory and disk are bounded. With 
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -77,4 +80,17 @@ def _one_by_one(work: Callable[[Item], Any], items: Sequence[Item]) -> Iterator[
 
 def _executor(workers: int) -> ProcessPoolExecutor:
     # spawn: the caller may have threads (torch, a training run), and a fork of those can hang
-    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_at_start, initargs=(os.getpid(),))
+
+
+def _at_start(parent: int) -> None:
+    """In a new process: Ctrl-C is the parent's business, and the end of the parent is the end of this one, too."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+
+
+def _leave_with(parent: int) -> None:
+    # A pool's processes wait for work on a pipe that they hold open themselves: they would never learn of it.
+    while os.getppid() == parent or not hasattr(os, "fork"):  # Windows keeps the number of a parent that is gone
+        time.sleep(0.5)
+    os._exit(1)

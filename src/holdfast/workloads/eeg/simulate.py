@@ -15,8 +15,6 @@ import functools
 import json
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ import numpy as np
 
 from holdfast import __version__, files
 from holdfast.errors import UserError
-from holdfast.workloads.eeg import artefacts, bdf, bids, net
+from holdfast.workloads.eeg import artefacts, bdf, bids, net, pool
 from holdfast.workloads.eeg import truth as model
 
 TRUTH = "simulated_truth.json"
@@ -82,7 +80,9 @@ def write(
         flaws=flaws,
     )
     told: list[dict[str, Any]] = []
-    for done, each in enumerate(_each(work, list(enumerate(people)), workers), 1):
+    for done, (_, each) in enumerate(pool.ordered(work, list(enumerate(people)), workers), 1):
+        if isinstance(each, pool.Died):
+            raise UserError("a process that simulated was ended", cause="memory, most likely", hints=["`--workers 1`"])
         told.append(each)
         if progress is not None:
             progress(done, len(people))
@@ -96,15 +96,6 @@ def truth(folder: str | os.PathLike[str]) -> dict[str, Any]:
     if data is None:
         raise UserError(f"{folder} has no {TRUTH}", cause="it was not written by `holdfast eeg simulate`")
     return data
-
-
-def _each(work: Callable[[Any], Any], items: list[Any], workers: int | None) -> Any:
-    workers = min(len(items), (os.cpu_count() or 1) if workers is None else workers)
-    if workers <= 1:
-        return map(work, items)
-    # spawn: the caller may have threads (torch, a training run), and a fork of those can hang
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return iter(list(pool.map(work, items)))
 
 
 def _refuse(root: Path, subjects: int, rate: int, format: str) -> None:

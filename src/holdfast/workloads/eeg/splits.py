@@ -75,13 +75,12 @@ def _in_time(table: Table, kept: NDArray[np.bool_]) -> Split:
         place[rows[order]] = (np.arange(len(rows)) + 0.5) / len(rows)
     train, test = (place >= 0) & (place < 1 - TEST_SHARE - VALID_SHARE), place >= 1 - TEST_SHARE
     valid = (place >= 0) & ~train & ~test
-    sides = [np.flatnonzero(each) for each in (train, valid, test)]
-    if not all(len(each) for each in sides):
+    sides = {"training": np.flatnonzero(train), "validation": np.flatnonzero(valid), "test": np.flatnonzero(test)}
+    if not all(len(each) for each in sides.values()):
         raise UserError(f"{int(kept.sum())} windows are too few to train on", cause="they cannot be split in three")
-    counts = ", ".join(
-        f"{len(each)} {name}" for each, name in zip(sides, ("training", "validation", "test"), strict=True)
-    )
-    return Split(*sides, how=f"within {_people(table, kept)} subjects, by time: {counts} windows")
+    counts = ", ".join(f"{len(each)} {name}" for name, each in sides.items())
+    how = f"within {_people(table, kept)} subjects, by time: {counts} windows"
+    return Split(sides["training"], sides["validation"], sides["test"], how)
 
 
 def _by_release(table: Table, releases: list[str], valid: str, test: str) -> tuple[list[str], list[str]]:
