@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.optimize.candidates import Machine, candidates
 
-ALL = frozenset({"onnx", "onnxscript", "onnxruntime", "openvino", "nncf"})
+ALL = frozenset({"onnx", "onnxscript", "onnxruntime", "openvino"})
 
 
 def offered(flags: set[str], **more: object) -> dict[str, str]:

@@ -53,6 +53,7 @@ examples:
     how.add_argument("--threads", type=int, default=0, help="for all candidates (default: all cores, and one)")
     how.add_argument("--seconds", type=float, default=2.0, help="measured for each candidate (default 2)")
     how.add_argument("--deadline", type=float, default=600.0, help="seconds a build may take (default 600)")
+    how.add_argument("--no-merge", action="store_true", help="keep every token of a transformer")
     how.add_argument("--no-profile", action="store_true", help="leave out where the time goes")
     add_flags(parser)
     parser.set_defaults(run=run)
@@ -74,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
     options = Options(
         max_loss=args.max_loss / 100, seconds=args.seconds, build_deadline=args.deadline, threads=args.threads,
         engines=tuple(each.strip() for each in args.engines.split(",") if each.strip()), profile=not args.no_profile,
+        merge=not args.no_merge,
     )  # fmt: skip
     _known(options.engines)
     result = optimize(spec, Path(args.out) if args.out else place, options, tell=lambda text: output.note(f"• {text}"))

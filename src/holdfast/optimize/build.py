@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.optimize.engines import quiet_openvino
 from holdfast.optimize.subject import arrays
 
 ONNX = "model.onnx"
@@ -104,10 +105,16 @@ def build(work: Path, about: dict[str, Any], folder: Path) -> None:
     }[about["engine"]](work, about, folder / about["file"])
 
 
-def _model(about: dict[str, Any]) -> Any:
+def model_of(work: Path, about: dict[str, Any]) -> Any:
+    """The module as this candidate wants it."""
     from holdfast.optimize.subject import load_model
 
-    return load_model(about["spec"]).eval()
+    model = load_model(about["spec"]).eval()
+    if about.get("merge", 1) > 1:
+        from holdfast.optimize.rewrite import merged
+
+        model = merged(model, examples(work, 1), int(about["merge"])).eval()
+    return model
 
 
 def _program(work: Path, about: dict[str, Any]) -> Any:
@@ -116,7 +123,7 @@ def _program(work: Path, about: dict[str, Any]) -> Any:
     given = tuple(examples(work))
     batch = torch.export.Dim("batch", min=1, max=4096)
     with torch.no_grad():
-        return torch.export.export(_model(about), given, dynamic_shapes=tuple({0: batch} for _ in given))
+        return torch.export.export(model_of(work, about), given, dynamic_shapes=tuple({0: batch} for _ in given))
 
 
 def _export(work: Path, about: dict[str, Any], target: Path) -> None:
@@ -130,7 +137,7 @@ def _torchscript(work: Path, about: dict[str, Any], target: Path) -> None:
 
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        traced = torch.jit.trace(_model(about), tuple(examples(work)), check_trace=False)
+        traced = torch.jit.trace(model_of(work, about), tuple(examples(work)), check_trace=False)
         torch.jit.freeze(traced).save(str(target))
 
 
@@ -140,11 +147,22 @@ def _aot(work: Path, about: dict[str, Any], target: Path) -> None:
     torch._inductor.aoti_compile_and_package(_program(work, about), package_path=str(target))
 
 
+def _onnx(work: Path, about: dict[str, Any]) -> Path:
+    """The exported file that this candidate starts from; one of its own if the model was rewritten for it."""
+    if about.get("merge", 1) == 1:
+        return work / ONNX
+    target = work / f"merge{about['merge']}.onnx"
+    if not target.exists():
+        names = [[each["name"] for each in about[key]] for key in ("inputs", "outputs")]
+        export_onnx(work, model_of(work, about), target, *names)
+    return target
+
+
 # ONNX Runtime ---------------------------------------------------------------------------------------------------
 
 
 def _onnxruntime(work: Path, about: dict[str, Any], target: Path) -> None:
-    source = work / ONNX
+    source = _onnx(work, about)
     if about["precision"] == "fp32":
         target.write_bytes(source.read_bytes())
     elif about["precision"] == "fp16":
@@ -156,6 +174,13 @@ def _onnxruntime(work: Path, about: dict[str, Any], target: Path) -> None:
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
         quantize_dynamic(source, target, weight_type=QuantType.QInt8, per_channel=True)
+    elif about["precision"] == "int8-weights":
+        import onnx
+        from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+        smaller = MatMulNBitsQuantizer(onnx.load(source), bits=8, block_size=32, is_symmetric=True)
+        smaller.process()
+        smaller.model.save_model_to_file(str(target))
     else:
         _static_onnx(work, source, target, [each["name"] for each in about["inputs"]])
 
@@ -201,24 +226,22 @@ def _static_onnx(work: Path, source: Path, target: Path, names: list[str]) -> No
 
 
 def _openvino(work: Path, about: dict[str, Any], target: Path) -> None:
-    import openvino
-
+    openvino = quiet_openvino()
     if (work / ONNX).exists():
-        model = openvino.Core().read_model(work / ONNX)
+        source = _onnx(work, about)
+        if about["precision"] == "int8-static":  # the ranges ONNX Runtime found; OpenVINO reads them
+            source = target.with_suffix(".ranges.onnx")
+            _static_onnx(work, _onnx(work, about), source, [each["name"] for each in about["inputs"]])
+        model = openvino.Core().read_model(source)
     else:  # what ONNX has no operator for, OpenVINO may read off the module itself
         given = examples(work)
-        model = openvino.convert_model(_model(about), example_input=tuple(given) if len(given) > 1 else given[0])
+        if about["precision"] == "int8-static":
+            raise CannotExport("static int8 starts from ONNX, and it cannot be exported to that")
+        model = openvino.convert_model(
+            model_of(work, about), example_input=tuple(given) if len(given) > 1 else given[0]
+        )
         for port, each in zip(model.inputs, about["inputs"], strict=True):
             port.get_node().set_partial_shape(openvino.PartialShape([-1, *each["shape"]]))
         model.validate_nodes_and_infer_types()
-    if about["precision"].startswith("int8"):
-        import nncf
-
-        nncf.set_log_level(40)
-        if about["precision"] == "int8-weights":
-            model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
-        else:
-            names = [each["name"] for each in about["inputs"]]
-            rows = [list(row.values()) for row in calibration_rows(work, names)]
-            model = nncf.quantize(model, nncf.Dataset(rows), subset_size=len(rows))
     openvino.save_model(model, target, compress_to_fp16=False)
+    target.with_suffix(".ranges.onnx").unlink(missing_ok=True)

@@ -52,6 +52,7 @@ class Bundle:
     folder: Path
     manifest: dict[str, Any]
     _engine: engines.Engine | None = None
+    _wanted: list[tuple[str, tuple[int, ...], np.dtype[Any]]] | None = None
 
     @property
     def inputs(self) -> list[dict[str, Any]]:
@@ -72,14 +73,14 @@ class Bundle:
 
     def check_inputs(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """The arrays as the engine takes them; UserError says what is wrong with them."""
-        wanted = self.inputs
+        if self._wanted is None:
+            self._wanted = [(each["name"], tuple(each["shape"]), np.dtype(each["dtype"])) for each in self.inputs]
+        wanted = self._wanted
         if len(arrays) != len(wanted):
-            names = ", ".join(each["name"] for each in wanted)
+            names = ", ".join(name for name, _, _ in wanted)
             raise UserError(f"{len(arrays)} inputs instead of {len(wanted)}", cause=f"the model takes {names}")
-        found = []
-        for array, each in zip(arrays, wanted, strict=True):
-            found.append(_checked(array, each))
-        if len({len(each) for each in found}) != 1:
+        found = [_checked(array, *each) for array, each in zip(arrays, wanted, strict=True)]
+        if len(found) > 1 and len({len(each) for each in found}) != 1:
             raise UserError("the inputs are of different lengths", cause=", ".join(str(len(each)) for each in found))
         if not len(found[0]):
             raise UserError("there is no input", cause="the first axis, the batch, is empty")
@@ -90,8 +91,17 @@ class Bundle:
         return apply(self.manifest.get("post"), self.engine().run_all(self.check_inputs(arrays)))
 
 
-def _checked(array: NDArray[Any], wanted: dict[str, Any]) -> NDArray[Any]:
-    name, shape, kind = wanted["name"], tuple(wanted["shape"]), np.dtype(wanted["dtype"])
+def _checked(array: NDArray[Any], name: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
+    if array.dtype != kind or array.ndim != len(shape) + 1 or array.shape[1:] != shape or not array.flags.c_contiguous:
+        array = _as_taken(array, name, shape, kind)
+    if kind.kind == "f" and not np.isfinite(array).all():
+        bad = int((~np.isfinite(array)).reshape(len(array), -1).any(axis=1).sum())
+        raise UserError(f"`{name}` holds NaN or infinity", cause=f"in {bad} of {len(array)} inputs")
+    return array
+
+
+def _as_taken(array: NDArray[Any], name: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
+    """The array with its batch and of the model's own kind, where that loses nothing."""
     told = f"(n, {', '.join(map(str, shape))})" if shape else "(n,)"
     if array.shape == shape:
         array = array[None]  # one input without its batch
@@ -104,11 +114,7 @@ def _checked(array: NDArray[Any], wanted: dict[str, Any]) -> NDArray[Any]:
         if int(array.min()) < bounds.min or int(array.max()) > bounds.max:
             raise UserError(f"`{name}` holds numbers outside of {kind}")
     with np.errstate(over="ignore"):
-        array = np.ascontiguousarray(array, dtype=kind)
-    if kind.kind == "f" and not np.isfinite(array).all():
-        bad = int((~np.isfinite(array)).reshape(len(array), -1).any(axis=1).sum())
-        raise UserError(f"`{name}` holds NaN or infinity", cause=f"in {bad} of {len(array)} inputs")
-    return array
+        return np.ascontiguousarray(array, dtype=kind)
 
 
 # Writing ----------------------------------------------------------------------------------------------------------

@@ -35,11 +35,11 @@ class Machine:
     cores: int
     gpu: bool = False
     compiler: bool = True
-    packages: frozenset[str] = frozenset({"onnx", "onnxruntime", "openvino", "nncf"})
+    packages: frozenset[str] = frozenset({"onnx", "onnxruntime", "openvino"})
 
     @classmethod
     def look(cls) -> Machine:
-        names = ("onnx", "onnxscript", "onnxruntime", "openvino", "nncf")
+        names = ("onnx", "onnxscript", "onnxruntime", "openvino")
         return cls(
             _flags(),
             _cores(),
@@ -63,6 +63,8 @@ class Candidate:
     device: str = "cpu"
     fixed: bool = False
     """For batches of one only; larger ones are run one by one."""
+    merge: int = 1
+    """So many neighbouring tokens of a transformer are one: see rewrite.py."""
     skip: str = ""
     """Why it is not tried here; empty if it is."""
 
@@ -71,7 +73,8 @@ class Candidate:
         """What has to be built for it; threads and shapes are chosen when it is loaded."""
         if self.engine == AS_CALLED:
             return AS_CALLED
-        return f"{self.engine} {self.precision}" + (f" {self.device}" if self.device != "cpu" else "")
+        device = f" {self.device}" if self.device != "cpu" else ""
+        return f"{self.engine} {self.precision}{device}" + (f" merge{self.merge}" if self.merge > 1 else "")
 
     @property
     def name(self) -> str:
@@ -82,8 +85,12 @@ class Candidate:
         """Whether it can be put into a bundle: eager and torch.compile need your own code beside them."""
         return self.engine in ("export", "torchscript", "aot", "onnxruntime", "openvino")
 
+    @classmethod
+    def of_row(cls, row: dict[str, Any]) -> Candidate:
+        return cls(row["engine"], row["precision"], row["threads"], row["device"], row["fixed"], row["merge"])
+
     def to_json(self) -> dict[str, Any]:
-        fields = ("engine", "precision", "threads", "device", "fixed")
+        fields = ("engine", "precision", "threads", "device", "fixed", "merge")
         return {"name": self.name, **{name: getattr(self, name) for name in fields}}
 
 
@@ -111,11 +118,11 @@ _TABLE = (
     ("onnxruntime", "fp16"),
     ("onnxruntime", "int8-dynamic"),
     ("onnxruntime", "int8-static"),
+    ("onnxruntime", "int8-weights"),
     ("openvino", "fp32"),
     ("openvino", "fp16"),
     ("openvino", "bf16"),
     ("openvino", "int8-static"),
-    ("openvino", "int8-weights"),
 )
 _ON_GPU = (
     ("eager", "fp32"),
@@ -131,8 +138,8 @@ _ON_GPU = (
 
 def _why_not(each: Candidate, machine: Machine) -> str:
     if each.engine in ("onnxruntime", "openvino"):
-        needs = [each.engine] + (["onnx"] if each.engine == "onnxruntime" else [])
-        needs += ["nncf"] if each.engine == "openvino" and each.precision.startswith("int8") else []
+        needs = [each.engine, *(["onnx"] if each.engine == "onnxruntime" else [])]
+        needs += ["onnx", "onnxruntime"] if each.precision == "int8-static" else []  # whose ranges OpenVINO takes
         missing = [name for name in needs if name not in machine.packages]
         if missing:
             return f"{missing[0]} is not installed: {EXTRA}"

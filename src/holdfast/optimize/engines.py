@@ -9,6 +9,7 @@ ONNX Runtime and OpenVINO need no torch; the torch engines import it when they a
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,16 @@ def openvino_settings(about: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _openvino(path: Path, about: dict[str, Any]) -> Engine:
+def quiet_openvino() -> Any:
+    """The package, which would tell its makers that it was imported."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # as if it were not installed
     import openvino
 
+    return openvino
+
+
+def _openvino(path: Path, about: dict[str, Any]) -> Engine:
+    openvino = quiet_openvino()
     core = openvino.Core()
     model = core.read_model(path)
     if about.get("fixed"):

@@ -52,6 +52,8 @@ class Options:
     threads: int = 0
     """0: as many as there are, and one for the best of them."""
     profile: bool = True
+    merge: bool = True
+    """Whether a transformer's neighbouring tokens may be averaged, if parity allows it."""
 
 
 def optimize(spec: dict[str, Any], out: Path, options: Options, *, tell: Tell = lambda text: None) -> dict[str, Any]:
@@ -79,6 +81,7 @@ class _Search:
         self.reference: list[Any] = []
         self.scores: dict[str, float] = {}
         self.no_onnx = ""
+        self.factors: list[int] = []
 
     def run(self, out: Path) -> dict[str, Any]:
         subject = self._prepare()
@@ -89,6 +92,7 @@ class _Search:
                 self._try(replace(BASELINE, threads=1), baseline)  # on a busy machine eager itself may want fewer
             for each in self._offers():
                 self._try(each, baseline)
+            self._fewer_tokens(baseline)
             best = self._best()
             for each in self._variants(best):
                 self._try(each, baseline)
@@ -121,7 +125,7 @@ class _Search:
                     raise errors.from_json(told) from None
                 raise UserError("the model cannot be loaded", cause=failed.why) from None
         subject: dict[str, Any] = said["subject"]
-        self.subject = subject
+        self.subject, self.factors = subject, said["merge"] if self.options.merge else []
         return subject
 
     def _baseline(self, child: Child) -> None:
@@ -225,11 +229,23 @@ class _Search:
     def _best(self) -> dict[str, Any] | None:
         return max(self._fit(), key=lambda row: float(row["ratio"]), default=None)
 
+    def _fewer_tokens(self, baseline: Child) -> None:
+        """The best engines with the largest merging of tokens that eager PyTorch shows to be harmless."""
+        best: dict[str, dict[str, Any]] = {}
+        for row in sorted(self._fit(), key=lambda row: -float(row["ratio"])):
+            best.setdefault(row["engine"], row)
+        for factor in self.factors if best else ():
+            self._try(replace(BASELINE, threads=self.threads, merge=factor), baseline)
+            if self.rows[-1]["state"] == "ok":
+                for row in list(best.values())[:2]:
+                    self._try(replace(Candidate.of_row(row), merge=factor), baseline)
+                break
+
     def _variants(self, best: dict[str, Any] | None) -> list[Candidate]:
         """The best one with one thread, and for batches of one only."""
         if best is None:
             return []
-        each = Candidate(best["engine"], best["precision"], best["threads"])
+        each = Candidate.of_row(best)
         found = [replace(each, fixed=True)] if each.engine == "openvino" else []
         if not self.options.threads and each.threads > 1:
             found.append(replace(each, threads=1))
@@ -260,7 +276,7 @@ class _Search:
         """Where the time goes, before and after; nothing where an engine does not say."""
         self.tell("where the time goes")
         found = {}
-        each = Candidate(best["engine"], best["precision"], best["threads"], fixed=best["fixed"])
+        each = Candidate.of_row(best)
         for name, which in (("before", replace(BASELINE, threads=self.threads)), ("after", each)):
             with self._child(which.threads) as child, contextlib.suppress(Failed):
                 about, folder = self._about(which), str(self._folder(which))
@@ -272,7 +288,7 @@ class _Search:
     def _bundle(self, out: Path, subject: dict[str, Any], best: dict[str, Any], result: dict[str, Any]) -> None:
         from holdfast.optimize.report import page
 
-        each = Candidate(best["engine"], best["precision"], best["threads"], fixed=best["fixed"])
+        each = Candidate.of_row(best)
         inputs = _arrays(self.work / "inputs.npz")
         count = bundle.CHECKED
         check = {f"i{number}": array[:count] for number, array in enumerate(inputs)}
@@ -302,6 +318,12 @@ def findings(rows: list[dict[str, Any]], subject: dict[str, Any]) -> list[str]:
         told.append(
             f"Eager PyTorch is {alone['ratio']:.1f} times as fast with one thread as with all cores here: set "
             "torch.set_num_threads(1), or compare the table with that row."
+        )
+    best = next((row for row in rows if row.get("chosen")), None)
+    if best is not None and best["merge"] > 1:
+        told.append(
+            f"Between the transformer's layers {best['merge']} neighbouring tokens are one. That is an approximation, "
+            "judged on the validation set like int8; `--no-merge` keeps every token."
         )
     return told + list(subject.get("notes", []))
 

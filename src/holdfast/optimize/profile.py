@@ -96,10 +96,9 @@ def _onnxruntime(path: Path, about: dict[str, Any], one: list[Any]) -> Times:
 
 
 def _openvino(path: Path, about: dict[str, Any], one: list[Any]) -> Times:
-    import openvino
+    from holdfast.optimize.engines import openvino_settings, quiet_openvino
 
-    from holdfast.optimize.engines import openvino_settings
-
+    openvino = quiet_openvino()
     core = openvino.Core()
     request = core.compile_model(
         core.read_model(path), "CPU", {**openvino_settings(about), "PERF_COUNT": True}

@@ -49,6 +49,7 @@ class Worker:
     def _prepare(self, command: dict[str, Any]) -> dict[str, Any]:
         from holdfast.optimize import subject as subjects
         from holdfast.optimize.engines import of_module
+        from holdfast.optimize.rewrite import factors
 
         found = subjects.load(command["spec"])
         was = found.model.training
@@ -63,7 +64,10 @@ class Worker:
                 "the model does not take these inputs", cause=f"inputs {shapes}: {str(error)[:300]}"
             ) from None
         found.model.train(was)
-        return {"subject": subjects.write(found, self.work, command["spec"], outputs)}
+        about = subjects.write(found, self.work, command["spec"], outputs)
+        import torch
+
+        return {"subject": about, "merge": factors(found.model, [torch.from_numpy(each[:1]) for each in found.inputs])}
 
     def _export(self, command: dict[str, Any]) -> dict[str, Any]:
         from holdfast.optimize import build, subject
@@ -106,13 +110,13 @@ class Worker:
     def _of_torch(self) -> Any:
         import torch
 
+        from holdfast.optimize.build import model_of
         from holdfast.optimize.engines import of_module
         from holdfast.optimize.subject import load_model
 
-        model = load_model(self.subject["spec"])
         if self.about["engine"] == "as called":
-            return of_module(model, self.about, gradients=True)
-        model = model.eval().to(self.about.get("device", "cpu"))
+            return of_module(load_model(self.subject["spec"]), self.about, gradients=True)
+        model = model_of(self.work, self.about).to(self.about.get("device", "cpu"))
         if self.about["engine"] == "compile":
             mode = "max-autotune" if self.about.get("device") == "cuda" else "default"
             model = torch.compile(model, mode=mode)

@@ -18,6 +18,7 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -26,8 +27,8 @@ from holdfast.optimize.bundle import Bundle
 from holdfast.optimize.measure import percentile
 from holdfast.optimize.post import apply
 from holdfast.optimize.serving import bodies
-from holdfast.optimize.serving.batching import Batcher, Full
-from holdfast.optimize.serving.http import Answer, Limits, Request, Server, told
+from holdfast.optimize.serving.batching import Batcher, Full, NotFinite
+from holdfast.optimize.serving.http import Answer, Cancel, Limits, Reply, Request, Server, told
 
 PORT = 8377
 RECENT = 4096
@@ -39,12 +40,14 @@ class App:
 
     def __init__(self, bundle: Bundle, token: str, limits: Limits, *, most: int = 16) -> None:
         self.bundle, self.token, self.limits = bundle, token.encode(), limits
-        self.batcher = Batcher(bundle.engine(), most=most)
+        self.post = bundle.manifest.get("post")
+        finish = None if self.post is None else self._suppressed
+        self.batcher = Batcher(bundle.engine(), most=most, finish=finish)
         self.server = Server(self.answer, limits, self.early)
         self.counts: Counter[int] = Counter()
         self.recent: deque[float] = deque(maxlen=RECENT)
         self.names = [each["name"] for each in bundle.manifest["outputs"]]
-        self.rows = bool(bundle.manifest.get("post"))
+        self.inputs = bundle.inputs
 
     def early(self, request: Request) -> Answer | None:
         """Refusals that need no body: a stranger's megabytes are not read."""
@@ -61,13 +64,13 @@ class App:
             return told(405, "only GET here", Allow="GET")
         return None
 
-    async def answer(self, request: Request) -> Answer:
+    def _suppressed(self, outputs: Any) -> Any:
+        return apply(self.post, outputs)
+
+    def answer(self, request: Request, reply: Reply) -> Cancel | None:
         if request.path == "/predict":
-            began = time.perf_counter()
-            answer = await self._predict(request)
-            if answer.status == 200:
-                self.recent.append(time.perf_counter() - began)
-        elif request.path == "/healthz":
+            return self._predict(request, reply)
+        if request.path == "/healthz":
             answer = Answer(200, b"ok\n", "text/plain")
         elif request.path == "/metrics":
             answer = Answer(200, self.metrics().encode(), "text/plain; version=0.0.4")
@@ -78,31 +81,42 @@ class App:
         else:
             answer = told(404, "there is nothing here", "there are /predict, /metrics, /healthz and /")
         self.counts[answer.status] += 1
-        return answer
+        reply(answer)
+        return None
 
-    async def _predict(self, request: Request) -> Answer:
+    def _predict(self, request: Request, reply: Reply) -> Cancel | None:
+        began = time.perf_counter()
         kind = request.headers.get("content-type", "")
+
+        def done(found: Any) -> None:
+            answer = self._told(found) if isinstance(found, Exception) else self._written(found, kind)
+            if answer.status == 200:
+                self.recent.append(time.perf_counter() - began)
+            self.counts[answer.status] += 1
+            reply(answer)
+
         try:
-            arrays = bodies.read(request.body, kind, self.bundle.inputs, self.limits.body)
-            inputs = self.bundle.check_inputs(arrays)
-            outputs = await self.batcher.submit(inputs)
-        except bodies.BadBody as bad:
-            return told(bad.status, bad.message, bad.cause)
-        except UserError as error:
+            arrays = bodies.read(request.body, kind, self.inputs, self.limits.body)
+            waiting = self.batcher.put(self.bundle.check_inputs(arrays), done, asyncio.get_running_loop())
+        except (bodies.BadBody, UserError, Full) as error:
+            done(error)
+            return None
+        return waiting.drop
+
+    def _written(self, outputs: Any, kind: str) -> Answer:
+        return Answer(200, *bodies.write(outputs, self.names, kind, rows=self.post is not None))
+
+    def _told(self, error: Exception) -> Answer:
+        if isinstance(error, bodies.BadBody):
+            return told(error.status, error.message, error.cause)
+        if isinstance(error, UserError):
             return told(422, error.message, error.cause)
-        except Full:
+        if isinstance(error, Full):
             return told(503, "too many requests wait already", **{"Retry-After": "1"})
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:  # an engine's own failure: told, and the server goes on
-            return told(500, "the engine failed on this input", f"{type(error).__name__}: {str(error)[:200]}")
-        if any(not np.isfinite(each).all() for each in outputs):
+        if isinstance(error, NotFinite):
             return told(500, "the model answered NaN or infinity")
-        as_npy = kind.partition(";")[0].strip().lower() not in (bodies.JSON, "")
-        body, form = bodies.write(
-            apply(self.bundle.manifest.get("post"), outputs), self.names, as_npy=as_npy, rows=self.rows
-        )
-        return Answer(200, body, form)
+        # an engine's own failure: told, and the server goes on
+        return told(500, "the engine failed on this input", f"{type(error).__name__}: {str(error)[:200]}")
 
     def metrics(self) -> str:
         """For Prometheus."""

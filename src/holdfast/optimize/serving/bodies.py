@@ -1,7 +1,7 @@
 """Requests and answers as bytes: JSON, .npy and .npz; nothing in them is unpickled, nothing larger than it says.
 
-arrays = read(body, "application/x-npy", inputs)       # BadBody with a status and words
-write([array], names, as_npy=True)                     # (bytes, content type)
+arrays = read(body, "application/x-npy", inputs, most)   # BadBody with a status and words
+write([array], names, "application/x-npy", rows=False)   # (bytes, content type)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import math
 import zipfile
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +32,7 @@ def read(body: bytes, kind: str, inputs: Sequence[dict[str, Any]], most: int) ->
     """The arrays of a request, in the order of the model's inputs."""
     kind = kind.partition(";")[0].strip().lower()
     if kind in _NPY_KINDS:
-        if len(inputs) > 1:
-            raise BadBody(415, f"the model takes {len(inputs)} inputs", f"send them as {NPZ} or JSON")
-        return [_npy(body)]
+        return _npys(body, len(inputs))
     if kind == NPZ:
         return _npz(body, inputs, most)
     if kind in (JSON, ""):
@@ -42,25 +40,65 @@ def read(body: bytes, kind: str, inputs: Sequence[dict[str, Any]], most: int) ->
     raise BadBody(415, f"a body of the type {kind[:100]} is not taken", f"send {JSON}, {NPY} or {NPZ}")
 
 
-def _npy(data: bytes) -> NDArray[Any]:
-    """One array. The header's claim is compared with what is there before any memory is taken for it."""
+class _Header(NamedTuple):
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype[Any]
+    bytes: int
+
+
+_headers: dict[bytes, _Header] = {}
+"""Headers that were read before: every request of a client has the same ones."""
+_MOST_HEADERS, _LONGEST = 256, 4096
+
+
+def _npys(data: bytes, count: int) -> list[NDArray[Any]]:
+    """So many arrays, one after the other, as repeated `np.save` leaves them in a file."""
+    found, at = [], 0
+    for _ in range(count):
+        header, start = _header(data, at)
+        at = start + header.bytes
+        if at > len(data):
+            raise _cut(header, len(data) - start)
+        flat = np.frombuffer(data, header.dtype, header.bytes // header.dtype.itemsize, start)
+        found.append(flat.reshape(header.shape, order="F" if header.fortran else "C"))
+    if at != len(data):
+        raise BadBody(
+            400, "more follows than the model takes", f"{count} .npy are taken, {len(data) - at} bytes follow"
+        )
+    return found
+
+
+def _cut(header: _Header, there: int) -> BadBody:
+    told = f"its header says {header.shape} {header.dtype}, {there} bytes follow"
+    return BadBody(400, "this .npy is cut or padded", told)
+
+
+def _header(data: bytes, at: int) -> tuple[_Header, int]:
+    """What an array claims to be, and where its numbers begin. No memory is taken for what it claims."""
+    length = int.from_bytes(data[at + 8 : at + 10], "little") if data[at + 6 : at + 7] == b"\x01" else -1
+    if 0 <= length <= _LONGEST:
+        known = _headers.get(data[at : at + 10 + length])
+        if known is not None:
+            return known, at + 10 + length
     file = io.BytesIO(data)
+    file.seek(at)
     try:
         version = np.lib.format.read_magic(file)
         reader = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-        shape, fortran, dtype = reader(file, max_header_size=4096)
+        shape, fortran, dtype = reader(file, max_header_size=_LONGEST)
     except Exception as error:  # numpy reads the header with Python's own tokenizer, which raises what it likes
         raise BadBody(400, "this is no .npy", str(error)[:200]) from None
-    if dtype.hasobject or dtype.kind not in "fiub":
+    if dtype.hasobject or dtype.kind not in "fiub" or not dtype.itemsize:
         raise BadBody(415, f"an array of {dtype} is not taken", "numbers are")
-    if any(each < 0 for each in shape) or math.prod(shape) * dtype.itemsize != len(data) - file.tell():
-        raise BadBody(
-            400,
-            "this .npy is cut or padded",
-            f"its header says {shape} {dtype}, {len(data) - file.tell()} bytes follow",
-        )
-    found = np.frombuffer(data, dtype=dtype, offset=file.tell())
-    return found.reshape(shape, order="F" if fortran else "C")
+    header = _Header(shape, fortran, dtype, math.prod(shape) * dtype.itemsize)
+    if any(each < 0 for each in shape):
+        raise _cut(header, len(data) - file.tell())
+    if length >= 0:
+        if len(_headers) >= _MOST_HEADERS:
+            _headers.clear()
+        _headers[data[at : file.tell()]] = header
+    return header, file.tell()
 
 
 def _npz(data: bytes, inputs: Sequence[dict[str, Any]], most: int) -> list[NDArray[Any]]:
@@ -77,7 +115,7 @@ def _npz(data: bytes, inputs: Sequence[dict[str, Any]], most: int) -> list[NDArr
             for each in inputs:
                 entry = names[each["name"]]
                 with archive.open(entry) as file:
-                    found.append(_npy(file.read(entry.file_size + 1)))
+                    found += _npys(file.read(entry.file_size + 1), 1)
             return found
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
         raise BadBody(400, "this is no .npz", str(error)[:200]) from None
@@ -112,16 +150,34 @@ def _json(data: bytes, inputs: Sequence[dict[str, Any]]) -> list[NDArray[Any]]:
     return found
 
 
-def write(outputs: Any, names: Sequence[str], *, as_npy: bool, rows: bool) -> tuple[bytes, str]:
+def write(outputs: Any, names: Sequence[str], kind: str, *, rows: bool) -> tuple[bytes, str]:
     """Answers as the client sent its question: arrays for arrays, JSON for JSON; rows of boxes are always JSON."""
     if rows:
         return json.dumps({"rows": [each.tolist() for each in outputs]}).encode() + b"\n", JSON
-    if not as_npy:
+    kind = kind.partition(";")[0].strip().lower()
+    if kind in (JSON, ""):
         data = {name: each.tolist() for name, each in zip(names, outputs, strict=True)}
         return json.dumps(data, allow_nan=False).encode() + b"\n", JSON
+    if kind != NPZ:
+        return b"".join(_saved(each) for each in outputs), NPY
     file = io.BytesIO()
-    if len(outputs) == 1:
-        np.save(file, np.ascontiguousarray(outputs[0]))
-        return file.getvalue(), NPY
     np.savez(file, **dict(zip(names, outputs, strict=True)))
     return file.getvalue(), NPZ
+
+
+_saved_headers: dict[tuple[tuple[int, ...], str], bytes] = {}
+
+
+def _saved(array: NDArray[Any]) -> bytes:
+    """What np.save writes."""
+    key = (array.shape, array.dtype.str)
+    header = _saved_headers.get(key)
+    if header is None:
+        file = io.BytesIO()
+        about = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
+        np.lib.format.write_array_header_1_0(file, about)
+        header = file.getvalue()
+        if len(_saved_headers) >= _MOST_HEADERS:
+            _saved_headers.clear()
+        _saved_headers[key] = header
+    return header + array.tobytes()
