@@ -31,6 +31,7 @@ import ecosystem
 import eeg_data
 import eeg_training
 import leaks
+import serving
 import storage
 import testers
 import times
@@ -84,7 +85,7 @@ PARTS = {
     "optimize-eeg-run": Part(optimize.eeg_run, optimize.run_bounds),
     "optimize-detector": Part(optimize.detector, optimize.detector_bounds),
     "optimize-policy": Part(optimize.policy, optimize.policy_bounds),
-    "optimize-serve": Part(optimize.serving, optimize.serving_bounds),
+    "serving": Part(serving.serving, serving.serving_bounds),
 }
 
 
@@ -109,11 +110,16 @@ def _arguments() -> argparse.Namespace:
         "--quick", action="store_true", help="a smoke test of about three minutes; its figures are not kept"
     )
     args = parser.parse_args()
-    args.parts = args.parts.split(",")
+    args.parts = [part for name in args.parts.split(",") for part in _named(name)]
     unknown = [name for name in args.parts if name not in PARTS]
     if unknown:
         parser.error(f"no part is called {', '.join(unknown)}; there are {', '.join(PARTS)}")
     return args
+
+
+def _named(name: str) -> list[str]:
+    """A part, or all that begin with this word: `optimize` is optimize-eeg, optimize-detector and the others."""
+    return [name] if name in PARTS else [each for each in PARTS if each.startswith(f"{name}-")] or [name]
 
 
 def _all(names: list[str], results: Path, *, quick: bool) -> int:

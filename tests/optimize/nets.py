@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -63,3 +64,11 @@ class Tokens(nn.Module):
 def tokens() -> nn.Module:
     torch.manual_seed(0)
     return Tokens()
+
+
+def smooth(count: int) -> np.ndarray:
+    """For it: slow waves of four channels, 256 samples."""
+    rng = np.random.default_rng(0)
+    rate, phase, size = (rng.uniform(low, high, (count, 4, 1)) for low, high in ((0.5, 4), (0, 6), (0.2, 2)))
+    waves: np.ndarray = (size * np.sin(2 * np.pi * rate * np.arange(256) / 256 + phase)).astype(np.float32)
+    return waves

@@ -42,6 +42,9 @@ def test_from_a_module_to_a_bundle_that_answers(tmp_path: Path, capsys: pytest.C
     for key in ("p50", "p95", "p99", "cold_s", "rss", "bytes", "throughput", "ratio_low", "ratio_high"):
         assert key in rows["onnxruntime fp32"], key
     assert said["profile"]["before"] and said["profile"]["after"]
+    public = next(row for row in said["candidates"] if row["chosen"])
+    assert public["name"] == "onnxruntime fp32" and public["refused_by"] is None and public["p50_ms"] > 0
+    assert abs(public["score_delta"]) <= 0.005 and said["baseline"]["p50_ms"] > 0
 
     x = np.random.default_rng(3).standard_normal((4, 6)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.verify:
         return _verify(Path(args.target), output)
     from holdfast.optimize.pipeline import Options, optimize
-    from holdfast.optimize.report import lines, profile_lines
+    from holdfast.optimize.report import lines, profile_lines, to_json
 
     if not 0 <= args.max_loss <= 100 or args.seconds <= 0 or args.deadline <= 0 or args.threads < 0:
         raise UsageError(
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     _known(options.engines)
     result = optimize(spec, Path(args.out) if args.out else place, options, tell=lambda text: output.note(f"• {text}"))
     if output.as_json:
-        output.json({key: value for key, value in result.items() if key != "manifest"})
+        output.json(to_json(result))
         return ExitCode.OK
     for line in [*lines(result), *profile_lines(result)]:
         output.print(line)

@@ -34,6 +34,7 @@ examples:
 
   curl -H "Authorization: Bearer $TOKEN" -H "Content-Type: application/x-npy" \\
        --data-binary @input.npy http://127.0.0.1:8377/predict > answers.npy
+  (several inputs: their .npy one after the other; or a .npz as application/x-npz, or JSON)
 """,
     )
     parser.add_argument("bundle", metavar="BUNDLE", help="a folder that `holdfast optimize` made")

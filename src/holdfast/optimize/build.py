@@ -163,7 +163,7 @@ def _onnx(work: Path, about: dict[str, Any]) -> Path:
 
 def _onnxruntime(work: Path, about: dict[str, Any], target: Path) -> None:
     source = _onnx(work, about)
-    if about["precision"] == "fp32":
+    if about["precision"] in ("fp32", "defaults"):
         target.write_bytes(source.read_bytes())
     elif about["precision"] == "fp16":
         import onnx

@@ -20,6 +20,8 @@ from typing import Any
 
 BASELINE, AS_CALLED = "eager fp32", "as called"
 ENGINES = ("eager", "torchscript", "export", "compile", "aot", "onnxruntime", "openvino")
+DEFAULTS = "defaults"
+"""ONNX Runtime as it is without a setting: measured where it is asked for by name, as a peer, and never chosen."""
 EXTRA = "pip install 'holdfast[optimize]'"
 
 _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
@@ -103,6 +105,8 @@ def candidates(machine: Machine, wanted: tuple[str, ...] = ()) -> list[Candidate
     if machine.gpu:
         for engine, precision in _ON_GPU:
             found.append(Candidate(engine, precision, machine.cores, device="cuda"))
+    if "onnxruntime defaults" in wanted:
+        found.append(Candidate("onnxruntime", DEFAULTS, machine.cores))
     if wanted:
         found = [each for each in found if each.engine in wanted or each.name in wanted]
     return found

@@ -61,6 +61,8 @@ def _onnxruntime(path: Path, about: dict[str, Any]) -> Engine:
     # Threads that go on spinning after a call take the processor from whoever is next: from the baseline while it is
     # compared, which would make this engine look many times faster than it is, and later from the server's own work.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if about["precision"] == "defaults":
+        options = onnxruntime.SessionOptions()
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
 

@@ -23,7 +23,7 @@ import numpy as np
 from holdfast import errors, files
 from holdfast.errors import ExitCode, HoldfastError, UserError
 from holdfast.optimize import bundle, measure, parity
-from holdfast.optimize.candidates import AS_CALLED, Candidate, Machine, candidates
+from holdfast.optimize.candidates import AS_CALLED, DEFAULTS, Candidate, Machine, candidates
 from holdfast.optimize.children import Child, Failed
 from holdfast.optimize.engines import FILES
 from holdfast.optimize.scoring import BETTER
@@ -224,7 +224,8 @@ class _Search:
 
     def _fit(self) -> list[dict[str, Any]]:
         kinds = tuple(FILES)
-        return [row for row in self.rows if row["state"] == "ok" and row["engine"] in kinds and row["device"] == "cpu"]
+        fit = [row for row in self.rows if row["state"] == "ok" and row["engine"] in kinds and row["device"] == "cpu"]
+        return [row for row in fit if row["precision"] != DEFAULTS]
 
     def _best(self) -> dict[str, Any] | None:
         return max(self._fit(), key=lambda row: float(row["ratio"]), default=None)

@@ -94,6 +94,32 @@ def lines(result: dict[str, Any], *, width: int = 200) -> list[str]:
     return told
 
 
+def to_json(result: dict[str, Any]) -> dict[str, Any]:
+    """What `--json` prints: the fields that others rely on, and everything else that was found."""
+    baseline = next(row for row in result["rows"] if row["state"] == "baseline")
+    return {
+        "baseline": {"p50_ms": _ms(baseline["p50"])},
+        "candidates": [_public(row) for row in sorted_rows(result["rows"])],
+        **{key: value for key, value in result.items() if key != "manifest"},
+    }
+
+
+def _public(row: dict[str, Any]) -> dict[str, Any]:
+    keys = ("name", "engine", "precision", "threads", "state")
+    return {
+        **{key: row[key] for key in keys},
+        **{f"p{share}_ms": _ms(row.get(f"p{share}")) for share in (50, 95, 99)},
+        "speedup": row.get("ratio"),
+        "score_delta": None if row.get("loss") is None else -float(row["loss"]),
+        "refused_by": (row.get("reason") or None) if row["state"] not in ("ok", "baseline", "as called") else None,
+        "chosen": bool(row.get("chosen")),
+    }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds
+
+
 def _inputs(about: dict[str, Any]) -> str:
     return ", ".join("x".join(map(str, each["shape"])) for each in about["inputs"])
 
