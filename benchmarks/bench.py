@@ -31,6 +31,7 @@ import ecosystem
 import eeg_data
 import eeg_training
 import leaks
+import serving
 import storage
 import testers
 import times
@@ -40,6 +41,7 @@ from common import RESULTS, Bound, adopt, machine, say, told, versions, write
 
 import external
 import monitor
+import optimize
 
 
 class Part(NamedTuple):
@@ -79,6 +81,11 @@ PARTS = {
     "detection-learning": Part(detection.learning, detection.learning_bounds),
     "ecosystem": Part(ecosystem.measure, ecosystem.bounds),
     "hunting": Part(ecosystem.hunting, ecosystem.hunting_bounds),
+    "optimize-eeg": Part(optimize.eeg, optimize.eeg_bounds),
+    "optimize-eeg-run": Part(optimize.eeg_run, optimize.run_bounds),
+    "optimize-detector": Part(optimize.detector, optimize.detector_bounds),
+    "optimize-policy": Part(optimize.policy, optimize.policy_bounds),
+    "serving": Part(serving.serving, serving.serving_bounds),
 }
 
 
@@ -103,11 +110,16 @@ def _arguments() -> argparse.Namespace:
         "--quick", action="store_true", help="a smoke test of about three minutes; its figures are not kept"
     )
     args = parser.parse_args()
-    args.parts = args.parts.split(",")
+    args.parts = [part for name in args.parts.split(",") for part in _named(name)]
     unknown = [name for name in args.parts if name not in PARTS]
     if unknown:
         parser.error(f"no part is called {', '.join(unknown)}; there are {', '.join(PARTS)}")
     return args
+
+
+def _named(name: str) -> list[str]:
+    """A part, or all that begin with this word: `optimize` is optimize-eeg, optimize-detector and the others."""
+    return [name] if name in PARTS else [each for each in PARTS if each.startswith(f"{name}-")] or [name]
 
 
 def _all(names: list[str], results: Path, *, quick: bool) -> int:

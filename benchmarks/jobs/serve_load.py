@@ -1,0 +1,171 @@
+"""Clients of a served bundle, in a process of their own: each sends its next question when it has its answer.
+
+    echo "16 10000" | python serve_load.py PORT BUNDLE npy      # 16 clients, 10,000 questions; a line of JSON
+
+Every question is one of the inputs that are kept in the bundle, whose answer is known, so an answer that is another
+question's is found. One thread and prepared bytes: what is measured is the server, not its clients.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import selectors
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TOLERANCE = 2e-5
+
+
+class Questions:
+    """The requests as bytes, and what a right answer to each is."""
+
+    def __init__(self, folder: Path, token: str, form: str) -> None:
+        from holdfast.optimize import bundle
+
+        opened = bundle.open_bundle(folder)
+        with np.load(folder / bundle.CHECK, allow_pickle=False) as kept:
+            inputs = [kept[f"i{number}"] for number in range(len(opened.inputs))]
+        engine = opened.engine()
+        self.form = form
+        self.answers = [engine.run([each[row : row + 1] for each in inputs])[0] for row in range(len(inputs[0]))]
+        self.good: list[set[bytes]] = [set() for _ in self.answers]
+        self.requests = []
+        names = [each["name"] for each in opened.inputs]
+        for row in range(len(inputs[0])):
+            body, kind = _body([each[row : row + 1] for each in inputs], names, form)
+            head = f"POST /predict HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Type: {kind}\r\n"
+            self.requests.append(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        self.tolerance = TOLERANCE * max(float(np.abs(each).max()) for each in self.answers)
+        self.asked: list[int] = []
+        """Questions whose answers cannot be taken for each other's."""
+        for row, mine in enumerate(self.answers):
+            if all(float(np.abs(mine - self.answers[other]).max()) > 4 * self.tolerance for other in self.asked):
+                self.asked.append(row)
+
+    def right(self, row: int, body: bytes) -> bool:
+        if body in self.good[row]:
+            return True
+        if self.form == "json":
+            found = np.array(next(iter(json.loads(body).values())), np.float32)
+        else:
+            found = np.load(io.BytesIO(body), allow_pickle=False)
+        if found.shape != self.answers[row].shape or np.abs(found - self.answers[row]).max() > self.tolerance:
+            return False
+        if len(self.good[row]) < 1000:  # the same numbers come in few forms: batches of other sizes round otherwise
+            self.good[row].add(body)
+        return True
+
+
+def _body(arrays: list[Any], names: list[str], form: str) -> tuple[bytes, str]:
+    if form == "json":
+        data = {name: each.tolist() for name, each in zip(names, arrays, strict=True)}
+        return json.dumps(data).encode(), "application/json"
+    file = io.BytesIO()
+    for each in arrays:
+        np.save(file, each)
+    return file.getvalue(), "application/x-npy"
+
+
+class Client:
+    def __init__(self, port: int, number: int) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", port), timeout=120)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.rng = np.random.default_rng(number)
+        self.rows: list[int] = []
+        self.row, self.since, self.heard = 0, 0.0, b""
+
+    def ask(self, questions: Questions) -> None:
+        if not self.rows:
+            self.rows = self.rng.choice(questions.asked, size=512).tolist()
+        self.row = self.rows.pop()
+        self.since = time.perf_counter()
+        self.sock.sendall(questions.requests[self.row])
+
+    def hear(self) -> tuple[int, bytes] | None:
+        """The status and the body once they are there; OSError if the server hung up."""
+        data = self.sock.recv(1 << 18)
+        if not data:
+            raise ConnectionError
+        self.heard = data = self.heard + data if self.heard else data
+        end = data.find(b"\r\n\r\n")
+        if end < 0:
+            return None
+        at = data.find(b"Content-Length: ") + 16
+        length = int(data[at : data.index(b"\r", at)])
+        if len(data) < end + 4 + length:
+            return None
+        self.heard = b""
+        return int(data[9:12]), data[end + 4 :]
+
+
+def load(port: int, questions: Questions, clients: int, requests: int) -> dict[str, Any]:
+    """So many questions by so many clients."""
+    selector = selectors.DefaultSelector()
+    everyone = [Client(port, number) for number in range(clients)]
+    times: list[float] = []
+    wrong = lost = 0
+    left = requests - clients
+    began = time.perf_counter()
+    for each in everyone:
+        each.ask(questions)
+        selector.register(each.sock, selectors.EVENT_READ, each)
+    waiting = clients
+    while waiting:
+        ready = selector.select(120)
+        if not ready:
+            lost += waiting
+            break
+        for key, _ in ready:
+            each = key.data
+            try:
+                answer = each.hear()
+            except OSError:
+                lost += 1
+                waiting -= 1
+                selector.unregister(each.sock)
+                continue
+            if answer is None:
+                continue
+            times.append(time.perf_counter() - each.since)
+            status, body = answer
+            if status != 200:
+                lost += 1
+            elif not questions.right(each.row, body):
+                wrong += 1
+            if left > 0:
+                left -= 1
+                each.ask(questions)
+            else:
+                waiting -= 1
+    spent = time.perf_counter() - began
+    for each in everyone:
+        each.sock.close()
+    lost += max(0, left)
+    times.sort()
+    told = {f"p{share}_ms": round(1000 * times[int(share / 100 * (len(times) - 1))], 3) for share in (50, 95, 99)}
+    return {"clients": clients, "requests": requests, "per_s": round(len(times) / spent, 1), **told, "wrong": wrong,
+            "lost": lost}  # fmt: skip
+
+
+def main() -> int:
+    """Each line on stdin is a pair `clients requests`; each answer a line of JSON."""
+    port, folder, form = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    questions = Questions(folder, os.environ["HOLDFAST_SERVE_TOKEN"], form)
+    print(json.dumps({"questions": len(questions.asked)}), flush=True)
+    for line in sys.stdin:
+        clients, requests = map(int, line.split())
+        began = time.process_time()
+        found = load(port, questions, clients, requests)
+        print(json.dumps({**found, "client_cpu_s": round(time.process_time() - began, 3)}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

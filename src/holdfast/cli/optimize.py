@@ -1,0 +1,148 @@
+"""`holdfast optimize`: the fastest way to run a trained model on this machine that still gives the same answers.
+
+holdfast optimize calm-heron                                     a finished run of a workload
+holdfast optimize net.py:build --weights w.safetensors --data val.npz
+holdfast optimize --verify bundle                                does a bundle still say what it said?
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from holdfast.cli.output import Output, add_flags
+from holdfast.cli.usage import Parser, UsageError
+from holdfast.errors import ExitCode, UserError
+from holdfast.settings import Settings
+
+
+def add_parser(subparsers: Any) -> Parser:
+    """Add the command to the command line."""
+    parser: Parser = subparsers.add_parser(
+        "optimize",
+        help="make a trained model fast to serve, and prove that it is still right",
+        description="""\
+Try every engine and precision that this machine has (PyTorch, torch.compile, ONNX Runtime, OpenVINO; fp32, bf16,
+fp16, int8), each in a process of its own, turn by turn with eager PyTorch. A candidate that loses score or gives other
+answers is refused, however fast it is. The best one becomes a bundle: a folder to predict with and to serve.
+
+examples:
+  holdfast optimize calm-heron                      a finished run; the bundle goes into its folder
+  holdfast optimize net.py:build --weights w.safetensors --data val.npz
+                                                    your own module; val.npz holds inputs and `targets`
+  holdfast optimize net:build --input 1x129x1000    without data: outputs are compared on random inputs
+  holdfast optimize calm-heron --engines onnxruntime,openvino --out served
+  holdfast optimize --verify served                 on another machine: digests, answers, speed
+""",
+    )
+    parser.add_argument("target", metavar="RUN|module:factory", help="what to make fast; with --verify a bundle")
+    parser.add_argument("--verify", action="store_true", help="check a bundle instead of making one")
+    parser.add_argument("--out", metavar="PATH", help="where the bundle goes (default: `bundle` in the run, or here)")
+    parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
+    model = parser.add_argument_group("a module of your own")
+    model.add_argument("--weights", metavar="FILE", help="safetensors for it")
+    model.add_argument("--data", metavar="FILE", help=".npy with inputs, or .npz with inputs and `targets`")
+    model.add_argument("--input", metavar="SHAPE", action="append", help="1x129x1000: random inputs of this shape")
+    model.add_argument("--score", metavar="module:function", help="called with outputs and targets; gives a number")
+    model.add_argument("--calibration", metavar="FILE", help="inputs for static int8 (default: the data themselves)")
+    model.add_argument("--species", choices=("predators", "prey"), help="which policy of an ecosystem run")
+    how = parser.add_argument_group("how")
+    how.add_argument("--max-loss", metavar="PERCENT", type=float, default=0.5, help="of the score (default 0.5)")
+    how.add_argument("--engines", metavar="A,B", default="", help="only these: onnxruntime, `openvino fp16`, …")
+    how.add_argument("--threads", type=int, default=0, help="for all candidates (default: all cores, and one)")
+    how.add_argument("--seconds", type=float, default=2.0, help="measured for each candidate (default 2)")
+    how.add_argument("--deadline", type=float, default=600.0, help="seconds a build may take (default 600)")
+    how.add_argument("--no-merge", action="store_true", help="keep every token of a transformer")
+    how.add_argument("--no-profile", action="store_true", help="leave out where the time goes")
+    add_flags(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    output = Output.from_args(args)
+    if args.verify:
+        return _verify(Path(args.target), output)
+    from holdfast.optimize.pipeline import Options, optimize
+    from holdfast.optimize.report import lines, profile_lines, to_json
+
+    if not 0 <= args.max_loss <= 100 or args.seconds <= 0 or args.deadline <= 0 or args.threads < 0:
+        raise UsageError(
+            "--max-loss is a percentage, --seconds, --deadline and --threads are above 0", command="optimize"
+        )
+    spec, place = _spec(args)
+    options = Options(
+        max_loss=args.max_loss / 100, seconds=args.seconds, build_deadline=args.deadline, threads=args.threads,
+        engines=tuple(each.strip() for each in args.engines.split(",") if each.strip()), profile=not args.no_profile,
+        merge=not args.no_merge,
+    )  # fmt: skip
+    _known(options.engines)
+    result = optimize(spec, Path(args.out) if args.out else place, options, tell=lambda text: output.note(f"• {text}"))
+    if output.as_json:
+        output.json(to_json(result))
+        return ExitCode.OK
+    for line in [*lines(result), *profile_lines(result)]:
+        output.print(line)
+    shown = result["bundle"]
+    output.print()
+    output.print(f"  bundle  {shown}")
+    output.print(f"  report  {Path(shown) / 'report.html'}")
+    output.print()
+    output.print(f"  holdfast predict {shown} input.npy      answers for a file")
+    output.print(f"  holdfast serve {shown}                  answers over HTTP, on this machine only")
+    return ExitCode.OK
+
+
+def _known(names: tuple[str, ...]) -> None:
+    from holdfast.cli.usage import similar
+    from holdfast.optimize.candidates import ENGINES
+
+    for name in names:
+        if name.split(" ")[0] not in ENGINES:
+            raise UsageError(f"unknown engine `{name}`", command="optimize", cause=f"there are {', '.join(ENGINES)}",
+                             tips=similar(name, ENGINES, "engine"))  # fmt: skip
+
+
+def _spec(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
+    """What to load, and where its bundle goes if no place is given."""
+    target = str(args.target)
+    if ":" in target and not Path(target).exists():
+        if not args.data and not args.input:
+            hints = ["give real inputs: `--data val.npz` (inputs and targets)", "or a shape: `--input 1x129x1000`"]
+            raise UserError("there is nothing to call it with", hints=hints)
+        for name in ("weights", "data", "calibration"):
+            if getattr(args, name) and not Path(getattr(args, name)).is_file():
+                raise UserError(f"there is no {getattr(args, name)}", cause=f"--{name} has to be a file")
+        given = {name: getattr(args, name) for name in ("weights", "data", "score", "calibration")}
+        shapes = [_shape(each) for each in args.input or []]
+        return {"kind": "module", "factory": target, "shapes": shapes, **given}, Path("bundle")
+    from holdfast.runfolder import RunFolder, find_run
+
+    root = Path(args.folder) if args.folder else Path(Settings.load().run.folder)
+    run = RunFolder.open(Path(target)) if (Path(target) / "run.json").is_file() else find_run(root, target)
+    spec: dict[str, Any] = {"kind": "run", "folder": str(run.path.absolute())}
+    if args.species:
+        spec["species"] = args.species
+    return spec, run.path / "bundle"
+
+
+def _shape(text: str) -> list[int]:
+    words = text.lower().replace(",", "x").split("x")
+    if not all(word.strip().isdigit() and int(word) > 0 for word in words):
+        raise UsageError(
+            f"--input {text} is no shape", command="optimize", tips=["write it like 1x129x1000, batch first"]
+        )
+    return [int(word) for word in words]
+
+
+def _verify(folder: Path, output: Output) -> int:
+    from holdfast.optimize.verify import verify
+
+    result = verify(folder)
+    if output.as_json:
+        output.json(result)
+    else:
+        for line in result["lines"]:
+            output.print(line)
+    return ExitCode.OK if result["ok"] else ExitCode.NO

@@ -1,0 +1,76 @@
+"""`holdfast serve`: a bundle over HTTP, on this machine only, for those who have the token.
+
+holdfast serve bundle                       prints the address and a command to try it with
+holdfast serve bundle --port 9000 --batch 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from holdfast.cli.output import Output, add_flags
+from holdfast.cli.usage import Parser, UsageError
+from holdfast.errors import ExitCode, UserError
+
+TOKEN = "HOLDFAST_SERVE_TOKEN"
+
+
+def add_parser(subparsers: Any) -> Parser:
+    """Add the command to the command line."""
+    parser: Parser = subparsers.add_parser(
+        "serve",
+        help="answers of a bundle over HTTP, on this machine only",
+        description="""\
+Serve a bundle. Requests that wait while the engine is busy are answered together. Every byte of the bundle is checked
+before, and every request: its size, shape, type, and whether its numbers are numbers.
+
+examples:
+  holdfast serve bundle                        at 127.0.0.1:8377
+  holdfast serve bundle --port 9000 --batch 8  smaller batches: less waiting, fewer answers a second
+  HOLDFAST_SERVE_TOKEN=… holdfast serve bundle a token of your own, of 16 characters or more
+
+  curl -H "Authorization: Bearer $TOKEN" -H "Content-Type: application/x-npy" \\
+       --data-binary @input.npy http://127.0.0.1:8377/predict > answers.npy
+  (several inputs: their .npy one after the other; or a .npz as application/x-npz, or JSON)
+""",
+    )
+    parser.add_argument("bundle", metavar="BUNDLE", help="a folder that `holdfast optimize` made")
+    parser.add_argument("--port", type=int, default=8377, help="default 8377; 0 takes any that is free")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (default 127.0.0.1)")
+    parser.add_argument("--batch", type=int, default=16, help="inputs that are answered together at most (default 16)")
+    parser.add_argument("--max-body", default="64MiB", metavar="SIZE", help="largest request (default 64MiB)")
+    add_flags(parser, json=False)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    import secrets
+
+    from holdfast.optimize.bundle import open_bundle
+    from holdfast.optimize.serving.app import _connections, serve
+    from holdfast.optimize.serving.http import Limits
+    from holdfast.units import parse_bytes
+
+    output = Output.from_args(args)
+    try:
+        body = parse_bytes(args.max_body)
+    except ValueError as error:
+        raise UsageError(f"--max-body: {error}", command="serve") from None
+    if args.batch < 1 or not 0 <= args.port < 65536 or body < 1:
+        raise UsageError("--batch and --max-body are above 0, --port is below 65536", command="serve")
+    token = os.environ.get(TOKEN, "")
+    if token and (len(token) < 16 or not token.isascii() or any(each.isspace() for each in token)):
+        raise UserError(f"{TOKEN} is no token", cause="it has fewer than 16 characters, or others than plain ones")
+    bundle = open_bundle(Path(args.bundle))
+    if not token:
+        token = secrets.token_urlsafe(32)
+        output.print(f"token {token}")
+    if args.host not in ("127.0.0.1", "localhost", "::1"):
+        output.note("others can reach this address, and nothing on the way is encrypted")
+    limits = Limits(body=body, pending=4 * body, connections=_connections())
+    serve(bundle, token=token, host=args.host, port=args.port, most=args.batch, limits=limits, say=output.print)
+    return ExitCode.OK

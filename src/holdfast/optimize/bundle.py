@@ -1,0 +1,269 @@
+"""A bundle: a folder with a model that is ready to serve, and everything needed to check it. No torch here.
+
+    manifest.json     engine, inputs, contract, scores, the digest of every other file, the table of candidates
+    model.onnx …      what the engine loads
+    predict.py        about twenty lines that need the engine and numpy, not holdfast
+    post.py           non-maximum suppression, for a detector
+    check.npz         a few real inputs and what fp32 eager said to them
+    report.html       how it was chosen
+
+    bundle = open_bundle(Path("bundle"))       # UserError if one byte is not what it was
+    bundle.check_inputs([array])               # UserError for a wrong shape, kind, or NaN
+    bundle.predict([array])
+
+The digests find damage, not malice: a bundle holds code, so take it from whom you trust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast import __version__, files
+from holdfast.errors import UserError
+from holdfast.optimize import engines
+from holdfast.optimize.post import apply
+from holdfast.optimize.predict_template import script
+
+MANIFEST, CHECK = "manifest.json", "check.npz"
+FORMAT = 1
+MOST_NUMBERS = 1 << 28
+CHECKED = 8
+"""Inputs that travel with a bundle."""
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,100}")
+_ENGINES = tuple(engines.FILES)
+
+
+@dataclass
+class Bundle:
+    """An open bundle; its engine is loaded when it is first needed."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    _engine: engines.Engine | None = None
+    _wanted: list[tuple[str, tuple[int, ...], np.dtype[Any]]] | None = None
+
+    @property
+    def inputs(self) -> list[dict[str, Any]]:
+        return list(self.manifest["inputs"])
+
+    def engine(self) -> engines.Engine:
+        if self._engine is None:
+            try:
+                self._engine = engines.load(self.folder, self.manifest)
+            except ImportError as error:
+                raise UserError(
+                    f"this bundle needs {self.manifest['engine']}", cause=str(error),
+                    hints=["pip install 'holdfast[optimize]'"],
+                ) from None  # fmt: skip
+            except (RuntimeError, ValueError, OSError) as error:
+                raise UserError(f"the model in {self.folder} cannot be loaded", cause=str(error)[:300]) from None
+        return self._engine
+
+    def check_inputs(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """The arrays as the engine takes them; UserError says what is wrong with them."""
+        if self._wanted is None:
+            self._wanted = [(each["name"], tuple(each["shape"]), np.dtype(each["dtype"])) for each in self.inputs]
+        wanted = self._wanted
+        if len(arrays) != len(wanted):
+            names = ", ".join(name for name, _, _ in wanted)
+            raise UserError(f"{len(arrays)} inputs instead of {len(wanted)}", cause=f"the model takes {names}")
+        found = [_checked(array, *each) for array, each in zip(arrays, wanted, strict=True)]
+        if len(found) > 1 and len({len(each) for each in found}) != 1:
+            raise UserError("the inputs are of different lengths", cause=", ".join(str(len(each)) for each in found))
+        if not len(found[0]):
+            raise UserError("there is no input", cause="the first axis, the batch, is empty")
+        return found
+
+    def predict(self, arrays: Sequence[NDArray[Any]]) -> Any:
+        """Answers for a batch: a list of arrays, or of rows for each image after non-maximum suppression."""
+        return apply(self.manifest.get("post"), self.engine().run_all(self.check_inputs(arrays)))
+
+
+def _checked(array: NDArray[Any], name: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
+    if array.dtype != kind or array.ndim != len(shape) + 1 or array.shape[1:] != shape or not array.flags.c_contiguous:
+        array = _as_taken(array, name, shape, kind)
+    if kind.kind == "f" and not np.isfinite(array).all():
+        bad = int((~np.isfinite(array)).reshape(len(array), -1).any(axis=1).sum())
+        raise UserError(f"`{name}` holds NaN or infinity", cause=f"in {bad} of {len(array)} inputs")
+    return array
+
+
+def _as_taken(array: NDArray[Any], name: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
+    """The array with its batch and of the model's own kind, where that loses nothing."""
+    told = f"(n, {', '.join(map(str, shape))})" if shape else "(n,)"
+    if array.shape == shape:
+        array = array[None]  # one input without its batch
+    if array.ndim == 0 or array.shape[1:] != shape:
+        raise UserError(f"`{name}` has the shape {array.shape}", cause=f"the model takes {told}")
+    if array.dtype.kind not in "fiub" or (kind.kind in "iu" and array.dtype.kind == "f"):
+        raise UserError(f"`{name}` holds {array.dtype}", cause=f"the model takes {kind}")
+    if kind.kind in "iu" and array.dtype != kind and array.size:
+        bounds = np.iinfo(kind)
+        if int(array.min()) < bounds.min or int(array.max()) > bounds.max:
+            raise UserError(f"`{name}` holds numbers outside of {kind}")
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(array, dtype=kind)
+
+
+# Writing ----------------------------------------------------------------------------------------------------------
+
+
+def write(
+    folder: Path,
+    built: Path,
+    chosen: dict[str, Any],
+    subject: dict[str, Any],
+    check: dict[str, NDArray[Any]],
+    more: dict[str, Any],
+    report: str,
+) -> Path:
+    """Put a bundle together beside its place and move it there whole; one that is there is replaced."""
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        files.remove(beside)
+        beside.mkdir(parents=True, mode=0o700)
+        for each in sorted(built.iterdir()):
+            if each.is_file():
+                shutil.copyfile(each, beside / each.name)
+        about = {**chosen, "file": engines.FILES[chosen["engine"]]}
+        about |= {key: subject[key] for key in ("inputs", "outputs", "post", "contract")}
+        (beside / "predict.py").write_text(script(about), encoding="utf-8")
+        if subject.get("post"):
+            shutil.copyfile(Path(__file__).with_name("post.py"), beside / "post.py")
+        np.savez(beside / CHECK, **check)  # type: ignore[arg-type]
+        (beside / "report.html").write_text(report, encoding="utf-8")
+        manifest = {
+            "schema": FORMAT,
+            "holdfast": __version__,
+            "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            **about,
+            **more,
+            "files": {each.name: {"sha256": digest(each), "bytes": each.stat().st_size} for each in _files(beside)},
+        }
+        files.write_json(beside / MANIFEST, _plain(manifest))
+        for each in beside.iterdir():
+            each.chmod(0o600)
+        _check_replaceable(folder)
+        files.remove(folder)
+        beside.replace(folder)
+    except OSError as error:
+        files.remove(beside)
+        raise UserError(f"cannot write {folder}", cause=str(error.strerror or error)) from None
+    return folder
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Only a bundle or nothing is overwritten."""
+    if os.path.lexists(folder) and not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is in the way", cause="it is no bundle", hints=["choose another place: --out"])
+
+
+def check_place(folder: Path) -> None:
+    """UserError before the work begins, if a bundle could not be written there at its end."""
+    _check_replaceable(folder)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.iterdir() if each.is_file() and each.name != MANIFEST)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    found = hashlib.sha256()
+    with files.open_regular(path) as file:
+        while part := file.read(1 << 20):
+            found.update(part)
+    return found.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+# Reading ----------------------------------------------------------------------------------------------------------
+
+
+def open_bundle(folder: Path) -> Bundle:
+    """The bundle in this folder, with every byte of it checked."""
+    manifest = files.read_json(folder / MANIFEST)
+    if manifest is None:
+        raise UserError(f"{folder} is no bundle", cause=f"there is no {MANIFEST} that can be read",
+                        hints=["make one: `holdfast optimize RUN`"])  # fmt: skip
+    wrong = _wrong(manifest)
+    if wrong:
+        raise UserError(f"{folder / MANIFEST} is damaged", cause=wrong)
+    for name, told in manifest["files"].items():
+        path = folder / name
+        try:
+            same = path.lstat().st_size == told.get("bytes") and digest(path) == told.get("sha256")
+        except OSError as error:
+            raise UserError(f"{name} of {folder} cannot be read", cause=str(error.strerror or error)) from None
+        if not same:
+            raise UserError(f"{name} of {folder} is not what it was when the bundle was made",
+                            cause="its SHA-256 is another one than the manifest's",
+                            hints=["copy the bundle again, or make it again with `holdfast optimize`"])  # fmt: skip
+    extra = [each.name for each in _files(folder) if each.name not in manifest["files"]]
+    if extra:
+        raise UserError(f"{folder} holds a file that is not in its manifest", cause=extra[0])
+    return Bundle(folder, manifest)
+
+
+def _wrong(manifest: dict[str, Any]) -> str:
+    """What is wrong with a manifest, which may come from anywhere."""
+    if manifest.get("schema") != FORMAT:
+        return f"its schema is {manifest.get('schema')!r}, this holdfast reads {FORMAT}"
+    if manifest.get("engine") not in _ENGINES:
+        return f"engine is {manifest.get('engine')!r}"
+    listed = manifest.get("files")
+    if not isinstance(listed, dict) or not all(
+        _NAME.fullmatch(name) and isinstance(told, dict) for name, told in listed.items()
+    ):
+        return "`files` is no table of files"
+    if manifest.get("file") not in listed:
+        return "the model's own file is not listed"
+    for key in ("inputs", "outputs"):
+        rows = manifest.get(key)
+        if not isinstance(rows, list) or not rows or not all(_is_port(row) for row in rows):
+            return f"`{key}` does not describe arrays"
+    if not 1 <= files.whole(manifest.get("threads")) <= 4096 or not isinstance(manifest.get("precision"), str):
+        return "threads or precision are none"
+    post = manifest.get("post")
+    if post is not None and not (
+        isinstance(post, dict) and all(_number(post.get(k)) for k in ("score", "overlap", "most"))
+    ):
+        return "`post` is none that is known"
+    return ""
+
+
+def _is_port(row: object) -> bool:
+    if not isinstance(row, dict) or not isinstance(row.get("name"), str) or not isinstance(row.get("shape"), list):
+        return False
+    if not all(isinstance(each, int) and 0 < each < 1 << 24 for each in row["shape"]):
+        return False
+    if math.prod(row["shape"]) > MOST_NUMBERS:
+        return False
+    return row.get("dtype") in ("float32", "float16", "float64", "int64", "int32", "uint8", "int8", "bool")
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

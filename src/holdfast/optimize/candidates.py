@@ -1,0 +1,177 @@
+"""Which ways to run a model are worth trying on this machine, and why the others are not.
+
+    offers = candidates(Machine.look())
+    [each.name for each in offers if not each.skip]      # "onnxruntime fp32", "openvino fp16", …
+    offers[-1].skip                                      # "this processor has no bf16 arithmetic"
+
+A candidate is an engine and a precision; threads and fixed shapes are varied for the one that comes out best. No torch
+here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+BASELINE, AS_CALLED = "eager fp32", "as called"
+ENGINES = ("eager", "torchscript", "export", "compile", "aot", "onnxruntime", "openvino")
+DEFAULTS = "defaults"
+"""ONNX Runtime as it is without a setting: measured where it is asked for by name, as a peer, and never chosen."""
+EXTRA = "pip install 'holdfast[optimize]'"
+
+_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
+_FP16 = {"asimdhp", "fphp", "avx512_fp16", "amx_fp16"}
+_INT8 = {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "avx2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What decides which candidates make sense."""
+
+    flags: frozenset[str]
+    cores: int
+    gpu: bool = False
+    compiler: bool = True
+    packages: frozenset[str] = frozenset({"onnx", "onnxruntime", "openvino"})
+
+    @classmethod
+    def look(cls) -> Machine:
+        names = ("onnx", "onnxscript", "onnxruntime", "openvino")
+        return cls(
+            _flags(),
+            _cores(),
+            Path("/proc/driver/nvidia/version").exists() or Path("/dev/kfd").exists(),
+            any(shutil.which(each) for each in (os.environ.get("CXX", ""), "g++", "clang++", "cl") if each),
+            frozenset(name for name in names if importlib.util.find_spec(name)),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        interesting = sorted(self.flags & (_BF16 | _FP16 | _INT8 | {"avx512f", "amx_tile", "sve"}))
+        return {"cpu": platform.machine(), "cores": self.cores, "gpu": self.gpu, "arithmetic": interesting}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to run the model."""
+
+    engine: str
+    precision: str
+    threads: int
+    device: str = "cpu"
+    fixed: bool = False
+    """For batches of one only; larger ones are run one by one."""
+    merge: int = 1
+    """So many neighbouring tokens of a transformer are one: see rewrite.py."""
+    skip: str = ""
+    """Why it is not tried here; empty if it is."""
+
+    @property
+    def build_name(self) -> str:
+        """What has to be built for it; threads and shapes are chosen when it is loaded."""
+        if self.engine == AS_CALLED:
+            return AS_CALLED
+        device = f" {self.device}" if self.device != "cpu" else ""
+        return f"{self.engine} {self.precision}{device}" + (f" merge{self.merge}" if self.merge > 1 else "")
+
+    @property
+    def name(self) -> str:
+        return self.build_name + (" fixed" if self.fixed else "")
+
+    @property
+    def bundles(self) -> bool:
+        """Whether it can be put into a bundle: eager and torch.compile need your own code beside them."""
+        return self.engine in ("export", "torchscript", "aot", "onnxruntime", "openvino")
+
+    @classmethod
+    def of_row(cls, row: dict[str, Any]) -> Candidate:
+        return cls(row["engine"], row["precision"], row["threads"], row["device"], row["fixed"], row["merge"])
+
+    def to_json(self) -> dict[str, Any]:
+        fields = ("engine", "precision", "threads", "device", "fixed", "merge")
+        return {"name": self.name, **{name: getattr(self, name) for name in fields}}
+
+
+def candidates(machine: Machine, wanted: tuple[str, ...] = ()) -> list[Candidate]:
+    """Everything there is, with the reason at each that is not tried. `wanted` keeps engines or whole names."""
+    found = []
+    for engine, precision in _TABLE:
+        each = Candidate(engine, precision, machine.cores)
+        found.append(replace(each, skip=_why_not(each, machine)))
+    if machine.gpu:
+        for engine, precision in _ON_GPU:
+            found.append(Candidate(engine, precision, machine.cores, device="cuda"))
+    if "onnxruntime defaults" in wanted:
+        found.append(Candidate("onnxruntime", DEFAULTS, machine.cores))
+    if wanted:
+        found = [each for each in found if each.engine in wanted or each.name in wanted]
+    return found
+
+
+_TABLE = (
+    ("export", "fp32"),
+    ("torchscript", "fp32"),
+    ("eager", "bf16"),
+    ("compile", "fp32"),
+    ("aot", "fp32"),
+    ("onnxruntime", "fp32"),
+    ("onnxruntime", "fp16"),
+    ("onnxruntime", "int8-dynamic"),
+    ("onnxruntime", "int8-static"),
+    ("onnxruntime", "int8-weights"),
+    ("openvino", "fp32"),
+    ("openvino", "fp16"),
+    ("openvino", "bf16"),
+    ("openvino", "int8-static"),
+)
+_ON_GPU = (
+    ("eager", "fp32"),
+    ("eager", "tf32"),
+    ("eager", "bf16"),
+    ("eager", "fp16"),
+    ("compile", "fp32"),
+    ("compile", "tf32"),
+    ("compile", "bf16"),
+    ("compile", "fp16"),
+)
+
+
+def _why_not(each: Candidate, machine: Machine) -> str:
+    if each.engine in ("onnxruntime", "openvino"):
+        needs = [each.engine, *(["onnx"] if each.engine == "onnxruntime" else [])]
+        needs += ["onnx", "onnxruntime"] if each.precision == "int8-static" else []  # whose ranges OpenVINO takes
+        missing = [name for name in needs if name not in machine.packages]
+        if missing:
+            return f"{missing[0]} is not installed: {EXTRA}"
+    if each.engine in ("compile", "aot") and not machine.compiler:
+        return "there is no C++ compiler on this machine"
+    if each.precision == "bf16" and not machine.flags & _BF16:
+        return "this processor has no bf16 arithmetic"
+    if each.precision == "fp16" and not machine.flags & _FP16:
+        return "this processor has no fp16 arithmetic"
+    if each.precision in ("int8-dynamic", "int8-static") and not machine.flags & _INT8:
+        return "this processor has no int8 dot products"
+    return ""
+
+
+def _flags() -> frozenset[str]:
+    if platform.system() == "Darwin" and platform.machine() == "arm64":
+        return frozenset({"fphp", "asimdhp", "asimddp"})
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return frozenset({"avx2"})  # any processor that runs a current torch
+    lines = (line.partition(":") for line in text.splitlines())
+    return frozenset(
+        word for key, _, words in lines if key.strip().lower() in ("flags", "features") for word in words.split()
+    )
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1

@@ -1,0 +1,334 @@
+"""The whole of `holdfast optimize`: prepare, build each candidate, measure, judge, choose, bundle. No torch here.
+
+    result = optimize({"kind": "run", "folder": "runs/…"}, Path("bundle"), Options(), tell=print)
+    result["chosen"]["name"], result["chosen"]["ratio"]
+    result["rows"]                      # every candidate: measured, refused, failed or skipped, with the reason
+    result["findings"]                  # what to know first: "you were timing training mode"
+
+Each candidate lives in a process of its own. One that crashes or hangs is a row of the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast import errors, files
+from holdfast.errors import ExitCode, HoldfastError, UserError
+from holdfast.optimize import bundle, measure, parity
+from holdfast.optimize.candidates import AS_CALLED, DEFAULTS, Candidate, Machine, candidates
+from holdfast.optimize.children import Child, Failed
+from holdfast.optimize.engines import FILES
+from holdfast.optimize.scoring import BETTER
+
+Tell = Callable[[str], None]
+BASELINE = Candidate("eager", "fp32", 1)
+
+
+class NothingFits(HoldfastError):
+    """The model itself cannot be served, or every candidate was refused."""
+
+    exit_code = ExitCode.NO
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How hard to look."""
+
+    max_loss: float = 0.005
+    seconds: float = 2.0
+    """Spent on the latency of each candidate."""
+    build_deadline: float = 600.0
+    call_deadline: float = 120.0
+    batches: tuple[int, ...] = (8, 32)
+    engines: tuple[str, ...] = ()
+    threads: int = 0
+    """0: as many as there are, and one for the best of them."""
+    profile: bool = True
+    merge: bool = True
+    """Whether a transformer's neighbouring tokens may be averaged, if parity allows it."""
+
+
+def optimize(spec: dict[str, Any], out: Path, options: Options, *, tell: Tell = lambda text: None) -> dict[str, Any]:
+    """Find the fastest candidate that is right and put it into a bundle."""
+    bundle.check_place(out)
+    machine = Machine.look()
+    with scratch() as work:
+        return _Search(spec, work, machine, options, tell).run(out)
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    place = Path(tempfile.mkdtemp(prefix="holdfast-optimize-"))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+class _Search:
+    def __init__(self, spec: dict[str, Any], work: Path, machine: Machine, options: Options, tell: Tell) -> None:
+        self.spec, self.work, self.machine, self.options, self.tell = spec, work, machine, options, tell
+        self.threads = options.threads or machine.cores
+        self.rows: list[dict[str, Any]] = []
+        self.reference: list[Any] = []
+        self.scores: dict[str, float] = {}
+        self.no_onnx = ""
+        self.factors: list[int] = []
+
+    def run(self, out: Path) -> dict[str, Any]:
+        subject = self._prepare()
+        with self._child(self.threads) as baseline:
+            self._baseline(baseline)
+            self._as_called(baseline, subject)
+            if self.threads > 1 and not self.options.threads:
+                self._try(replace(BASELINE, threads=1), baseline)  # on a busy machine eager itself may want fewer
+            for each in self._offers():
+                self._try(each, baseline)
+            self._fewer_tokens(baseline)
+            best = self._best()
+            for each in self._variants(best):
+                self._try(each, baseline)
+            best = self._best()
+            if best is None:
+                raise NothingFits("no candidate can be put into a bundle", cause=self._why(),
+                                  hints=["allow a larger loss with --max-loss, or install more engines"])  # fmt: skip
+            best["chosen"] = True
+            result = self._result(subject, best)
+            if self.options.profile:
+                result["profile"] = self._profiles(best)
+        self._bundle(out, subject, best, result)
+        return result
+
+    # The subject and the baseline -----------------------------------------------------------------------------
+
+    def _child(self, threads: int) -> Child:
+        return Child.start(self.work, threads=threads)
+
+    def _prepare(self) -> dict[str, Any]:
+        self.tell("loading the model and its validation set")
+        with self._child(self.threads) as child:
+            try:
+                said = child.ask(
+                    {"do": "prepare", "spec": self.spec, "threads": self.threads}, self.options.build_deadline
+                )
+            except Failed as failed:
+                told = failed.more.get("told")
+                if isinstance(told, dict):
+                    raise errors.from_json(told) from None
+                raise UserError("the model cannot be loaded", cause=failed.why) from None
+        subject: dict[str, Any] = said["subject"]
+        self.subject, self.factors = subject, said["merge"] if self.options.merge else []
+        return subject
+
+    def _baseline(self, child: Child) -> None:
+        """Eager fp32 under inference_mode: what all others are compared with."""
+        each = replace(BASELINE, threads=self.threads)
+        try:
+            loaded = child.ask({"do": "load", "about": self._about(each)}, self.options.build_deadline)
+            said = child.ask({"do": "score", "to": "reference.npz"}, self.options.build_deadline)
+            found = measure.against(child, child, seconds=self.options.seconds / 2, deadline=self.options.call_deadline)
+            many = measure.throughput(child, self.options.batches, self.options.seconds / 4, self.options.call_deadline)
+        except Failed as failed:
+            raise UserError("the model itself does not run", cause=failed.why) from None
+        self.reference, self.scores = _arrays(self.work / "reference.npz"), said["scores"]
+        wrong = parity.unfit(self.reference)
+        if wrong:
+            raise NothingFits("this model is not worth making fast", cause=f"in fp32, as it was trained, {wrong}",
+                              hints=["look at its training first"])  # fmt: skip
+        same = {"ratio": 1.0, "agreement": 1.0, "scores": self.scores, "throughput": many}
+        self.rows.append({**each.to_json(), "state": "baseline", **loaded, **found, **same})
+
+    def _as_called(self, baseline: Child, subject: dict[str, Any]) -> None:
+        """The model as its maker left it: often in training mode, with gradients on."""
+        if subject["training_mode"]:
+            each = Candidate(AS_CALLED, "fp32", self.threads)
+            self._try(each, baseline, judged=False)
+
+    # Candidates ---------------------------------------------------------------------------------------------------
+
+    def _offers(self) -> list[Candidate]:
+        found = [replace(each, threads=self.threads) for each in candidates(self.machine, self.options.engines)]
+        if any(each.engine in ("onnxruntime", "openvino") and not each.skip for each in found):
+            self._export()
+        return found
+
+    def _export(self) -> None:
+        self.tell("exporting to ONNX")
+        with self._child(self.threads) as child:
+            try:
+                said = child.ask({"do": "export"}, self.options.build_deadline)
+            except Failed as failed:
+                said = {"ok": False, "why": f"it cannot be exported to ONNX: {failed.why}"}
+        if not said["ok"]:
+            self.no_onnx = said["why"]
+
+    def _try(self, each: Candidate, baseline: Child, *, judged: bool = True) -> None:
+        row: dict[str, Any] = {**each.to_json(), "state": "skipped", "reason": each.skip}
+        self.rows.append(row)
+        if each.skip:
+            return
+        self.tell(f"{each.name}, {each.threads} thread{'s' * (each.threads > 1)}")
+        if self.no_onnx and each.engine == "onnxruntime":
+            row.update(state="failed", reason=self.no_onnx)
+            return
+        try:
+            self._build(each, row)
+            self._measure(each, row, baseline, judged)
+        except Failed as failed:
+            row.update(state={"error": "failed", "crash": "crashed", "hang": "hung"}[failed.kind], reason=failed.why)
+
+    def _folder(self, each: Candidate) -> Path:
+        return self.work / "built" / each.build_name.replace(" ", "-")
+
+    def _about(self, each: Candidate) -> dict[str, Any]:
+        return {**each.to_json(), "file": FILES.get(each.engine, ""), "spec": self.spec}
+
+    def _build(self, each: Candidate, row: dict[str, Any]) -> None:
+        folder = self._folder(each)
+        if each.engine in FILES and not (folder / FILES[each.engine]).exists():
+            with self._child(self.threads) as child:
+                command = {"do": "build", "about": self._about(each), "folder": str(folder)}
+                row["build_s"] = child.ask(command, self.options.build_deadline)["seconds"]
+        if folder.exists():
+            row["bytes"] = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+    def _measure(self, each: Candidate, row: dict[str, Any], baseline: Child, judged: bool) -> None:
+        options = self.options
+        with self._child(each.threads) as child:
+            command = {"do": "load", "about": self._about(each), "folder": str(self._folder(each))}
+            loaded = child.ask(command, options.build_deadline)
+            row.update(cold_s=loaded["cold_s"], rss=loaded["rss"])
+            row.update(measure.against(baseline, child, seconds=options.seconds, deadline=options.call_deadline))
+            if not judged:
+                row.update(state="as called", reason="training mode, gradients on")
+                return
+            said = child.ask({"do": "score", "to": "outputs.npz"}, options.build_deadline)
+            found = parity.judge(
+                self.reference, _arrays(self.work / "outputs.npz"), self.scores, said["scores"],
+                max_loss=options.max_loss, compared=self.subject["score"].get("compared", ()), higher_is_worse=BETTER,
+            )  # fmt: skip
+            row.update(scores=said["scores"], agreement=found.agreement, largest_error=found.largest_error,
+                       loss=found.loss, state="ok" if found.ok else "refused", reason=found.reason)  # fmt: skip
+            if found.ok:
+                row["throughput"] = measure.throughput(
+                    child, options.batches, options.seconds / 4, options.call_deadline
+                )
+
+    def _fit(self) -> list[dict[str, Any]]:
+        kinds = tuple(FILES)
+        fit = [row for row in self.rows if row["state"] == "ok" and row["engine"] in kinds and row["device"] == "cpu"]
+        return [row for row in fit if row["precision"] != DEFAULTS]
+
+    def _best(self) -> dict[str, Any] | None:
+        return max(self._fit(), key=lambda row: float(row["ratio"]), default=None)
+
+    def _fewer_tokens(self, baseline: Child) -> None:
+        """The best engines with the largest merging of tokens that eager PyTorch shows to be harmless."""
+        best: dict[str, dict[str, Any]] = {}
+        for row in sorted(self._fit(), key=lambda row: -float(row["ratio"])):
+            best.setdefault(row["engine"], row)
+        for factor in self.factors if best else ():
+            self._try(replace(BASELINE, threads=self.threads, merge=factor), baseline)
+            if self.rows[-1]["state"] == "ok":
+                for row in list(best.values())[:2]:
+                    self._try(replace(Candidate.of_row(row), merge=factor), baseline)
+                break
+
+    def _variants(self, best: dict[str, Any] | None) -> list[Candidate]:
+        """The best one with one thread, and for batches of one only."""
+        if best is None:
+            return []
+        each = Candidate.of_row(best)
+        found = [replace(each, fixed=True)] if each.engine == "openvino" else []
+        if not self.options.threads and each.threads > 1:
+            found.append(replace(each, threads=1))
+        return found
+
+    def _why(self) -> str:
+        told = [
+            f"{row['name']}: {row['reason']}" for row in self.rows if row.get("reason") and row["state"] != "skipped"
+        ]
+        return "; ".join(told[:4]) or "no engine is installed that a bundle can use"
+
+    # The end ------------------------------------------------------------------------------------------------------
+
+    def _result(self, subject: dict[str, Any], best: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "subject": {
+                key: subject[key] for key in ("name", "inputs", "outputs", "parameters", "validation", "notes")
+            },
+            "machine": self.machine.to_json(),
+            "max_loss": self.options.max_loss,
+            "scores": self.scores,
+            "chosen": best,
+            "rows": self.rows,
+            "findings": findings(self.rows, subject),
+        }
+
+    def _profiles(self, best: dict[str, Any]) -> dict[str, Any]:
+        """Where the time goes, before and after; nothing where an engine does not say."""
+        self.tell("where the time goes")
+        found = {}
+        each = Candidate.of_row(best)
+        for name, which in (("before", replace(BASELINE, threads=self.threads)), ("after", each)):
+            with self._child(which.threads) as child, contextlib.suppress(Failed):
+                about, folder = self._about(which), str(self._folder(which))
+                child.ask({"do": "load", "about": about, "folder": folder}, self.options.build_deadline)
+                command = {"do": "profile", "about": about, "folder": folder}
+                found[name] = child.ask(command, self.options.call_deadline)["rows"]
+        return found
+
+    def _bundle(self, out: Path, subject: dict[str, Any], best: dict[str, Any], result: dict[str, Any]) -> None:
+        from holdfast.optimize.report import page
+
+        each = Candidate.of_row(best)
+        inputs = _arrays(self.work / "inputs.npz")
+        count = bundle.CHECKED
+        check = {f"i{number}": array[:count] for number, array in enumerate(inputs)}
+        check |= {f"o{number}": array[:count] for number, array in enumerate(self.reference)}
+        more = {"name": subject["name"], "scores": {"before": self.scores, "after": best["scores"]},
+                "score": subject["score"], "max_loss": self.options.max_loss, "machine": result["machine"],
+                "measured": {key: best[key] for key in ("p50", "p95", "p99", "ratio", "agreement", "rss", "cold_s")},
+                "candidates": self.rows}  # fmt: skip
+        bundle.write(out, self._folder(each), each.to_json(), subject, check, more, page(result))
+        result["bundle"] = str(out)
+        result["manifest"] = files.read_json(out / bundle.MANIFEST)
+
+
+def findings(rows: list[dict[str, Any]], subject: dict[str, Any]) -> list[str]:
+    """What to know before any table: the free gains first."""
+    told = []
+    called = next((row for row in rows if row["state"] == "as called"), None)
+    if called is not None and called["ratio"] < 0.97:
+        told.append(
+            f"You were timing training mode: as your factory returns it, a call takes {1 / called['ratio']:.1f} times "
+            "as long as after model.eval() under torch.inference_mode(). That part is free."
+        )
+    alone = next(
+        (row for row in rows if row["engine"] == "eager" and row["state"] == "ok" and row["threads"] == 1), None
+    )
+    if alone is not None and alone["precision"] == "fp32" and alone["ratio"] > 1.1:
+        told.append(
+            f"Eager PyTorch is {alone['ratio']:.1f} times as fast with one thread as with all cores here: set "
+            "torch.set_num_threads(1), or compare the table with that row."
+        )
+    best = next((row for row in rows if row.get("chosen")), None)
+    if best is not None and best["merge"] > 1:
+        told.append(
+            f"Between the transformer's layers {best['merge']} neighbouring tokens are one. That is an approximation, "
+            "judged on the validation set like int8; `--no-merge` keeps every token."
+        )
+    return told + list(subject.get("notes", []))
+
+
+def _arrays(path: Path) -> list[Any]:
+    with np.load(path, allow_pickle=False) as kept:
+        return [kept[name] for name in kept.files]

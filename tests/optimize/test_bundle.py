@@ -1,0 +1,154 @@
+"""A bundle: whole or refused, and its predict.py needs nothing of holdfast."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.cli.main import main
+from holdfast.errors import UserError
+from holdfast.optimize import bundle
+from holdfast.optimize.predict_template import script
+from tests.optimize import small
+
+
+@pytest.fixture
+def copy(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "bundle"))
+
+
+def test_it_answers(made: Path) -> None:
+    x = np.ones((3, 6), np.float32)
+    assert np.allclose(bundle.open_bundle(made).predict([x])[0], x @ small.WEIGHT)
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "predict.py", "check.npz", "report.html"])
+def test_one_changed_byte_is_found(copy: Path, name: str) -> None:
+    data = bytearray((copy / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (copy / name).write_bytes(data)
+    with pytest.raises(UserError, match=rf"{name} of .* is not what it was"):
+        bundle.open_bundle(copy)
+
+
+def test_a_missing_and_an_added_file_are_found(copy: Path) -> None:
+    (copy / "sitecustomize.py").write_text("")
+    with pytest.raises(UserError, match="not in its manifest"):
+        bundle.open_bundle(copy)
+    (copy / "sitecustomize.py").unlink()
+    (copy / "model.onnx").unlink()
+    with pytest.raises(UserError, match=r"model\.onnx of .* cannot be read"):
+        bundle.open_bundle(copy)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 99}, {"engine": "pickle"}, {"file": "../../etc/passwd"}, {"files": {"../x": {}}}, {"files": []},
+        {"inputs": [{"name": "x", "shape": [1 << 40], "dtype": "float32"}]}, {"inputs": []}, {"threads": -1},
+        {"inputs": [{"name": "x", "shape": [6], "dtype": "object"}]}, {"post": {"kind": "nms"}},
+    ],
+)  # fmt: skip
+def test_a_manifest_from_anywhere_is_refused_in_words(copy: Path, change: dict[str, object]) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps({**manifest, **change}))
+    with pytest.raises(UserError, match="is damaged"):
+        bundle.open_bundle(copy)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", "\0" * 100])
+def test_what_is_no_manifest_is_no_bundle(copy: Path, text: str) -> None:
+    (copy / "manifest.json").write_text(text)
+    with pytest.raises(UserError, match="is no bundle"):
+        bundle.open_bundle(copy)
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.ones((2, 7), np.float32), "has the shape"),
+        (np.ones((2, 6), np.complex64), "holds complex64"),
+        (np.array([["a"] * 6]), "holds <U1"),
+        (np.full((2, 6), np.nan), "NaN"),
+        (np.full((2, 6), 1e300), "infinity"),
+        (np.ones((0, 6), np.float32), "no input"),
+        (np.float32(1), "has the shape"),
+    ],
+)
+def test_wrong_inputs_are_told(made: Path, array: np.ndarray, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        bundle.open_bundle(made).check_inputs([np.asarray(array)])
+
+
+def test_it_does_not_overwrite_what_is_no_bundle(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match="in the way"):
+        bundle.check_place(tmp_path / "mine")
+
+
+def test_files_are_private(made: Path) -> None:
+    assert {each.stat().st_mode & 0o777 for each in made.iterdir()} == {0o600}
+
+
+def test_predict_py_needs_only_the_engine(made: Path, tmp_path: Path) -> None:
+    x = np.random.default_rng(1).standard_normal((5, 6)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    program = "import sys, runpy; sys.modules.update(holdfast=None, torch=None); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"  # noqa: E501
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program, str(made / "predict.py"), str(tmp_path / "x.npy")],
+        capture_output=True, timeout=100, check=True, cwd=tmp_path,
+    )  # fmt: skip
+    (tmp_path / "y.npy").write_bytes(done.stdout)
+    assert np.allclose(np.load(tmp_path / "y.npy"), x @ small.WEIGHT, atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "export", "torchscript", "aot"])
+@pytest.mark.parametrize("post", [None, {"kind": "nms", "score": 0.25, "overlap": 0.6, "most": 300}])
+def test_every_predict_py_is_about_twenty_lines_of_python(engine: str, post: object) -> None:
+    text = script({**small.CHOSEN, **small.SUBJECT, "engine": engine, "file": "model.x", "post": post})
+    compile(text, "predict.py", "exec")
+    assert len(text.strip().splitlines()) <= 24
+
+
+def test_the_command_predicts(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "x.npy", np.ones((2, 6), np.float32))
+    assert main(["predict", str(made), str(tmp_path / "x.npy"), "--json"]) == 0
+    assert np.allclose(json.loads(capsys.readouterr().out)["answers"]["y"], [[3.0, 3.6]] * 2)
+    assert main(["predict", str(made), str(tmp_path / "x.npy"), "--out", str(tmp_path / "y.npy")]) == 0
+    assert np.load(tmp_path / "y.npy").shape == (2, 2)
+    np.save(tmp_path / "x.npy", np.ones((2, 5), np.float32))
+    assert main(["predict", str(made), str(tmp_path / "x.npy")]) == 2
+    told = capsys.readouterr().err
+    assert "error: `x` has the shape (2, 5)" in told and "cause: the model takes (n, 6)" in told
+
+
+def test_the_command_refuses_pickles(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "x.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    assert main(["predict", str(made), str(tmp_path / "x.npy")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_verify_on_another_machine(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimize", "--verify", str(copy)]) == 0
+    told = capsys.readouterr().out
+    assert "✓ 4 files are what they were" in told and "the answers agree" in told
+
+
+def test_verify_finds_other_answers(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Right digests, but this machine computes something else: as if its engine were broken."""
+    with np.load(copy / "check.npz") as kept:
+        kept = dict(kept)
+    np.savez(copy / "check.npz", **{**kept, "o0": kept["o0"][::-1]})
+    manifest = json.loads((copy / "manifest.json").read_text())
+    told = manifest["files"]["check.npz"]
+    told.update(sha256=bundle.digest(copy / "check.npz"), bytes=(copy / "check.npz").stat().st_size)
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    assert main(["optimize", "--verify", str(copy)]) == 1
+    assert "✗ the answers are those of other inputs" in capsys.readouterr().out

@@ -1,0 +1,214 @@
+"""`holdfast serve`, the real process over loopback: right answers for all, clear errors, nothing lost or leaked."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.runtime import process
+from tests.optimize import small
+
+TOKEN = "a-token-for-the-tests"
+HEAD = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/x-npy"}
+
+
+class Served:
+    def __init__(self, child: subprocess.Popen[str], port: int) -> None:
+        self.child, self.port = child, port
+
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request(method, path, body, HEAD if headers is None else headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def error(self, body: bytes, **headers: str) -> tuple[int, str]:
+        status, said = self.ask("POST", "/predict", body, {**HEAD, **headers})
+        return status, json.loads(said)["error"]
+
+
+@pytest.fixture(scope="module")
+def served(made: Path) -> Iterator[Served]:
+    words = [sys.executable, "-m", "holdfast.cli.main", "serve", str(made), "--port", "0", "--max-body", "100KB"]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, text=True, env={**os.environ, "HOLDFAST_SERVE_TOKEN": TOKEN}
+    ) as child:
+        assert child.stdout is not None
+        line = child.stdout.readline()
+        match = re.search(r"http://127\.0\.0\.1:(\d+)/predict", line)
+        assert match, line
+        yield Served(child, int(match[1]))
+        child.terminate()
+        assert "inputs answered" in child.stdout.read()
+        assert child.wait(20) == 0
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
+def npz(**arrays: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+X = np.random.default_rng(2).standard_normal((3, 6)).astype(np.float32)
+
+
+def test_npy_in_npy_out(served: Served) -> None:
+    status, body = served.ask("POST", "/predict", npy(X))
+    assert status == 200 and np.allclose(np.load(io.BytesIO(body)), X @ small.WEIGHT, atol=1e-5)
+
+
+def test_json_in_json_out(served: Served) -> None:
+    for question in ({"x": X.tolist()}, {"inputs": X.tolist()}, X.tolist()):
+        status, body = served.ask(
+            "POST", "/predict", json.dumps(question).encode(), {**HEAD, "Content-Type": "application/json"}
+        )
+        assert status == 200 and np.allclose(json.loads(body)["y"], X @ small.WEIGHT, atol=1e-5)
+
+
+def test_npz_and_one_input_without_its_batch(served: Served) -> None:
+    status, body = served.ask("POST", "/predict", npz(x=X), {**HEAD, "Content-Type": "application/x-npz"})
+    assert status == 200 and np.load(io.BytesIO(body))["y"].shape == (3, 2)
+    status, body = served.ask("POST", "/predict", npy(X[0]))
+    assert status == 200 and np.load(io.BytesIO(body)).shape == (1, 2)
+
+
+def test_without_the_token_nothing_but_health(served: Served) -> None:
+    assert served.ask("GET", "/healthz", headers={}) == (200, b"ok\n")
+    for path in ("/", "/metrics", "/predict", "/x"):
+        assert served.ask("GET", path, headers={})[0] == 401
+        assert served.ask("GET", path, headers={"Authorization": "Bearer nonsense"})[0] == 401
+
+
+def test_metrics_and_about(served: Served) -> None:
+    served.ask("POST", "/predict", npy(X))
+    text = served.ask("GET", "/metrics")[1].decode()
+    assert re.search(r'holdfast_serve_requests_total\{status="200"\} [1-9]', text)
+    assert 'holdfast_serve_latency_seconds{quantile="0.99"}' in text
+    assert json.loads(served.ask("GET", "/")[1])["inputs"] == small.SUBJECT["inputs"]
+    assert served.ask("GET", "/nothing")[0] == 404 and served.ask("GET", "/predict")[0] == 405
+
+
+def test_wrong_requests_are_told(served: Served) -> None:
+    nan = X.copy()
+    nan[1, 2] = np.nan
+    huge = npy(X).replace(b"(3, 6)", b"(9**9,)"[:6])
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", b"\0" * 5_000_000)
+    plain = {"Content-Type": "application/json"}
+    packed = {"Content-Type": "application/x-npz"}
+    assert served.error(npy(X[:, :5])) == (422, "`x` has the shape (3, 5)")
+    assert served.error(npy(nan)) == (422, "`x` holds NaN or infinity")
+    assert served.error(npy(np.array(["a", "b"]))) == (415, "an array of <U1 is not taken")
+    assert served.error(npy(np.array([{}], dtype=object))) == (415, "an array of object is not taken")
+    assert served.error(npy(np.ones((0, 6), np.float32))) == (422, "there is no input")
+    assert served.error(npy(X)[:-4])[0] == 400
+    assert served.error(huge)[0] == 400
+    assert served.error(b"") == (400, "this is no .npy")
+    assert served.error(b"\x80\x04.")[0] == 400
+    assert served.error(b"{", **plain) == (400, "this is no JSON")
+    assert served.error(b"[" * 50_000, **plain)[0] == 400
+    assert served.error(b'{"z": 1}', **plain) == (422, "`x` is missing")
+    assert served.error(b'{"x": [[1, 2], [3]]}', **plain) == (422, "`x` is no array")
+    assert served.error(b'{"x": [[NaN, 1, 1, 1, 1, 1]]}', **plain) == (422, "`x` holds NaN or infinity")
+    assert served.error(b'{"x": ["a"]}', **plain)[0] == 422
+    assert served.error(bomb.getvalue(), **packed)[0] == 413
+    assert served.error(b"PK nothing", **packed)[0] == 400
+    assert served.error(b"x", **{"Content-Type": "image/png"})[0] == 415
+    assert served.ask("POST", "/predict", npy(X))[0] == 200, "and it goes on"
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/2.0\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\nA: 1\r\nA: 2\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\n" + b"X: " + b"a" * 20_000 + b"\r\n\r\n", 431),
+        (
+            b"POST /predict HTTP/1.1\r\nAuthorization: Bearer %b\r\nContent-Length: 1000000\r\n\r\n" % TOKEN.encode(),
+            413,
+        ),
+        (b"POST /predict HTTP/1.1\r\nAuthorization: Bearer %b\r\nContent-Length: -1\r\n\r\n" % TOKEN.encode(), 400),
+        (b"POST /predict HTTP/1.1\r\nAuthorization: Bearer %b\r\n\r\n" % TOKEN.encode(), 411),
+        (
+            b"POST /predict HTTP/1.1\r\nAuthorization: Bearer %b\r\nTransfer-Encoding: chunked\r\n\r\n"
+            % TOKEN.encode(),
+            501,
+        ),
+    ],
+)
+def test_what_is_no_proper_http_is_refused(served: Served, raw: bytes, status: int) -> None:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as sock:
+        sock.sendall(raw)
+        assert sock.recv(1000).startswith(b"HTTP/1.1 %d " % status)
+
+
+def test_sixteen_clients_at_once_get_their_own_answers(served: Served) -> None:
+    wrong: list[str] = []
+
+    def client(number: int) -> None:
+        rng = np.random.default_rng(number)
+        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+        for _ in range(40):
+            x = rng.standard_normal((int(rng.integers(1, 4)), 6)).astype(np.float32)
+            connection.request("POST", "/predict", npy(x), HEAD)
+            answer = connection.getresponse()
+            found = np.load(io.BytesIO(answer.read()))
+            if answer.status != 200 or not np.allclose(found, x @ small.WEIGHT, atol=1e-4):
+                wrong.append(f"client {number}: {answer.status} {found}")
+        connection.close()
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(16)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not wrong
+
+
+def test_connections_that_send_nothing_keep_nobody_out(served: Served) -> None:
+    """More than it admits: the silent ones go, a client with a question gets in, and nothing stays behind."""
+    silent = []
+    before = process.inspect(served.child.pid)
+    try:
+        for _ in range(1500):
+            try:
+                silent.append(socket.create_connection(("127.0.0.1", served.port), timeout=60))
+            except OSError:  # this process may have fewer descriptors than the server
+                break
+        assert len(silent) > 300
+        assert served.ask("POST", "/predict", npy(X))[0] == 200
+    finally:
+        for each in silent:
+            each.close()
+    text = served.ask("GET", "/metrics")[1].decode()
+    connections = re.search(r"^holdfast_serve_connections (\d+)", text, re.MULTILINE)
+    assert connections is not None and int(connections[1]) <= 1024
+    after = process.inspect(served.child.pid)
+    if before is not None and after is not None:
+        assert after.rss_bytes < before.rss_bytes + 60_000_000
