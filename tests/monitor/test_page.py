@@ -142,6 +142,16 @@ def test_the_page_of_a_run_has_its_seven_parts(sight: Sight) -> None:
     sight.keep("run-light", full=True)
 
 
+@pytest.mark.parametrize("path", ["/r/calm-heron", "/r/evil", "/", "/compare?runs=calm-heron,evil"])
+def test_what_is_painted_before_the_scripts_come(sight: Sight, path: str) -> None:
+    sight.tab.route("**/all.js*", lambda route: route.fulfill(body="", content_type="text/javascript"))
+    sight.tab.goto(sight.server.base + path)
+    assert "calm-heron" in sight.tab.inner_text("main") or EVIL in sight.tab.inner_text("main")
+    assert sight.tab.evaluate("() => window.pwned") is None and sight.tab.locator("main img").count() == 0
+    assert sight.tab.evaluate("() => getComputedStyle(document.body).margin") == "0px"  # the style is in it
+    sight.keep(f"first{path.partition('?')[0].replace('/', '-')}")
+
+
 def test_a_click_on_a_fault_opens_its_folder(sight: Sight) -> None:
     sight.go("/r/calm-heron")
     sight.tab.click('[data-fault="0"]')

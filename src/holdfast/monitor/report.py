@@ -53,7 +53,7 @@ def html(run: Run) -> str:
     style = (STATIC / "style.css").read_text(encoding="utf-8")
     script = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in SCRIPTS)
     policy = (
-        f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; img-src data: blob:; "
+        f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
     return f"""<!doctype html>
@@ -71,7 +71,7 @@ def html(run: Run) -> str:
 <header id="top"></header>
 <main id="main" tabindex="-1"></main>
 <noscript><p>{escape(payload.summary(run))}</p><p>The charts of this report need JavaScript.</p></noscript>
-<script type="application/json" id="report-data">{_inside_html(data(run))}</script>
+<script type="application/json" id="report-data">{inside_html(data(run))}</script>
 <script>{script}</script>
 </body>
 </html>
@@ -116,11 +116,12 @@ def _texts(run: Run, paths: list[str]) -> dict[str, str]:
     return found
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """A script or style as a content policy names it."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-def _inside_html(data: dict[str, Any]) -> str:
+def inside_html(data: Any) -> str:
     """JSON that cannot end the element it stands in."""
     text = json.dumps(data, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

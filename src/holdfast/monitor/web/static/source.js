@@ -10,9 +10,17 @@ hf.get = async (path, params) => {
   return data;
 };
 
+// What came with the page itself; once, because it grows old.
+hf.first = () => {
+  const node = document.getElementById("first-data");
+  if (!node) return null;
+  node.remove();
+  return JSON.parse(node.textContent);
+};
+
 hf.LiveSource = class {
   constructor(id) { this.id = id; this.base = `/api/run/${encodeURIComponent(id)}`; this.live = true; }
-  whole() { return hf.get(this.base); }
+  async whole() { return hf.first() || hf.get(this.base); }
   series(keys, options) { return hf.get(`${this.base}/series`, { key: keys, ...options }); }
   log(lines) { return hf.get(`${this.base}/log`, { lines }); }
   text(path) { return hf.get(`${this.base}/text`, { path }); }
