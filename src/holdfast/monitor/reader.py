@@ -21,7 +21,7 @@ import functools
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,9 @@ _MOST_LOG = 1 << 20
 class Metrics(Mapping[str, Series]):
     """Every metric by name, in the order in which they were first logged."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, ahead: Callable[[], dict[str, float]] = dict) -> None:
         self._table = table
+        self._ahead = ahead
 
     def __getitem__(self, name: str) -> Series:
         return self._table.series(name)
@@ -58,8 +59,8 @@ class Metrics(Mapping[str, Series]):
         return len(self._table.names)
 
     def last(self) -> dict[str, float]:
-        """Each metric's last value, without reading any column."""
-        return self._table.last()
+        """Each metric's last value, without reading any column; also of a file that is still being read."""
+        return {**self._table.last(), **self._ahead()}
 
 
 def open(folder: Path | str, *, cached: bool = True, budget_s: float | None = None) -> Run:
@@ -294,7 +295,7 @@ class Run:
 
     @property
     def metrics(self) -> Metrics:
-        return Metrics(self.books.table)
+        return Metrics(self.books.table, self.books.ahead)
 
     @property
     def readings(self) -> Metrics:

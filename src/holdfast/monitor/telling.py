@@ -11,6 +11,7 @@ from typing import Any
 
 from holdfast.human import count, counted, duration, metric, percent
 from holdfast.monitor.reader import Run
+from holdfast.monitor.tail import LONGEST
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
@@ -114,6 +115,8 @@ def _of(run: Run) -> str:
 def faults_sentence(run: Run) -> str:
     """ "Two faults, both recovered." """
     total = run.faults_total
+    if run.books.journal.behind > LONGEST:
+        return "Its journal is still being read."
     if not total:
         return "No faults."
     known = run.faults
