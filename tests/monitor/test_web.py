@@ -249,6 +249,12 @@ def test_prometheus_can_read_it(page: Page) -> None:
     assert 'holdfast_run_state{run="calm-heron",workload="eeg",state="FINISHED"} 1\n' in text
 
 
+def test_the_dashboard_can_be_fetched(page: Page) -> None:
+    status, headers, data = page.ask("/grafana.json")
+    assert (status, json.loads(data)["uid"]) == (200, "holdfast") and "attachment" in headers["content-disposition"]
+    assert page.ask("/grafana.json", Authorization="")[0] == 401
+
+
 def test_news_of_a_run_that_changes(page: Page, runs: Path) -> None:
     with page.news("run=brisk-wren") as news:
         kind, first = next(news)

@@ -3,6 +3,7 @@
     /                          every run                       /r/calm-heron      one run
     /compare?runs=a,b          several in one picture          /static/…          scripts and styles
     /api/runs · /api/run/ID · /api/run/ID/series|log|events|file|metrics.csv · /api/compare · /api/live · /metrics
+    /grafana.json              a dashboard for /metrics
 
 Everything is read-only. What a run folder holds leaves here as JSON or as a download, never as a page.
 """
@@ -60,6 +61,7 @@ def build(hub: Hub) -> Starlette:
         Route("/compare", web.compare_page),
         Route("/healthz", web.health),
         Route("/metrics", web.prometheus),
+        Route("/grafana.json", web.grafana),
         Route("/api/runs", web.runs),
         Route("/api/run/{ident}", web.run),
         Route("/api/run/{ident}/series", web.series),
@@ -209,6 +211,10 @@ class _Web:
     def prometheus(self, request: Request) -> Response:
         text = prometheus.exposition(self.hub.live_runs())
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    def grafana(self, request: Request) -> Response:
+        """The dashboard for these metrics, to be imported."""
+        return Response(prometheus.DASHBOARD.read_bytes(), headers=_to_keep("holdfast-grafana.json"))
 
     async def live(self, request: Request) -> Response:
         """News as server-sent events: `run` with the head of a run that changed, `runs` with the list."""
