@@ -71,7 +71,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("seen") / "runs"
     best = {"name": "valid_bacc", "value": 0.86, "step": 1900, "epoch": 18}
     kept = {"watchdog": {"floor": 90.0}, "run": {"seed": 7}, "sources": {"watchdog.floor": "./holdfast.toml:7"}}
-    heron = make_run(root, "FINISHED", best=best, settings=kept).path
+    plan = {"seconds": 3000.0, "low": 2700.0, "high": 3300.0, "option": "cuda:0 fp32"}
+    heron = make_run(root, "FINISHED", best=best, settings=kept, plan=plan).path
     (heron / "faults" / "01" / "README.txt").write_text("cuda:0 stopped answering.\n\nkernel  said nothing\n")
     make_run(root, "STOPPED", name="brisk-wren", seed=3)
     evil = make_run(root, "FAILED", name="evil", workload=EVIL, device=EVIL, settings={"a": {EVIL: EVIL}}).path
@@ -129,6 +130,8 @@ def test_the_page_of_a_run_has_its_seven_parts(sight: Sight) -> None:
     assert "token" not in sight.tab.url
     assert sight.tab.inner_text("h1").startswith("Finished 1 943 steps in 1h 01m on cpu; best valid_bacc 0.8600")
     assert sight.tab.get_attribute("[role=progressbar]", "aria-valuenow") == "100"
+    assert "50m 00s ±5m\nthe plan said, for cuda:0 fp32" in sight.tab.inner_text(".facts")
+    assert "The plan said 50m 00s ±5m for cuda:0 fp32; it took 1h 01m." in sight.tab.inner_text(".verdict")
     assert sight.tab.locator(".timeline .worker").count() == 3
     assert sight.tab.locator(".timeline .device").all_text_contents() == ["cuda:0", "cpu"]
     assert sight.tab.locator(".chart .name").all_inner_texts() == ["train_loss", "valid_bacc", "rate steps/s"]

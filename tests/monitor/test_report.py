@@ -161,6 +161,19 @@ def test_without_pillow_it_says_what_to_install(
     assert code == 2 and "pip install 'holdfast[monitor]'" in err
 
 
+def test_it_says_what_the_plan_had_said(tmp_path: Path) -> None:
+    plan = {"seconds": 3000.0, "low": 2700.0, "high": 3300.0, "option": "cuda:0 fp32"}
+    run = reader.open(make_run(tmp_path / "runs", "FINISHED", plan=plan).path)
+    data = json.loads(Elements(report.html(run)).data)
+    assert data["head"]["plan"]["words"] == "the plan said 50m 00s ±5m for cuda:0 fp32"
+    assert data["head"]["verdict"].endswith("The plan said 50m 00s ±5m for cuda:0 fp32; it took 1h 01m.")
+    assert "The plan said 50m 00s" in report.html(run).partition("<noscript>")[2].partition("</noscript>")[0]
+    folder = make_run(tmp_path / "other", "RUNNING", plan=plan)
+    folder.lock()
+    assert telling.verdict(reader.open(folder.path)) == ""  # nobody knows yet what it will have taken
+    folder.close()
+
+
 def lines_of(text: str) -> Iterator[tuple[str, str]]:
     for line in text.splitlines():
         if not line.startswith("#"):

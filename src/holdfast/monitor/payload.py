@@ -72,7 +72,7 @@ def glance(run: Run, ident: str) -> dict[str, Any]:
 
 def head(run: Run, ident: str) -> dict[str, Any]:
     """Everything about a run that moves."""
-    bottleneck = _bottleneck(run)
+    bottleneck, plan = _bottleneck(run), run.planned
     return {
         **glance(run, ident),
         **finite(
@@ -80,6 +80,7 @@ def head(run: Run, ident: str) -> dict[str, Any]:
                 "sentence": sentence(run),
                 "verdict": verdict(run),
                 "now": time.time(),
+                "plan": None if plan is None else {**asdict(plan), "time": plan.time, "words": plan.words},
                 "began": run.began,
                 "last_seen": run.last_seen,
                 "lasted_s": run.lasted_s,

@@ -32,6 +32,7 @@ from holdfast.monitor.books import Books
 from holdfast.monitor.columns import Series, Table
 from holdfast.monitor.facts import Checkpoint, Progress, Setting, settings_of
 from holdfast.monitor.jsonfile import JsonFile, names_in, read_json
+from holdfast.monitor.planned import Planned, planned
 from holdfast.monitor.story import Fault, Lane, Story, amount, seconds, text, whole
 from holdfast.runfolder import FORMAT, LIVE_STATES, RunFolder, name_of
 
@@ -247,6 +248,11 @@ class Run:
             return None
         end = time.time() if self.live and not self.elsewhere else (self.story.last or began)
         return max(0.0, self.story.sat_s + end - began)
+
+    @property
+    def planned(self) -> Planned | None:
+        """What the plan said of it, if it was started by one."""
+        return planned(self.info.get("plan"))
 
     @property
     def exit_code(self) -> int | None:

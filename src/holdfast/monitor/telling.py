@@ -141,9 +141,9 @@ def error_of(run: Run) -> str:
 
 
 def verdict(run: Run) -> str:
-    """What faults have cost, from the receipt; nothing while there is none."""
+    """What faults have cost, from the receipt, and what the plan had said; nothing while there is neither."""
     parts: list[str] = []
-    receipt = run.receipt or {}
+    receipt, plan = run.receipt or {}, run.planned
     lost, lasted = receipt.get("seconds_lost"), run.lasted_s
     if isinstance(lost, (int, float)) and lost > 0:
         share = f" ({percent(lost / lasted)} of the time)" if lasted and lost <= lasted else ""
@@ -153,6 +153,8 @@ def verdict(run: Run) -> str:
         repeated, gone, skipped, twice = (receipt[key] for key in keys)
         text = f"{counted(repeated, 'step was', 'steps were')} repeated and {count(gone)} lost"
         parts.append(f"{text}; {counted(skipped, 'sample was', 'samples were')} skipped and {count(twice)} seen twice.")
+    if plan is not None and not run.live:
+        parts.append(plan.beside(run.lasted_s))
     return " ".join(parts)
 
 

@@ -128,6 +128,7 @@ def _facts(head: Mapping[str, Any]) -> list[tuple[str, str]]:
     of = f"/{count(progress['of'])}" if progress["of"] and progress["of"] != progress["step"] else ""
     epoch = f"{progress['epoch']}/{progress['epochs']}" if progress["epoch"] and progress["epochs"] else None
     step = head["checkpoint"]["step"]
+    plan = head["plan"] or {}
     found = [
         (None if share is None else percent(share), "done"),
         (epoch, "epoch"),
@@ -138,6 +139,7 @@ def _facts(head: Mapping[str, Any]) -> list[tuple[str, str]]:
         (head["device"], "device"),
         (None if step is None else f"step {count(step)}", "last save"),
         (metric(best["value"]) if best else None, f"best {best['name']}" if best else ""),
+        (plan.get("time") or None, f"the plan said, for {plan['option']}" if plan.get("option") else "the plan said"),
     ]
     return [(str(value), name) for value, name in found if value is not None]
 

@@ -127,6 +127,7 @@ hf.RunPage = class {
       [hf.known(progress.step) ? hf.count(progress.step) + (progress.of && progress.of !== progress.step ? `/${hf.count(progress.of)}` : "") : null, "step"], [hf.known(progress.rate) ? hf.metric(progress.rate) : null, "steps/s"],
       [hf.known(progress.time_left_s) ? hf.duration(progress.time_left_s) : null, "left"], [hf.known(head.lasted_s) ? hf.duration(head.lasted_s) : null, "so far"], [head.device, "device"],
       [head.checkpoint.step !== null ? `step ${hf.count(head.checkpoint.step)}` : null, "last save"], [head.best ? hf.metric(head.best.value) : null, head.best ? `best ${head.best.name}` : ""],
+      [head.plan && head.plan.time ? head.plan.time : null, head.plan && head.plan.option ? `the plan said, for ${head.plan.option}` : "the plan said"],
     ];
     if (!head.live) facts[5][1] = "in all";
     hf.fill(this.band.lastChild, facts.filter(([value]) => value !== null && value !== undefined).map(([value, name]) => hf.h("span", { class: "fact" }, hf.h("b", {}, value), hf.h("span", {}, name))));
