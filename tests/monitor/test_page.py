@@ -285,6 +285,29 @@ def test_a_report_opens_from_a_file(sight: Sight, runs: Path, tmp_path: Path, na
         sight.tab.context.set_offline(False)
 
 
+def test_a_world_is_drawn_and_moves(sight: Sight, runs: Path, tmp_path: Path) -> None:
+    folder = make_run(runs, "STOPPED", name="green-newt").path
+    animals = [{"time": at, "prey": [[at, 2, 1, 1, 0]], "predators": [[9 - at, 8, 1, 0, 1]]} for at in range(9)]
+    world = {"turn": 4, "size": 10, **animals[-1], "grass": [[0.5] * 10] * 10, "facts": ["train_loss"]}
+    (folder / "world.json").write_text(json.dumps({**world, "frames": animals[:-1]}))
+    sight.go("/r/green-newt")
+    sight.tab.wait_for_selector("#world canvas")
+    assert "update 4 · 1 prey · 1 predator" in sight.tab.inner_text("#world")
+    prey = "() => [...document.querySelector('#world canvas').getContext('2d').getImageData(%d, 144, 1, 1).data]"
+    sight.tab.keyboard.press("p")  # pause: the last picture, whose prey is at 8 of 10
+    assert sight.tab.evaluate(prey % 576)[:3] == [250, 240, 205]
+    (folder / "world.json").write_text(json.dumps({**world, "turn": 5, "prey": [[2, 2, 1, 1, 0]]}))
+    sight.tab.wait_for_selector("#world:has-text('update 5')")
+    assert sight.tab.evaluate(prey % 144)[:3] == [250, 240, 205] != sight.tab.evaluate(prey % 576)[:3]
+    sight.keep("world")
+    page = tmp_path / "report.html"
+    report.write(reader.open(folder, cached=False), page)
+    sight.tab.goto(page.as_uri())
+    sight.tab.wait_for_selector("body[data-ready=yes]")
+    assert "update 5" in sight.tab.inner_text("#world")
+    assert sight.tab.evaluate(prey % 144)[:3] == [250, 240, 205]
+
+
 def test_charts_can_be_kept(sight: Sight) -> None:
     sight.go("/r/calm-heron")
     for kind, begins in (("CSV", b"time,step,epoch,train_loss"), ("PNG", b"\x89PNG")):

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import pytest
 
 from .folders import make_run, stamp
-from .serving import Page
+from .serving import Page, until
 
 EVIL = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>'
 
@@ -236,6 +236,23 @@ def test_runs_side_by_side(page: Page) -> None:
     assert found["differs"] == [{"group": "identity", "key": "seed", "values": [None, "3"]}]
     assert found["faults"] == ["F004 device_lost", "F005 hang"] and found["same_seed"] is False
     assert len(found["series"][HERON]["m:valid_bacc"]["y"]) == 19
+
+
+def test_a_world_and_pictures_of_a_run(page: Page, runs: Path) -> None:
+    folder = runs / "eeg-20261115-0912-brisk-wren"
+    (folder / "hunt.gif").write_bytes(b"GIF89a, more or less")
+    (folder / "evil.gif").write_text(EVIL)
+    (folder / "world.json").write_text(json.dumps({"size": 4.0, "turn": 3, "prey": [[1, 1, 1, 0, 1], EVIL]}))
+    page.ask("/r/brisk-wren")
+    until(lambda: page.json("/api/run/brisk-wren/world")["world"] is not None)
+    assert page.json("/api/run/brisk-wren/world")["world"]["frames"][0]["prey"] == [[1.0, 1.0, 1.0, 0.0, 1.0]]
+    status, headers, data = page.ask("/api/run/brisk-wren/picture?path=hunt.gif")
+    assert (status, headers["content-type"], headers["x-content-type-options"]) == (200, "image/gif", "nosniff")
+    assert data.startswith(b"GIF89a") and headers["content-security-policy"] == "default-src 'none'; sandbox"
+    for path in ("evil.gif", "run.json", "../secret.gif", "hunt.gif%00"):
+        assert page.ask(f"/api/run/brisk-wren/picture?path={path}")[0] == 404
+    assert page.ask("/api/run/nobody/picture?path=hunt.gif")[0] == 404
+    assert page.ask("/api/run/brisk-wren/picture?path=hunt.gif", Authorization="")[0] == 401
 
 
 def test_prometheus_can_read_it(page: Page) -> None:

@@ -2,8 +2,8 @@
 
     /                          every run                       /r/calm-heron      one run
     /compare?runs=a,b          several in one picture          /static/…          scripts and styles
-    /api/runs · /api/run/ID · /api/run/ID/series|log|events|file|metrics.csv · /api/compare · /api/live · /metrics
-    /grafana.json              a dashboard for /metrics
+    /api/runs · /api/run/ID · /api/run/ID/series|log|events|file|world|picture|metrics.csv · /api/compare · /api/live
+    /metrics                   for Prometheus                  /grafana.json      a dashboard for it
 
 Everything is read-only. What a run folder holds leaves here as JSON or as a download, never as a page.
 """
@@ -27,7 +27,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from holdfast.monitor import compare, export, payload, prometheus
+from holdfast.monitor import compare, export, payload, prometheus, scenes
 from holdfast.monitor.logs import clean
 from holdfast.monitor.places import open_inside
 from holdfast.monitor.web import first
@@ -69,6 +69,8 @@ def build(hub: Hub) -> Starlette:
         Route("/api/run/{ident}/events", web.events),
         Route("/api/run/{ident}/text", web.text),
         Route("/api/run/{ident}/file", web.file),
+        Route("/api/run/{ident}/world", web.world),
+        Route("/api/run/{ident}/picture", web.picture),
         Route("/api/run/{ident}/metrics.csv", web.csv),
         Route("/api/compare", web.compare),
         Route("/api/live", web.live),
@@ -183,6 +185,20 @@ class _Web:
                     yield part
 
         return StreamingResponse(chunks(), headers=_to_keep(path.rpartition("/")[2], size))
+
+    def world(self, request: Request) -> Response:
+        return self._about(request, lambda each: {"world": scenes.world(each.run.world)})
+
+    def picture(self, request: Request) -> Response:
+        """A film or an image, to be seen: it is one by its first bytes, and the browser is told not to guess."""
+        try:
+            with self.hub.run(request.path_params["ident"]) as each:
+                folder = each.run.path
+            kind, data = scenes.read_picture(folder, request.query_params.get("path", ""))
+        except (KeyError, OSError):
+            return _json({"error": "no such picture"}, 404)
+        policy = "default-src 'none'; sandbox"
+        return Response(data, 200, {"cache-control": "no-cache", "content-security-policy": policy}, kind)
 
     def csv(self, request: Request) -> Response:
         try:

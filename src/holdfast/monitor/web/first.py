@@ -23,7 +23,7 @@ from holdfast.human import count, duration, metric, percent
 from holdfast.monitor.report import digest, inside_html
 
 STATIC = Path(__file__).parent / "static"
-SCRIPTS = ("base", "chart", "timeline", "source", "panels", "run", "runs", "compare", "main")
+SCRIPTS = ("base", "chart", "timeline", "source", "panels", "world", "run", "runs", "compare", "main")
 _STATES = {
     "STARTING": ("◌", "calm"), "RUNNING": ("●", "good"), "RECOVERING": ("↺", "warn"), "MOVED": ("⇢", "warn"),
     "PAUSED": ("‖", "warn"), "STOPPED": ("■", "calm"), "FINISHED": ("✓", "good"), "FAILED": ("✗", "bad"),

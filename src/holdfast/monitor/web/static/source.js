@@ -25,6 +25,8 @@ hf.LiveSource = class {
   log(lines) { return hf.get(`${this.base}/log`, { lines }); }
   text(path) { return hf.get(`${this.base}/text`, { path }); }
   file(path) { return `${this.base}/file?path=${encodeURIComponent(path)}`; }
+  async world() { return (await hf.get(`${this.base}/world`)).world; }
+  picture(each) { return `${this.base}/picture?path=${encodeURIComponent(each.path)}&at=${each.time}`; }
   csv(names) { return `${this.base}/metrics.csv?${new URLSearchParams(names.map((name) => ["name", name]))}`; }
 };
 
@@ -48,6 +50,8 @@ hf.ReportSource = class {
     if (text === undefined) throw new Error("this file is not part of the report; it is in the run folder");
     return { path, text, cut: false };
   }
+  async world() { return this.data.world; }
+  picture(each) { return this.data.pictures[each.path] || null; }
   file() { return null; }
   csv() { return null; }
 };
