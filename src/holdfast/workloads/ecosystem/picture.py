@@ -37,6 +37,7 @@ FACTS = ["catch_rate", "attempts", "hits", "survival", "births", "starved"]
 """Metrics that belong beside the picture: never the return alone."""
 SOIL, GRASS = (58, 46, 36), (86, 148, 62)
 PREY_COLOUR, PREDATOR_COLOUR, INK = (250, 240, 205), (224, 62, 48), (24, 20, 16)
+LETTERS = (235, 230, 220)
 
 
 def scene_of(world: Any, number: int = SHOWN) -> dict[str, Any]:
@@ -136,7 +137,18 @@ def draw(scene: dict[str, Any], *, pixels: int = 480, caption: str = "") -> Any:
         _arrow(pen, x * unit, y * unit, dx, dy, max(4.5, 0.42 * unit), colour)
     if caption:
         pen.rectangle((0, pixels, pixels, pixels + strip), fill=INK)
-        pen.text((6, pixels + 5), caption, fill=(235, 230, 220))
+        pen.text((6, pixels + 5), caption, fill=LETTERS)
+    return image
+
+
+def palette() -> Any:
+    """The colours there are, for a film of few: grass, both species from starving to fed, ink and letters."""
+    from PIL import Image
+
+    shades = [_mix(SOIL, colour, part / 12) for colour in (GRASS, PREY_COLOUR, PREDATOR_COLOUR) for part in range(13)]
+    flat = [value for colour in (INK, LETTERS, *shades) for value in colour]
+    image = Image.new("P", (1, 1))
+    image.putpalette(flat + flat[:3] * (256 - len(flat) // 3))
     return image
 
 
