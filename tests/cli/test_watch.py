@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -50,6 +51,26 @@ def test_json(here: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("columns", "rows", "words"), [(100, 30, ()), (80, 24, ("--ascii", "--color", "never"))])
+def test_the_first_picture_is_what_the_live_view_shows(
+    here: Path, columns: int, rows: int, words: tuple[str, ...]
+) -> None:
+    pytest.importorskip("textual", reason="the extra `monitor` is not installed")
+    terminal = Terminal("watch", *words, cwd=here, columns=columns, rows=rows, HOME=str(here))
+    try:
+        terminal.type("q")  # before it listens: it is heard when it does
+        assert terminal.wait() == 0
+    finally:
+        terminal.end()
+    taken = terminal.raw.split("\x1b[?1049h")[1].removeprefix("\x1b[?25l\x1b[2J\x1b[H")
+    text = re.sub(r"\x1b\[\d+m", "", taken.partition("\x1b")[0] if words else taken)
+    first = re.split(r"\r+\n", text)[:rows]
+    assert len(first) == rows and all(len(line) <= columns for line in first[:-1])
+    assert "calm-heron" in first[0] and "q quit" in first[-1] and "read only" in first[-1]
+    if words:
+        assert all(line.isascii() for line in first)
+
+
 def test_in_a_terminal(here: Path) -> None:
     pytest.importorskip("textual", reason="the extra `monitor` is not installed")
     terminal = Terminal("watch", cwd=here, columns=100, rows=30, HOME=str(here))
@@ -74,6 +95,9 @@ def test_without_textual_it_says_what_to_install_and_what_works(here: Path) -> N
         assert "error: the live monitor needs textual" in terminal.text
         assert "hint: pip install 'holdfast[monitor]'" in terminal.text
         assert "hint: or look once with `holdfast watch -1`" in terminal.text
+        # the first picture does not wait for textual, and the terminal is given back before anything is said
+        at = [terminal.raw.index(part) for part in ("\x1b[?1049h", "calm-heron", "\x1b[?1049l", "error:")]
+        assert at == sorted(at) and "\x1b[?25h" in terminal.raw
     finally:
         terminal.end()
     assert holdfast("watch", "-1", cwd=here, PYTHONPATH=path).code == 0

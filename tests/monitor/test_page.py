@@ -71,7 +71,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("seen") / "runs"
     best = {"name": "valid_bacc", "value": 0.86, "step": 1900, "epoch": 18}
     kept = {"watchdog": {"floor": 90.0}, "run": {"seed": 7}, "sources": {"watchdog.floor": "./holdfast.toml:7"}}
-    heron = make_run(root, "FINISHED", best=best, settings=kept).path
+    plan = {"seconds": 3000.0, "low": 2700.0, "high": 3300.0, "option": "cuda:0 fp32"}
+    heron = make_run(root, "FINISHED", best=best, settings=kept, plan=plan).path
     (heron / "faults" / "01" / "README.txt").write_text("cuda:0 stopped answering.\n\nkernel  said nothing\n")
     make_run(root, "STOPPED", name="brisk-wren", seed=3)
     evil = make_run(root, "FAILED", name="evil", workload=EVIL, device=EVIL, settings={"a": {EVIL: EVIL}}).path
@@ -129,6 +130,8 @@ def test_the_page_of_a_run_has_its_seven_parts(sight: Sight) -> None:
     assert "token" not in sight.tab.url
     assert sight.tab.inner_text("h1").startswith("Finished 1 943 steps in 1h 01m on cpu; best valid_bacc 0.8600")
     assert sight.tab.get_attribute("[role=progressbar]", "aria-valuenow") == "100"
+    assert "50m 00s ±5m\nthe plan said, for cuda:0 fp32" in sight.tab.inner_text(".facts")
+    assert "The plan said 50m 00s ±5m for cuda:0 fp32; it took 1h 01m." in sight.tab.inner_text(".verdict")
     assert sight.tab.locator(".timeline .worker").count() == 3
     assert sight.tab.locator(".timeline .device").all_text_contents() == ["cuda:0", "cpu"]
     assert sight.tab.locator(".chart .name").all_inner_texts() == ["train_loss", "valid_bacc", "rate steps/s"]
@@ -140,6 +143,16 @@ def test_the_page_of_a_run_has_its_seven_parts(sight: Sight) -> None:
     assert "run.seed\t7\tdefault" in sight.tab.inner_text("#settings")
     assert "journal.jsonl" in sight.tab.inner_text("#files")
     sight.keep("run-light", full=True)
+
+
+@pytest.mark.parametrize("path", ["/r/calm-heron", "/r/evil", "/", "/compare?runs=calm-heron,evil"])
+def test_what_is_painted_before_the_scripts_come(sight: Sight, path: str) -> None:
+    sight.tab.route("**/all.js*", lambda route: route.fulfill(body="", content_type="text/javascript"))
+    sight.tab.goto(sight.server.base + path)
+    assert "calm-heron" in sight.tab.inner_text("main") or EVIL in sight.tab.inner_text("main")
+    assert sight.tab.evaluate("() => window.pwned") is None and sight.tab.locator("main img").count() == 0
+    assert sight.tab.evaluate("() => getComputedStyle(document.body).margin") == "0px"  # the style is in it
+    sight.keep(f"first{path.partition('?')[0].replace('/', '-')}")
 
 
 def test_a_click_on_a_fault_opens_its_folder(sight: Sight) -> None:
@@ -270,6 +283,29 @@ def test_a_report_opens_from_a_file(sight: Sight, runs: Path, tmp_path: Path, na
         assert sight.asked == [page.as_uri()]
     finally:
         sight.tab.context.set_offline(False)
+
+
+def test_a_world_is_drawn_and_moves(sight: Sight, runs: Path, tmp_path: Path) -> None:
+    folder = make_run(runs, "STOPPED", name="green-newt").path
+    animals = [{"time": at, "prey": [[at, 2, 1, 1, 0]], "predators": [[9 - at, 8, 1, 0, 1]]} for at in range(9)]
+    world = {"turn": 4, "size": 10, **animals[-1], "grass": [[0.5] * 10] * 10, "facts": ["train_loss"]}
+    (folder / "world.json").write_text(json.dumps({**world, "frames": animals[:-1]}))
+    sight.go("/r/green-newt")
+    sight.tab.wait_for_selector("#world canvas")
+    assert "update 4 · 1 prey · 1 predator" in sight.tab.inner_text("#world")
+    prey = "() => [...document.querySelector('#world canvas').getContext('2d').getImageData(%d, 144, 1, 1).data]"
+    sight.tab.keyboard.press("p")  # pause: the last picture, whose prey is at 8 of 10
+    assert sight.tab.evaluate(prey % 576)[:3] == [250, 240, 205]
+    (folder / "world.json").write_text(json.dumps({**world, "turn": 5, "prey": [[2, 2, 1, 1, 0]]}))
+    sight.tab.wait_for_selector("#world:has-text('update 5')")
+    assert sight.tab.evaluate(prey % 144)[:3] == [250, 240, 205] != sight.tab.evaluate(prey % 576)[:3]
+    sight.keep("world")
+    page = tmp_path / "report.html"
+    report.write(reader.open(folder, cached=False), page)
+    sight.tab.goto(page.as_uri())
+    sight.tab.wait_for_selector("body[data-ready=yes]")
+    assert "update 5" in sight.tab.inner_text("#world")
+    assert sight.tab.evaluate(prey % 144)[:3] == [250, 240, 205]
 
 
 def test_charts_can_be_kept(sight: Sight) -> None:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import UserError
-from holdfast.monitor import index, reader
+from holdfast.monitor import index, reader, telling
 from holdfast.monitor.downsample import BLOCK, Peaks, downsample
 from holdfast.runfolder import RunFolder, write_json
 
@@ -132,6 +132,21 @@ def test_only_what_came_since_is_read(tmp_path: Path) -> None:
     logged(path, at(3, loss=0.25))
     assert run.refresh()
     assert list(run.metrics["loss"]) == [(1, 1.0), (2, 0.5), (3, 0.25)]
+
+
+def test_what_was_logged_last_is_known_before_the_rest_is_read(tmp_path: Path) -> None:
+    path = make_run(tmp_path, "STOPPED").path
+    with open(path / "metrics.jsonl", "a") as file:
+        for step in range(2000, 32_000):
+            file.write(json.dumps({"time": stamp(step), "step": step, "epoch": 20, "train_loss": 1 / step}) + "\n")
+        file.write('{"time": "half a li')
+    run = reader.open(path, cached=False, budget_s=0.0)
+    assert run.behind > 1 << 20 and len(run.metrics["train_loss"]) < 30_000
+    assert run.metrics.last() == {"train_loss": 1 / 31_999, "valid_bacc": run.metrics["valid_bacc"].last}
+    assert "still being read" not in telling.sentence(run)  # the journal is small, and read
+    while run.refresh(0.0):
+        pass
+    assert run.metrics.last()["train_loss"] == run.metrics["train_loss"].last == 1 / 31_999
 
 
 def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:

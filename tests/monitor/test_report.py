@@ -161,6 +161,19 @@ def test_without_pillow_it_says_what_to_install(
     assert code == 2 and "pip install 'holdfast[monitor]'" in err
 
 
+def test_it_says_what_the_plan_had_said(tmp_path: Path) -> None:
+    plan = {"seconds": 3000.0, "low": 2700.0, "high": 3300.0, "option": "cuda:0 fp32"}
+    run = reader.open(make_run(tmp_path / "runs", "FINISHED", plan=plan).path)
+    data = json.loads(Elements(report.html(run)).data)
+    assert data["head"]["plan"]["words"] == "the plan said 50m 00s ±5m for cuda:0 fp32"
+    assert data["head"]["verdict"].endswith("The plan said 50m 00s ±5m for cuda:0 fp32; it took 1h 01m.")
+    assert "The plan said 50m 00s" in report.html(run).partition("<noscript>")[2].partition("</noscript>")[0]
+    folder = make_run(tmp_path / "other", "RUNNING", plan=plan)
+    folder.lock()
+    assert telling.verdict(reader.open(folder.path)) == ""  # nobody knows yet what it will have taken
+    folder.close()
+
+
 def lines_of(text: str) -> Iterator[tuple[str, str]]:
     for line in text.splitlines():
         if not line.startswith("#"):
@@ -185,3 +198,36 @@ def test_prometheus_units_are_in_the_names(tmp_path: Path) -> None:
     kinds = re.findall(r"# TYPE (\w+) (\w+)", text)
     assert all((kind == "counter") == name.endswith("_total") for name, kind in kinds)
     assert len({name for name, _ in kinds}) == len(kinds) and BEGAN
+
+
+def test_the_dashboard_names_only_what_there_is(tmp_path: Path) -> None:
+    """Every metric it asks for is exposed, every metric has a panel, and every label it uses is there."""
+    from holdfast.monitor import prometheus
+
+    folder = make_run(
+        tmp_path, "RUNNING", best={"name": "valid_bacc", "value": 0.86, "step": 1900}, accounts={"seconds_lost": 28.0}
+    )
+    beat = json.loads((folder.path / "beat.json").read_text())
+    (folder.path / "beat.json").write_text(json.dumps({**beat, "loss": 0.5}))
+    folder.lock()
+    text = prometheus.exposition([reader.open(folder.path)])
+    folder.close()
+    labels: dict[str, set[str]] = {}
+    for name, known in re.findall(r"^(\w+)\{(.*)\} ", text, re.M):
+        labels.setdefault(name, set()).update(re.findall(r'(\w+)="', known))
+    assert set(labels) == set(prometheus.FAMILIES)
+    board = json.loads(prometheus.DASHBOARD.read_text(encoding="utf-8"))
+    charts = [panel for panel in board["panels"] if panel["type"] != "row"]
+    asked = [(target["expr"], target["legendFormat"]) for panel in charts for target in panel["targets"]]
+    asked += [(note["expr"], note["titleFormat"] + note["textFormat"]) for note in board["annotations"]["list"]]
+    asked += [(variable["definition"], "") for variable in board["templating"]["list"] if "definition" in variable]
+    named = {name for expr, _ in asked for name in re.findall(r"holdfast_\w+", expr)}
+    assert named == set(prometheus.FAMILIES)
+    for expr, legend in asked:
+        there = set.intersection(*(labels[name] for name in re.findall(r"holdfast_\w+", expr)))
+        used = set(re.findall(r"\{\{(\w+)\}\}", legend)) | set(re.findall(r"(\w+)=~", expr))
+        used |= {word for group in re.findall(r"by \(([^)]*)\)", expr) for word in group.split(", ")}
+        assert used <= there, (expr, legend)
+        assert expr.count("(") == expr.count(")") and expr.count("{") == expr.count("}")
+    places = [(panel["gridPos"]["x"] + panel["gridPos"]["w"]) for panel in board["panels"]]
+    assert max(places) <= 24 and len({panel["id"] for panel in board["panels"]}) == len(board["panels"])

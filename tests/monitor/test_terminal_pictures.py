@@ -191,3 +191,32 @@ def test_the_keys_of_the_help_are_those_of_the_table() -> None:
         "read only",
     )
     assert pages.footer(40)[0].endswith("q quit") and len(pages.footer(40)[0]) <= 29
+
+
+PLAN = {"seconds": 11400.0, "low": 10200.0, "high": 12600.0, "option": "cuda:0 fp32"}
+
+
+@pytest.mark.parametrize("width", [80, 100, 150])
+def test_what_the_plan_said_stands_beside_what_is(tmp_path: Path, width: int) -> None:
+    made = look(reader.open(make_run(tmp_path, plan=PLAN).path, cached=False), TRUST)
+    for lines in (small.picture(made, width), large.picture(made, max(90, width), 30, footer=FOOTER)):
+        assert sum("the plan said 3h 10m ±20m for cuda:0 fp32" in line for line in lines) == 1
+        assert all(len(line) <= max(90, width) for line in lines)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        3, [1], {}, {"seconds": "long"}, {"seconds": -1.0}, {"seconds": float("nan"), "low": {}, "option": 3},
+        {"option": "\x1b[2Jcpu"}, {"seconds": 1e400}, {"seconds": True},
+    ],
+)  # fmt: skip
+def test_a_plan_that_is_none_is_not_shown(tmp_path: Path, plan: object) -> None:
+    made = look(reader.open(make_run(tmp_path, plan=plan).path, cached=False), TRUST)
+    assert made.plan == ""
+
+
+def test_a_plan_moves_no_cursor(tmp_path: Path) -> None:
+    plan = {"seconds": 60.0, "low": 60.0, "high": 60.0, "option": "\x1b[2J" + "x" * 500}
+    made = look(reader.open(make_run(tmp_path, plan=plan).path, cached=False), TRUST)
+    assert made.plan.startswith("the plan said 1m 00s for ") and "\x1b" not in made.plan and len(made.plan) < 120

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
 from .folders import make_run, stamp
-from .serving import Page
+from .serving import Page, until
 
 EVIL = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>'
 
@@ -91,11 +94,46 @@ def test_a_browser_may_run_our_own_files_alone(page: Page) -> None:
         assert "unsafe" not in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff" and headers["x-frame-options"] == "DENY"
         assert headers["referrer-policy"] == "no-referrer"
-    shell = page.ask("/")[2].decode()
-    assert "http://" not in shell and "https://" not in shell and "<script>" not in shell
-    for name in ("base.js", "chart.js", "run.js", "main.js", "style.css"):
+    policy, shell = (found := page.ask("/"))[1]["content-security-policy"], found[2].decode()
+    inline = re.findall(r"<style>(.*?)</style>", shell, re.S)
+    assert [f"'sha256-{b64encode(sha256(each.encode()).digest()).decode()}'" for each in inline] == re.findall(
+        r"'sha256-[^']+'", policy
+    )
+    assert "http://" not in shell and "https://" not in shell and "<script>" not in shell and 'style="' not in shell
+    for name in ("all.js", "base.js", "chart.js", "run.js", "main.js", "style.css"):
         text = page.ask(f"/static/{name}")[2].decode()
         assert "https://" not in text and "innerHTML" not in text and "eval(" not in text
+
+
+def test_the_first_bytes_carry_the_numbers(page: Page) -> None:
+    """What is painted needs no second answer: no script, no style, no data."""
+    text = page.ask("/r/calm-heron")[2].decode()
+    before = text[: text.index('id="first-data"')]
+    assert "Finished 1 943 steps in 1h 01m on cpu; best valid_bacc 0.8600" in before
+    for value, name in (("100 %", "done"), ("1 943", "step"), ("0.3634", "train_loss"), ("0.8355", "valid_bacc")):
+        assert f"<b>{value}</b><span>{name}</span>" in before
+    assert text.count("<script") == 2 and '<script defer src="/static/all.js?v=' in text
+    rows = page.ask("/")[2].decode()
+    assert re.findall(r'class="name" href="/r/([^"]+)"', rows)[:1] and "FINISHED" in rows and "STOPPED" in rows
+    some = page.ask("/compare?runs=calm-heron,brisk-wren")[2].decode()
+    assert some.count('class="name"') == 2 and HOSTILE not in some
+
+
+def test_the_first_bytes_take_no_markup_from_a_run(page: Page) -> None:
+    for path in (f"/r/{HOSTILE}", "/", f"/compare?runs={HOSTILE}", "/r/" + quote("<img src=x onerror=alert(1)>")):
+        status, headers, data = page.ask(path)
+        assert status == 200 and headers["cache-control"] == "no-store"
+        assert b"<img" not in data and b"onerror" in data and b"<script>" not in data, path
+    given = json.loads(re.findall(r'id="first-data">(.*?)</script>', page.ask(f"/r/{HOSTILE}")[2].decode())[0])
+    assert given["head"]["workload"] == EVIL  # the scripts get it whole, as data
+
+
+def test_scripts_are_one_file_that_a_browser_may_keep(page: Page) -> None:
+    address = re.findall(r'src="(/static/all[^"]+)"', page.ask("/")[2].decode())[0]
+    status, headers, data = page.ask(address, Authorization="")
+    assert (status, headers["cache-control"]) == (200, "max-age=31536000, immutable")
+    assert headers["content-type"].startswith("text/javascript") and b"hf.RunPage" in data
+    assert page.ask("/static/all.js?v=old")[1]["cache-control"] == "no-cache"
 
 
 @pytest.mark.parametrize(
@@ -200,6 +238,23 @@ def test_runs_side_by_side(page: Page) -> None:
     assert len(found["series"][HERON]["m:valid_bacc"]["y"]) == 19
 
 
+def test_a_world_and_pictures_of_a_run(page: Page, runs: Path) -> None:
+    folder = runs / "eeg-20261115-0912-brisk-wren"
+    (folder / "hunt.gif").write_bytes(b"GIF89a, more or less")
+    (folder / "evil.gif").write_text(EVIL)
+    (folder / "world.json").write_text(json.dumps({"size": 4.0, "turn": 3, "prey": [[1, 1, 1, 0, 1], EVIL]}))
+    page.ask("/r/brisk-wren")
+    until(lambda: page.json("/api/run/brisk-wren/world")["world"] is not None)
+    assert page.json("/api/run/brisk-wren/world")["world"]["frames"][0]["prey"] == [[1.0, 1.0, 1.0, 0.0, 1.0]]
+    status, headers, data = page.ask("/api/run/brisk-wren/picture?path=hunt.gif")
+    assert (status, headers["content-type"], headers["x-content-type-options"]) == (200, "image/gif", "nosniff")
+    assert data.startswith(b"GIF89a") and headers["content-security-policy"] == "default-src 'none'; sandbox"
+    for path in ("evil.gif", "run.json", "../secret.gif", "hunt.gif%00"):
+        assert page.ask(f"/api/run/brisk-wren/picture?path={path}")[0] == 404
+    assert page.ask("/api/run/nobody/picture?path=hunt.gif")[0] == 404
+    assert page.ask("/api/run/brisk-wren/picture?path=hunt.gif", Authorization="")[0] == 401
+
+
 def test_prometheus_can_read_it(page: Page) -> None:
     page.json("/api/run/calm-heron")
     status, headers, data = page.ask("/metrics")
@@ -209,6 +264,12 @@ def test_prometheus_can_read_it(page: Page) -> None:
     assert 'holdfast_faults_total{run="calm-heron",workload="eeg",code="F005",device="cuda:0"} 1\n' in text
     assert 'holdfast_device_power_watts{run="calm-heron",workload="eeg",device="cpu"} 142\n' in text
     assert 'holdfast_run_state{run="calm-heron",workload="eeg",state="FINISHED"} 1\n' in text
+
+
+def test_the_dashboard_can_be_fetched(page: Page) -> None:
+    status, headers, data = page.ask("/grafana.json")
+    assert (status, json.loads(data)["uid"]) == (200, "holdfast") and "attachment" in headers["content-disposition"]
+    assert page.ask("/grafana.json", Authorization="")[0] == 401
 
 
 def test_news_of_a_run_that_changes(page: Page, runs: Path) -> None:

@@ -12,6 +12,8 @@ from holdfast import machine
 from holdfast.cli.output import count, counted, duration, metric, percent, sparkline, table
 from holdfast.cli.reading import Look, number, whole
 from holdfast.monitor.bottleneck import judge
+from holdfast.monitor.logs import clean
+from holdfast.monitor.planned import dollars, planned
 from holdfast.naming import handle, shown
 
 _SIGNS = {"FINISHED": "✓", "FAILED": "✗", "GAVE_UP": "✗", "CRASHED": "✗"}
@@ -107,15 +109,9 @@ def accounts(look: Look, width: int = 100) -> list[str]:
 def cost_words(look: Look) -> str:
     """0.42 kWh (cuda:0 0.38, cpu 0.04), $0.07; the plan said 3h 10m ±20m and $0.06"""
     plan = look.info.get("plan")
-    plan = plan if isinstance(plan, dict) else {}
-    parts = [_energy(look.beat.get("energy_wh"), number(plan.get("usd_per_kwh")))]
-    said = [duration(time) for time in [number(plan.get("time_s"))] if time is not None]
-    low, high = number(plan.get("time_low_s")), number(plan.get("time_high_s"))
-    if said and low is not None and high is not None:
-        said = [f"{said[0]} ±{duration((high - low) / 2).removesuffix(' 00s')}"]
-    money = number(plan.get("cost_usd"))
-    said += [] if money is None else [_dollars(money)]
-    parts += [f"the plan said {' and '.join(said)}"] if said else []
+    price = number(plan.get("usd_per_kwh")) if isinstance(plan, dict) else None
+    said = planned(plan)
+    parts = [_energy(look.beat.get("energy_wh"), price), "" if said is None else clean(said.words)]
     return "; ".join(part for part in parts if part)
 
 
@@ -127,12 +123,8 @@ def _energy(spent: object, price: float | None) -> str:
         return ""
     unit, scale = ("kWh", 1000) if total >= 100 else ("Wh", 1)
     each = ", ".join(f"{name} {wh / scale:.3g}" for name, wh in known.items())
-    money = "" if price is None else f", {_dollars(total / 1000 * price)}"
+    money = "" if price is None else f", {dollars(total / 1000 * price)}"
     return f"{total / scale:.3g} {unit} ({each}){money}"
-
-
-def _dollars(amount: float) -> str:
-    return f"${amount:.2f}" if amount >= 0.005 or not amount else "under $0.01"
 
 
 def bound_words(look: Look, *, of_all: bool = True) -> str:

@@ -164,30 +164,62 @@ def _data(path: Path) -> dict[str, Any]:
 
 
 def _live(args: argparse.Namespace, root: Path, folders: list[Path], at: int, output: Output) -> int:
+    at = max(0, at)
+    run = _opened(folders[at : at + 1], must=len(args.names) == 1)
     try:
-        from holdfast.monitor.terminal.app import Watch
+        with _first(run, args, output):
+            from holdfast.monitor.terminal.app import Watch
+
+            settings = Settings.load()
     except ImportError as error:
         raise UserError(
             "the live monitor needs textual",
             cause=str(error),
             hints=["pip install 'holdfast[monitor]'", "or look once with `holdfast watch -1`"],
         ) from None
-    if len(args.names) == 1:
-        reader.open(folders[0], budget_s=0.2)  # what is not a run is told here, in words, before the screen is taken
     app = Watch(
         folders,
         find=None if args.names else (lambda: [each.path for each in list_runs(root)[-MOST:]]),
-        at=max(0, at),
+        at=at,
         explain=_explain,
         trust=_trust,
         stop=_stop if args.control else None,
         ascii=not output.out.unicode,
-        bell=Settings.load().notify.bell,
+        bell=settings.notify.bell,
         every=max(0.1, args.every),
+        opened=run,
     )
     behave()
     app.run()
     return ExitCode.OK
+
+
+def _opened(paths: Sequence[Path], *, must: bool) -> reader.Run | None:
+    """The run that is shown first. What is not a run is told in words before the screen is taken, if it `must` be."""
+    try:
+        return reader.open(paths[0], budget_s=0.15) if paths else None
+    except HoldfastError:
+        if must:
+            raise
+        return None
+
+
+def _first(run: reader.Run | None, args: argparse.Namespace, output: Output) -> contextlib.AbstractContextManager[None]:
+    """The first picture, while what draws the others is still being imported."""
+    if run is None:
+        return contextlib.nullcontext()
+    from holdfast.monitor.terminal import first, large, pages
+    from holdfast.monitor.terminal.scene import look
+
+    try:
+        width, height = os.get_terminal_size(sys.stdout.fileno())
+    except (OSError, ValueError):
+        return contextlib.nullcontext()
+    if width < 2 or height < 2:
+        return contextlib.nullcontext()
+    footer = pages.footer(width - 8 if large.fits(width, height) else width, not args.control)
+    lines = first.picture(look(run), width, height, footer=footer, ascii=not output.out.unicode)
+    return first.shown(lines, color=output.out.color)
 
 
 def _explain(code: str) -> list[str]:

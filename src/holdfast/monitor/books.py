@@ -32,6 +32,8 @@ _LOGGED = b'"event": "log"'
 WORTH_KEEPING = 256 << 10
 """Bytes that are read faster than an index is."""
 _KINDS = 250
+AHEAD = 64 << 10
+"""Bytes at the end of the metrics that are looked at first, as long as what lies before is not read."""
 QUANTITIES = ("load_pct", "memory_used_bytes", "memory_total_bytes", "temperature_c", "power_w", "power_limit_w")
 """What is known of a device at a moment."""
 
@@ -71,6 +73,17 @@ class Books:
     def behind(self) -> int:
         """Bytes that are there and not read yet."""
         return self.journal.behind + self.metrics.behind + self.sensors.behind
+
+    def ahead(self) -> dict[str, float]:
+        """The newest value of each metric at the end of a file that is still being read; nothing once it is."""
+        if self.metrics.behind <= AHEAD:
+            return {}
+        found = Table()
+        for record in self.metrics.last_lines(AHEAD):
+            known = _parse(record)
+            if isinstance(known, dict):
+                found.add(known)
+        return found.last()
 
     def read(self, budget_s: float | None = None) -> bool:
         """Read what is new, for about so long; True if anything was. `behind` says what is left."""

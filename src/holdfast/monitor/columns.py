@@ -15,7 +15,7 @@ import math
 import operator
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import Any, overload
@@ -299,6 +299,27 @@ class Table:
             if newest is not None:
                 found[name] = newest.column(name)[-1]
         return found
+
+
+class Metrics(Mapping[str, Series]):
+    """Every metric by name, in the order in which they were first logged."""
+
+    def __init__(self, table: Table, ahead: Callable[[], dict[str, float]] = dict) -> None:
+        self._table = table
+        self._ahead = ahead
+
+    def __getitem__(self, name: str) -> Series:
+        return self._table.series(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table.names)
+
+    def __len__(self) -> int:
+        return len(self._table.names)
+
+    def last(self) -> dict[str, float]:
+        """Each metric's last value, without reading any column; also of a file that is still being read."""
+        return {**self._table.last(), **self._ahead()}
 
 
 def _is_number(value: object) -> bool:

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
+from holdfast.monitor import scenes
 from holdfast.monitor.columns import Series
 from holdfast.monitor.places import files_of
 from holdfast.monitor.reader import Run
@@ -72,7 +73,7 @@ def glance(run: Run, ident: str) -> dict[str, Any]:
 
 def head(run: Run, ident: str) -> dict[str, Any]:
     """Everything about a run that moves."""
-    bottleneck = _bottleneck(run)
+    bottleneck, plan = _bottleneck(run), run.planned
     return {
         **glance(run, ident),
         **finite(
@@ -80,6 +81,7 @@ def head(run: Run, ident: str) -> dict[str, Any]:
                 "sentence": sentence(run),
                 "verdict": verdict(run),
                 "now": time.time(),
+                "plan": None if plan is None else {**asdict(plan), "time": plan.time, "words": plan.words},
                 "began": run.began,
                 "last_seen": run.last_seen,
                 "lasted_s": run.lasted_s,
@@ -95,6 +97,7 @@ def head(run: Run, ident: str) -> dict[str, Any]:
                 "points": len(run.books.table) + len(run.books.readings),
                 "events_total": run.books.event_count,
                 "bottleneck": bottleneck,
+                "world": scenes.mark(run.world),
                 "problems": run.problems,
                 "behind": run.behind if run.behind > 1 << 20 else 0,
                 "read": run.books.journal.offset + run.books.metrics.offset,
@@ -115,6 +118,7 @@ def body(run: Run) -> dict[str, Any]:
             "receipt": run.receipt,
             "checkpoints": [asdict(each) for each in run.checkpoints],
             "files": files_of(run.path),
+            "pictures": scenes.pictures(run.path),
             "events": events(run),
             "findings": [finite({**each.data, "time": each.seconds(), "event": each.kind}) for each in found],
         }
@@ -174,10 +178,15 @@ def _fewer(lanes: list[Lane]) -> list[Lane]:
 def charts(run: Run) -> list[dict[str, Any]]:
     """What to draw: metrics that belong together share a chart, losses first, then scores, speed and sensors."""
     groups: dict[str, list[str]] = {}
+    wanted, first = scenes.charts_of(run.world), scenes.facts_of(run.world)
+    together = {name: title for title, names in wanted.items() for name in names}
     for name in run.metrics:
         match = _SPLIT.match(name)
-        groups.setdefault(match[2] if match else name, []).append(name)
-    ordered = sorted(groups, key=lambda base: not any(word in base.lower() for word in _LOSSES))
+        groups.setdefault(together.get(name) or (match[2] if match else name), []).append(name)
+    ranks = {name: at for at, name in enumerate([*list(wanted)[:1], *first])}
+    ordered = sorted(
+        groups, key=lambda base: (ranks.get(base, len(ranks)), not any(word in base.lower() for word in _LOSSES))
+    )
     found: list[dict[str, Any]] = []
     for base in ordered[:MOST_CHARTS]:
         lines = [{"key": f"m:{name}", "label": name, "scale": 1.0} for name in groups[base]]

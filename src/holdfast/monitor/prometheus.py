@@ -4,16 +4,20 @@ exposition(runs)
 holdfast_step{run="calm-heron",workload="eeg"} 3862
 holdfast_faults_total{run="calm-heron",workload="eeg",code="F034",device="cuda:0"} 2
 holdfast_last_beat_seconds{run="calm-heron",workload="eeg"} 0.8
+
+A dashboard of Grafana for them is in grafana.json.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from holdfast.monitor.reader import Run
 from holdfast.monitor.story import amount
 
+DASHBOARD = Path(__file__).parent / "grafana.json"
 STATES = (
     "STARTING",
     "RUNNING",
@@ -26,7 +30,7 @@ STATES = (
     "CRASHED",
     "GAVE_UP",
 )
-_FAMILIES = {
+FAMILIES = {
     "holdfast_run_state": ("gauge", "1 for the state the run is in"),
     "holdfast_step": ("gauge", "Steps committed"),
     "holdfast_steps_planned": ("gauge", "Steps the run will have"),
@@ -59,7 +63,7 @@ Sample = tuple[str, dict[str, str], float]
 
 def exposition(runs: Iterable[Run]) -> str:
     """All samples, each family together under its help, as the format wants it."""
-    found: dict[str, list[str]] = {name: [] for name in _FAMILIES}
+    found: dict[str, list[str]] = {name: [] for name in FAMILIES}
     for run in runs:
         labels = {"run": run.name, "workload": run.workload or ""}
         for name, more, value in samples(run):
@@ -67,7 +71,7 @@ def exposition(runs: Iterable[Run]) -> str:
     lines = []
     for name, rows in found.items():
         if rows:
-            kind, about = _FAMILIES[name]
+            kind, about = FAMILIES[name]
             lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}", *rows]
     return "\n".join(lines) + "\n"
 

@@ -21,7 +21,7 @@ import functools
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,10 @@ from typing import Any
 from holdfast.errors import UserError
 from holdfast.events import Event
 from holdfast.monitor.books import Books
-from holdfast.monitor.columns import Series, Table
+from holdfast.monitor.columns import Metrics
 from holdfast.monitor.facts import Checkpoint, Progress, Setting, settings_of
 from holdfast.monitor.jsonfile import JsonFile, names_in, read_json
+from holdfast.monitor.planned import Planned, planned
 from holdfast.monitor.story import Fault, Lane, Story, amount, seconds, text, whole
 from holdfast.runfolder import FORMAT, LIVE_STATES, RunFolder, name_of
 
@@ -40,26 +41,6 @@ STALE = 10.0
 ELSEWHERE = 90.0
 """Seconds without a beat after which a run on another machine is called crashed: syncing takes its time."""
 _MOST_LOG = 1 << 20
-
-
-class Metrics(Mapping[str, Series]):
-    """Every metric by name, in the order in which they were first logged."""
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-
-    def __getitem__(self, name: str) -> Series:
-        return self._table.series(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._table.names)
-
-    def __len__(self) -> int:
-        return len(self._table.names)
-
-    def last(self) -> dict[str, float]:
-        """Each metric's last value, without reading any column."""
-        return self._table.last()
 
 
 def open(folder: Path | str, *, cached: bool = True, budget_s: float | None = None) -> Run:
@@ -90,6 +71,7 @@ class Run:
         self.books = Books(path, cached=cached)
         self.looked_at = 0.0
         self._files = {name: JsonFile(path / name) for name in ("run.json", "beat.json", "receipt.json")}
+        self._world = JsonFile(path / "world.json")
         self._beat_seen: tuple[object, float] = (None, 0.0)
         self._in_use = False
 
@@ -101,7 +83,7 @@ class Run:
         self.info = self._files["run.json"].data
         self.beat = self._files["beat.json"].data
         before, self._in_use = self._in_use, self.folder.in_use()
-        changed += [books and self.books.read(budget_s), before != self._in_use]
+        changed += [books and self.books.read(budget_s), books and self._world.read(), before != self._in_use]
         if self.beat.get("time") != self._beat_seen[0]:
             first = self._beat_seen[0] is None
             self._beat_seen = (self.beat.get("time"), 0.0 if first else time.monotonic())
@@ -248,6 +230,11 @@ class Run:
         return max(0.0, self.story.sat_s + end - began)
 
     @property
+    def planned(self) -> Planned | None:
+        """What the plan said of it, if it was started by one."""
+        return planned(self.info.get("plan"))
+
+    @property
     def exit_code(self) -> int | None:
         return None if self.live else whole(self.info.get("exit_code"))
 
@@ -294,7 +281,7 @@ class Run:
 
     @property
     def metrics(self) -> Metrics:
-        return Metrics(self.books.table)
+        return Metrics(self.books.table, self.books.ahead)
 
     @property
     def readings(self) -> Metrics:
@@ -361,6 +348,11 @@ class Run:
                 digest = read_json(self.path / "checkpoints" / name / "digest.json")
                 found.append(Checkpoint(int(name), name, whole(digest.get("bytes")) or 0))
         return sorted(found, key=lambda each: each.step, reverse=True)
+
+    @property
+    def world(self) -> dict[str, Any]:
+        """What a simulation shows of itself, as it wrote it; see scenes.py."""
+        return self._world.data
 
     @property
     def weights(self) -> dict[str, Path]:

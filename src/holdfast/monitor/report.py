@@ -17,19 +17,20 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from holdfast.monitor import payload
+from holdfast.monitor import payload, scenes
 from holdfast.monitor.logs import clean
 from holdfast.monitor.places import open_inside
 from holdfast.monitor.reader import Run
 
 STATIC = Path(__file__).parent / "web" / "static"
-SCRIPTS = ("base.js", "chart.js", "timeline.js", "source.js", "panels.js", "run.js", "main.js")
+SCRIPTS = ("base.js", "chart.js", "timeline.js", "source.js", "panels.js", "world.js", "run.js", "main.js")
 POINTS = 2000
 """Points a curve: as many as two screens are wide."""
 LOG_LINES = 1000
 MOST_FAULTS = 30
 MOST_TEXT = 32 << 10
 MOST_TEXTS = 3 << 20
+MOST_PICTURES = 12 << 20
 _READABLE = (".txt", ".json", ".log")
 
 
@@ -53,8 +54,8 @@ def html(run: Run) -> str:
     style = (STATIC / "style.css").read_text(encoding="utf-8")
     script = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in SCRIPTS)
     policy = (
-        f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; img-src data: blob:; "
+        "media-src data:; base-uri 'none'; form-action 'none'"
     )
     return f"""<!doctype html>
 <html lang="en">
@@ -71,7 +72,7 @@ def html(run: Run) -> str:
 <header id="top"></header>
 <main id="main" tabindex="-1"></main>
 <noscript><p>{escape(payload.summary(run))}</p><p>The charts of this report need JavaScript.</p></noscript>
-<script type="application/json" id="report-data">{_inside_html(data(run))}</script>
+<script type="application/json" id="report-data">{inside_html(data(run))}</script>
 <script>{script}</script>
 </body>
 </html>
@@ -93,7 +94,25 @@ def data(run: Run) -> dict[str, Any]:
         "series": payload.series(run, keys, POINTS),
         "log": run.log_tail(LOG_LINES),
         "texts": texts,
+        "world": scenes.world(run.world),
+        "pictures": _pictures(run, body["pictures"]),
     }
+
+
+def _pictures(run: Run, named: list[dict[str, Any]]) -> dict[str, str]:
+    """Films and images as part of the file, as many as can still be mailed."""
+    found: dict[str, str] = {}
+    room = MOST_PICTURES
+    for each in named:
+        try:
+            kind, data = scenes.read_picture(run.path, each["path"])
+        except OSError:
+            continue
+        room -= len(data)
+        if room < 0:
+            break
+        found[each["path"]] = f"data:{kind};base64,{b64encode(data).decode()}"
+    return found
 
 
 def _texts(run: Run, paths: list[str]) -> dict[str, str]:
@@ -116,11 +135,12 @@ def _texts(run: Run, paths: list[str]) -> dict[str, str]:
     return found
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """A script or style as a content policy names it."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-def _inside_html(data: dict[str, Any]) -> str:
+def inside_html(data: Any) -> str:
     """JSON that cannot end the element it stands in."""
     text = json.dumps(data, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -11,6 +11,7 @@ from typing import Any
 
 from holdfast.human import count, counted, duration, metric, percent
 from holdfast.monitor.reader import Run
+from holdfast.monitor.tail import LONGEST
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
@@ -114,6 +115,8 @@ def _of(run: Run) -> str:
 def faults_sentence(run: Run) -> str:
     """ "Two faults, both recovered." """
     total = run.faults_total
+    if run.books.journal.behind > LONGEST:
+        return "Its journal is still being read."
     if not total:
         return "No faults."
     known = run.faults
@@ -138,9 +141,9 @@ def error_of(run: Run) -> str:
 
 
 def verdict(run: Run) -> str:
-    """What faults have cost, from the receipt; nothing while there is none."""
+    """What faults have cost, from the receipt, and what the plan had said; nothing while there is neither."""
     parts: list[str] = []
-    receipt = run.receipt or {}
+    receipt, plan = run.receipt or {}, run.planned
     lost, lasted = receipt.get("seconds_lost"), run.lasted_s
     if isinstance(lost, (int, float)) and lost > 0:
         share = f" ({percent(lost / lasted)} of the time)" if lasted and lost <= lasted else ""
@@ -150,6 +153,8 @@ def verdict(run: Run) -> str:
         repeated, gone, skipped, twice = (receipt[key] for key in keys)
         text = f"{counted(repeated, 'step was', 'steps were')} repeated and {count(gone)} lost"
         parts.append(f"{text}; {counted(skipped, 'sample was', 'samples were')} skipped and {count(twice)} seen twice.")
+    if plan is not None and not run.live:
+        parts.append(plan.beside(run.lasted_s))
     return " ".join(parts)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from holdfast.cli.main import main
 from holdfast.errors import UserError
+from holdfast.monitor import scenes
 from holdfast.runfolder import RunFolder
 from holdfast.workloads.ecosystem import picture, render
 from holdfast.workloads.ecosystem.policy import SIZES, Policy
@@ -45,6 +47,8 @@ def test_a_film_and_its_curves(folder: Path, tmp_path: Path, capsys: pytest.Capt
     assert told["frames"] == 5 and told["film"] == str(out) and told["weights"] == "final.safetensors"
     with Image.open(out) as image:
         assert image.size == (120, 142) and getattr(image, "n_frames", 1) == (5 if ending == "gif" else 1)
+        reds = [red for red, green, blue in image.convert("RGB").getdata() if red > green + 60 and red > blue + 60]
+        assert len(reds) > 20, "predators are red, also where a film has few colours"
     with Image.open(told["curves"]) as image:
         assert image.size == (480, 220)  # populations and catches; attempts were never known
 
@@ -88,3 +92,25 @@ def test_the_picture_shows_who_is_there(tmp_path: Path) -> None:
     kept = json.loads((tmp_path / "world.json").read_text())
     assert kept["turn"] == 5 and kept["prey"] == scene["prey"] and (tmp_path / "world.png").stat().st_size > 1000
     picture.live(tmp_path / "gone", world, 5, {})  # a folder that is not there is no reason to stop
+
+
+def test_a_film_is_of_one_turn_and_stays_small(tmp_path: Path) -> None:
+    world, film = World(RULES, 0), picture.Film()
+    for _ in range(5):
+        film.look(world)
+        film.look(world)  # as often as one likes
+        world.step(np.full(world.shape, 0))
+    assert [frame["time"] for frame in film.frames] == [0, 1, 2, 3, 4]
+    undone = World(RULES, 0)
+    undone.step(np.full(undone.shape, 0))
+    film.look(undone)  # the turn was taken back: what came after is filmed again
+    assert [frame["time"] for frame in film.frames] == [0, 1]
+    for _ in range(3 * picture.MOST_FRAMES):
+        film.look(undone)
+        undone.step(np.full(undone.shape, 0))
+    assert picture.MOST_FRAMES / 4 < len(film.frames) <= picture.MOST_FRAMES
+    picture.live(tmp_path, undone, 2, {}, film)
+    found = scenes.world(json.loads((tmp_path / "world.json").read_text()))
+    assert found is not None and len(found["frames"]) == len(film.frames) + 1
+    assert len(found["frames"][0]["prey"]) == 10 and len(found["grass"]) == len(undone.grass[0])
+    assert found["facts"][:2] == ["catch_rate", "attempts"]

@@ -8,7 +8,6 @@ Whatever a run folder holds, or does while it is looked at, is at worst a line o
 
 from __future__ import annotations
 
-import re
 import textwrap
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from holdfast.errors import HoldfastError
 from holdfast.monitor import reader
 from holdfast.monitor.terminal import large, pages, small
 from holdfast.monitor.terminal.curves import plain
+from holdfast.monitor.terminal.first import COLORS, picture
 from holdfast.monitor.terminal.notes import Note
 from holdfast.monitor.terminal.scene import curve_of, look
 
@@ -63,6 +63,7 @@ class Watch(App[None]):
         ascii: bool = False,
         bell: bool = False,
         every: float = EVERY,
+        opened: reader.Run | None = None,
     ) -> None:
         super().__init__()
         self.folders = list(folders)
@@ -78,7 +79,7 @@ class Watch(App[None]):
         self._ascii = ascii
         self._bell = bell
         self._every = every
-        self._open: dict[Path, reader.Run | str] = {}
+        self._open: dict[Path, reader.Run | str] = {} if opened is None else {opened.path: opened}
         """Runs that were opened, or why they cannot be."""
         self._kept: dict[Path, dict[str, Any]] = {}
         self._chosen = False
@@ -208,10 +209,8 @@ class Watch(App[None]):
             return self._framed(
                 f"{title} · graph", pages.graph(each, width, height - 3, ascii=self._ascii), width, height
             )
-        if large.fits(width, height):
-            return large.picture(scene, width, height, footer=self._footer(width - 8), ascii=self._ascii)
-        page = small.picture(scene, width, height - 1)
-        return [*page, *[""] * (height - 1 - len(page)), self._bottom(width)]
+        footer = self._footer(width - 8 if large.fits(width, height) else width)
+        return picture(scene, width, height, footer=footer, ascii=self._ascii)
 
     def _framed(self, title: str, page: Sequence[str], width: int, height: int) -> list[str]:
         lines = [small.cut(title, width), "─" * width, *(small.cut(line, width) for line in page)][: height - 1]
@@ -347,19 +346,9 @@ class Watch(App[None]):
             self.message = self._stop(str(run.path))
 
 
-_COLORS = re.compile(
-    r"(?P<green>FINISHED|RUNNING|live ●|✓[^│]*)"
-    r"|(?P<red>FAILED|CRASHED|GAVE_UP|✗[^│]*)"
-    r"|(?P<yellow>RECOVERING|MOVED|PAUSED|STOPPED|▼|(?<=[ │])! [^│]*)"
-    r"|(?P<dim>[┌┐└┘├┤┬┴┼│─]+)"
-    r"|(?P<cyan>[━╸▮█⠁-⣿]+)"
-)
-"""Colours beside signs and words that say the same."""
-
-
 def colored(line: str) -> Text:
     text = Text(line, no_wrap=True, overflow="crop", end="")
-    text.highlight_regex(_COLORS)
+    text.highlight_regex(COLORS)
     return text
 
 

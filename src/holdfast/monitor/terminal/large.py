@@ -12,7 +12,7 @@ from holdfast.human import metric, percent
 from holdfast.monitor.terminal.curves import bar, curve, lane, marks
 from holdfast.monitor.terminal.notes import Note
 from holdfast.monitor.terminal.scene import Curve, Scene
-from holdfast.monitor.terminal.small import bottleneck_lines, cut, device_lines, sides, worth_showing
+from holdfast.monitor.terminal.small import bottleneck_lines, cut, device_lines, sides, with_plan, worth_showing
 
 WIDE, HIGH = 90, 24
 """The smallest terminal it fits."""
@@ -96,8 +96,8 @@ def _progress(scene: Scene, width: int) -> str:
 def _facts(scene: Scene, width: int) -> list[str]:
     facts = " · ".join([*scene.facts, *([scene.rate] if scene.rate else [])])
     if len(facts) + len(scene.trouble) + 2 <= width:
-        return [sides(facts, scene.trouble, width)]
-    return [facts, scene.trouble]
+        return [sides(facts, scene.trouble, width), *([scene.plan] if scene.plan else [])]
+    return [facts, *with_plan(scene.trouble, scene, width)]
 
 
 def _charts(curves: list[Curve], width: int, rows: int, ascii: bool) -> tuple[str, list[str], str]:

@@ -97,6 +97,8 @@ class Scene:
     """The newest first."""
     trouble: str
     bottleneck: Bottleneck | None
+    plan: str = ""
+    """What the plan said, if there was one."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -133,6 +135,7 @@ def look(
         notes=_unless_kept(kept, "notes", (run.story.events, events), lambda: notes(run, events)),
         trouble=trouble(run),
         bottleneck=judge(run.beat, threads=_threads(run), cpus=_cpus(run), whole=not live),
+        plan="" if run.planned is None else clean(run.planned.words),
         problems=[clean(problem) for problem in run.problems],
     )
 

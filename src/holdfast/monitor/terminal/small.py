@@ -64,7 +64,16 @@ def fact_lines(scene: Scene, width: int) -> list[str]:
     """Where it stands and what went wrong; on two lines where one is too short."""
     facts = " · ".join(scene.facts)
     both = f"{facts} · {scene.trouble}"
-    return [both] if len(both) <= width or not facts else [facts, scene.trouble]
+    lines = [both] if len(both) <= width or not facts else [facts, scene.trouble]
+    return [*lines[:-1], *with_plan(lines[-1], scene, width)]
+
+
+def with_plan(line: str, scene: Scene, width: int) -> list[str]:
+    """A line, and what the plan said: behind it where there is room, else below."""
+    if not scene.plan:
+        return [line]
+    both = f"{line} · {scene.plan}"
+    return [both] if len(both) <= width else [line, scene.plan]
 
 
 def bottleneck_lines(scene: Scene, width: int) -> list[str]:

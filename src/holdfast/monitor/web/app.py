@@ -2,7 +2,8 @@
 
     /                          every run                       /r/calm-heron      one run
     /compare?runs=a,b          several in one picture          /static/…          scripts and styles
-    /api/runs · /api/run/ID · /api/run/ID/series|log|events|file|metrics.csv · /api/compare · /api/live · /metrics
+    /api/runs · /api/run/ID · /api/run/ID/series|log|events|file|world|picture|metrics.csv · /api/compare · /api/live
+    /metrics                   for Prometheus                  /grafana.json      a dashboard for it
 
 Everything is read-only. What a run folder holds leaves here as JSON or as a download, never as a page.
 """
@@ -16,23 +17,25 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from holdfast.monitor import compare, export, payload, prometheus
+from holdfast.monitor import compare, export, payload, prometheus, scenes
 from holdfast.monitor.logs import clean
 from holdfast.monitor.places import open_inside
+from holdfast.monitor.web import first
+from holdfast.monitor.web.guard import POLICY
 from holdfast.monitor.web.hub import Hub, Watched
 
-STATIC = Path(__file__).parent / "static"
+PAGE_POLICY = POLICY.replace("style-src 'self'", f"style-src 'self' {first.STYLE_DIGEST}")
+"""The page's own style stands in it, so that it can be painted at once."""
 MOST_POINTS = 4000
 MOST_TEXT = 1 << 18
 MOST_COMPARED = 24
@@ -53,11 +56,12 @@ def build(hub: Hub) -> Starlette:
 
     web = _Web(hub)
     routes = [
-        Route("/", web.page),
-        Route("/r/{ident}", web.page),
-        Route("/compare", web.page),
+        Route("/", web.list_page),
+        Route("/r/{ident}", web.run_page),
+        Route("/compare", web.compare_page),
         Route("/healthz", web.health),
         Route("/metrics", web.prometheus),
+        Route("/grafana.json", web.grafana),
         Route("/api/runs", web.runs),
         Route("/api/run/{ident}", web.run),
         Route("/api/run/{ident}/series", web.series),
@@ -65,10 +69,13 @@ def build(hub: Hub) -> Starlette:
         Route("/api/run/{ident}/events", web.events),
         Route("/api/run/{ident}/text", web.text),
         Route("/api/run/{ident}/file", web.file),
+        Route("/api/run/{ident}/world", web.world),
+        Route("/api/run/{ident}/picture", web.picture),
         Route("/api/run/{ident}/metrics.csv", web.csv),
         Route("/api/compare", web.compare),
         Route("/api/live", web.live),
-        Mount("/static", StaticFiles(directory=STATIC)),
+        Route("/static/all.js", web.script),
+        Mount("/static", StaticFiles(directory=first.STATIC)),
     ]
     return Starlette(routes=routes, lifespan=life)
 
@@ -80,8 +87,27 @@ class _Web:
         self.hub = hub
         self._live = 0
 
-    def page(self, request: Request) -> Response:
-        return FileResponse(STATIC / "page.html", headers={"cache-control": "no-cache"})
+    def list_page(self, request: Request) -> Response:
+        return _html(first.of_list(self.hub.rows(), str(self.hub.places.root), _theme(request)))
+
+    def run_page(self, request: Request) -> Response:
+        ident = request.path_params["ident"]
+        try:
+            with self.hub.run(ident) as each:
+                return _html(first.of_run(self._head(each), payload.body(each.run), _theme(request)))
+        except (KeyError, OSError):
+            return _html(first.of_nothing(ident, _theme(request)))
+
+    def compare_page(self, request: Request) -> Response:
+        names = request.query_params.get("runs", "").split(",")[:MOST_COMPARED]
+        rows = [row for row in self.hub.rows() if row["id"] in names or row["run"] in names]
+        return _html(first.of_some(rows, _theme(request)))
+
+    def script(self, request: Request) -> Response:
+        """All scripts as one file; kept by the browser for as long as its address is that of this version."""
+        mine = request.query_params.get("v") == first.SCRIPT.version
+        keep = "max-age=31536000, immutable" if mine else "no-cache"
+        return Response(first.SCRIPT.text, headers={"cache-control": keep}, media_type="text/javascript")
 
     def health(self, request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -160,6 +186,20 @@ class _Web:
 
         return StreamingResponse(chunks(), headers=_to_keep(path.rpartition("/")[2], size))
 
+    def world(self, request: Request) -> Response:
+        return self._about(request, lambda each: {"world": scenes.world(each.run.world)})
+
+    def picture(self, request: Request) -> Response:
+        """A film or an image, to be seen: it is one by its first bytes, and the browser is told not to guess."""
+        try:
+            with self.hub.run(request.path_params["ident"]) as each:
+                folder = each.run.path
+            kind, data = scenes.read_picture(folder, request.query_params.get("path", ""))
+        except (KeyError, OSError):
+            return _json({"error": "no such picture"}, 404)
+        policy = "default-src 'none'; sandbox"
+        return Response(data, 200, {"cache-control": "no-cache", "content-security-policy": policy}, kind)
+
     def csv(self, request: Request) -> Response:
         try:
             with self.hub.run(request.path_params["ident"]) as each:
@@ -187,6 +227,10 @@ class _Web:
     def prometheus(self, request: Request) -> Response:
         text = prometheus.exposition(self.hub.live_runs())
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    def grafana(self, request: Request) -> Response:
+        """The dashboard for these metrics, to be imported."""
+        return Response(prometheus.DASHBOARD.read_bytes(), headers=_to_keep("holdfast-grafana.json"))
 
     async def live(self, request: Request) -> Response:
         """News as server-sent events: `run` with the head of a run that changed, `runs` with the list."""
@@ -251,6 +295,15 @@ class _Web:
         except OSError as error:
             return _json({"error": str(error.strerror or error)}, 404)
         return _json({"schema": 1, **made})
+
+
+def _theme(request: Request) -> str:
+    return request.cookies.get("holdfast_theme", "")
+
+
+def _html(text: str) -> Response:
+    headers = {"cache-control": "no-store", "content-security-policy": PAGE_POLICY}
+    return Response(text.encode("utf-8", "replace"), 200, headers, "text/html; charset=utf-8")
 
 
 def _json(data: dict[str, Any], status: int = 200) -> Response:

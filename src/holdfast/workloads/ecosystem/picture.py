@@ -1,7 +1,9 @@
 """A picture of a world: pixels for a film or a report, or numbers for a page that draws it itself.
 
-    image = draw(scene_of(world, 0), pixels=480)          # a Pillow image
-    live(run_folder, world, turn, numbers)                # world.json and world.png, for who watches
+    image = draw(scene_of(world), pixels=480)             # a Pillow image
+    film = Film()
+    film.look(world)                                      # after each step: where everybody is
+    live(run_folder, world, turn, numbers, film)          # world.json and world.png, for who watches
 
 Prey are round and pale, predators are triangles that point where they go; both fade as they starve. The map's edges
 meet, so who leaves on one side comes in on the other.
@@ -9,6 +11,7 @@ meet, so who leaves on one side comes in on the other.
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -18,35 +21,88 @@ from holdfast import files
 JSON, PNG = "world.json", "world.png"
 EVERY = 5
 """Turns between two live pictures; the numbers are written at each turn."""
+SHOWN = -1
+"""The world that is shown: the last one. In the first ones, frozen policies of the past play along."""
+MOST_FRAMES, MOST_ANIMALS = 64, 6000
+"""Of a film. One with more has every other picture left out."""
+CURVES = {
+    "population": ["prey", "predators"],
+    "entropy": ["prey_entropy", "predators_entropy"],
+    "return": ["prey_return", "predators_return"],
+    "value loss": ["prey_value_loss", "predators_value_loss"],
+    "kl": ["prey_kl", "predators_kl"],
+}
+"""Metrics that are drawn in one chart."""
+FACTS = ["catch_rate", "attempts", "hits", "survival", "births", "starved"]
+"""Metrics that belong beside the picture: never the return alone."""
 SOIL, GRASS = (58, 46, 36), (86, 148, 62)
 PREY_COLOUR, PREDATOR_COLOUR, INK = (250, 240, 205), (224, 62, 48), (24, 20, 16)
+LETTERS = (235, 230, 220)
 
 
-def scene_of(world: Any, number: int = 0) -> dict[str, Any]:
+def scene_of(world: Any, number: int = SHOWN) -> dict[str, Any]:
     """One world as plain numbers."""
+    found: dict[str, Any] = {"size": float(world.rules.size), **animals_of(world, number)}
+    found["grass"] = [[round(float(value), 2) for value in row] for row in world.grass[number]]
+    return found
+
+
+def animals_of(world: Any, number: int = SHOWN) -> dict[str, Any]:
+    """Who is where: x, y, energy, and where it looks."""
     alive = world.alive[number]
-    found: dict[str, Any] = {"size": float(world.rules.size), "time": int(world.time[number])}
+    found: dict[str, Any] = {"time": int(world.time[number])}
     for name, mask in (("prey", world.is_prey[number]), ("predators", ~world.is_prey[number])):
         who = alive & mask
         columns = (
             world.x[number][who], world.y[number][who], world.energy[number][who],
             world.heading[number][who][:, 0], world.heading[number][who][:, 1],
         )  # fmt: skip
-        found[name] = [[round(float(value), 3) for value in row] for row in zip(*columns, strict=True)]
-    found["grass"] = [[round(float(value), 2) for value in row] for row in world.grass[number]]
+        found[name] = [[round(float(value), 2) for value in row] for row in zip(*columns, strict=True)]
     return found
 
 
-def live(folder: Path, world: Any, turn: int, numbers: dict[str, float]) -> None:
+class Film:
+    """One world through the steps of one turn. It only looks, and is no state: what is undone is filmed again."""
+
+    def __init__(self) -> None:
+        self.frames: list[dict[str, Any]] = []
+        self._every, self._seen = 1, -1
+
+    def look(self, world: Any) -> None:
+        """To be called as often as one likes; a step is taken once."""
+        when = int(world.time[SHOWN])
+        if when == self._seen:
+            return
+        if when < self._seen:  # the turn was undone, or the world began anew: so does its film
+            self.frames = [frame for frame in self.frames if frame["time"] < when]
+        self._seen = when
+        if when % self._every:
+            return
+        self.frames.append(animals_of(world))
+        animals = sum(len(frame["prey"]) + len(frame["predators"]) for frame in self.frames)
+        if len(self.frames) > MOST_FRAMES or animals > MOST_ANIMALS:
+            self.frames, self._every = self.frames[::2], self._every * 2
+
+
+def live(folder: Path, world: Any, turn: int, numbers: dict[str, float], film: Film | None = None) -> None:
     """What the world looks like now, for a monitor. A disk that is full is no reason to stop."""
     scene = scene_of(world)
+    told = {"schema": 1, "turn": turn, "curves": CURVES, "facts": FACTS, **scene}
     try:
-        files.write_json(folder / JSON, {"schema": 1, "turn": turn, **scene})
+        _save_json({**told, "frames": film.frames if film else []}, folder / JSON)
         if turn % EVERY == 0 and available():
             caption = f"update {turn}   catches {numbers.get('catch_rate', 0.0):.1f} per 100 steps"
             _save_png(draw(scene, pixels=360, caption=caption), folder / PNG)
     except OSError:
         return
+
+
+def _save_json(told: dict[str, Any], path: Path) -> None:
+    """Whole or not at all, small, and without waiting for the disk: the next one comes soon."""
+    beside = path.with_name(path.name + ".tmp")
+    with open(beside, "w", encoding="utf-8", opener=files.private) as file:
+        json.dump(told, file, separators=(",", ":"))
+    beside.replace(path)
 
 
 def _save_png(image: Any, path: Path) -> None:
@@ -81,7 +137,18 @@ def draw(scene: dict[str, Any], *, pixels: int = 480, caption: str = "") -> Any:
         _arrow(pen, x * unit, y * unit, dx, dy, max(4.5, 0.42 * unit), colour)
     if caption:
         pen.rectangle((0, pixels, pixels, pixels + strip), fill=INK)
-        pen.text((6, pixels + 5), caption, fill=(235, 230, 220))
+        pen.text((6, pixels + 5), caption, fill=LETTERS)
+    return image
+
+
+def palette() -> Any:
+    """The colours there are, for a film of few: grass, both species from starving to fed, ink and letters."""
+    from PIL import Image
+
+    shades = [_mix(SOIL, colour, part / 12) for colour in (GRASS, PREY_COLOUR, PREDATOR_COLOUR) for part in range(13)]
+    flat = [value for colour in (INK, LETTERS, *shades) for value in colour]
+    image = Image.new("P", (1, 1))
+    image.putpalette(flat + flat[:3] * (256 - len(flat) // 3))
     return image
 
 

@@ -139,7 +139,8 @@ def save(frames: list[Any], path: Path, *, rate: int = 15) -> None:
         if kind == ".png":
             frames[-1].save(beside)
         elif kind == ".gif":
-            small = [frame.quantize(24, dither=0) for frame in frames]  # flat colours are a fifth of the size
+            palette = picture.palette()  # few colours are a fifth of the size; its own, or the rare red gets lost
+            small = [frame.quantize(palette=palette, dither=0) for frame in frames]
             small[0].save(beside, save_all=True, append_images=small[1:], duration=round(1000 / rate), loop=0)
         else:
             _mp4(frames, beside, rate)

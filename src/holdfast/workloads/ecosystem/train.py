@@ -79,10 +79,14 @@ def train(
     learner.recipe, learner.way = tuned(session, learner, updates, tune, precision, attention)
     session.protect(**learner.protected())
 
+    film = picture.Film()
+
     def alive() -> None:  # a slow machine is not a hung one: an update may take minutes, a minibatch does not
         session.progress(learner.turns, updates, "update")
+        film.look(learner.world)
 
     for _ in session.epochs(updates):
+        film = picture.Film()
         numbers = session.transaction(lambda: learner.turn(session.device, alive))
         warning = learner.vitals.warning(numbers)
         if warning:
@@ -92,7 +96,7 @@ def train(
             with session.evaluating():
                 numbers |= _glance(session, learner, arena)
         session.log(**numbers)
-        picture.live(session.run.folder, learner.world, learner.turns, numbers)
+        picture.live(session.run.folder, learner.world, learner.turns, numbers, film)
     with session.evaluating():
         tell(session, learner, arena)
 

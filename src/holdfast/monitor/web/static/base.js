@@ -97,7 +97,10 @@ hf.theme = {
   get: () => document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"),
   set: (name) => {
     document.documentElement.dataset.theme = name;
-    try { localStorage.setItem("holdfast-theme", name); } catch { /* a report on disk may have no storage */ }
+    try {
+      localStorage.setItem("holdfast-theme", name);
+      document.cookie = `holdfast_theme=${name}; path=/; max-age=31536000; samesite=strict`; // for the first bytes of the next page
+    } catch { /* a report on disk may have no storage */ }
     hf.redraw();
   },
   restore: () => {

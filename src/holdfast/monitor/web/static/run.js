@@ -20,6 +20,7 @@ hf.RunPage = class {
     this.view.listeners.add((what) => what === "range" && this.load(true));
     await this.load(true);
     await this.log.refresh();
+    await this.drawn;
     if (this.source.live) {
       this.stream = hf.news({ run: head.id }, (kind, data) => this.hear(kind, data), (on) => { this.connected = on; this.age(); });
       setInterval(() => this.age(), 500);
@@ -46,11 +47,12 @@ hf.RunPage = class {
     this.faults = hf.h("div", { class: "fault-list" });
     this.grid = hf.h("div", { class: "charts" });
     this.log = new hf.LogPanel(this.source);
+    this.world = new hf.WorldPanel(this.source);
     const charts = hf.card("charts", "Charts", this.grid);
     hf.fill(charts.querySelector(".more"), this.chartTools());
     hf.fill(this.main,
       hf.h("section", { class: "lead", "aria-label": "where it stands" }, hf.h("div", { class: "eyebrow" }, this.badge, ` ${head.workload || ""} · ${head.run}`), this.sentence, this.verdict, this.problems, this.band, this.bottleneck),
-      hf.card("timeline", "Timeline", this.timeline.node, this.faults), charts, this.log.node,
+      hf.card("timeline", "Timeline", this.timeline.node, this.faults), this.world.node, charts, this.log.node,
       hf.h("div", { class: "two", id: "lower" }), hf.h("footer", {}, this.source.live ? "Read from the run folder; nothing here changes the run. " : `A report made by holdfast ${this.body.identity.holdfast || ""}. `, hf.h("kbd", {}, "?"), " shows the keys."));
     this.lower();
   }
@@ -92,6 +94,7 @@ hf.RunPage = class {
     hf.key("/", "filter the log", () => { this.log.node.scrollIntoView(); this.log.filter.focus(); });
     const parts = ["timeline", "charts", "log", "settings", "files"];
     hf.key(parts.map((_, i) => String(i + 1)), parts.join(", "), (event) => document.getElementById(parts[+event.key - 1])?.scrollIntoView({ behavior: "smooth" }));
+    hf.key("p", "play or pause the world", () => (this.world.data ? this.world.toggle() : false));
     if (this.source.live) hf.key("r", "every run", () => { location.href = "/"; });
   }
 
@@ -106,6 +109,7 @@ hf.RunPage = class {
     if (this.shownState !== head.state) { this.shownState = head.state; hf.fill(this.badge, hf.badge(head.state)); }
     hf.fill(this.problems, head.problems.map((problem) => hf.h("p", { class: "problem" }, hf.h("b", {}, "! "), problem)), head.behind ? hf.h("p", { class: "problem calm" }, `reading what was logged: ${hf.percent(head.read / (head.read + head.behind))}`) : null);
     this.progress(head);
+    this.drawn = this.world.put(head, this.body);
     hf.text(this.bottleneck, head.bottleneck ? [head.bottleneck.sentence, head.bottleneck.advice].filter(Boolean).join("; ") : "");
     this.timeline.put(head);
     const key = JSON.stringify(head.faults);
@@ -127,6 +131,7 @@ hf.RunPage = class {
       [hf.known(progress.step) ? hf.count(progress.step) + (progress.of && progress.of !== progress.step ? `/${hf.count(progress.of)}` : "") : null, "step"], [hf.known(progress.rate) ? hf.metric(progress.rate) : null, "steps/s"],
       [hf.known(progress.time_left_s) ? hf.duration(progress.time_left_s) : null, "left"], [hf.known(head.lasted_s) ? hf.duration(head.lasted_s) : null, "so far"], [head.device, "device"],
       [head.checkpoint.step !== null ? `step ${hf.count(head.checkpoint.step)}` : null, "last save"], [head.best ? hf.metric(head.best.value) : null, head.best ? `best ${head.best.name}` : ""],
+      [head.plan && head.plan.time ? head.plan.time : null, head.plan && head.plan.option ? `the plan said, for ${head.plan.option}` : "the plan said"],
     ];
     if (!head.live) facts[5][1] = "in all";
     hf.fill(this.band.lastChild, facts.filter(([value]) => value !== null && value !== undefined).map(([value, name]) => hf.h("span", { class: "fact" }, hf.h("b", {}, value), hf.h("span", {}, name))));
@@ -158,6 +163,7 @@ hf.RunPage = class {
     const { body } = await this.source.whole();
     this.body = body;
     this.lower();
+    this.world.put(this.head, body);
   }
 
   // Charts ------------------------------------------------------------------------------------------------

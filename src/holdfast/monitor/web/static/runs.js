@@ -16,7 +16,7 @@ hf.RunsPage = class {
     const card = hf.card("runs", "Runs", hf.h("div", { class: "scroll" }, hf.h("table", { class: "list runs" }, hf.h("thead", {}, hf.h("tr", {}, names.map((name) => hf.h("th", { scope: "col" }, name)))), this.body)), this.empty);
     hf.fill(card.querySelector(".more"), this.filter, this.button);
     hf.fill(main, card);
-    const data = await hf.get("/api/runs");
+    const data = hf.first() || (await hf.get("/api/runs"));
     this.folder = data.folder;
     this.put(data.runs);
     hf.news({ list: 1 }, (kind, news) => kind === "runs" && this.put(news.runs), (on) => { hf.text(this.status, on ? "live" : "the monitor does not answer"); this.status.className = on ? "status live" : "status old"; });

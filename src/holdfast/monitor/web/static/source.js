@@ -10,13 +10,23 @@ hf.get = async (path, params) => {
   return data;
 };
 
+// What came with the page itself; once, because it grows old.
+hf.first = () => {
+  const node = document.getElementById("first-data");
+  if (!node) return null;
+  node.remove();
+  return JSON.parse(node.textContent);
+};
+
 hf.LiveSource = class {
   constructor(id) { this.id = id; this.base = `/api/run/${encodeURIComponent(id)}`; this.live = true; }
-  whole() { return hf.get(this.base); }
+  async whole() { return hf.first() || hf.get(this.base); }
   series(keys, options) { return hf.get(`${this.base}/series`, { key: keys, ...options }); }
   log(lines) { return hf.get(`${this.base}/log`, { lines }); }
   text(path) { return hf.get(`${this.base}/text`, { path }); }
   file(path) { return `${this.base}/file?path=${encodeURIComponent(path)}`; }
+  async world() { return (await hf.get(`${this.base}/world`)).world; }
+  picture(each) { return `${this.base}/picture?path=${encodeURIComponent(each.path)}&at=${each.time}`; }
   csv(names) { return `${this.base}/metrics.csv?${new URLSearchParams(names.map((name) => ["name", name]))}`; }
 };
 
@@ -40,6 +50,8 @@ hf.ReportSource = class {
     if (text === undefined) throw new Error("this file is not part of the report; it is in the run folder");
     return { path, text, cut: false };
   }
+  async world() { return this.data.world; }
+  picture(each) { return this.data.pictures[each.path] || null; }
   file() { return null; }
   csv() { return null; }
 };
