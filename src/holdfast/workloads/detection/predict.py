@@ -27,7 +27,7 @@ from holdfast.errors import UserError
 from holdfast.workloads.detection import images, pictures, weights
 from holdfast.workloads.detection.evaluate import to_image
 from holdfast.workloads.detection.images import Pixels
-from holdfast.workloads.detection.model import Detector
+from holdfast.workloads.detection.model import Detector, folded
 from holdfast.workloads.detection.samples import sheet
 from holdfast.workloads.detection.sources import walk
 
@@ -57,7 +57,7 @@ class Finder:
         self.names, self.side = names, side
         try:
             self.device = torch.device(device)
-            self.net = net.to(self.device).eval()
+            self.net = folded(net.to(self.device))
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise UserError(f"device `{device}` cannot be used", cause=str(error).splitlines()[0][:160]) from None
 
@@ -72,7 +72,7 @@ class Finder:
         fitted = images.fitted(image, self.side)
         height, width = (-(-each // 32) * 32 for each in fitted.shape[:2])
         x = torch.from_numpy(sheet(fitted, (height, width)).transpose(2, 0, 1)[None].copy())
-        rows = self.net.detect(x.to(self.device).float() / 255, score=score)[0]
+        rows = self.net.detect(x.to(self.device) / 255, score=score)[0]
         return to_image(rows.float().cpu().numpy(), (image.shape[1], image.shape[0]), self.side)
 
 
