@@ -25,6 +25,7 @@ from PIL import Image, ImageSequence
 from holdfast import files
 from holdfast.errors import UserError
 from holdfast.workloads.detection import images, pictures, weights
+from holdfast.workloads.detection.bundled import Bundled
 from holdfast.workloads.detection.evaluate import to_image
 from holdfast.workloads.detection.images import Pixels
 from holdfast.workloads.detection.model import Detector, folded
@@ -54,7 +55,7 @@ class Finder:
     """A detector that is ready."""
 
     def __init__(self, net: Detector, names: list[str], side: int, device: str = "cpu") -> None:
-        self.names, self.side = names, side
+        self.names, self.side, self.channels = names, side, net.channels
         try:
             self.device = torch.device(device)
             self.net = folded(net.to(self.device))
@@ -77,16 +78,20 @@ class Finder:
 
 
 def look_at(
-    finder: Finder, given: Iterable[str], *, score: float = 0.25, told: Callable[[str], None] = lambda text: None
+    finder: Finder | Bundled,
+    given: Iterable[str],
+    *,
+    score: float = 0.25,
+    told: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Seen]:
     """Every image and every frame, in order."""
     for path in listed(given):
         try:
             if Path(path).suffix.lower() in VIDEOS:
-                for number, pixels in enumerate(frames(path, finder.net.channels)):
+                for number, pixels in enumerate(frames(path, finder.channels)):
                     yield Seen(path, number, pixels, finder.find(pixels, score))
             else:
-                pixels = images.pixels(path, finder.net.channels)
+                pixels = images.pixels(path, finder.channels)
                 yield Seen(path, None, pixels, finder.find(pixels, score))
         except images.Bad as bad:
             told(f"! {path} cannot be read: {bad}")
