@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,19 @@ def test_a_model_with_batch_statistics_is_not_cut() -> None:
     assert "pieces" in {knob.name for knob in plain.knobs()}
     assert "pieces" not in {knob.name for knob in normed.knobs()}
     assert "layout" in {knob.name for knob in measure.Training(nn.Conv2d(1, 1, 1), loss_of, Points(), 8).knobs()}
+
+
+def test_long_steps_are_measured_with_a_smaller_batch(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    class Slow(measure.Training):
+        def make(self, choice: Choice) -> Any:
+            sizes.append(self.batch)
+            return lambda: time.sleep(self.batch * 0.075) or 1.0
+
+    record = Record(tmp_path / FILE, "cpu")
+    found = measure._in_budget(Slow(small(), loss_of, Points(), batch=8), [], Choice(), record)
+    assert found.choice == Choice() and sizes[0] == 8 and measure.LEAST_BATCH <= sizes[-1] < 8
 
 
 def test_a_run_sticks_to_what_it_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

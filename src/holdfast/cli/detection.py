@@ -163,9 +163,15 @@ examples:
   holdfast detection predict calm-heron a.jpg drive.mp4    a run by its name
   holdfast detection predict final.safetensors photos/     a file, with detector.json beside it
   holdfast detection predict latest photos/ --format csv --no-pictures
+  holdfast detection predict runs/calm-heron/bundle photos/    what `holdfast optimize` made of it
+
+a run that was optimized is used through its bundle, unless --device, --imgsz or
+--trained says otherwise
 """,
     )
-    parser.add_argument("model", metavar="RUN", help="a run by name, folder or `latest`; or a .safetensors file")
+    parser.add_argument(
+        "model", metavar="RUN", help="a run by name, folder or `latest`; a .safetensors file; or a bundle"
+    )
     parser.add_argument("sources", nargs="+", metavar="IMAGES", help="images, folders, videos")
     parser.add_argument("--out", default="found", metavar="FOLDER", help="default: found")
     parser.add_argument("--score", type=float, default=0.25, metavar="S", help="least score, 0 to 1 (default: 0.25)")
@@ -173,6 +179,7 @@ examples:
     parser.add_argument("--no-pictures", action="store_true", help="draw nothing")
     parser.add_argument("--imgsz", type=int, default=0, metavar="N", help="longer side (default: as trained)")
     parser.add_argument("--device", default="cpu", metavar="D", help="default: cpu")
+    parser.add_argument("--trained", action="store_true", help="the trained weights, even if there is a bundle")
     parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
     add_flags(parser)
     parser.set_defaults(run=predict)
@@ -188,10 +195,16 @@ def predict(args: argparse.Namespace) -> int:
     if args.imgsz and not 32 <= args.imgsz <= 8192:
         raise UserError(f"--imgsz is {args.imgsz}", cause="it has to lie between 32 and 8192")
     where = _model(args)
+    from holdfast.workloads.detection.bundled import Bundled, bundle_of
     from holdfast.workloads.detection.predict import Finder, Writer, listed, look_at
 
     paths = listed(args.sources)
-    finder = Finder.of(where, imgsz=args.imgsz, device=args.device)
+    bundle = bundle_of(where) if args.device == "cpu" and not args.imgsz and not args.trained else None
+    if bundle is not None:
+        finder: Any = Bundled(bundle)
+        output.note(f"through the bundle {bundle} ({finder.words})")
+    else:
+        finder = Finder.of(where, imgsz=args.imgsz, device=args.device)
     formats = [each for each in args.format.split(",") if each]
     writer = Writer(Path(args.out), finder.names, formats, draw=not args.no_pictures)
     began, boxes, unread = time.monotonic(), 0, []  # type: float, int, list[str]
@@ -221,6 +234,8 @@ def _model(args: argparse.Namespace) -> Path:
     if path.suffix == ".safetensors":
         if not path.is_file():
             raise UserError(f"there is no {args.model}")
+        return path
+    if (path / "manifest.json").is_file():
         return path
     from holdfast.cli.runs import root_of
     from holdfast.runfolder import find_run, list_runs

@@ -35,6 +35,8 @@ class Choice:
     """"bf16" is autocast: the weights stay in fp32."""
     layout: str = "contiguous"
     """"channels_last" for two-dimensional convolutions."""
+    kernels: str = "default"
+    """"gemm_backward": the gradients of convolutions as matrix products; see holdfast.planning.kernels."""
     threads: int = 0
     """CPU threads of torch; 0 leaves what the run has."""
     pieces: int = 1
@@ -56,6 +58,10 @@ class Choice:
     def loss(self, compute: Callable[[Any], torch.Tensor], device: torch.device) -> Callable[[Any], torch.Tensor]:
         """`compute(batch)`, computed the chosen way. The loss itself comes back in fp32."""
         inner = torch.compile(compute) if self.compile else compute
+        if self.kernels == "gemm_backward" and device.type == "cpu":
+            from holdfast.planning.kernels import gemm_backward
+
+            inner = gemm_backward(inner)
         if self.precision == "fp32":
             return inner
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[self.precision]
@@ -81,6 +87,7 @@ class Choice:
                 return None
             kept[field.name] = value
         good = kept["precision"] in ("fp32", "bf16", "fp16") and kept["layout"] in ("contiguous", "channels_last")
+        good = good and kept["kernels"] in ("default", "gemm_backward")
         small = 0 <= kept["threads"] <= 4096 and 1 <= kept["pieces"] <= 4096 and 0 <= kept["workers"] <= 256
         return cls(**kept) if good and small else None
 
@@ -88,6 +95,7 @@ class Choice:
         """What is not plain about it."""
         told = [self.precision] if self.precision != "fp32" else []
         told += [self.layout] if self.layout != "contiguous" else []
+        told += ["gradients of convolutions by matrix products"] if self.kernels != "default" else []
         told += [f"{self.threads} thread{'s' * (self.threads != 1)}"] if self.threads else []
         told += [f"in {self.pieces} pieces"] if self.pieces > 1 else []
         told += [f"{self.workers} loader process{'es' * (self.workers != 1)}"] if self.workers else []

@@ -39,6 +39,7 @@ from torch import nn
 
 import holdfast
 from holdfast.planning.choice import Choice, Knob
+from holdfast.planning.kernels import worth_a_try
 from holdfast.planning.records import FILE, Memory, Record, Result, Row
 
 __all__ = ["Choice", "Knob", "Result", "Row", "Training", "for_session", "tune"]
@@ -50,6 +51,8 @@ HOPELESS = 1.15
 ROUNDS = 5
 SHARE, LEAST_S, MOST_S = 0.05, 1.5, 60.0
 """The part of a run's time that tuning may take, and its limits in seconds."""
+LONG_S, LEAST_BATCH = 0.5, 4
+"""Steps that take longer are measured with smaller batches: what is faster stays faster, and the run begins sooner."""
 COMPILE_PAYS_S = 1200.0
 """Compiling takes a minute: tried only where a run would take so long without it."""
 
@@ -208,6 +211,9 @@ class Training:
         if self.device.type == "cuda" or (self.device.type == "cpu" and cpu_likes_bf16()):
             found.append(Knob("precision", ("fp32", "bf16")))
         if nn.Conv2d in kinds:
+            # Before the layout: which one is faster depends on the kernels.
+            if self.device.type == "cpu" and worth_a_try():
+                found.append(Knob("kernels", ("default", "gemm_backward")))
             found.append(Knob("layout", ("contiguous", "channels_last")))
         if not any(issubclass(kind, nn.modules.batchnorm._BatchNorm) for kind in kinds):
             found.append(Knob("pieces", tuple(each for each in (1, 2, 4) if each <= self.batch)))
@@ -325,13 +331,14 @@ def _measured(
     session: holdfast.Session, trial: Training, start: Choice, fixed: dict[str, Any], record: Record
 ) -> Result:
     knobs = [knob for knob in trial.knobs() if knob.name not in fixed]
+    last = [] if "compile" in fixed else [COMPILE]
     memory = Memory(_key(trial, knobs, start))
-    remembered = memory.recall([*knobs, COMPILE], start)
+    remembered = memory.recall([*knobs, *last], start)
     if remembered is not None:
         return remembered
     session.progress(0, 1, "measuring the fastest way to take a step")
     try:
-        result = _in_budget(trial, knobs, start, record)
+        result = _in_budget(trial, knobs, start, record, last)
     except torch.OutOfMemoryError:  # the run itself can help itself there, once it is protected
         result = Result(start, 1.0, None, 0.0, (), "not measured: there was no room for a copy of the model")
     else:
@@ -340,16 +347,21 @@ def _measured(
     return result
 
 
-def _in_budget(trial: Training, knobs: list[Knob], start: Choice, record: Record) -> Result:
-    """For as long as it may take, beside what the run will take."""
+def _in_budget(
+    trial: Training, knobs: list[Knob], start: Choice, record: Record, last: Sequence[Knob] = (COMPILE,)
+) -> Result:
+    """For as long as it may take, beside what the run will take; `last` are knobs that only a long run is worth."""
     plain = trial.make(start)
     plain()
     began = time.perf_counter()
     plain()
-    worth = (time.perf_counter() - began) * trial.steps
+    took = time.perf_counter() - began
+    worth = took * trial.steps
     del plain
+    if took > LONG_S and trial.batch > LEAST_BATCH:
+        trial = dataclasses.replace(trial, batch=max(LEAST_BATCH, int(trial.batch * LONG_S / took)))
     budget = min(max(SHARE * worth, LEAST_S), MOST_S)
-    wanted = [*knobs, COMPILE] if worth > COMPILE_PAYS_S else knobs
+    wanted = [*knobs, *last] if worth > COMPILE_PAYS_S else knobs
     dead = record.ended_a_worker()
     return tune(trial.make, wanted, start=start, budget_s=budget, trying=record.trying, forbidden=dead)
 

@@ -19,7 +19,7 @@ from holdfast.cli.main import main
 from holdfast.errors import UserError
 from holdfast.workloads.detection import predict, weights
 from holdfast.workloads.detection.index import open_set
-from holdfast.workloads.detection.model import Detector
+from holdfast.workloads.detection.model import BINS, Detector, points
 from tests.workloads.detection import small
 
 
@@ -172,3 +172,61 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 2 and "needs pycocotools" in done.stderr
     assert "pip install 'holdfast[detection]'" in done.stderr
+
+
+def test_a_folder_of_somebody_else_is_no_bundle(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A manifest beside the weights: with `holdfast optimize` it is refused as damaged, without it not looked at."""
+    photo = small.image(tmp_path / "a.png", seed=1)
+    bundle = model.parent / "bundle"
+    bundle.mkdir()
+    (bundle / "manifest.json").write_text('{"schema": 1}')
+    run = [str(model.parent), str(photo), "--out", str(tmp_path / "out")]
+    words = ["detection", "predict", str(bundle), *run[1:]]
+    assert main(words) == 2
+    assert str(bundle) in capsys.readouterr().err
+    assert main(["detection", "predict", str(model), *run[1:], "--trained"]) == 0
+    assert main(["detection", "predict", str(model), *run[1:]]) == 0  # a file means that file
+
+
+def test_through_a_bundle(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same boxes as the trained weights find, from a bundle that needs no torch."""
+    engines = pytest.importorskip("holdfast.optimize.engines", reason="holdfast optimize is not here")
+    bundles = pytest.importorskip("holdfast.optimize.bundle")
+    if "torchscript" not in engines.FILES:
+        pytest.skip("no engine that comes with torch")
+    net, about = weights.load(model)
+    shape = (64, 64)
+    at, stride = points(shape, torch.device("cpu"))
+
+    class Decoded(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            raw = self.net(images.float() / 255)
+            return self.net.boxes(raw, at, stride), raw[..., 4 * BINS :].sigmoid()
+
+    built = tmp_path / "built"
+    built.mkdir()
+    example = torch.zeros(1, 1, *shape, dtype=torch.uint8)
+    torch.jit.trace(Decoded(), example).save(str(built / engines.FILES["torchscript"]))
+    inputs = [{"name": "images", "shape": [1, *shape], "dtype": "uint8"}]
+    outputs = [{"name": name, "shape": [84, 4], "dtype": "float32"} for name in ("boxes", "scores")]
+    subject = {"inputs": inputs, "outputs": outputs, "contract": {"classes": about["names"]},
+               "post": {"kind": "nms", "score": 0.25, "overlap": 0.6, "most": 300}}  # fmt: skip
+    chosen = {"engine": "torchscript", "name": "torchscript", "precision": "fp32", "threads": 1}
+    bundles.write(tmp_path / "bundle", built, chosen, subject, {"images": example.numpy()}, {}, "")
+
+    photo = small.image(tmp_path / "a.png", seed=1, size=(50, 90))
+    found = []
+    for where in (tmp_path / "bundle", model):
+        words = ["detection", "predict", str(where), str(photo), "--out", str(tmp_path / "out"), "--score", "0.4"]
+        assert main([*words, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["images"][0]["found"])
+    assert found[0] and len(found[0]) == len(found[1])
+    for one, other in zip(*found, strict=True):
+        assert one["class"] == other["class"] and one["score"] == pytest.approx(other["score"], abs=2e-3)
+        assert one["box"] == pytest.approx(other["box"], abs=1.5)  # the side that is not the longer one is rounded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,18 @@ def test_threads_of_its_runs_wait_without_spinning() -> None:
     assert workload is not None and workload.script is not None
     assert registry.environment_of(workload.script) == {"OMP_WAIT_POLICY": "PASSIVE"}
     assert registry.environment_of(Path("my_script.py").absolute()) == {}
+
+
+def test_presets_make_the_same_training_smaller() -> None:
+    """`holdfast plan` offers them: what they set has to be an argument of the training."""
+    workload = registry.find("detection")
+    assert workload is not None and workload.script is not None
+    presets = registry._tables(workload.script.with_name("workload.toml"))["detection"]["presets"]
+    tree = ast.parse(workload.script.read_text())
+    (train,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "train")
+    known = {each.arg for each in train.args.kwonlyargs}
+    for each in presets:
+        changed = set(each.get("arguments", {})) | ({each["epochs"]["argument"]} if "epochs" in each else set())
+        assert changed and changed <= known, each
+        assert ("score" in each) == ("basis" in each), each
+    assert len({each["name"] for each in presets}) == len(presets) >= 3

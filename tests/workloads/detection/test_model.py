@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from holdfast.workloads.detection import loss as losses
-from holdfast.workloads.detection.model import BINS, MOST, SIZES, Deployed, Detector, parameters, points
+from holdfast.workloads.detection.model import BINS, MOST, SIZES, Deployed, Detector, folded, parameters, points
 
 
 def targets(*rows: tuple[float, ...], most: int = 4) -> torch.Tensor:
@@ -109,6 +109,21 @@ def test_boxes_are_not_rounded_where_the_net_is() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         under, _ = net.decode(raw, (64, 64))
     assert torch.equal(exact, under)
+
+
+def test_a_folded_net_answers_the_same_and_leaves_the_other_as_it_was() -> None:
+    torch.manual_seed(0)
+    net = Detector(3, 1, "nano")
+    for _ in range(3):
+        net(torch.rand(4, 1, 64, 64))  # normalisations that are not those of the start
+    net.eval()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    made = folded(net)
+    x = torch.rand(2, 1, 64, 64)
+    with torch.no_grad():
+        assert torch.allclose(net(x), made(x), rtol=1e-4, atol=1e-4)
+    assert not any(isinstance(each, torch.nn.BatchNorm2d) for each in made.modules())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 
 
 def test_every_size_is_named() -> None:

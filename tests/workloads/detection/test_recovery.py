@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.planning.choice import Choice
 from holdfast.runtime import process
 from holdfast.runtime.launch import NurseryLauncher
 from holdfast.workloads.detection import generate, training
@@ -76,3 +77,22 @@ def test_an_image_that_breaks_after_the_check_does_not_stop_the_training(
     assert run.outcome.state == "FINISHED", run.story()
     assert run.receipt["steps"] == 1 and run.receipt["samples_quarantined"] == 0
     assert json.loads((run.folder / "detector.json").read_text())["imgsz"] == 64
+
+
+@pytest.mark.timeout(600)
+def test_what_was_tuned_once_is_kept_to_whatever_happens(tmp_path: Path, nursery: NurseryLauncher, data: Path) -> None:
+    """The first run measures; the second remembers, is killed twice, and computes the same bits."""
+    words = {**SMALL, "data": data, "tune": "true", "epochs": 2}
+    runs = []
+    for name, faults in (("measured", ""), ("remembered", "sigkill@2:backward,sigkill@6:forward")):
+        (tmp_path / name).mkdir()
+        runs.append(drive(tmp_path / name, SCRIPT, nursery=nursery, faults=faults, **words))
+        assert runs[-1].outcome.state == "FINISHED", runs[-1].story()
+    first, second = (json.loads((run.folder / "tuning.json").read_text())["cpu"] for run in runs)
+    tried = {name for row in first["rows"] for name, value in row["choice"].items() if value != getattr(Choice(), name)}
+    assert first["basis"] == "measured" and tried and "compile" not in tried  # how many, depends on the time there is
+    assert second["basis"] == "remembered from an earlier run" and second["choice"] == first["choice"]
+    said = [(run.folder / "output.log").read_text() for run in runs]
+    assert [text.count("tuned: ") for text in said] == [1, 1], said
+    assert sum(runs[1].receipt["faults"].values()) == 2, runs[1].story()
+    assert runs[1].receipt["weights_sha256"] == runs[0].receipt["weights_sha256"]

@@ -110,6 +110,17 @@ def test_a_side_is_rounded_and_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert training._side(420) == 416 and capsys.readouterr().out == "imgsz=420 is no multiple of 32: 416\n"
     with pytest.raises(UserError, match="too small"):
         training._side(7)
+    assert training._side(416, 0.75) == 320 and capsys.readouterr().out == "imgsz=416, shrink=0.75: 320\n"
+    assert training._side(64, 0.1) == 32
+    for wrong in (0.0, 1.5, float("nan")):
+        with pytest.raises(UserError, match="shrink"):
+            training._side(416, wrong)
+
+
+@pytest.mark.parametrize(("train", "val", "every"), [(320, 80, 2), (20_000, 1_000, 1), (100, 100, 7)])
+def test_scores_take_a_twentieth_of_the_time_at_most(train: int, val: int, every: int) -> None:
+    assert training.now_and_then(train, val) == every
+    assert val / 3 <= 0.05 * every * train
 
 
 @pytest.mark.parametrize(("text", "size"), [("off", 0), ("2GB", 2 << 30), ("1.5m", 3 << 19), ("100", 100)])

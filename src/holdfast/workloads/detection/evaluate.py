@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 import holdfast
 from holdfast.workloads.detection.index import Index
-from holdfast.workloads.detection.model import Detector
+from holdfast.workloads.detection.model import Detector, folded
 from holdfast.workloads.detection.samples import Still
 
 Found = list[NDArray[np.float32]]
@@ -39,10 +39,11 @@ def find_all(net: Detector, still: Still, device: torch.device, choice: Any = No
     """What the net sees in every image, in order."""
     found: Found = [np.zeros((0, 6), np.float32)] * len(still)
     loader = holdfast.Loader(still, batch_size=batch, seed=0)
+    net = folded(net)
     detect = (lambda x: net.detect(x, score=LEAST)) if choice is None else choice_detect(net, choice, device)
     with torch.inference_mode():
         for pixels, numbers in loader:
-            for rows, number in zip(detect(pixels.to(device).float() / 255), numbers.tolist(), strict=True):
+            for rows, number in zip(detect(pixels.to(device) / 255), numbers.tolist(), strict=True):
                 found[number] = to_image(rows.float().cpu().numpy(), still.index.size(number), still.side)
     return found
 

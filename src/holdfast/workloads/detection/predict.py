@@ -25,9 +25,10 @@ from PIL import Image, ImageSequence
 from holdfast import files
 from holdfast.errors import UserError
 from holdfast.workloads.detection import images, pictures, weights
+from holdfast.workloads.detection.bundled import Bundled
 from holdfast.workloads.detection.evaluate import to_image
 from holdfast.workloads.detection.images import Pixels
-from holdfast.workloads.detection.model import Detector
+from holdfast.workloads.detection.model import Detector, folded
 from holdfast.workloads.detection.samples import sheet
 from holdfast.workloads.detection.sources import walk
 
@@ -54,10 +55,10 @@ class Finder:
     """A detector that is ready."""
 
     def __init__(self, net: Detector, names: list[str], side: int, device: str = "cpu") -> None:
-        self.names, self.side = names, side
+        self.names, self.side, self.channels = names, side, net.channels
         try:
             self.device = torch.device(device)
-            self.net = net.to(self.device).eval()
+            self.net = folded(net.to(self.device))
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise UserError(f"device `{device}` cannot be used", cause=str(error).splitlines()[0][:160]) from None
 
@@ -72,21 +73,25 @@ class Finder:
         fitted = images.fitted(image, self.side)
         height, width = (-(-each // 32) * 32 for each in fitted.shape[:2])
         x = torch.from_numpy(sheet(fitted, (height, width)).transpose(2, 0, 1)[None].copy())
-        rows = self.net.detect(x.to(self.device).float() / 255, score=score)[0]
+        rows = self.net.detect(x.to(self.device) / 255, score=score)[0]
         return to_image(rows.float().cpu().numpy(), (image.shape[1], image.shape[0]), self.side)
 
 
 def look_at(
-    finder: Finder, given: Iterable[str], *, score: float = 0.25, told: Callable[[str], None] = lambda text: None
+    finder: Finder | Bundled,
+    given: Iterable[str],
+    *,
+    score: float = 0.25,
+    told: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Seen]:
     """Every image and every frame, in order."""
     for path in listed(given):
         try:
             if Path(path).suffix.lower() in VIDEOS:
-                for number, pixels in enumerate(frames(path, finder.net.channels)):
+                for number, pixels in enumerate(frames(path, finder.channels)):
                     yield Seen(path, number, pixels, finder.find(pixels, score))
             else:
-                pixels = images.pixels(path, finder.net.channels)
+                pixels = images.pixels(path, finder.channels)
                 yield Seen(path, None, pixels, finder.find(pixels, score))
         except images.Bad as bad:
             told(f"! {path} cannot be read: {bad}")

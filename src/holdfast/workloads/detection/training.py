@@ -29,7 +29,7 @@ from holdfast.planning import measure
 from holdfast.workloads.detection import generate, images, reporting
 from holdfast.workloads.detection.about import about_data
 from holdfast.workloads.detection.augment import Views
-from holdfast.workloads.detection.evaluate import evaluate, find_all
+from holdfast.workloads.detection.evaluate import Found, evaluate, find_all
 from holdfast.workloads.detection.index import Checked, cache_folder, open_set
 from holdfast.workloads.detection.loss import detection_loss
 from holdfast.workloads.detection.model import SIZES, Detector, parameters
@@ -59,8 +59,9 @@ def train(
     upside: float = 0.0,
     light: float = 1.0,
     multiscale: float = 0.0,
+    shrink: float = 1.0,
     weights: str = "",
-    evaluate_every: int = 1,
+    evaluate_every: int = 0,
     cache: str = "auto",
     workers: int = -1,
     tune: bool = True,
@@ -69,7 +70,7 @@ def train(
     """One run: data, net, training, report."""
     checked = the_set(session, data)
     usual = GENERATED if not data else USUAL
-    side, epochs, size = _side(imgsz or usual["imgsz"]), epochs or usual["epochs"], size or usual["size"]
+    side, epochs, size = _side(imgsz or usual["imgsz"], shrink), epochs or usual["epochs"], size or usual["size"]
     if size not in SIZES:
         raise UserError(f"size is {size!r}", cause=f"there are: {', '.join(SIZES)}")
     part, channels = checked.splits["train"], 1 if checked.grey else 3
@@ -95,15 +96,16 @@ def train(
         return detection_loss(net, net(x), targets, shape)[0]
 
     steps = epochs * (len(part) // batch)
-    fixed: dict[str, Any] = {"precision": precision} if precision else {}
-    if workers >= 0:
-        fixed["workers"] = workers
+    # Compiling takes minutes and its backward of max_pool2d does not build on CPUs (pytorch#193581): not tried.
+    fixed: dict[str, Any] = {"compile": False}
+    fixed |= {"precision": precision} if precision else {}
+    fixed |= {"workers": workers} if workers >= 0 else {}
     trial = measure.Training(net, loss_of, lively, batch=batch, lr=lr, steps=steps)
     choice = measure.for_session(session, trial, tuned=tune, fixed=fixed)
     choice.arrange(net)
     average = AveragedModel(net, multi_avg_fn=_moving(ema), use_buffers=True)
     averaged: Any = average.module
-    optimizer = torch.optim.AdamW(_groups(net, weight_decay), lr=lr)
+    optimizer = torch.optim.AdamW(_groups(net, weight_decay), lr=lr, fused=_one_kernel(session.device))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: pace(step, steps, warmup))
     loaders = [
         holdfast.Loader(each, batch_size=batch, shuffle=True, drop_last=True, num_workers=choice.workers)
@@ -114,6 +116,8 @@ def train(
     )
     compute = choice.loss(lambda b: loss_of(net, b), session.device)
     calm_from = epochs - round(calm * epochs) if mosaic else 0
+    every = evaluate_every if evaluate_every > 0 else now_and_then(len(part), len(still))
+    found: Found = []
 
     for epoch in session.epochs(epochs):
         losses = []
@@ -122,15 +126,16 @@ def train(
             schedule.step()
             average.update_parameters(net)
         numbers = {"train_loss": sum(float(each) for each in losses) / max(1, len(losses))}
-        if (epoch + 1) % max(1, evaluate_every) == 0 or epoch + 1 == epochs:
+        if (epoch + 1) % every == 0 or epoch + 1 == epochs:
             with session.evaluating():
                 found = find_all(averaged, still, session.device, choice)
             scores = evaluate(found, checked.splits["val"], checked.names)
             numbers |= {"val_map50": scores.map50, "val_map": scores.map}
         session.log(**numbers)
 
-    with session.evaluating():
-        found = find_all(averaged, still, session.device, choice)
+    if not found:  # the worker that trained the last epoch is not this one
+        with session.evaluating():
+            found = find_all(averaged, still, session.device, choice)
     reporting.report(session, found, checked, still)
 
 
@@ -159,13 +164,27 @@ def the_set(session: holdfast.Session, data: str) -> Checked:
     return checked
 
 
-def _side(wanted: int) -> int:
+def _side(wanted: int, shrink: float = 1.0) -> int:
     if wanted < 32:
         raise UserError(f"imgsz={wanted} is too small", hints=["use a multiple of 32, from 32 on"])
-    side = max(32, round(wanted / 32) * 32)
-    if side != wanted:
+    if not 0.0 < shrink <= 1.0:
+        raise UserError(f"shrink={shrink:g} is wrong", cause="it is a share of imgsz, more than 0 and at most 1")
+    side = max(32, round(wanted * shrink / 32) * 32)
+    if shrink < 1.0:
+        print(f"imgsz={wanted}, shrink={shrink:g}: {side}", flush=True)
+    elif side != wanted:
         print(f"imgsz={wanted} is no multiple of 32: {side}", flush=True)
     return side
+
+
+def now_and_then(train: int, val: int) -> int:
+    """Epochs from one score to the next: looking takes a third of learning, and may take a twentieth of a run."""
+    return max(1, math.ceil(20 * val / (3 * train)))
+
+
+def _one_kernel(device: torch.device) -> bool:
+    """Whether one kernel can update all weights: four times as fast as one operation after the other on a CPU."""
+    return device.type in ("cpu", "cuda")
 
 
 def _room(cache: str) -> int:
@@ -186,7 +205,7 @@ def _room(cache: str) -> int:
 
 def prepared(batch: Any, multiscale: float) -> tuple[Tensor, Tensor]:
     """Images in 0..1, at the size that the first sample of the batch drew: the same whenever the batch is computed."""
-    x, targets, draw = batch[0].float() / 255, batch[1], batch[2]
+    x, targets, draw = batch[0] / 255, batch[1], batch[2]
     if multiscale:
         side = x.shape[-1]
         factor = 1.0 + multiscale * (2.0 * float(draw[0]) - 1.0)
