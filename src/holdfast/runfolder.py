@@ -159,6 +159,12 @@ class RunFolder:
         self._lock = file
         self._known = self.info or self._known
 
+    def share_lock(self) -> None:
+        """Whoever started this process holds the lock for it; what the disk does not take waits here as well."""
+        with contextlib.suppress(OSError):
+            self._lock = open(self.path / "lock", "a+", encoding="utf-8")  # noqa: SIM115 - open, and not locked
+        self._known = self.info or self._known
+
     @property
     def lock_fd(self) -> int | None:
         return None if self._lock is None else self._lock.fileno()

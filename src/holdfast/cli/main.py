@@ -32,6 +32,7 @@ COMMANDS = {
     "doctor": Command("doctor", "what each device can really do, from isolated probes"),
     "train": Command("train", "a supervised run; survives crashes, hangs and kill -9"),
     "run": Command("run", "supervise any script without changing it"),
+    "launch": Command("launch", "one run of several processes, machines, or in a cloud"),
     "resume": Command("resume", "go on with a run after anything"),
     "stop": Command("runs:add_stop", "stop a run with its state saved"),
     "status": Command("runs:add_status", "where runs stand"),

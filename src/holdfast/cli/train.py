@@ -24,6 +24,7 @@ from typing import Any
 from holdfast import __version__
 from holdfast.cli.output import Output, add_flags
 from holdfast.cli.usage import Parser, UsageError, similar
+from holdfast.distributed.place import Place
 from holdfast.errors import UserError
 from holdfast.events import utc_now
 from holdfast.runfolder import RunFolder, redact
@@ -89,6 +90,11 @@ def run(args: argparse.Namespace) -> int:
 
         return stages.run(workload, args, output)
     order = read_order(args.script, args.words, device=args.device, seed=args.seed, argv=args.script_argv)
+    place = Place.of(os.environ)
+    if place is not None:  # torchrun started us: one of several
+        from holdfast.distributed import rank
+
+        rank.leave(rank.live(order, place, lambda: create(order, ranks=place.ranks)))
     from holdfast.cli.supervise import rungs_for
 
     rungs = rungs_for(order.settings.run.device, output.note)

@@ -26,6 +26,7 @@ from holdfast.runtime.ground import Ground, LostWorker
 from holdfast.runtime.inquiry import Describe
 from holdfast.runtime.ladder import Action, Limits, Move, Past, Rung, next_move
 from holdfast.runtime.loader import Batch, Loader
+from holdfast.runtime.peers import PeerFault
 from holdfast.runtime.rng import capture_rng, restore_rng
 from holdfast.runtime.sampling import Indices
 from holdfast.runtime.sources import source_of
@@ -83,7 +84,7 @@ class Samples:
 
     @property
     def indices(self) -> Indices:
-        return self.batch.samples
+        return self.batch.own
 
     @property
     def dataset(self) -> Any:
@@ -144,6 +145,8 @@ class Attempts:
         """After a fault: roll back, then do what the ladder says. `samples` are those of the loop's batch."""
         self._compiling.begin()
         begun = self._begin()
+        peers = self.ground.peers
+        peers.begin_step(None if samples is None else samples.batch)
         looked = work is None
         while True:
             try:
@@ -151,8 +154,9 @@ class Attempts:
                     looked = True
                     self._look(work, samples, begun)
                 result = self._once(perform)
+                peers.all_done(None)
             except Exception as error:
-                fault = classify_exception(error, device=self._rungs[self._rung].device)
+                fault = self._fault_of(error)
                 if fault is None:  # the script's own error: it may go on, and must not find half a step
                     self._failed = None if work is None else (error, work, samples)
                     if begun.exact:
@@ -207,6 +211,7 @@ class Attempts:
         """Forward, backward and update, in as many pieces as fit."""
         work.pieces = max(self.pieces.count, flags.pieces(transaction.batch_size(work.batch)))
         work.watch = self.vigil.watches_numbers
+        work.together = self.ground.peers.together(work)
         return transaction.perform(work, device, self.ground.enter)
 
     def _begin(self) -> _Begun:
@@ -243,6 +248,13 @@ class Attempts:
 
     # -- after a fault -------------------------------------------------------------------------------------
 
+    def _fault_of(self, error: Exception) -> Fault | None:
+        """What it was, told to the other ranks if it happened here; None for the script's own error."""
+        if isinstance(error, PeerFault):
+            return error.fault
+        fault = classify_exception(error, device=self._rungs[self._rung].device)
+        return None if fault is None else self.ground.peers.all_done(fault)
+
     def _placed(self, fault: Fault, work: Work | None, samples: Samples | None) -> Fault:
         """The fault with what is known about the step it came in."""
         return fault.at(
@@ -258,7 +270,7 @@ class Attempts:
         ground = self.ground
         retry = ground.settings.retry
         limits = Limits(tries=retry.same_step, outside=retry.without_progress)
-        move = next_move(fault, self._history, self._rungs, self._rung, limits=limits)
+        move = ground.peers.agree_on(next_move(fault, self._history, self._rungs, self._rung, limits=limits))
         in_process = move.action in (Action.RETRY, Action.SPLIT, Action.CPU_BATCH)
         if not in_process or fault.health is not Health.ALIVE or not begun.exact:
             ground.over = LostWorker(fault, move)

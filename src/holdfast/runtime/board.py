@@ -47,6 +47,8 @@ class Phase(IntEnum):
     """A few samples are computed on the device and on the CPU."""
     REST = 13
     """A limit holds the run back (limits.py)."""
+    PEERS = 14
+    """Waiting for the other ranks of a run that has several."""
 
     @property
     def label(self) -> str:

@@ -24,6 +24,7 @@ from holdfast.runtime.board import Phase
 from holdfast.runtime.faults import Fault
 from holdfast.runtime.ladder import Move
 from holdfast.runtime.loader import Loader
+from holdfast.runtime.peers import Alone, Peers
 from holdfast.runtime.quarantine import MOST_LISTED
 from holdfast.runtime.state import Protected
 from holdfast.settings import Settings
@@ -83,6 +84,8 @@ class Ground:
         self.over: StopRun | LostWorker | None = None
         """Why nothing more is done here: said again to a script whose bare `except:` went on regardless."""
         self.phase_hooks: list[Callable[[Phase], None]] = []
+        self.peers: Peers = Alone()
+        """The other ranks of this run."""
         self._protected: Protected | None = None
         self._snapshots: snapshot.Snapshots | None = None
 
@@ -112,7 +115,7 @@ class Ground:
         protected.move(self.device)
         self.objects = objects
         self._protected = protected
-        self._snapshots = snapshot.Snapshots(protected, self.link, self.device, self._known_optimizers())
+        self._snapshots = snapshot.Snapshots(protected, self.link, self.device, self.known_optimizers())
         self._snapshots.reserve()
 
     @property
@@ -201,7 +204,7 @@ class Ground:
 
     def optimizers(self, wanted: Any = None) -> list[torch.optim.Optimizer]:
         """Those a step is to use: the ones asked for, or the only one there is."""
-        known = self._known_optimizers()
+        known = self.known_optimizers()
         if wanted is None:
             if len(known) == 1:
                 return known
@@ -221,10 +224,10 @@ class Ground:
         return chosen
 
     def drop_gradients(self) -> None:
-        for optimizer in self._known_optimizers():
+        for optimizer in self.known_optimizers():
             optimizer.zero_grad(set_to_none=True)
 
-    def _known_optimizers(self) -> list[torch.optim.Optimizer]:
+    def known_optimizers(self) -> list[torch.optim.Optimizer]:
         return [value for value in self.objects.values() if isinstance(value, torch.optim.Optimizer)]
 
 
@@ -251,5 +254,9 @@ def named_by_kind(values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, A
 
 
 def _unwrapped(value: Any) -> Any:
-    """The module under torch.compile, so that a checkpoint fits with and without compiling."""
-    return getattr(value, "_orig_mod", value)
+    """The module under torch.compile or DistributedDataParallel, so that a checkpoint fits with and without them."""
+    value = getattr(value, "_orig_mod", value)
+    if isinstance(value, torch.nn.parallel.DistributedDataParallel):
+        value.require_backward_grad_sync = False  # a step is agreed on first: peers.gradients brings them together
+        return _unwrapped(value.module)
+    return value

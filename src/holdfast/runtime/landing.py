@@ -47,6 +47,7 @@ class Landing:
         if protected.stamp() != self.stamp or protected.tensors() is not self.tensors:
             protected.restore(snapshot.reader(self.payload), self.meta)
         self.restore_generators(ground.device)
+        ground.peers.landed(ground)
 
     def restore_generators(self, device: torch.device) -> None:
         read = snapshot.reader(self.payload)

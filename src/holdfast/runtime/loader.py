@@ -53,6 +53,22 @@ class Batch:
     epoch: int = 0
     missing: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """Samples that belong here and are quarantined."""
+    part: Indices | None = None
+    """Those of its samples that this process has, if others have the rest."""
+    counted: bool = True
+    """False if the part is another process's too."""
+
+    @property
+    def own(self) -> Indices:
+        """The samples that `value` was made of."""
+        return self.samples if self.part is None else self.part
+
+    @property
+    def share(self) -> float:
+        """What this process's part weighs. 0 for a process that got a sample of others, having none of its own."""
+        if self.part is None:
+            return 1.0
+        return len(self.part) / len(self.samples) if self.counted else 0.0
 
 
 class Loader:
@@ -99,6 +115,7 @@ class Loader:
         """The samples that the last plain iteration went without. Tell it with the score."""
         self._known = Quarantine(self.length)
         self._listed: list[dict[str, Any]] = []
+        self._shard = (0, 1)
         self._coverage = Coverage()
         self._plan: Epoch | None = None
         self._fetcher = Fetcher(dataset, collate_fn)
@@ -141,6 +158,16 @@ class Loader:
         self._pool.patience.floor_s = floor_s
         self._pool.patience.first_wait_s = first_wait_s
 
+    def share_with(self, rank: int, ranks: int) -> None:
+        """Of every batch of a training epoch, this process reads its own part: `batch_size` is that of all together.
+
+        Order, batches and position are those of one process, so a run can go on with another number of them. Plain
+        iteration stays whole. Samples that cannot be read are not left out: the others would not know.
+        """
+        self._shard = (rank, ranks)
+        if ranks > 1:
+            self.policy = replace(self.policy, quarantine=False, skip_bad=False)
+
     # Reading.
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
@@ -152,7 +179,8 @@ class Loader:
         for index, value in enumerate(self._values(course, start), start):
             samples, missing = course.divided(index)
             if len(samples):
-                yield Batch(index, value, samples, epoch, missing)
+                part, counted = course.part(samples)
+                yield Batch(index, value, samples, epoch, missing, part, counted)
 
     def __iter__(self) -> Iterator[Any]:
         """The values of a whole epoch, for evaluation: the cursor stays where it is."""
@@ -179,7 +207,7 @@ class Loader:
         return self._here.stream(course, start, self._settle, pin=pin is not None)
 
     def _course(self, number: int, *, training: bool) -> Course:
-        return Course(self._epoch(number), self._known, training=training)
+        return Course(self._epoch(number), self._known, training=training, shard=self._shard if training else (0, 1))
 
     def _epoch(self, number: int) -> Epoch:
         plan = self._plan

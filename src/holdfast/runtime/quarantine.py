@@ -99,7 +99,10 @@ Settle = Callable[["Course", int, Charge, Exception | None], None]
 class Course:
     """One way through an epoch: its batches without the samples in quarantine."""
 
-    def __init__(self, epoch: Epoch, quarantine: Quarantine, *, training: bool = True) -> None:
+    def __init__(
+        self, epoch: Epoch, quarantine: Quarantine, *, training: bool = True, shard: tuple[int, int] = (0, 1)
+    ) -> None:
+        self.shard = shard
         self.epoch = epoch
         self.training = training
         self.quarantine = quarantine
@@ -115,11 +118,24 @@ class Course:
         return Ticket(self.epoch.seed, self.epoch.number, batch, self.samples(batch))
 
     def samples(self, batch: int) -> Indices:
-        """What is fetched."""
-        return self.divided(batch)[0]
+        """What is fetched here."""
+        samples = self.divided(batch)[0]
+        part, _ = self.part(samples)
+        return samples if part is None else part
+
+    def part(self, samples: Indices) -> tuple[Indices | None, bool]:
+        """Of a batch, what this process of several reads; None for all of it.
+
+        Where there are fewer samples than processes, the rest read the first one, and it does not count for them.
+        """
+        rank, ranks = self.shard
+        if ranks == 1 or not len(samples):
+            return None, True
+        begin, end = -(-rank * len(samples) // ranks), -(-(rank + 1) * len(samples) // ranks)
+        return (samples[begin:end], True) if end > begin else (samples[:1], False)
 
     def divided(self, batch: int) -> tuple[Indices, Indices]:
-        """What is fetched of a batch, and what is left out."""
+        """What there is of a batch, in all processes, and what is left out."""
         samples = self.epoch.samples(batch)
         if not len(self.quarantine):
             return samples, samples[:0]

@@ -37,6 +37,7 @@ from holdfast.runtime.ground import Ground, Link, LostWorker, Position, StopRun,
 from holdfast.runtime.ladder import Rung
 from holdfast.runtime.landing import Landing, restore
 from holdfast.runtime.loader import Batch, Loader
+from holdfast.runtime.peers import Peers
 from holdfast.runtime.resting import Resting
 from holdfast.runtime.rng import capture_rng, restore_rng
 from holdfast.runtime.transaction import Loss, Splitter, Work
@@ -74,11 +75,20 @@ class Session:
     """One training run, seen from inside. Holdfast makes it; your `train(session)` receives it."""
 
     def __init__(
-        self, link: Link, *, run: Run, rungs: list[Rung], rung: int, settings: Settings, device: torch.device
+        self,
+        link: Link,
+        *,
+        run: Run,
+        rungs: list[Rung],
+        rung: int,
+        settings: Settings,
+        device: torch.device,
+        peers: Peers | None = None,
     ) -> None:
         self.run = run
         self.settings = settings
         ground = Ground(link, settings, device)
+        ground.peers = peers or ground.peers
         self._ground = ground
         self._board = ground.board
         self._phase_hooks = ground.phase_hooks
@@ -127,6 +137,16 @@ class Session:
         return self._ground.replaying
 
     @property
+    def rank(self) -> int:
+        """Which of the processes of this run this one is: 0, unless it was launched with several."""
+        return self._ground.peers.rank
+
+    @property
+    def ranks(self) -> int:
+        """How many processes train this model together."""
+        return self._ground.peers.ranks
+
+    @property
     def _position(self) -> Position:
         return self._ground.position
 
@@ -158,6 +178,7 @@ class Session:
         if self._landing is not None:
             self._started = True
             self._attempts.pieces.hold()
+        self._ground.peers.protect(self._ground, restored=self._landing is not None)
         for each in self._left_out:
             loader = self._named.get(each["loader"])
             if isinstance(loader, Loader):
@@ -167,6 +188,7 @@ class Session:
             loader.on_event = self._attempts.loader_mended
             loader.on_wait = self._board.beat
             loader.device = self.device
+            loader.share_with(self.rank, self.ranks)
             loader.be_patient(floor_s=self.settings.loader.stuck_floor, first_wait_s=self.settings.loader.first_wait)
 
     # -- the loop ------------------------------------------------------------------------------------------
@@ -365,7 +387,8 @@ class Session:
 
         def perform(device: torch.device) -> T:
             self._enter(Phase.FORWARD)
-            return fn()
+            with self._ground.peers.averaging(self._ground.known_optimizers()):
+                return fn()
 
         result = self._transact(perform, None)
         self._ground.loss = self._ground.norm = None
@@ -415,10 +438,11 @@ class Session:
         batch again, so names the loop leaves behind, like its last loss, exist for the code after the loop.
         """
         self._ground.check_not_over()
+        stop = self._ground.peers.at_boundary(self._ground, at, stop=self._board.stop_requested)
         due = (
             at not in ("batch", "free")
             or self._uncommitted >= self.settings.snapshot.every
-            or self._board.stop_requested
+            or stop
             or self._board.rest
             or self._attempts.vigil.on_trial
         )
@@ -430,7 +454,7 @@ class Session:
             self._uncommitted = 0
             self._attempts.check_numbers()
         self._resting.at_boundary()
-        if self._board.stop_requested:
+        if stop or (self.ranks == 1 and self._board.stop_requested):  # several stop where they agreed to
             self._ground.snapshots.flush()
             self._attempts.check_numbers()
             self._ground.link.send("stopped", step=self._position.step)
@@ -442,6 +466,7 @@ class Session:
         self._ground.check_not_over()
         if self._ground.ready and self._started:
             self._land_at_last()
+            self._ground.peers.at_boundary(self._ground, "end", stop=False)
             self._ground.take("end", resumable=True)
             self._ground.snapshots.flush()
             self._attempts.check_numbers()

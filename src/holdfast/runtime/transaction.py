@@ -70,6 +70,8 @@ class Work:
     """Whether the norm of the gradients is wanted."""
     norm: Tensor | None = None
     """That norm, on the device, once they are there. None under a GradScaler, which judges them itself."""
+    together: Callable[[Tensor], Tensor] | None = None
+    """Makes the gradients, and the loss, those of all ranks."""
 
 
 def perform(work: Work, device: torch.device, enter: Callable[[Phase], None]) -> Tensor:
@@ -98,7 +100,7 @@ def _gradients(work: Work, device: torch.device, enter: Callable[[Phase], None])
         part = weighted.detach()
         total = part if total is None else total + part
     assert total is not None
-    return total
+    return total if work.together is None else work.together(total)
 
 
 def _update(work: Work) -> None:

@@ -1,0 +1,223 @@
+"""`holdfast launch`: one run of several processes, of several machines, or in a cloud.
+
+    holdfast launch --nproc 2 my_script.py                            two processes here
+    holdfast launch --nodes 2 --node-rank 0 --master 10.0.0.1 my_script.py    one of two machines
+    holdfast launch --resume calm-heron --nproc 4                     go on with another number of them
+
+The script is the one `holdfast train` takes. torch's elastic agent (torchrun) starts the ranks and replaces them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from holdfast import __version__
+from holdfast.cli import faces, notify
+from holdfast.cli.output import Output, add_flags
+from holdfast.cli.train import Order, add_device, create, read_order
+from holdfast.cli.usage import Parser, UsageError
+from holdfast.distributed import torchrun
+from holdfast.distributed.job import Job
+from holdfast.errors import ExitCode, HoldfastError, UserError, from_json
+from holdfast.events import Event
+from holdfast.runfolder import RunFolder, find_run
+
+
+def add_parser(subparsers: Any) -> Parser:
+    """Add the command to the command line."""
+    parser: Parser = subparsers.add_parser(
+        "launch",
+        help="one run of several processes, machines, or in a cloud",
+        description="""\
+Train a script in several processes that hold the same model, each on its part of
+every batch. A rank that dies or hangs is replaced, and the run goes on from the
+newest snapshot all ranks have.
+
+examples:
+  holdfast launch --nproc 2 my_script.py              two processes on this machine
+  holdfast launch --resume calm-heron --nproc 4       go on with four
+  holdfast launch --nodes 2 --node-rank 0 --master 10.0.0.1 my_script.py
+                                                      the first of two machines
+""",
+    )
+    parser.for_script()
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="a Python file with `def train(session)`")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an argument of train(), or with a dot a setting: `holdfast config` lists them",
+    )
+    ranks = parser.add_argument_group("how many")
+    ranks.add_argument("--nproc", metavar="N", help="processes on this machine (default: one for each card, or 1)")
+    ranks.add_argument("--nodes", type=int, default=1, metavar="N", help="machines (default: 1)")
+    ranks.add_argument("--node-rank", type=int, default=0, metavar="K", help="which of them this is, from 0")
+    ranks.add_argument("--master", metavar="HOST", help="the first machine, HOST or HOST:PORT")
+    ranks.add_argument("--resume", metavar="RUN", help="go on with a run, on any number of ranks")
+    add_device(parser)
+    parser.add_argument("--seed", type=int, metavar="N", help="the same as run.seed=N (default: 0)")
+    add_flags(parser, plain=True, progress=True)
+    parser.set_defaults(run=run, script_argv=[])
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, make or find the run folder, start the agent, watch, tell how it ended."""
+    output = Output.from_args(args)
+    wanted = _wanted(args)
+    folder, order = _resumed(args, output) if args.resume else (None, _new(args))
+    if wanted.node_rank > 0:
+        folder = None  # the first machine keeps the run folder
+    elif folder is None:
+        folder = create(order, ranks=wanted.nproc * wanted.nodes)
+    if folder is not None:
+        folder.lock()
+        folder.update_info(pid=os.getpid(), state="STARTING", exit_code=None, ranks=wanted.nproc * wanted.nodes)
+    return _conduct(folder, order, wanted, output)
+
+
+def _wanted(args: argparse.Namespace) -> torchrun.Wanted:
+    nproc = _nproc(args.nproc)
+    if args.nodes < 1 or not 0 <= args.node_rank < args.nodes:
+        raise UsageError(
+            f"--node-rank {args.node_rank} does not fit --nodes {args.nodes}",
+            command="launch",
+            cause="machines are counted from 0",
+        )
+    if args.nodes > 1 and not args.master:
+        raise UsageError(
+            "--nodes needs --master",
+            command="launch",
+            cause="the machines have to meet somewhere",
+            tips=["name the first one on all of them: `--master 10.0.0.1`"],
+        )
+    master = args.master or ""
+    master = master if ":" in master else f"{master}:{torchrun.PORT}"
+    return torchrun.Wanted(nproc, args.nodes, args.node_rank, master)
+
+
+def _nproc(asked: str | None) -> int:
+    if asked is None:
+        from holdfast.devices import inventory
+
+        return max(1, sum(name.startswith("cuda") for name in inventory.candidates()))
+    try:
+        number = int(asked)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise UsageError(f"--nproc is {asked}, but it has to be a whole number of 1 or more", command="launch")
+    return number
+
+
+def _new(args: argparse.Namespace) -> Order:
+    if not args.script:
+        raise UsageError(
+            "which script?", command="launch", tips=["`holdfast launch --nproc 2 my_script.py`, or `--resume RUN`"]
+        )
+    return read_order(
+        args.script, args.words, device=args.device, seed=args.seed, argv=args.script_argv, command="launch"
+    )
+
+
+def _resumed(args: argparse.Namespace, output: Output) -> tuple[RunFolder, Order]:
+    """The run with the script, arguments and settings it has; words with a dot change a setting."""
+    from holdfast.cli import resume
+    from holdfast.cli.supervise import threads_for
+    from holdfast.settings import Settings
+
+    if args.script and "=" in args.script:  # the place of the script, where there is none
+        args.words, args.script = [args.script, *args.words], None
+    if args.script:
+        raise UsageError("--resume takes no script", command="launch", cause="the run has one already")
+    overrides = resume._overrides(args)
+    folder = find_run(Path(Settings.load().run.folder), args.resume)
+    if folder.info.get("state") == "FINISHED":
+        raise UserError(f"{folder.name} is finished", hints=[f"`holdfast show {folder.name}` shows it"])
+    facts, argv, arguments = resume._script(folder, args.script_argv)
+    settings = resume._settings(folder, {**overrides, "run.seed": str(folder.info.get("seed", 0))})
+    folder = RunFolder(folder.path.absolute())
+    resume._newest(folder, output)
+    folder.update_info(settings=settings.recorded())
+    return folder, Order(facts, argv, arguments, settings, threads_for(settings.run.threads))
+
+
+def _conduct(folder: RunFolder | None, order: Order, wanted: torchrun.Wanted, output: Output) -> int:
+    from holdfast.distributed import rank
+
+    job = Job.create()
+    threads = rank.threads_for(order, wanted.nproc)
+    face = faces.Careful(faces.QuietFace()) if folder is None else faces.choose(output, _header(folder, order, wanted))
+    words = ["train", str(order.facts.path), *_words(order)]
+    if order.argv:
+        words += ["--", *order.argv]
+    run_id = folder.name if folder is not None else "holdfast"
+    command = torchrun.command_for(wanted, words, "holdfast" if wanted.nodes > 1 else run_id)
+    env = torchrun.environment_for(wanted, job, folder, threads)
+    if folder is not None:
+        start = Event.now("start", run=folder.name, ranks=wanted.nproc * wanted.nodes, seed=order.settings.run.seed)
+        folder.append(start)
+        face.event(start)
+        notify.start(folder, order.settings)
+    launch = torchrun.Launch(job, folder, command, env, order.settings, face)
+    try:
+        outcome = launch.to_the_end()
+    finally:
+        face.close()
+        job.remove()
+    return _tell(folder, outcome, launch.stop_signal, output)
+
+
+def _words(order: Order) -> list[str]:
+    """Arguments and settings again, for every rank. What may be secret is in the environment of nobody else."""
+    changed = [
+        f"{key}={order.settings.shown(key)}" for key in order.settings.changed() if not key.startswith("notify.")
+    ]
+    return [*(f"{key}={value}" for key, value in order.arguments.items()), *changed]
+
+
+def _header(folder: RunFolder, order: Order, wanted: torchrun.Wanted) -> faces.Header:
+    from holdfast.naming import handle, shown
+
+    where = f"{wanted.nproc} ranks" if wanted.nodes == 1 else f"{wanted.nodes} machines with {wanted.nproc} ranks each"
+    return faces.Header(
+        version=__version__,
+        run=folder.name,
+        handle=handle(folder),
+        workload=str(folder.info.get("workload")),
+        folder=shown(folder.path),
+        device=where,
+        seed=order.settings.run.seed,
+        differs=[f"{key}={value}" for key, value in order.arguments.items()],
+        bell=order.settings.notify.bell,
+    )
+
+
+def _tell(folder: RunFolder | None, outcome: dict[str, Any], stopped_by: int | None, output: Output) -> int:
+    import signal
+
+    from holdfast.cli import supervise
+    from holdfast.cli.reading import Look
+    from holdfast.distributed import rank
+    from holdfast.runtime.affairs import Outcome
+
+    code = rank._exit_code(outcome)
+    if outcome["state"] == "STOPPED" and stopped_by == signal.SIGINT:
+        code = int(ExitCode.INTERRUPTED)
+    found = outcome.get("error")
+    error: HoldfastError | None = from_json(found) if isinstance(found, dict) else None
+    if folder is None:
+        if error is not None:
+            raise error
+        return code
+    rank.settle(folder, {**outcome, "code": code})
+    folder.append(Event.now("end", state=outcome["state"], exit_code=code, error=found))
+    folder.close()
+    with contextlib.suppress(OSError, ValueError):  # nobody is there to read it; the code still counts
+        supervise._tell(Look(folder), Outcome(outcome["state"], code, error), output)
+    return code

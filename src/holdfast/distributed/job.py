@@ -1,0 +1,184 @@
+"""What outlives a rank: its snapshots, its board, and notes to its successor, in one folder of shared memory. No torch.
+
+job = Job.create()                        # `holdfast launch`; under plain torchrun the first rank to come
+job.new_board(rank)                       # a page of its own for each process that is this rank
+job.slots(rank)                           # the folder of its snapshots, the same for its successors
+job.leave(rank, "peer")                   # why a rank ends: one that leaves no such note was killed
+job.end({"state": "FAILED", ...})         # the run is over, whatever the agent does next
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import mmap
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from holdfast.files import read_json, write_json
+from holdfast.runtime import process
+from holdfast.runtime.board import Board
+from holdfast.runtime.slots import Arena, Slot
+
+SHARED_MEMORY = Path("/dev/shm")
+_PREFIX = "holdfast-job-"
+_PATIENCE = 60.0
+
+
+class Job:
+    """The folder of one launch on one machine."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    # -- making and finding --------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, owner: int | None = None) -> Job:
+        """A new one, in memory where there is any; those whose owner is gone are removed on the way."""
+        place = _place()
+        sweep(place)
+        job = cls(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place)))
+        job._write("owner.json", _identity(os.getpid() if owner is None else owner))
+        return job
+
+    @classmethod
+    def of_agent(cls, agent: int, *, first: bool) -> Job:
+        """The job of the ranks that this agent started: the first one makes it, the others wait for it."""
+        identity = _identity(agent)
+        pointer = _place() / f"{_PREFIX}agent-{_user()}-{agent}-{identity['started']}.json"
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            found = read_json(pointer)
+            if found is not None and isinstance(found.get("job"), str) and _is_ours(pointer):
+                return cls(Path(found["job"]))
+            if first:
+                job = cls.create(owner=agent)
+                write_json(pointer, {"job": str(job.path), **identity}, durable=False)
+                return job
+            if time.monotonic() > deadline:
+                raise TimeoutError(errno.ETIMEDOUT, "the first rank of this machine has not come")
+            time.sleep(0.02)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        for pointer in self.path.parent.glob(f"{_PREFIX}agent-*.json"):
+            if (read_json(pointer) or {}).get("job") == str(self.path):
+                pointer.unlink(missing_ok=True)
+
+    # -- boards --------------------------------------------------------------------------------------------
+
+    def new_board(self, rank: int) -> Board:
+        board = Board.create(path=self.path / f"board-{rank}-{os.getpid()}")
+        board.identify(os.getpid())
+        return board
+
+    def boards(self) -> dict[tuple[int, int], Path]:
+        """By rank and process, those of processes that have ended too."""
+        found = {}
+        for path in self.path.glob("board-*-*"):
+            _, rank, pid = path.name.split("-")
+            if path.stat().st_size:
+                found[int(rank), int(pid)] = path
+        return found
+
+    # -- snapshots -----------------------------------------------------------------------------------------
+
+    def slots(self, rank: int) -> Path:
+        folder = self.path / f"slots-{rank}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    def arenas(self, rank: int) -> list[Arena]:
+        """The slots that earlier processes of this rank have left; all of one size belong together."""
+        by_size: dict[int, list[Path]] = {}
+        for path in sorted(self.slots(rank).glob("slot-*")):
+            by_size.setdefault(path.stat().st_size, []).append(path)
+        return [_open(paths) for _, paths in sorted(by_size.items())]
+
+    # -- notes ---------------------------------------------------------------------------------------------
+
+    def leave(self, rank: int, why: str, **more: Any) -> None:
+        """Why this process ends, for whoever comes after it."""
+        with contextlib.suppress(OSError):
+            self._write(f"left-{rank}-{os.getpid()}.json", {"why": why, **more})
+
+    def accuse(self, rank: int, pid: int, why: str, **more: Any) -> None:
+        """Why that process was ended by us."""
+        self._write(f"left-{rank}-{pid}.json", {"why": why, **more})
+
+    def left(self, rank: int, pid: int) -> dict[str, Any] | None:
+        return read_json(self.path / f"left-{rank}-{pid}.json")
+
+    def note(self, name: str, data: dict[str, Any]) -> None:
+        self._write(f"note-{name}.json", data)
+
+    def noted(self, name: str) -> dict[str, Any]:
+        return read_json(self.path / f"note-{name}.json") or {}
+
+    def end(self, outcome: dict[str, Any]) -> None:
+        """The run is over. The first word counts: what others find afterwards follows from it."""
+        temporary = self.path / f".outcome-{os.getpid()}"
+        temporary.write_text(json.dumps(outcome), encoding="utf-8")
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, self.path / "outcome.json")
+        temporary.unlink(missing_ok=True)
+
+    @property
+    def outcome(self) -> dict[str, Any] | None:
+        return read_json(self.path / "outcome.json")
+
+    def _write(self, name: str, data: dict[str, Any]) -> None:
+        write_json(self.path / name, data, durable=False)
+
+
+def sweep(place: Path | None = None) -> None:
+    """Remove what launches left whose every process was killed at once."""
+    for folder in (place or _place()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            known = read_json(folder / "owner.json" if folder.is_dir() else folder)
+            if known is None or not _is_ours(folder) or _lives(known):
+                continue
+            if folder.is_dir():
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                folder.unlink(missing_ok=True)
+
+
+def _place() -> Path:
+    usable = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK) and not process.portable()
+    return SHARED_MEMORY if usable else Path(tempfile.gettempdir())
+
+
+def _user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def _is_ours(path: Path) -> bool:
+    return not hasattr(os, "getuid") or path.lstat().st_uid == os.getuid()
+
+
+def _identity(pid: int) -> dict[str, Any]:
+    info = process.inspect(pid)
+    return {"pid": pid, "started": info.started if info is not None else 0}
+
+
+def _lives(known: dict[str, Any]) -> bool:
+    pid = known.get("pid")
+    if not isinstance(pid, int) or not process.exists(pid):
+        return False
+    info = process.inspect(pid)
+    return info is None or info.started == known.get("started")
+
+
+def _open(paths: list[Path]) -> Arena:
+    slots = []
+    for index, path in enumerate(paths):
+        fd = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+        slots.append(Slot(index, mmap.mmap(fd, os.fstat(fd).st_size), fd, path))
+    return Arena(slots, "file")

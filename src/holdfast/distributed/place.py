@@ -1,0 +1,56 @@
+"""Which rank this process is: what torch's elastic agent says in the environment. No torch.
+
+place = Place.of(os.environ)         # None: an ordinary process
+place.rank, place.ranks, place.restarts
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+RUN = "HOLDFAST_LAUNCHED_RUN"
+"""The run folder, from `holdfast launch` to the ranks of the machine that keeps it."""
+JOB = "HOLDFAST_LAUNCHED_JOB"
+"""The folder of what outlives a rank; also a sign that somebody watches the ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One rank among others."""
+
+    rank: int
+    ranks: int
+    local_rank: int
+    local_ranks: int
+    restarts: int
+    """How often the agent has replaced the ranks."""
+    agent: int
+    """The process that does."""
+    run: str | None = None
+    job: str | None = None
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Place | None:
+        """None for a process that no elastic agent started, or that already is below a rank."""
+        if "TORCHELASTIC_RUN_ID" not in environ or not {"RANK", "WORLD_SIZE"} <= set(environ):
+            return None
+        try:
+            return cls(
+                rank=int(environ["RANK"]),
+                ranks=int(environ["WORLD_SIZE"]),
+                local_rank=int(environ.get("LOCAL_RANK", "0")),
+                local_ranks=int(environ.get("LOCAL_WORLD_SIZE", "1")),
+                restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+                agent=os.getppid(),
+                run=environ.get(RUN) or None,
+                job=environ.get(JOB) or None,
+            )
+        except ValueError:
+            return None
+
+    @property
+    def watched(self) -> bool:
+        """Whether `holdfast launch` looks after the ranks of this machine."""
+        return self.job is not None
