@@ -11,7 +11,6 @@ how many steps it has to repeat, is said each time.
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import signal
@@ -178,6 +177,7 @@ class Answering:
         assert supervisor.notes is not None
         beat = supervisor.notes.board.read()
         supervisor.watch.learn(beat)
+        supervisor.steps.process_ended(supervisor.notes)
         accounts.attempts += beat.attempts
         if supervisor.attached.exact:
             accounts.steps = self.affairs.newest_step
@@ -291,8 +291,8 @@ class Answering:
             text = f"from the beginning ({why}); {repeats(reached)}"
             return Start(list(order.command), {}, 0, text)
         command, env = way.begin(list(order.command), found.path)
-        step = self._step_of(found)
-        about = "" if found.step is not None else "about "
+        step, sure = supervisor.steps.of(found, supervisor.notes)
+        about = "" if sure else "about "
         self._last_found = found.path
         return Start(
             command, env, step, f"from {_short(found.path)} by {way.name}; {repeats(max(0, reached - step), about)}"
@@ -320,17 +320,6 @@ class Answering:
         if way.chooses and passed:
             return way, None
         return way, newest
-
-    def _step_of(self, found: Found) -> int:
-        """The step a checkpoint was written at: as it says, or by the clock."""
-        if found.step is not None:
-            return found.step
-        marks = self.supervisor.marks[-200:]
-        gaps = sorted(later[0] - earlier[0] for earlier, later in itertools.pairwise(marks))
-        # A file's time is that of the clock's last tick, up to 10 ms ago: half a step of grace, and no more.
-        grace = min(10_000_000, gaps[len(gaps) // 2] // 2) if gaps else 0
-        before = [step for when, step in self.supervisor.marks if when <= found.time_ns + grace]
-        return before[-1] if before else 0
 
     # -- progress ------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from holdfast.external.notes import Notes
 from holdfast.external.record import Record
 from holdfast.external.signals import STOPPING, Signals
 from holdfast.external.stacks import ask_for_stacks
+from holdfast.external.steps import Steps
 from holdfast.external.streams import Streams
 from holdfast.runfolder import RunFolder
 from holdfast.runtime import process
@@ -90,8 +91,7 @@ class ScriptSupervisor:
         self.stopping: int | None = None
         """The signal somebody asked the script to end with."""
         self.generation = 0
-        self.marks: list[tuple[int, int]] = []
-        """Steps by the clock: a checkpoint's time tells its step."""
+        self.steps = Steps(run)
         self._name = b""
         self._asked = 0
         self._insist: float | None = None
@@ -311,11 +311,8 @@ class ScriptSupervisor:
             self.answering.progressed(beat.step)
             accounts.steps = beat.step
             self.affairs.teller.rate.note(beat.step)
-        newest = self.marks[-1][1] if self.marks else 0
-        if self.notes is not None and beat.step != newest:
-            self.marks += self.notes.marks(newest if beat.step > newest else beat.step - beat.attempts)
-            if len(self.marks) > 50_000:
-                del self.marks[:25_000:2]
+        if self.notes is not None:
+            self.steps.look(self.notes, beat)
 
     def _ended(self, script: Script) -> bool:
         """Is it over? A script that went into the background by itself is followed there."""

@@ -6,6 +6,7 @@ It is loaded by whatever Python the script runs on, before the script: the stand
 Python 3.8, nothing imported that a script has not imported itself, and no error that could reach the script.
 
   steps        torch's global optimizer-step hook, set once the script has imported torch; no module is touched
+  checkpoints  the step of each torch.save, so that what is repeated after a restart is counted and not guessed
   exception    read from `sys` when the interpreter ends
   stacks       faulthandler, on a crash and on a signal that nobody else uses
   resuming     after a restart, `Trainer.fit` of Lightning and `Trainer.train` of transformers begin at a checkpoint,
@@ -26,6 +27,8 @@ SIZE = 4096
 MAGIC_NUMBER = 0x484F4C4446415354
 FRAMEWORKS = ("lightning", "pytorch_lightning", "transformers", "ultralytics", "accelerate", "holdfast")
 MOST_TEXT = 2000
+MOST_SAVES = 1 << 18
+FILE_CLOCK = 5  # Linux: CLOCK_REALTIME_COARSE, by which the kernel dates files. It may be 10 ms behind the other one.
 
 _folder = ""
 _resume = ""
@@ -199,6 +202,44 @@ def _lives(pid):
     return True
 
 
+# -- checkpoints -------------------------------------------------------------------------------------------------
+
+
+def _serialization_is_here(module):
+    """torch.save asks a function of its module about the file first: there it is seen, and where the saving itself
+    fails, no line of ours is in the script's traceback."""
+    check = module._check_save_filelike
+
+    def look(f):
+        try:
+            _note_save(f)
+        except Exception:
+            pass
+        return check(f)
+
+    module._check_save_filelike = look
+
+
+def _note_save(f):
+    """Which step this is, when, and which file: `saves.jsonl`, a line for each. Only of the process that is counted."""
+    words = _words
+    if words is None or _attached or words[PID] not in (0, os.getpid()):
+        return
+    name = f if isinstance(f, (str, os.PathLike)) else getattr(f, "name", "")
+    path = os.path.abspath(os.fsdecode(name)) if name and not isinstance(name, int) else ""
+    import json
+    import time
+
+    when = time.clock_gettime_ns(FILE_CLOCK) if sys.platform == "linux" else time_ns()
+    fd = os.open(os.path.join(_folder, "saves.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        if os.fstat(fd).st_size > MOST_SAVES:
+            os.ftruncate(fd, 0)
+        os.write(fd, (json.dumps([words[STEP], when, path]) + "\n").encode())
+    finally:
+        os.close(fd)
+
+
 # -- what a process leaves ---------------------------------------------------------------------------------------
 
 
@@ -334,6 +375,7 @@ def _wrap(cls, name, argument):
 
 ACTS = {
     "torch.optim.optimizer": _torch_is_here,
+    "torch.serialization": _serialization_is_here,
     "lightning.pytorch.trainer.trainer": _lightning_is_here,
     "pytorch_lightning.trainer.trainer": _lightning_is_here,
     "transformers.trainer": _transformers_is_here,
