@@ -11,6 +11,7 @@ Python 3.8, nothing imported that a script has not imported itself, and no error
   stacks       faulthandler, on a crash and on a signal that nobody else uses
   resuming     after a restart, `Trainer.fit` of Lightning and `Trainer.train` of transformers begin at a checkpoint,
                if the script does not name one itself
+  batches      after memory ran out, the Trainer of transformers computes a batch in pieces and adds their gradients
 """
 
 import os
@@ -261,6 +262,8 @@ def _at_exit(pid):
     """The interpreter ends. If an exception was the reason, it is still in `sys`."""
     if os.getpid() != pid:
         return
+    if _mine == pid:
+        _write("ended-%d.json" % pid, {"pid": pid})
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if not isinstance(error, BaseException):
         return
@@ -297,11 +300,15 @@ def _describe(error):
         trace = trace.tb_next
     code = getattr(error, "error_code", None)
     number = getattr(error, "errno", None)
+    child = getattr(error, "returncode", None)  # of subprocess; torchrun's own error has a list of them
+    if hasattr(error, "get_first_failure"):
+        child = error.get_first_failure()[1].exitcode
     return {
         "types": ["%s.%s" % (cls.__module__, cls.__qualname__) for cls in type(error).__mro__],
         "text": text[:MOST_TEXT],
         "error_code": code if isinstance(code, int) else None,
         "errno": number if isinstance(number, int) else None,
+        "returncode": child if isinstance(child, int) else None,
         "by_loader": by_loader,
         "where": where,
     }
@@ -338,6 +345,37 @@ def _lightning_is_here(module):
 
 def _transformers_is_here(module):
     _wrap(module.Trainer, "train", "resume_from_checkpoint")
+    _divide_batches(module.Trainer)
+
+
+def _divide_batches(cls):
+    """A Trainer is made: its batch is noted, and computed in pieces if memory was too small for it."""
+    import functools
+    import inspect
+
+    original = cls.__init__
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def make(*args, **kwargs):
+        try:
+            _divide(signature.bind(*args, **kwargs).arguments.get("args"))
+        except Exception:
+            pass
+        original(*args, **kwargs)
+
+    cls.__init__ = make
+
+
+def _divide(training):
+    """Steps, samples and learning rate stay what they were: what is computed at once becomes less."""
+    batch, asked = training.per_device_train_batch_size, int(os.environ.get("HOLDFAST_PIECES") or 1)
+    _write("batch.json", {"batch": batch})
+    pieces = max(number for number in range(1, asked + 1) if batch % number == 0)
+    if pieces > 1 and not hasattr(training, "_holdfast_pieces"):
+        training._holdfast_pieces = pieces
+        training.per_device_train_batch_size = batch // pieces
+        training.gradient_accumulation_steps *= pieces
 
 
 def _wrap(cls, name, argument):
