@@ -48,7 +48,7 @@ PREFIX = "HOLDFAST_"
 OTHERS = frozenset(
     {
         *("HOLDFAST_STATE", "HOLDFAST_BOOT_ID", "HOLDFAST_PRETEND", "HOLDFAST_SENSORS"),
-        *("HOLDFAST_HOOK", "HOLDFAST_RESUME", "HOLDFAST_ATTACH"),
+        *("HOLDFAST_HOOK", "HOLDFAST_RESUME", "HOLDFAST_ATTACH", "HOLDFAST_PIECES"),
     }
 )
 """Variables that are none of the settings: where the user's ledger is, what tests pretend, and what `holdfast run`

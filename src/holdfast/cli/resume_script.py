@@ -40,8 +40,8 @@ def go_on(
     """Start it again. The run is locked by the caller."""
     from holdfast.cli.run import conduct
     from holdfast.external import launching
+    from holdfast.external.order import Order
     from holdfast.external.rungs import rungs_for
-    from holdfast.external.supervising import Order
 
     command, cwd = _command(folder, args.script_argv)
     program = launching.check(command) if os.sep not in command[0] else str((cwd / command[0]).absolute())

@@ -15,7 +15,7 @@ import os
 import platform
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast import __version__
 from holdfast.cli.output import Output, add_flags
@@ -23,6 +23,10 @@ from holdfast.cli.usage import Parser, UsageError
 from holdfast.events import Event, utc_now
 from holdfast.runfolder import RunFolder, redact
 from holdfast.settings import Settings, parse_overrides
+
+if TYPE_CHECKING:
+    from holdfast.external.order import Order
+    from holdfast.external.stage import Process, Stage
 
 
 def add_parser(subparsers: Any) -> Parser:
@@ -62,7 +66,7 @@ examples:
 def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked, make the run folder, supervise."""
     from holdfast.external import launching
-    from holdfast.external.frameworks import check_template
+    from holdfast.external.order import Order
     from holdfast.external.rungs import rungs_for
 
     output = Output.from_args(args)
@@ -74,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
         tips = ["write it after `--`: `holdfast run -- python train.py`"]
         raise UsageError("no command was given", command="run", tips=tips)
     if args.resume_with is not None:
+        from holdfast.external.frameworks import check_template
+
         check_template(args.resume_with)
     launching.check(command)
     overrides = dict(parse_overrides(args.words))
@@ -81,8 +87,6 @@ def run(args: argparse.Namespace) -> int:
     rungs = rungs_for(settings.run.device)
     folder = RunFolder.create(Path(settings.run.folder), workload(command), _info(command, args, settings))
     folder.lock()
-    from holdfast.external.supervising import Order
-
     return conduct(folder, Order(command, Path.cwd(), rungs, resume_with=args.resume_with), settings, output)
 
 
@@ -111,22 +115,35 @@ def _info(command: list[str], args: argparse.Namespace, settings: Settings) -> d
     }
 
 
-def conduct(folder: RunFolder, order: Any, settings: Settings, output: Output) -> int:
+def conduct(folder: RunFolder, order: Order, settings: Settings, output: Output) -> int:
     """Supervise it to its end; the run is locked by the caller."""
+    from holdfast.external.stage import Stage
+
+    start = Event.now("start", run=folder.name, command=redact(order.command), holdfast=__version__)
+    folder.append(start)
+    try:
+        with Stage(folder, settings) as stage:
+            first = stage.first(order)
+            outcome, shown = _supervise(folder, order, settings, output, stage, first)
+    finally:
+        folder.close()
+    shown.conclude(outcome)
+    return int(outcome.exit_code)
+
+
+def _supervise(
+    folder: RunFolder, order: Order, settings: Settings, output: Output, stage: Stage, first: Process | None
+) -> Any:
+    """What is imported here is imported while the script begins."""
     from holdfast.cli.faces import Careful
     from holdfast.cli.run_face import RunFace
     from holdfast.external.supervising import ScriptSupervisor
 
     shown = RunFace(output, folder)
     face = Careful(shown)
-    start = Event.now("start", run=folder.name, command=redact(order.command), holdfast=__version__)
-    folder.append(start)
     try:
-        supervisor = ScriptSupervisor(folder, order, settings, face)
+        supervisor = ScriptSupervisor(folder, order, settings, stage, face)
         shown.supervisor = supervisor
-        outcome = supervisor.run()
+        return supervisor.run(first), shown
     finally:
         face.close()
-        folder.close()
-    shown.conclude(outcome)
-    return int(outcome.exit_code)

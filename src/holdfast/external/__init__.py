@@ -1,17 +1,22 @@
 """Somebody else's script under supervision: `holdfast run -- python train.py`.
 
-    streams.py       the script's stdin, stdout and stderr, passed on byte for byte
-    launching.py     starting it as it would start by itself
-    kin.py           what it started, found and ended with it
-    hook/            the few lines inside the script: steps, the last exception, stacks
-    notes.py         what the hook wrote down, and which fault it is
-    activity.py      is it computing, although it says nothing?
-    patience.py      how long it may be silent
-    frameworks.py    how Lightning, HF Trainer, ultralytics, Accelerate and others go on
-    checkpoints.py   the newest checkpoint that is whole
-    rungs.py         the ladder by environment, down to the CPU
-    supervising.py   the loop; answering.py: what follows when the script ends
-    attached.py      the other end of `holdfast.attach`: slots and keeper
+    order.py         what to run
+    stage.py         all a process of it needs to start, and little else: the command waits for what is imported first
+      streams.py     its stdin, stdout and stderr, passed on byte for byte
+      launching.py   starting it as it would start by itself; signals.py: what is sent to us is sent on
+      kin.py         what it started, found and ended with it
+      hook/          the few lines inside the script: steps, saves, the last exception, stacks
+      notes.py       what the hook wrote down, and which fault it is
+    supervising.py   the loop
+      silence.py     a hang: patience.py says how long it may be silent, activity.py whether it computes meanwhile
+      steps.py       which step a checkpoint belongs to
+    answering.py     what follows when the script ends
+      going_on.py    where it begins again: frameworks.py (Lightning, HF Trainer, ultralytics, Accelerate and others),
+                     checkpoints.py (the newest that is whole), batches.py (smaller ones after memory ran out)
+      rungs.py       the ladder by environment, down to the CPU
+      room.py        a full disk is waited for
+      ending.py      the receipt
+    attached.py      the other end of `holdfast.attach`: slots and keeper; door.py: where it knocks
 
 A package of its own beside `runtime`: what `runtime` supervises is a worker it wrote itself, forked from a nursery and
 asked to stop by a word on the board. Here the worker is anything that can be started. The parts that know nothing of

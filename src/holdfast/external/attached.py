@@ -1,7 +1,6 @@
 """The other end of `holdfast.attach`: a script that hands its state out, into slots this process owns.
 
-    attached = Attached(affairs)
-    env = attached.environment(env)             # tells the script where we listen, and the word that proves it
+    attached = Attached(affairs, door)          # door.py: where we listen, and the word that proves it is the script
     attached.hear(supervisor)                   # a script attaches, asks for slots, logs, ends an epoch
     attached.exact                              # the state is outside the process: a restart repeats a step at most
 
@@ -12,13 +11,11 @@ memory, keeper and checkpoints are those of `holdfast train`.
 from __future__ import annotations
 
 import contextlib
-import hmac
-import secrets
-import socket
 import time
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.errors import UserError
+from holdfast.external.door import Door
 from holdfast.runtime import launch
 from holdfast.runtime.affairs import Affairs
 from holdfast.runtime.board import Beat, Board
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
     from holdfast.external.supervising import ScriptSupervisor
     from holdfast.runtime.crew import Crew
 
-GREETING = 2.0
 STOP_PATIENCE = 30.0
 """Seconds an attached script has to reach its next commit when it is asked to stop."""
 
@@ -37,30 +33,23 @@ STOP_PATIENCE = 30.0
 class Attached:
     """What is known of a script that attached itself, if one did."""
 
-    def __init__(self, affairs: Affairs) -> None:
+    def __init__(self, affairs: Affairs, door: Door) -> None:
         self.affairs = affairs
+        self._door = door
         self.exact = False
         """A process of this run has attached itself: what it committed is in our slots."""
         self.alive = False
         """The process that runs now has."""
-        self._server: socket.socket | None = None
-        self._token = secrets.token_hex(16)
         self._channel: Channel | None = None
         self._board: Board | None = None
         self._generation = 0
         self._saving: Saving | None = None
         self._stop_at: float | None = None
 
-    def environment(self, env: dict[str, str]) -> dict[str, str]:
-        if self._server is None:
-            self._server = socket.create_server(("127.0.0.1", 0))
-            self._server.setblocking(False)
-        return {**env, "HOLDFAST_ATTACH": f"{self._server.getsockname()[1]}:{self._token}"}
-
     @property
     def sources(self) -> list[Any]:
         keeper = self.affairs.keeping.channel
-        return [each for each in (self._server, self._channel, keeper) if each is not None]
+        return [each for each in (self._door.server, self._channel, keeper) if each is not None]
 
     def process_begins(self, generation: int, board: Board) -> None:
         """A new process, which may attach itself or not."""
@@ -78,7 +67,8 @@ class Attached:
     # -- hearing -------------------------------------------------------------------------------------------
 
     def hear(self, supervisor: ScriptSupervisor) -> None:
-        self._accept()
+        if self._channel is None:
+            self._channel = self._door.answer()
         if self._channel is not None:
             try:
                 for message in self._channel.pending():
@@ -91,24 +81,6 @@ class Attached:
         if self._stop_at is not None and time.monotonic() > self._stop_at and supervisor.script is not None:
             self._stop_at = None
             supervisor.script.send(supervisor.stopping or 15)
-
-    def _accept(self) -> None:
-        if self._server is None or self._channel is not None:
-            return
-        try:
-            sock, _ = self._server.accept()
-        except OSError:
-            return
-        channel = Channel(sock)
-        try:
-            greeting, _ = channel.receive(GREETING)
-            known = hmac.compare_digest(str(greeting.get("token")), self._token)
-        except (Closed, OSError, ValueError):
-            known = False
-        if known:
-            self._channel = channel
-        else:
-            channel.close()
 
     def _heed(self, message: dict[str, Any]) -> None:
         kind = message.pop("kind", "")
@@ -196,8 +168,5 @@ class Attached:
 
     def close(self, *, save: bool) -> None:
         self._drop_channel()
-        if self._server is not None:
-            self._server.close()
-            self._server = None
         if self._saving is not None:
             self.affairs.keeping.close(save=save)

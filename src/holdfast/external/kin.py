@@ -48,8 +48,8 @@ class Kin:
     """The family of the script that runs now."""
 
     def __init__(self, ours: Callable[[], set[int]] = set) -> None:
-        self._ours = ours
-        self._before = set(_family(os.getpid()))
+        self.ours = ours
+        self._before = set() if _childless() else set(_family(os.getpid()))
         """Children there were before the script: nobody's business."""
         self.adopts = _become_subreaper()
         self.reaped: dict[int, int] = {}
@@ -58,7 +58,7 @@ class Kin:
     def members(self) -> dict[int, Member]:
         """Everything the script started that still runs, and the script itself."""
         family = _family(os.getpid())
-        left_out = self._before | self._ours()
+        left_out = self._before | self.ours()
         for pid in sorted(family):  # what a process of ours started is ours as well
             if family[pid].parent in left_out and family[pid].parent != os.getpid():
                 left_out.add(pid)
@@ -74,7 +74,7 @@ class Kin:
         if not self.adopts:
             return
         for pid, member in _family(os.getpid()).items():
-            if member.parent == os.getpid() and member.state == "Z" and pid != script.pid and pid not in self._ours():
+            if member.parent == os.getpid() and member.state == "Z" and pid != script.pid and pid not in self.ours():
                 with contextlib.suppress(ChildProcessError):
                     done, status = os.waitpid(pid, os.WNOHANG)
                     if done:
@@ -135,6 +135,14 @@ def _command_of(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def _childless() -> bool:
+    """Have we no children at all? The kernel keeps a list, which spares looking at every process of the machine."""
+    try:
+        return not any(Path(f"/proc/self/task/{task}/children").read_bytes() for task in os.listdir("/proc/self/task"))
+    except OSError:
+        return False
 
 
 def _family(root: int) -> dict[int, Member]:

@@ -19,6 +19,7 @@ import mmap
 import os
 import re
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,10 @@ FITS, TORCH, MARKS, MARKED = 40, 41, 160, 112
 _FULL = ("No space left on device", "Disk quota exceeded")
 _TORN_SAVE = ("inline_container.cc", "PytorchStreamWriter failed writing file")
 """How torch.save says that the disk is full."""
+_VIOLENT = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}) | {
+    getattr(signal, name) for name in ("SIGKILL", "SIGBUS") if hasattr(signal, name)
+}
+"""Signals no shell passes on by itself: a process it had started was ended by one."""
 _LAST_LINE = re.compile(
     r"^(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Warning|Interrupt|Failure|Exit))(?:: (?P<text>.*))?$"
 )
@@ -87,6 +92,16 @@ class Notes:
         said = self.who().get("device")
         return said if isinstance(said, str) and re.fullmatch(r"[a-z]+(:\d+)?", said) else None
 
+    @property
+    def batch(self) -> int | None:
+        """The batch of a Trainer that can be divided."""
+        size = (read_json(self.folder / "batch.json") or {}).get("batch")
+        return size if isinstance(size, int) and size > 1 else None
+
+    def ended(self, pid: int) -> bool:
+        """Did this process come to its end by itself?"""
+        return (self.folder / f"ended-{pid}.json").exists()
+
     def errors(self) -> list[dict[str, Any]]:
         """Exceptions that ended processes of the script, the first one first."""
         found = []
@@ -130,13 +145,33 @@ def judge(notes: Notes, code: int, words: str, *, device: str, oom_kills: int) -
     """The fault behind the end of a script; None if it is the script's own: an exception, `sys.exit(3)`, success."""
     if code == 0:
         return None
-    known = _by_exception(notes, words, device)
-    exited = classify_exit(exitcode=code, last_words=words, oom_kills=oom_kills, device=device)
+    child = _end_of_its_child(notes, code) if code > 0 else None
+    known = _by_exception(notes, words, device) if child is None else None
+    exited = classify_exit(
+        exitcode=code if child is None else child, last_words=words, oom_kills=oom_kills, device=device
+    )
     if known is not None:
         return replace(known, evidence={**known.evidence, **exited.evidence})
     if exited.kind is not Kind.EXIT:
         return exited
     return None
+
+
+def _end_of_its_child(notes: Notes, code: int) -> int | None:
+    """torchrun, `accelerate launch` and shells start the process that trains, and end with a code of their own when a
+    signal has ended it. Which one, they say: by an exception that names it, or by 128 + signal."""
+    trains = notes.who().get("pid")
+    if isinstance(trains, int) and notes.ended(trains):
+        return None
+    errors = notes.errors()
+    if any(record.get("pid") == trains for record in errors):
+        return None  # it had an exception of its own, which is judged
+    for link in (link for record in errors for link in record["chain"] if isinstance(link, dict)):
+        ended = link.get("returncode")
+        told_by_torchrun = "ChildFailedError" in str(link.get("types"))
+        if isinstance(ended, int) and ended < 0 and (trains is not None or told_by_torchrun):
+            return ended
+    return 128 - code if trains is not None and code - 128 in _VIOLENT else None
 
 
 def own_error(notes: Notes) -> tuple[str, str] | None:

@@ -1,6 +1,7 @@
 """The supervisor of a script that is not ours: starts it, passes everything on, watches it, and answers its end.
 
-    outcome = ScriptSupervisor(run, order, settings, face).run()
+    with Stage(run, settings) as stage:
+        outcome = ScriptSupervisor(run, order, settings, stage, face).run(stage.first(order))
 
 One loop, one thread: bytes on their way, signals on theirs, the board, silence. No torch, no device. What follows when
 the script ends is in answering.py; the faults, the ladder and the folder of evidence are those of `holdfast train`.
@@ -12,64 +13,43 @@ import os
 import select
 import signal
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from holdfast.errors import HoldfastError
-from holdfast.external import patience, rungs
-from holdfast.external.activity import Activity
+from holdfast.external import rungs
 from holdfast.external.answering import Answering
 from holdfast.external.attached import Attached
-from holdfast.external.kin import Kin, command_of
-from holdfast.external.launching import Script, launch
+from holdfast.external.kin import command_of
+from holdfast.external.launching import Script
 from holdfast.external.loss import printed_loss
 from holdfast.external.notes import Notes
-from holdfast.external.record import Record
-from holdfast.external.signals import STOPPING, Signals
-from holdfast.external.stacks import ask_for_stacks
+from holdfast.external.order import Order
+from holdfast.external.signals import STOPPING
+from holdfast.external.silence import Silence
+from holdfast.external.stage import Process, Stage
+from holdfast.external.steps import Steps
 from holdfast.external.streams import Streams
 from holdfast.runfolder import RunFolder
 from holdfast.runtime import process
 from holdfast.runtime.affairs import Affairs, Outcome, Plan
 from holdfast.runtime.board import Beat
-from holdfast.runtime.faults import Fault, Kind
 from holdfast.runtime.ladder import Rung
 from holdfast.runtime.telling import Face
-from holdfast.runtime.watching import Watch
 from holdfast.settings import Settings
 
 TICK = 0.2
 BEAT_EVERY = 1.0
-SILENT = 2.0
-"""Seconds of silence after which it is looked at what the script does."""
-PAUSE = 5.0
-"""Seconds between two looks from which on all of us were stopped: a closed lid."""
 INSIST = 5.0
 """Seconds a script has to end after it was asked twice."""
-
-
-@dataclass(slots=True)
-class Order:
-    """What to run."""
-
-    command: list[str]
-    cwd: Path
-    rungs: list[Rung]
-    rung: int = 0
-    resume_with: str | None = None
-    since_ns: int = field(default_factory=time.time_ns)
-    """Checkpoints from before are somebody else's."""
-    resume: Any = None
-    """A checkpoint of an attached run that goes on, or None."""
-    going_on: bool = False
-    """`holdfast resume`: the first process begins at what the run has already."""
 
 
 class ScriptSupervisor:
     """One run of somebody's script, from its first process to its receipt."""
 
-    def __init__(self, run: RunFolder, order: Order, settings: Settings, face: Face | None = None) -> None:
+    def __init__(
+        self, run: RunFolder, order: Order, settings: Settings, stage: Stage, face: Face | None = None
+    ) -> None:
         plan = Plan(
             script=Path(order.command[0]),
             argv=order.command[1:],
@@ -81,7 +61,8 @@ class ScriptSupervisor:
         self.order = order
         self.settings = settings
         self.run_folder = run
-        self.record = Record(run.path / "output.log", settings.external.output)
+        self.stage = stage
+        self.record = stage.record
         self.script: Script | None = None
         self.notes: Notes | None = None
         self.streams: Streams | None = None
@@ -90,54 +71,49 @@ class ScriptSupervisor:
         self.stopping: int | None = None
         """The signal somebody asked the script to end with."""
         self.generation = 0
-        self.marks: list[tuple[int, int]] = []
-        """Steps by the clock: a checkpoint's time tells its step."""
+        self.steps = Steps(run)
         self._name = b""
         self._asked = 0
         self._insist: float | None = None
-        self._stretch: dict[int | None, float] = {}
-        self._signals = Signals()
-        self.kin = Kin(self._ours)
-        self.activity = Activity(self.kin)
-        self.watch = Watch(settings.watchdog)
-        self.attached = Attached(self.affairs)
+        self.kin = stage.kin
+        self.kin.ours = self._ours
+        self.silence = Silence(self)
+        self.attached = Attached(self.affairs, stage.door)
         self.answering = Answering(self)
-        self._heard_since = time.monotonic()
-        self._last_look = time.monotonic()
         self._last_beat = self._last_loss = 0.0
-        self._kills = process.memory_kills()
+        self._kills = 0
         self._loss: tuple[int, float] | None = None
         self._seen: dict[str, Any] = {}
 
     def _ours(self) -> set[int]:
         """Processes in our family that are no part of the script."""
         keeper = {self.affairs.keeping.pid} if self.affairs.keeping.pid is not None else set()
-        return {*self.affairs.gathering.pids, *self.activity.pids(), *self.answering.pids(), *keeper}
+        return {*self.affairs.gathering.pids, *self.silence.activity.pids(), *self.answering.pids(), *keeper}
 
     # -- the loop ------------------------------------------------------------------------------------------
 
-    def run(self) -> Outcome:
+    def run(self, first: Process | None = None) -> Outcome:
+        """To the end. `first` is its first process, if that was started already."""
         self.affairs.set_state("STARTING", pid=os.getpid(), boot_id=process.boot_id())
-        with self._signals.listening():
-            try:
-                self.answering.begin()
-                while self.outcome is None:
-                    self._wait()
-                    for number in self._signals.heard():
-                        self._pass_on(number)
-                    self.attached.hear(self)
-                    self._look()
-                    self._tick()
-            except HoldfastError as error:
-                self.answering.end("FAILED", error.exit_code, error)
-            finally:
-                self._close()
+        try:
+            self.answering.begin(first)
+            while self.outcome is None:
+                self._wait()
+                for number in self.stage.signals.heard():
+                    self._pass_on(number)
+                self.attached.hear(self)
+                self._look()
+                self._tick()
+        except HoldfastError as error:
+            self.answering.ending.end("FAILED", error.exit_code, error)
+        finally:
+            self._close()
         assert self.outcome is not None
         return self.outcome
 
     @property
     def outcome(self) -> Outcome | None:
-        return self.answering.outcome
+        return self.answering.ending.outcome
 
     @property
     def rung(self) -> Rung:
@@ -151,41 +127,33 @@ class ScriptSupervisor:
 
     def start(self, command: list[str], env: dict[str, str], *, step: int) -> None:
         """A new process of the script, counting its steps from `step` on."""
+        self.command = rungs.arguments(self.rung, command, self.answering.going_on.framework)
+        self.take(self.stage.start(self.command, self.rung, env, generation=self.generation, step=step), step=step)
+
+    def take(self, started: Process, *, step: int) -> None:
+        """Watch over this process from here on."""
         affairs = self.affairs
-        self.notes = Notes(self.run_folder.path / "script", generation=self.generation, step=step)
-        full = rungs.environment(self.rung, os.environ)
-        if self.settings.external.hook:
-            full = self.attached.environment(self.notes.environment(full))
-        self.streams = Streams.open(self.record)
-        self.record.process_begins()
-        self._kills = process.memory_kills()
-        self.command = rungs.arguments(self.rung, command, self.answering.framework)
+        self.script, self.notes, self.streams = started.script, started.notes, started.streams
+        self._kills, self._name = started.kills, started.name
         affairs.gathering.worker_begins(dict(self.rung.env))
         self.attached.process_begins(self.generation, self.notes.board)
-        try:
-            self.script = launch(self.command, self.streams, {**full, **env}, generation=self.generation)
-        except HoldfastError:
-            self.streams.close()
-            raise
-        self._name = command_of(self.script.pid)
         affairs.accounts.on_device(affairs.device, step)
         affairs.accounts.steps = step
         self.generation += 1
         affairs.keep_accounts(generations=self.generation)
         affairs.set_state("RUNNING", script_pid=self.script.pid)
         affairs.teller.emit("worker", generation=self.script.generation, pid=self.script.pid, device=affairs.device)
-        self._heard_since = self._last_look = time.monotonic()
-        self.activity.forget()
+        self.silence.begins()
 
     def _wait(self) -> None:
-        sources: list[Any] = [self._signals.wake, *self.attached.sources]
+        sources: list[Any] = [self.stage.signals.wake, *self.attached.sources]
         writable: list[int] = []
         if self.streams is not None:
             readable, writable = self.streams.wants()
             sources += readable
         if self.script is not None and self.script.pidfd is not None and self.script.code is None:
             sources.append(self.script.pidfd)
-        ready, takes, _ = select.select(sources, writable, [], self.answering.hurry or TICK)
+        ready, takes, _ = select.select(sources, writable, [], TICK)
         if self.streams is not None:
             self.streams.pump(ready, takes)
 
@@ -235,14 +203,12 @@ class ScriptSupervisor:
             self.script.close()
         self.answering.close()
         self.attached.close(save=self.outcome is None)
-        self.activity.close()
+        self.silence.activity.close()
         self.affairs.gathering.close(1.0 if self.affairs.accounts.faults else 0.0)
         self.affairs.memory.close()
         self.affairs.scratch.remove()
-        self.record.close()
         if self.notes is not None:
             self.notes.close()
-        self._signals.close()
         if self.outcome is None:
             self.affairs.set_state("CRASHED")
 
@@ -269,7 +235,7 @@ class ScriptSupervisor:
             if self.attached.stop():
                 return
         if self.script is None:
-            self.answering.stopped(number)
+            self.answering.ending.stopped(number)
         else:
             self.script.send(number)
 
@@ -282,7 +248,7 @@ class ScriptSupervisor:
         os.kill(os.getpid(), signal.SIGSTOP)
         self.streams.started()
         self.script.send(signal.SIGCONT)
-        self._heard_since = time.monotonic()
+        self.silence.begins()
 
     # -- looking -------------------------------------------------------------------------------------------
 
@@ -301,7 +267,7 @@ class ScriptSupervisor:
         if self._insist is not None and time.monotonic() > self._insist:
             self._insist = None
             self.kin.end(script, term=0.0, kill=self.settings.watchdog.kill_grace)
-        self._listen_for_silence(script, notes, streams)
+        self.silence.listen(script, notes, streams)
 
     def _count(self, beat: Beat) -> None:
         accounts = self.affairs.accounts
@@ -311,11 +277,8 @@ class ScriptSupervisor:
             self.answering.progressed(beat.step)
             accounts.steps = beat.step
             self.affairs.teller.rate.note(beat.step)
-        newest = self.marks[-1][1] if self.marks else 0
-        if self.notes is not None and beat.step != newest:
-            self.marks += self.notes.marks(newest if beat.step > newest else beat.step - beat.attempts)
-            if len(self.marks) > 50_000:
-                del self.marks[:25_000:2]
+        if self.notes is not None:
+            self.steps.look(self.notes, beat)
 
     def _ended(self, script: Script) -> bool:
         """Is it over? A script that went into the background by itself is followed there."""
@@ -349,7 +312,7 @@ class ScriptSupervisor:
         self._end_leftovers(script)
         self.streams.finish(0.1)
         words = self.record.last_words()
-        self._drop()
+        self.drop()
         self.answering.ended(script, code, words, oom_kills=process.memory_kills() - self._kills)
 
     def _end_leftovers(self, script: Script) -> None:
@@ -369,7 +332,7 @@ class ScriptSupervisor:
         for pid in stuck:
             self.affairs.teller.emit("abandoned", pid=pid, text=f"process {pid} cannot be killed; it is left behind")
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
         """Its streams are done; notes and board are needed until it is known what follows."""
         if self.streams is not None:
             self.streams.close()
@@ -377,69 +340,3 @@ class ScriptSupervisor:
         if self.script is not None:
             self.script.close()
             self.script = None
-
-    # -- silence -------------------------------------------------------------------------------------------
-
-    def _listen_for_silence(self, script: Script, notes: Notes, streams: Streams) -> None:
-        now = time.monotonic()
-        if now - self._last_look > PAUSE:
-            self._heard_since = now
-        self._last_look = now
-        beat = notes.board.read()
-        if self.attached.exact and beat.beats > 0:
-            limit, silence = self.watch.limit(beat), self.watch.silence(beat)
-        else:
-            silence = min(beat.silence, now - streams.last_output, now - self._heard_since, now - script.began)
-            if silence < SILENT:
-                self.activity.forget()
-                return
-            self.activity.look()
-            limit = patience.allowed(
-                stepping=beat.attempts > 0,
-                longest_gap=max(each.slowest_s for each in beat.times.values()),
-                busy=self.activity.busy(),
-                settings=self.settings.watchdog,
-                stretch=self._stretch.get(beat.at, 1.0),
-                waiting=streams.blocked,
-            )
-        if silence > limit and self.stopping is None:
-            self._hangs(script, notes, beat, silence, limit)
-
-    def _hangs(self, script: Script, notes: Notes, beat: Beat, silence: float, limit: float) -> None:
-        """Keep its stacks, end it with all it started, and let the ladder decide."""
-        place = beat.at if beat.attempts else None
-        self._stretch[beat.at] = 4.0 * self._stretch.get(beat.at, 1.0)
-        pid = beat.pid if beat.pid and process.exists(beat.pid) else script.pid
-        info = process.inspect(pid)
-        stacks = ask_for_stacks(pid, notes.stacks_path(pid)) if self.settings.run.stacks else {}
-        if notes.board.read().beats != beat.beats or script.poll() is not None:
-            self.affairs.teller.emit("note", text=f"process {pid} was silent for {silence:.0f} s and goes on by itself")
-            return  # asking where it was has woken it, or it was only slow
-        fault = Fault(
-            Kind.HANG,
-            device=self.device,
-            step=place,
-            phase=beat.phase.label if self.attached.exact else None,
-            message=f"no step and no output for {silence:.0f} s, allowed {limit:.0f} s",
-            evidence={
-                "silence_s": round(silence, 3),
-                "limit_s": round(limit, 3),
-                "busy": self.activity.busy(),
-                "process_state": info.state if info else None,
-                "pid": pid,
-            },
-        )
-        grace = self.settings.watchdog
-        stuck = self.kin.end(script, term=grace.term_grace, kill=grace.kill_grace)
-        script.poll()
-        if stuck:
-            fault = fault.at(abandoned=stuck[0])
-            for left in stuck:
-                text = f"process {left} cannot be killed; the run goes on without it"
-                self.affairs.teller.emit("abandoned", pid=left, text=text)
-        assert self.streams is not None
-        self.streams.finish(0.1)
-        self.attached.hear(self)
-        words = self.record.last_words()
-        self._drop()
-        self.answering.lost(script, fault, words, stacks)

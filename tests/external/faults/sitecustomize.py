@@ -80,9 +80,8 @@ def watch():
     while "torch.optim.optimizer" not in sys.modules:
         time.sleep(0.005)
     module = sys.modules["torch.optim.optimizer"]
-    while not hasattr(module, "register_optimizer_step_post_hook"):
+    while getattr(module.__spec__, "_initializing", False):  # the hook of holdfast is set within: ours comes after it
         time.sleep(0.001)
-    time.sleep(0.01)
     module.register_optimizer_step_post_hook(after_step)
 
 

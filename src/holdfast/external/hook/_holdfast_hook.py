@@ -6,10 +6,12 @@ It is loaded by whatever Python the script runs on, before the script: the stand
 Python 3.8, nothing imported that a script has not imported itself, and no error that could reach the script.
 
   steps        torch's global optimizer-step hook, set once the script has imported torch; no module is touched
+  checkpoints  the step of each torch.save, so that what is repeated after a restart is counted and not guessed
   exception    read from `sys` when the interpreter ends
   stacks       faulthandler, on a crash and on a signal that nobody else uses
   resuming     after a restart, `Trainer.fit` of Lightning and `Trainer.train` of transformers begin at a checkpoint,
                if the script does not name one itself
+  batches      after memory ran out, the Trainer of transformers computes a batch in pieces and adds their gradients
 """
 
 import os
@@ -26,6 +28,8 @@ SIZE = 4096
 MAGIC_NUMBER = 0x484F4C4446415354
 FRAMEWORKS = ("lightning", "pytorch_lightning", "transformers", "ultralytics", "accelerate", "holdfast")
 MOST_TEXT = 2000
+MOST_SAVES = 1 << 18
+FILE_CLOCK = 5  # Linux: CLOCK_REALTIME_COARSE, by which the kernel dates files. It may be 10 ms behind the other one.
 
 _folder = ""
 _resume = ""
@@ -199,6 +203,44 @@ def _lives(pid):
     return True
 
 
+# -- checkpoints -------------------------------------------------------------------------------------------------
+
+
+def _serialization_is_here(module):
+    """torch.save asks a function of its module about the file first: there it is seen, and where the saving itself
+    fails, no line of ours is in the script's traceback."""
+    check = module._check_save_filelike
+
+    def look(f):
+        try:
+            _note_save(f)
+        except Exception:
+            pass
+        return check(f)
+
+    module._check_save_filelike = look
+
+
+def _note_save(f):
+    """Which step this is, when, and which file: `saves.jsonl`, a line for each. Only of the process that is counted."""
+    words = _words
+    if words is None or _attached or words[PID] not in (0, os.getpid()):
+        return
+    name = f if isinstance(f, (str, os.PathLike)) else getattr(f, "name", "")
+    path = os.path.abspath(os.fsdecode(name)) if name and not isinstance(name, int) else ""
+    import json
+    import time
+
+    when = time.clock_gettime_ns(FILE_CLOCK) if sys.platform == "linux" else time_ns()
+    fd = os.open(os.path.join(_folder, "saves.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        if os.fstat(fd).st_size > MOST_SAVES:
+            os.ftruncate(fd, 0)
+        os.write(fd, (json.dumps([words[STEP], when, path]) + "\n").encode())
+    finally:
+        os.close(fd)
+
+
 # -- what a process leaves ---------------------------------------------------------------------------------------
 
 
@@ -220,6 +262,8 @@ def _at_exit(pid):
     """The interpreter ends. If an exception was the reason, it is still in `sys`."""
     if os.getpid() != pid:
         return
+    if _mine == pid:
+        _write("ended-%d.json" % pid, {"pid": pid})
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if not isinstance(error, BaseException):
         return
@@ -256,11 +300,15 @@ def _describe(error):
         trace = trace.tb_next
     code = getattr(error, "error_code", None)
     number = getattr(error, "errno", None)
+    child = getattr(error, "returncode", None)  # of subprocess; torchrun's own error has a list of them
+    if hasattr(error, "get_first_failure"):
+        child = error.get_first_failure()[1].exitcode
     return {
         "types": ["%s.%s" % (cls.__module__, cls.__qualname__) for cls in type(error).__mro__],
         "text": text[:MOST_TEXT],
         "error_code": code if isinstance(code, int) else None,
         "errno": number if isinstance(number, int) else None,
+        "returncode": child if isinstance(child, int) else None,
         "by_loader": by_loader,
         "where": where,
     }
@@ -297,6 +345,37 @@ def _lightning_is_here(module):
 
 def _transformers_is_here(module):
     _wrap(module.Trainer, "train", "resume_from_checkpoint")
+    _divide_batches(module.Trainer)
+
+
+def _divide_batches(cls):
+    """A Trainer is made: its batch is noted, and computed in pieces if memory was too small for it."""
+    import functools
+    import inspect
+
+    original = cls.__init__
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def make(*args, **kwargs):
+        try:
+            _divide(signature.bind(*args, **kwargs).arguments.get("args"))
+        except Exception:
+            pass
+        original(*args, **kwargs)
+
+    cls.__init__ = make
+
+
+def _divide(training):
+    """Steps, samples and learning rate stay what they were: what is computed at once becomes less."""
+    batch, asked = training.per_device_train_batch_size, int(os.environ.get("HOLDFAST_PIECES") or 1)
+    _write("batch.json", {"batch": batch})
+    pieces = max(number for number in range(1, asked + 1) if batch % number == 0)
+    if pieces > 1 and not hasattr(training, "_holdfast_pieces"):
+        training._holdfast_pieces = pieces
+        training.per_device_train_batch_size = batch // pieces
+        training.gradient_accumulation_steps *= pieces
 
 
 def _wrap(cls, name, argument):
@@ -334,6 +413,7 @@ def _wrap(cls, name, argument):
 
 ACTS = {
     "torch.optim.optimizer": _torch_is_here,
+    "torch.serialization": _serialization_is_here,
     "lightning.pytorch.trainer.trainer": _lightning_is_here,
     "pytorch_lightning.trainer.trainer": _lightning_is_here,
     "transformers.trainer": _transformers_is_here,

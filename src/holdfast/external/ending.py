@@ -1,0 +1,84 @@
+"""How a run of a script ends: finished, stopped, failed by itself, or given up; each with its receipt.
+
+ending.stopped(signal.SIGTERM, code)         # somebody wanted it to end
+ending.gave_up(fault, "nothing is left to try", history)
+ending.end("FINISHED", 0, None)              # the first one counts
+ending.outcome
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from holdfast.errors import ExitCode, GaveUp, HoldfastError, Stopped
+from holdfast.events import utc_now
+from holdfast.runtime.affairs import Outcome
+from holdfast.runtime.faults import Fault
+from holdfast.runtime.ladder import Past
+
+if TYPE_CHECKING:
+    from holdfast.external.supervising import ScriptSupervisor
+
+
+class Ending:
+    """The end of one run."""
+
+    def __init__(self, supervisor: ScriptSupervisor) -> None:
+        self.supervisor = supervisor
+        self.affairs = supervisor.affairs
+        self.outcome: Outcome | None = None
+
+    def stopped(self, number: int, code: int | None = None) -> None:
+        """Somebody wanted it to end. Its own code counts, as it would without us."""
+        self.supervisor.attached.save_last()
+        exact = self.supervisor.attached.exact
+        if code is None or code < 0:
+            ending = 128 + (number if code is None else -code)
+        else:
+            ending = code
+        if exact and ending in (128 + signal.SIGTERM, 75):
+            ending = int(ExitCode.RESUME_ME)
+        hints = [self.affairs.resume_hint()]
+        error = Stopped(f"stopped at step {self.affairs.accounts.steps}", saved=self.affairs.saved(), hints=hints)
+        self.end("STOPPED", ending, error)
+
+    def gave_up(self, fault: Fault, reason: str, history: Sequence[Past]) -> None:
+        """Nothing is left to try."""
+        self.supervisor.attached.save_last()
+        tries = sum(past.fault.step == fault.step for past in history)
+        times = f", {tries} times" if tries > 1 else ""
+        error = GaveUp(
+            f"gave up: {fault.sentence()}{times}",
+            cause=f"{fault.code}; {reason}",
+            saved=self.affairs.saved(),
+            hints=[
+                f"`holdfast explain {fault.code}` says what this means",
+                f"what was found is in {self.affairs.run_folder.path / 'faults'}",
+            ],
+        )
+        self.end("GAVE_UP", ExitCode.GAVE_UP, error)
+
+    def end(self, state: str, code: int, error: HoldfastError | None) -> None:
+        """The receipt, and the outcome. The first one counts."""
+        if self.outcome is not None:
+            return
+        affairs, accounts = self.affairs, self.affairs.accounts
+        if accounts.timeline:
+            accounts.timeline[-1]["to_step"] = accounts.steps
+        receipt = accounts.receipt(
+            steps=accounts.steps,
+            survived=state in ("FINISHED", "STOPPED"),
+            skipped=0,
+            repeated=0,
+            sha256=affairs.keeping.final.get("weights_sha256") if state == "FINISHED" else None,
+        )
+        receipt["exact"] = self.supervisor.attached.exact
+        affairs.run_folder.put("receipt.json", receipt)
+        self.outcome = Outcome(state, int(code), error, receipt)
+        affairs.set_state(
+            state, exit_code=int(code), ended=utc_now(), accounts=accounts.to_json(), best=affairs.teller.best
+        )
+        data = error.to_json() if error else {}
+        affairs.teller.emit("end", state=state, exit_code=int(code), step=accounts.steps, error=data or None)
