@@ -29,6 +29,7 @@ import detection
 import doctor
 import ecosystem
 import eeg_data
+import eeg_preparing
 import eeg_training
 import leaks
 import serving
@@ -68,7 +69,7 @@ PARTS = {
     "doctor": Part(doctor.doctor, doctor.doctor_bounds),
     "testers": Part(testers.testers, testers.testers_bounds),
     "eeg-reading": Part(eeg_data.reading, eeg_data.reading_bounds),
-    "eeg-preparing": Part(eeg_data.preparing, eeg_data.preparing_bounds),
+    "eeg-preparing": Part(eeg_preparing.preparing, eeg_preparing.preparing_bounds),
     "eeg-memory": Part(eeg_data.memory, eeg_data.memory_bounds),
     "eeg-truth": Part(eeg_data.truth, eeg_data.truth_bounds),
     "soak": Part(training.soak, training.soak_bounds),

@@ -1,4 +1,4 @@
-"""EEG data: windows a second into a training loop, cached reads, memory, and `prepare` against the chain of others.
+"""EEG data: windows a second into a training loop, cached reads, memory, and what is in the simulated set.
 
 import eeg_data
 eeg_data.reading(scratch, quick=False)["at_500_hz"]["ratio"]
@@ -22,11 +22,10 @@ from typing import Any
 import numpy as np
 from common import Bound, at_most, exactly  # first: it lets a benchmark import holdfast from src/
 
-from holdfast.workloads.eeg import bdf, bids, cache, filters, simulate
+from holdfast.workloads.eeg import bids, cache, simulate
 from holdfast.workloads.eeg.demo import demo_data
 from holdfast.workloads.eeg.prepare import prepare
 
-BAND, NOTCH = (0.5, 45.0), 60.0
 LIMIT = 2 << 30
 """Bytes of address space for everything that works on the large set; numpy and Python are in it, too."""
 BATCH = 64
@@ -35,7 +34,7 @@ BATCH = 64
 def reading(scratch: Path, quick: bool) -> dict[str, Any]:
     """EEG windows a second into a training loop against braindecode, and a cached window against a plain memmap."""
     rounds = 2 if quick else 7
-    _quiet()
+    quiet()
     return {
         "at_500_hz": windows_per_second(scratch / "500", rounds, seconds=40 if quick else 200, rate=500),
         "at_100_hz": windows_per_second(scratch / "100", rounds, seconds=60 if quick else 300, rate=100),
@@ -50,22 +49,6 @@ def reading_bounds(measured: dict[str, Any]) -> list[Bound]:
         at_least("windows a second against braindecode's DataLoader, 100 Hz", measured["at_100_hz"]["ratio"], 10),
         at_most("a window of a batch against a raw memmap read", read["batch_ratio"], 2.0),
         at_most("a window by itself against a raw memmap read", read["window_ratio"], 2.0),
-    ]
-
-
-def preparing(scratch: Path, quick: bool) -> dict[str, Any]:
-    """From EEG recordings to windows against mne and braindecode, and the result against double precision."""
-    _quiet()
-    speed = prepare_speed(scratch, 1 if quick else 3, seconds=20 if quick else 120)
-    return {"speed": speed, "accuracy": accuracy(scratch)}
-
-
-def preparing_bounds(measured: dict[str, Any]) -> list[Bound]:
-    speed, error = measured["speed"], measured["accuracy"]
-    return [
-        at_least("against mne and braindecode with their faster resampling", speed["ratio_polyphase"], 2, quick=False),
-        at_least("against mne and braindecode with their default", speed["ratio_default"], 2, quick=False),
-        at_most("error of what is stored against double precision, relative", error["stored_error"], 1e-6),
     ]
 
 
@@ -84,7 +67,7 @@ def truth_bounds(measured: dict[str, Any]) -> list[Bound]:
     ]
 
 
-def _quiet() -> None:
+def quiet() -> None:
     warnings.simplefilter("ignore")
 
 
@@ -184,113 +167,6 @@ def _turns(one: Callable[[], Any], other: Callable[[], Any], rounds: int) -> tup
             if number:
                 kept.append(time.process_time() - began)
     return statistics.median(times[0]), statistics.median(times[1])
-
-
-# prepare ----------------------------------------------------------------------------------------------------
-
-
-def prepare_speed(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
-    """Eight recordings of 129 channels at 500 Hz from BIDS to windows, in seconds of the processor.
-
-    Ours includes digests and writing the cache; theirs ends with windows in RAM. Then the same with two processes,
-    in seconds of the clock, which count only where both cores are free.
-    """
-    data = simulate.write(folder / "data", subjects=8, rate=500, runs=0, rest_seconds=seconds, flaws=False)
-    times: dict[str, list[float]] = {"ours": [], "default": [], "polyphase": []}
-    clock: dict[int, list[float]] = {1: [], 2: []}
-
-    def ours(workers: int = 1) -> None:
-        prepare(data, folder / "cache", kind="challenge2", band=BAND, notch=NOTCH, workers=workers, rebuild=True)
-
-    works = {
-        "ours": ours,
-        "default": lambda: _with_braindecode(data, "fft"),
-        "polyphase": lambda: _with_braindecode(data, "polyphase"),
-    }
-    _with_braindecode(data, "polyphase")  # imports and first-time set-up do not count
-    for _ in range(rounds):
-        for name, work in works.items():
-            began = time.process_time()
-            work()
-            times[name].append(time.process_time() - began)
-        for workers, kept in clock.items():
-            began = time.perf_counter()
-            ours(workers)
-            kept.append(time.perf_counter() - began)
-    middle = {name: statistics.median(each) for name, each in times.items()}
-    return {
-        "recordings": 8,
-        "seconds_each": seconds,
-        "holdfast_cpu_s": round(middle["ours"], 2),
-        "default_cpu_s": round(middle["default"], 2),
-        "polyphase_cpu_s": round(middle["polyphase"], 2),
-        "ratio_default": round(middle["default"] / middle["ours"], 1),
-        "ratio_polyphase": round(middle["polyphase"] / middle["ours"], 1),
-        "one_process_s": round(min(clock[1]), 2),
-        "two_processes_s": round(min(clock[2]), 2),
-    }
-
-
-def _with_braindecode(data: Path, method: str) -> int:
-    """The same with what a careful user of braindecode would write; windows stay in RAM there."""
-    import mne
-    from braindecode.datasets import BaseConcatDataset, RawDataset
-    from braindecode.preprocessing import Preprocessor, create_fixed_length_windows, preprocess
-
-    raws = [mne.io.read_raw_bdf(each.path, preload=True, verbose="error") for each in bids.look(data).recordings]
-    dataset = BaseConcatDataset([RawDataset(raw) for raw in raws])
-    steps = [
-        Preprocessor("notch_filter", freqs=NOTCH, verbose="error"),
-        Preprocessor("filter", l_freq=BAND[0], h_freq=BAND[1], h_trans_bandwidth=5.0, verbose="error"),
-        Preprocessor("resample", sfreq=100, method=method, verbose="error"),
-    ]
-    preprocess(dataset, steps, n_jobs=1)
-    windows = create_fixed_length_windows(
-        dataset,
-        window_size_samples=400,
-        window_stride_samples=200,
-        drop_last_window=True,
-        preload=True,
-        verbose="error",
-    )
-    return len(windows)
-
-
-def accuracy(folder: Path) -> dict[str, Any]:
-    """What is in the cache against plain convolutions in double precision, and against MNE's chain."""
-    import mne
-    from scipy import signal
-
-    windows = cache.open(folder / "cache" / "challenge2-100hz")
-    recording = next(each for each in bids.look(folder / "data").recordings if each.name == windows.row(0)["recording"])
-    source = bdf.open(recording.path)
-    some = [0, 5, 60, 100]
-    raw = source.read(some)
-    chain = filters.plan(source.rate, 100, band=BAND, notch=NOTCH)
-    pad = chain.pad + 5000
-    reference = np.pad(raw, ((0, 0), (pad, pad)), mode="reflect", reflect_type="odd")
-    for taps in chain.taps:
-        reference = signal.oaconvolve(reference, taps[None], mode="same", axes=1)
-    reference = signal.resample_poly(reference, 1, 5, axis=1)[:, pad // 5 :][:, : chain.length(source.samples)]
-    size = float(np.abs(reference).max())
-    rows = np.flatnonzero(windows.table["recording"] == recording.name)
-    starts = np.round(windows.table["onset"][rows] * 100).astype(int)
-    stored = max(
-        float(np.abs(windows.signals[row][some] - reference[:, start : start + 400]).max())
-        for row, start in zip(rows, starts, strict=True)
-    )
-    theirs = mne.io.RawArray(raw.copy(), mne.create_info(len(some), source.rate, "eeg"), verbose="error")
-    theirs.notch_filter(NOTCH, verbose="error")
-    theirs.filter(*BAND, h_trans_bandwidth=5.0, verbose="error")
-    default = theirs.copy().resample(100, verbose="error").get_data()
-    polyphase = theirs.resample(100, method="polyphase", verbose="error").get_data()
-    inside = slice(100, -100)
-    return {
-        "stored_error": stored / size,
-        "double_error": float(np.abs(chain.apply(raw) - reference).max()) / size,
-        "mne_polyphase_difference": float(np.abs(polyphase - reference)[:, inside].max()) / size,
-        "mne_default_difference": float(np.abs(default - reference)[:, inside].max()) / size,
-    }
 
 
 # Memory -----------------------------------------------------------------------------------------------------

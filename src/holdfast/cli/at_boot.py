@@ -152,9 +152,14 @@ def _removed(folder: RunFolder, path: Path | None, output: Output) -> int:
 # The start itself -----------------------------------------------------------------------------------------------
 
 
-def left_alone(folder: RunFolder, output: Output) -> bool:
-    """After a boot: True if there is nothing to go on with. A finished run needs no file any more."""
+def left_alone(folder: RunFolder, output: Output, *, more: bool = False) -> bool:
+    """After a boot: True if there is nothing to go on with. A finished run needs no file any more.
+
+    `more`: stages that come after it are not finished.
+    """
     state = folder.state()
+    if state == "FINISHED" and more:
+        return False
     if state == "FINISHED":
         clean_up(folder)
         output.note(f"{folder.name} is finished; it is not started after a boot any more")

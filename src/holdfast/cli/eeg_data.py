@@ -187,7 +187,7 @@ def _check_caches(folders: list[Path], output: Output) -> int:
         output.json({"caches": told, "exit_code": int(code)})
         return code
     for each, bad in rows:
-        output.print(without_control(f"{'[✗]' if bad else '[✓]'} {shorten(str(each.folder))}: {each!r}"))
+        output.print(without_control(f"{'[✗]' if bad else '[✓]'} {shorten(str(each.folder))}: {each.words()}"))
         for name in bad if output.verbose else bad[:_SHOWN]:
             output.print(without_control(f"      damaged: {name}"))
         if len(bad) > _SHOWN and not output.verbose:

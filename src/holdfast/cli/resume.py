@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli import at_boot, resume_script
+from holdfast.cli import at_boot, resume_script, stages
 from holdfast.cli.output import Output, add_flags, count
 from holdfast.cli.reading import Look
 from holdfast.cli.runs import root_of, supervisor_pid
@@ -81,10 +81,14 @@ def run(args: argparse.Namespace) -> int:
     folder = find_run(root_of(args), args.name)
     if args.at_boot and args.remove:
         return at_boot.run(folder, args, output)
-    if args.booted and at_boot.left_alone(folder, output):
+    more = stages.rest(folder) is not None
+    if args.booted and at_boot.left_alone(folder, output, more=more):
         return ExitCode.OK
-    if _finished(folder, output):
-        return ExitCode.OK
+    if folder.info.get("state") == "FINISHED":
+        if not more:
+            return _tell_finished(folder, output)
+        _check_own(folder, Path(str(folder.info.get("script"))))
+        return stages.after_the_end(folder, args, output, resume=run)
     if resume_script.is_one(folder):
         return _go_on_with_command(folder, _settings(folder, overrides), args, output)
     facts, argv, arguments = _script(folder, args.script_argv)
@@ -99,13 +103,7 @@ def run(args: argparse.Namespace) -> int:
         detach.survive_hangup()
     _take(folder, output)
     code = _go_on(folder, facts, argv, arguments, settings, args, output)
-    if args.booted:
-        at_boot.clean_up(folder)
-    if code == ExitCode.OK and folder.info.get("stages"):
-        from holdfast.cli import stages
-
-        return stages.go_on(folder, output)
-    return code
+    return stages.follow(folder, args, output, resume=run, said=True) if code == ExitCode.OK else code
 
 
 def _go_on_with_command(folder: RunFolder, settings: Settings, args: argparse.Namespace, output: Output) -> int:
@@ -132,17 +130,15 @@ def _overrides(args: argparse.Namespace) -> dict[str, str]:
     return {**overrides, "run.device": args.device} if args.device else overrides
 
 
-def _finished(folder: RunFolder, output: Output) -> bool:
+def _tell_finished(folder: RunFolder, output: Output) -> int:
     """Nothing is left to do; that is an answer, not an error."""
-    if folder.info.get("state") != "FINISHED":
-        return False
     look = Look(folder)
     if output.as_json:
         output.json(look.result())
     else:
         output.print(f"✓ {look.name} is finished: {count(look.step)} steps")
         output.print(f"  holdfast show {handle(folder)}      everything about this run")
-    return True
+    return ExitCode.OK
 
 
 def _script(folder: RunFolder, given: list[str]) -> tuple[script.Facts, list[str], dict[str, str]]:

@@ -1,10 +1,11 @@
 """A workload made of several runs: `holdfast train eeg` is pretraining, then both challenges.
 
-    run(workload, args, output)        # one run after the other; the first is the parent of the others
-    go_on(folder, output)              # after `holdfast resume` of one of them: those that are left
+    run(workload, args, output)                        # one run after the other; the first is the parent of the others
+    rest(folder)                                       # what comes after this run and is not finished; None if nothing
+    follow(folder, args, output, …)                    # `holdfast resume` of any of them goes on with that
 
 Each stage is a run of its own, with its own folder, receipt and name. run.json keeps which stages come after it, so
-that resuming any of them finishes the whole.
+that resuming any of them, finished or not, finishes the whole.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from holdfast.cli import at_boot
 from holdfast.cli.output import Output
 from holdfast.cli.train import Order, create, read_order, read_script, split_words, supervise
 from holdfast.cli.usage import UsageError, similar
 from holdfast.errors import ExitCode, UserError
-from holdfast.runfolder import RunFolder
+from holdfast.runfolder import RunFolder, list_runs
 from holdfast.workloads import registry
 from holdfast.workloads.registry import Workload
 
@@ -41,35 +44,99 @@ def run(workload: Workload, args: argparse.Namespace, output: Output) -> int:
     words += [f"run.device={args.device}"] if args.device else []
     words += [f"run.seed={args.seed}"] if args.seed is not None else []
     _check(workload, words)
-    names = list(workload.stages)
+    names, parent = list(workload.stages), None
     if args.detach:
         from holdfast.cli import detach
 
         return detach.train(_create(workload, names, words, None), args, output)
     first = RunFolder.open(Path(args.background)) if args.background else None
-    if args.background:
+    if first is not None:
         from holdfast.cli import detach
 
         detach.survive_hangup()
-    return _all(workload, names, words, None, output, first)
+        names = names[names.index(str(first.info.get("workload"))) :]
+        parent = first.info.get("parent")
+    return _all(workload, names, words, parent, output, first)
 
 
-def go_on(folder: RunFolder, output: Output) -> int:
-    """The stages that come after this run; nothing if it is no stage."""
+@dataclasses.dataclass(frozen=True)
+class Rest:
+    """The stages after a run that are not finished."""
+
+    workload: Workload
+    names: list[str]
+    words: list[str]
+    parent: str
+    begun: RunFolder | None
+    """The run of the first of them, if there is one."""
+
+
+def rest(folder: RunFolder) -> Rest | None:
+    """What comes after this run; None if it is no stage, or all of it is finished."""
     info = folder.info
     stages = info.get("stages")
     if not isinstance(stages, dict):
-        return ExitCode.OK
+        return None
     workload = registry.find(str(stages.get("of")))
     left, words = stages.get("left"), stages.get("words")
-    if workload is None or not isinstance(left, list) or not isinstance(words, list) or not left:
-        return ExitCode.OK
-    if not set(left) <= set(workload.stages) or not all(isinstance(word, str) for word in words):
+    if workload is None or not isinstance(left, list) or not isinstance(words, list):
+        return None
+    if not set(map(str, left)) <= set(workload.stages) or not all(isinstance(word, str) for word in words):
         raise UserError(f"{folder.name} names stages that `{workload.name}` does not have")
     parent = str(info.get("parent") or folder.path.name)
-    if output.as_json:  # its one object was about the run that was resumed
+    there = {
+        each.info.get("workload"): each for each in list_runs(folder.path.parent) if _belongs(each, stages, parent)
+    }
+    names = [name for name in left if name not in there or there[name].info.get("state") != "FINISHED"]
+    words = [*_public(words), f"run.folder={folder.path.parent.absolute()}"]
+    return Rest(workload, names, words, parent, there.get(names[0])) if names else None
+
+
+def _belongs(run: RunFolder, stages: dict[str, Any], parent: str) -> bool:
+    """Whether a run is a stage of the same chain; one that was started by hand from the same parent is not."""
+    mine = run.info.get("stages")
+    return isinstance(mine, dict) and mine.get("of") == stages.get("of") and run.info.get("parent") == parent
+
+
+def _public(words: list[str]) -> list[str]:
+    """Whom to tell is the user's, not the run's: a folder from elsewhere must not name a command."""
+    return [word for word in words if not word.startswith("notify.")]
+
+
+Resume = Callable[[argparse.Namespace], int]
+
+
+def after_the_end(folder: RunFolder, args: argparse.Namespace, output: Output, *, resume: Resume) -> int:
+    """`holdfast resume` of a stage that is finished, but not what comes after it."""
+    if args.at_boot:
+        return at_boot.run(folder, args, output)
+    output.note(f"• {folder.name} is finished, but not what comes after it")
+    return follow(folder, args, output, resume=resume, said=False)
+
+
+def follow(folder: RunFolder, args: argparse.Namespace, output: Output, *, resume: Resume, said: bool) -> int:
+    """Go on after a run that is finished, if it is a stage. `said`: with --json, its own object was printed."""
+    left = rest(folder)
+    code = ExitCode.OK if left is None else _go_on(left, args, output, resume, said)
+    if args.booted and rest(folder) is None:
+        at_boot.clean_up(folder)
+    return code
+
+
+def _go_on(left: Rest, args: argparse.Namespace, output: Output, resume: Resume, said: bool) -> int:
+    """A run that was begun is resumed, others are started."""
+    if left.begun is not None:
+        output.note(f"• {left.workload.name} goes on with {left.begun.name} ({left.names[0]})")
+        return resume(argparse.Namespace(**{**vars(args), "name": str(left.begun.path)}))
+    words = [*left.words, *args.words, *([f"run.device={args.device}"] if args.device else [])]
+    if args.detach:
+        from holdfast.cli import detach
+
+        asked = argparse.Namespace(script=left.workload.name, words=words, device=None, seed=None, script_argv=[])
+        return detach.train(_create(left.workload, left.names, words, left.parent), asked, output)
+    if output.as_json and said:  # there is only one object
         output = dataclasses.replace(output, as_json=False, quiet=True, out=output.err)
-    return _all(workload, left, words, parent, output, None)
+    return _all(left.workload, left.names, words, left.parent, output, None)
 
 
 def _all(
@@ -119,7 +186,7 @@ def _closing(workload: Workload, folders: list[Path]) -> list[str]:
 
 
 def _create(workload: Workload, names: list[str], words: list[str], parent: str | None) -> RunFolder:
-    stages = {"of": workload.name, "left": names[1:], "words": words}
+    stages = {"of": workload.name, "left": names[1:], "words": _public(words)}
     return create(_order(names[0], words, parent), stages=stages)
 
 

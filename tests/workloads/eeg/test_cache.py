@@ -37,7 +37,7 @@ def make(folder: Path, *, windows: int = 10, channels: int = 3, samples: int = 5
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     windows = cache.open(make(tmp_path / "c"))
-    assert repr(windows) == "<10 challenge1 windows of 3 channels x 50 samples at 100 Hz (simulated)>"
+    assert windows.words() == "SIMULATED EEG: 10 challenge1 windows of 0.5 s x 3 channels at 100 Hz, 1 subject"
     assert windows.signals.shape == (10, 3, 50)
     signal, row = windows[4]
     np.testing.assert_array_equal(signal, windows.signals[4])

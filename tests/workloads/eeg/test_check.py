@@ -231,7 +231,7 @@ def test_a_cache_is_checked_byte_by_byte(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["eeg", "check", str(folder)]) == 1
     place = folder / "challenge1-100hz"
     assert capsys.readouterr().out == (
-        f"[✗] {place}: <6 challenge1 windows of 4 channels x 200 samples at 100 Hz>\n"
+        f"[✗] {place}: EEG: 6 challenge1 windows of 2 s x 4 channels at 100 Hz, 3 subjects\n"
         f"      damaged: sub-02_task-{TASK}\n"
     )
 

@@ -490,14 +490,17 @@ def test_killed_again_and_again_it_becomes_the_same_cache(tmp_path: Path) -> Non
     assert not (folder / prepare.BUILDING).exists() and not journal.exists()
 
 
-def test_several_processes_make_the_same_bytes(tmp_path: Path) -> None:
-    data = make_set(tmp_path / "data", subjects=4)
+@pytest.mark.parametrize("band", [None, (0.5, 45.0)])
+def test_several_processes_make_the_same_bytes(tmp_path: Path, band: tuple[float, float] | None) -> None:
+    data = make_set(tmp_path / "data", subjects=5)
     spoil(data, "sub-03", cut=0.5)
-    one, two = prepared(data, tmp_path / "one"), prepared(data, tmp_path / "two", workers=2)
-    assert one.key == two.key
-    for name in (cache.SIGNALS, cache.TABLE, prepare.REPORT):
-        mine, theirs = ((each.folder / name).read_bytes() for each in (one, two))
-        assert mine.replace(b"/one/", b"/two/") == theirs
+    numbers = (1, 2, 3) if band else (1, 2)
+    one, *others = (prepared(data, tmp_path / f"by-{each}", workers=each, band=band) for each in numbers)
+    for other in others:
+        assert other.key == one.key
+        for name in (cache.SIGNALS, cache.TABLE, cache.META, prepare.REPORT):
+            mine, theirs = ((each.folder / name).read_bytes() for each in (one, other))
+            assert mine.replace(str(one.folder).encode(), str(other.folder).encode()) == theirs
 
 
 def test_the_report_is_kept_beside_the_windows(tmp_path: Path) -> None:

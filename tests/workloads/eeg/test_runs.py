@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,8 @@ import numpy as np
 import pytest
 
 from holdfast.errors import UserError
-from holdfast.runfolder import list_runs
+from holdfast.human import shorten
+from holdfast.runfolder import RunFolder, list_runs
 from holdfast.workloads.eeg import challenge1, challenge2, closing, submission
 from tests.runtime.local_runs import run
 
@@ -71,14 +73,24 @@ def _await_step(runs: Path, run: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         assert run.poll() is None, "it ended before it could be stopped"
-        for beat in runs.glob("*/beat.json"):
-            try:
-                if json.loads(beat.read_text())["step"] >= 2:
-                    return
-            except (OSError, ValueError, KeyError):
-                continue
+        if any(_steps(each) >= 2 for each in runs.glob("*/beat.json")):
+            return
         time.sleep(0.02)
     raise AssertionError("no step was taken")
+
+
+def _await_beat(run: Path) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while _steps(run / "beat.json") < 2:
+        assert time.monotonic() < deadline, "no step was taken"
+        time.sleep(0.02)
+
+
+def _steps(beat: Path) -> int:
+    try:
+        return int(json.loads(beat.read_text())["step"])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def test_stopping_one_stage_and_resuming_it_finishes_all(chain: Chain) -> None:
@@ -87,6 +99,51 @@ def test_stopping_one_stage_and_resuming_it_finishes_all(chain: Chain) -> None:
     states = {each.info["workload"]: each.info["state"] for each in list_runs(chain.cwd / "runs")}
     assert states == dict.fromkeys(("eeg-pretrain", "eeg-challenge1", "eeg-challenge2"), "FINISHED")
     assert "• eeg, stage 2 of 3: eeg-challenge1" in chain.second.stderr
+
+
+def test_a_finished_stage_is_gone_on_from_and_a_stage_that_was_begun_is_finished(chain: Chain, tmp_path: Path) -> None:
+    """The last stage is missing: resuming the first starts it; stopped in its middle, the same command finishes it."""
+    for workload in ("eeg-pretrain", "eeg-challenge1"):
+        shutil.copytree(chain.run(workload), tmp_path / "runs" / chain.run(workload).name)
+    (tmp_path / "cache").symlink_to(chain.cwd / "cache")
+    first = chain.run("eeg-pretrain").name
+    before = (tmp_path / "runs" / chain.run("eeg-challenge1").name / "run.json").read_bytes()
+
+    def resume(*words: str) -> subprocess.CompletedProcess[str]:
+        asked = command("resume", first, *words)
+        return subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+    begun = resume("--detach")
+    assert begun.returncode == 0, begun.stderr
+    assert (
+        begun.stderr.splitlines()[0]
+        == f"• {RunFolder(tmp_path / 'runs' / first).name} is finished, but not what comes after it"
+    )
+    runs = {each.info["workload"]: each for each in list_runs(tmp_path / "runs")}
+    assert set(runs) == {"eeg-pretrain", "eeg-challenge1", "eeg-challenge2"}
+    last = runs["eeg-challenge2"]
+    assert last.info["parent"] == first and f"{last.name} is running in the background" in begun.stdout
+    _await_beat(last.path)
+    stopped = subprocess.run(command("stop", last.name), cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert stopped.returncode == 0 and last.info["state"] == "STOPPED", stopped.stderr
+
+    ended = resume("--json")
+    assert ended.returncode == 0, ended.stderr
+    assert f"• eeg goes on with {last.name} (eeg-challenge2)" in ended.stderr
+    told = json.loads(ended.stdout)
+    assert (told["run"], told["state"], told["receipt"]["steps_lost"]) == (last.name, "FINISHED", 0)
+    assert len(list_runs(tmp_path / "runs")) == 3
+    assert (tmp_path / "runs" / chain.run("eeg-challenge1").name / "run.json").read_bytes() == before
+    assert resume().stdout.startswith("✓ ")  # nothing is left now
+
+
+def test_what_is_said_of_the_run_is_said_once(chain: Chain) -> None:
+    """The first stage had two workers: before it was stopped, and after it was resumed."""
+    said = (chain.run("eeg-pretrain") / "output.log").read_text().splitlines()
+    place = chain.cwd / "cache" / "challenge2"
+    wanted = "SIMULATED EEG: 192 challenge2 windows of 4 s x 8 channels at 100 Hz, 24 subjects, in "
+    assert [line for line in said if "SIMULATED" in line] == [f"{wanted}{shorten(str(place))}"]
+    assert len([line for line in said if line.startswith(("split ", "tempo: "))]) == 2
 
 
 def test_each_stage_knows_its_parent_and_starts_from_its_weights(chain: Chain) -> None:

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from holdfast import files
 from holdfast.errors import UserError
+from holdfast.human import counted
 
 FORMAT = 1
 META, SIGNALS, TABLE = "windows.json", "signals.f32", "table.npz"
@@ -170,12 +171,17 @@ class Windows:
     def __reduce__(self) -> tuple[Any, ...]:
         return (open, (self.folder,))
 
-    def __repr__(self) -> str:
-        told = " (simulated)" if self.simulated else ""
+    def words(self) -> str:
+        """What it is, for people."""
+        told = "SIMULATED EEG" if self.simulated else "EEG"
+        people = counted(len(np.unique(self.table["subject"])), "subject")
         return (
-            f"<{len(self)} {self.kind} windows of {len(self.channels)} channels x {self.samples} samples "
-            f"at {self.rate:g} Hz{told}>"
+            f"{told}: {counted(len(self), f'{self.kind} window')} of {self.samples / self.rate:g} s x "
+            f"{counted(len(self.channels), 'channel')} at {self.rate:g} Hz, {people}"
         )
+
+    def __repr__(self) -> str:
+        return f"<{self.words()}>"
 
 
 def open(folder: str | os.PathLike[str]) -> Windows:

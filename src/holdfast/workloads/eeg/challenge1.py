@@ -23,7 +23,7 @@ import holdfast
 from holdfast.errors import UserError
 from holdfast.workloads.eeg import baselines, models, reporting, scores
 from holdfast.workloads.eeg.heads import Ensemble, Net, ScalarHead, TimeHead, coral
-from holdfast.workloads.eeg.inputs import windows_for
+from holdfast.workloads.eeg.inputs import say, windows_for
 from holdfast.workloads.eeg.splits import Rows, split
 from holdfast.workloads.eeg.splits import folds as fold_of
 from holdfast.workloads.eeg.training import Plan, Samples, fit, inherit, predict
@@ -62,13 +62,13 @@ def train(
     if not np.isfinite(times).any():
         raise UserError(f"no window in {windows.folder} has a response time", hints=["`holdfast eeg check` says why"])
     parts = split(table, valid=valid, test=test, keep=np.isfinite(times))
-    print(f"split {parts.how}", flush=True)
+    say(session, f"split {parts.how}")
 
     net = build_net(windows, parts.train, model=model, head=head, members=members, width=width, dropout=dropout)
     for member in net.members:
         if parent:
-            print(inherit(member.backbone, parent, session), flush=True)
-    print(f"{model} with {head} head: {models.parameters(net):,} parameters", flush=True)
+            say(session, inherit(member.backbone, parent, session))
+    say(session, f"{model} with {head} head: {models.parameters(net):,} parameters")
     options = backbone_options(model, width, dropout)
     reporting.keep_net(session, windows, net, challenge=1, model=model, head=head, options=options, start=START,
                        names=["response_time"], column=0, samples=windows.samples, valid=valid, test=test)  # fmt: skip

@@ -22,7 +22,7 @@ from holdfast.errors import UserError
 from holdfast.workloads.eeg import baselines, models, reporting, scores
 from holdfast.workloads.eeg.challenge1 import backbone_for, backbone_options, calibrate
 from holdfast.workloads.eeg.heads import Ensemble, FactorsHead, Net, coral
-from holdfast.workloads.eeg.inputs import windows_for
+from holdfast.workloads.eeg.inputs import say, windows_for
 from holdfast.workloads.eeg.splits import Rows, split
 from holdfast.workloads.eeg.splits import folds as fold_of
 from holdfast.workloads.eeg.training import Plan, Samples, fit, inherit, predict
@@ -71,7 +71,7 @@ def train(
             cause=f"participants.tsv has no values for {', '.join(names)}",
         )
     parts = split(table, valid=valid, test=test, keep=np.isfinite(factors).any(axis=1))
-    print(f"split {parts.how}", flush=True)
+    say(session, f"split {parts.how}")
 
     length = min(windows.samples, round(SERVED_S * windows.rate))
     targets = np.concatenate([factors, reporting.people(table)], axis=1).astype(np.float32)
@@ -79,8 +79,8 @@ def train(
                     dropout=dropout, beside=beside)  # fmt: skip
     for member in net.members:
         if parent:
-            print(inherit(member.backbone, parent, session), flush=True)
-    print(f"{model} with {head} head: {models.parameters(net):,} parameters", flush=True)
+            say(session, inherit(member.backbone, parent, session))
+    say(session, f"{model} with {head} head: {models.parameters(net):,} parameters")
     options = backbone_options(model, width, dropout)
     reporting.keep_net(session, windows, net, challenge=2, model=model, head=head, options=options, samples=length,
                        names=list(names), column=names.index("externalizing"), valid=valid, test=test)  # fmt: skip

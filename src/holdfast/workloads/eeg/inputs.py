@@ -2,6 +2,7 @@
 
 windows = windows_for(session, "challenge1", data="")           # simulated, made once, with progress
 windows = windows_for(session, "challenge1", data="cache")      # cache/challenge1…, or cache itself
+say(session, "tempo: 9,000 parameters")                         # once, however many workers the run needs
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import holdfast
 from holdfast.errors import UserError
+from holdfast.human import shorten
 from holdfast.workloads.eeg import cache
 
 DEMO = "HOLDFAST_EEG_DEMO"
@@ -27,9 +29,14 @@ def windows_for(session: holdfast.Session, kind: str, data: str) -> Any:
         raise UserError(
             f"there are no windows in {windows.folder}", hints=["`holdfast eeg check DATA` says what is missing"]
         )
-    told = "SIMULATED EEG" if windows.simulated else "EEG"
-    print(f"{told}: {windows!r} in {windows.folder}", flush=True)
+    say(session, f"{windows.words()}, in {shorten(str(windows.folder))}")
     return windows
+
+
+def say(session: holdfast.Session, line: str) -> None:
+    """A line about the run as a whole: its first worker says it, and those that replace that one do not repeat it."""
+    if session.run.generation == 0 and not session.run.resumed:
+        print(line, flush=True)
 
 
 def _folder(folder: Path, kind: str) -> Path:

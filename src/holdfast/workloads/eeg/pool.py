@@ -3,7 +3,9 @@
     for item, result in pool.ordered(work, items, workers=2):       # in the order of the items
         ...                                                         # result is Died where its process was ended
 
-At most a few results wait at a time, so that memory and disk are bounded. With one worker the work is done here.
+Results come in the order of the items, whoever is ready first, so what is made of them does not depend on how many
+processes there were. At most a few wait at a time, and there are no more processes than memory has room for: memory and
+disk are bounded. With one worker the work is done here.
 """
 
 from __future__ import annotations
@@ -19,25 +21,34 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
+from holdfast import machine
+
 Item = TypeVar("Item")
+_AHEAD = 4
+"""Items that may be begun or wait for their turn, for each worker: recordings are not all of one length."""
+_ROOM = 0.7
+"""The part of the memory that is free which all workers together may take."""
 
 
 class Died:
     """The process that worked on an item was ended, twice, by whatever ended it."""
 
 
-def usual_workers() -> int:
-    """The processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def usual_workers(each_bytes: float = 0.0) -> int:
+    """The processors this process may use; fewer if memory has no room for as many workers of `each_bytes`."""
+    limits = machine.limits()
+    workers = max(1, min(machine.usable_cpus() or 1, round(limits["cpus"] or 1e9)))
+    known = [room for room in (machine.memory()["available_bytes"], limits["memory_bytes"]) if room is not None]
+    if each_bytes > 0 and known:
+        workers = min(workers, max(1, int(_ROOM * min(known) / each_bytes)))
+    return workers
 
 
 def ordered(
-    work: Callable[[Item], Any], items: Sequence[Item], workers: int | None = None
+    work: Callable[[Item], Any], items: Sequence[Item], workers: int | None = None, *, each_bytes: float = 0.0
 ) -> Iterator[tuple[Item, Any]]:
-    """Each item with what `work` returned for it."""
-    workers = min(len(items), usual_workers() if workers is None else workers)
+    """Each item with what `work` returned for it. `each_bytes` is the memory that a worker needs."""
+    workers = min(len(items), usual_workers(each_bytes) if workers is None else workers)
     if workers <= 1:
         for item in items:
             yield item, work(item)
@@ -47,7 +58,7 @@ def ordered(
     executor = _executor(workers)
     try:
         while rest or waiting:
-            while rest and len(waiting) < 2 * workers:
+            while rest and len(waiting) < _AHEAD * workers:
                 item = rest.popleft()
                 waiting.append((item, executor.submit(work, item)))
             item, future = waiting.popleft()

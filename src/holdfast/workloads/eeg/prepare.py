@@ -31,8 +31,7 @@ import numpy as np
 
 from holdfast import __version__, files
 from holdfast.errors import UserError
-from holdfast.human import size as bytes_in_words
-from holdfast.workloads.eeg import bids, cache, digests, locking, making, pool, reading
+from holdfast.workloads.eeg import bids, cache, digests, locking, making, pool, reading, room
 from holdfast.workloads.eeg.bids import DataSet, Recording, Subject
 from holdfast.workloads.eeg.faults import DataFault
 from holdfast.workloads.eeg.filters import Impossible
@@ -121,12 +120,13 @@ def _prepare(
         "source": dataset.name,
         "recipe": recipe.to_json(),
     }
-    _guard_space(target, recordings, recipe, channels)
+    room.guard_disk(target, recordings, recipe, channels)
     files.write_json(target / BUILDING, meta)
     build = _Build(target, meta)
     missing = [(each, subjects[each.name]) for each in recordings if each.name not in build.done]
     work = functools.partial(_work, recipe=recipe, channels=tuple(channels), parts=target / "parts")
-    for item, result in pool.ordered(work, missing, workers):
+    memory = room.memory_of_one([each for each, _ in missing], recipe, channels)
+    for item, result in pool.ordered(work, missing, workers, each_bytes=memory):
         build.add(item[0].name, result)
         if progress is not None:
             progress(len(build.done), len(recordings), item[0].name)
@@ -185,21 +185,6 @@ def _names(recording: Recording) -> tuple[str, ...]:
         return tuple(reading.open(recording.path).channels)
     except DataFault:
         return ()
-
-
-def _guard_space(target: Path, recordings: Sequence[Recording], recipe: Recipe, channels: list[str]) -> None:
-    """Say before hours of work that it will not fit. Windows cut at events are few: those are not guessed."""
-    if recipe.kind not in ("challenge2", "pretrain"):
-        return
-    seconds = sum(files.number(each.sidecar.get("RecordingDuration")) for each in recordings)
-    needed = seconds / recipe.stride * len(channels) * recipe.samples * 4
-    held = (target / cache.SIGNALS).stat().st_size if (target / cache.SIGNALS).exists() else 0
-    free = shutil.disk_usage(target).free + held
-    if needed > free:
-        raise UserError(
-            f"the cache would need about {bytes_in_words(needed)}, {bytes_in_words(free)} are free in {target}",
-            hints=["choose another disk, fewer tasks or subjects, or a longer `--stride`"],
-        )
 
 
 # What is there already --------------------------------------------------------------------------------------

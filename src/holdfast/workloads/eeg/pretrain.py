@@ -20,7 +20,7 @@ from torch.nn import functional
 import holdfast
 from holdfast.workloads.eeg import models
 from holdfast.workloads.eeg.challenge1 import backbone_for
-from holdfast.workloads.eeg.inputs import windows_for
+from holdfast.workloads.eeg.inputs import say, windows_for
 from holdfast.workloads.eeg.splits import split
 from holdfast.workloads.eeg.training import Plan, Samples, fit
 
@@ -66,12 +66,12 @@ def train(
     """One run: windows, holes, training. Its backbone is what the other stages start from."""
     windows = windows_for(session, "pretrain", data)
     parts = split(windows.table, valid=valid, test=test)
-    print(f"split {parts.how}", flush=True)
+    say(session, f"split {parts.how}")
     length = min(windows.samples, round(SERVED_S * windows.rate))
     backbone = backbone_for(windows, model, length, width, dropout)
     backbone.norm.fit(torch.from_numpy(windows.batch(np.sort(np.random.default_rng(0).permutation(parts.train)[:256]))))
     net = Filling(backbone)
-    print(f"{model}: {models.parameters(net):,} parameters", flush=True)
+    say(session, f"{model}: {models.parameters(net):,} parameters")
 
     def samples_of(rows: Any, augment: float) -> Samples:
         return Samples(windows, rows, np.zeros((len(rows), 1), np.float32), length=length, augment=augment)
