@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +98,7 @@ def same_with_deaths(root: Path, script: Script, deaths: list[str], **options: A
     result, its_diary, outcome = outcome_of(root, script, deaths, **options)
     assert its_diary == diary
     equal(result, expected)
+    assert not multiprocessing.active_children(), "a run that died left its loader's children behind"
     return its_diary, outcome
 
 

@@ -186,6 +186,7 @@ def run_local(
         code = int(error.exit_code) if isinstance(error, HoldfastError) else code
         raise
     finally:
+        session._close_loaders()  # an error holds on to the session, and with it to the loader's children
         marks.end()
         link.accounts.attempts += link.board.read().attempts
         receipt = _receipt(link, survived=state == "FINISHED", digest=digest)

@@ -472,6 +472,9 @@ class Session:
             self._attempts.check_numbers()
         self._busy = True
         self._attempts.close()
+        self._close_loaders()
+
+    def _close_loaders(self) -> None:
         for loader in self._ground.loaders():
             loader.close()
 
