@@ -17,7 +17,8 @@ SMALLEST = 0.004
 """Shares of the whole below this are drawn together."""
 COLOURS = ("#0072b2", "#b14f00", "#007a59", "#8f5aa8", "#7a6a00", "#56708a", "#a34a6b", "#4a7c59")
 STYLE = """
-.flame{margin:.3rem 0 1rem}.flame .scale{height:5px;background:#67707a;margin-bottom:3px}.flame div{min-width:0}.flame .row{display:flex}.flame .bar{overflow:hidden;height:19px;
+.flame{margin:.3rem 0 1rem}.flame .scale{height:5px;background:#67707a;margin-bottom:3px}
+.flame div{min-width:0}.flame .row{display:flex}.flame .bar{overflow:hidden;height:19px;
 font-size:11px;line-height:17px;color:#fff;padding:1px 0 1px 4px;white-space:nowrap;border-right:1px solid #fff;
 border-bottom:1px solid #fff;box-sizing:border-box}
 """
