@@ -78,7 +78,7 @@ def eeg(scratch: Path, quick: bool) -> dict[str, Any]:
     from optimize_models import train as train_transformer
 
     sides = _windows(8 if quick else 480, 4 if quick else 64)
-    steps = 2 if quick else int(os.environ.get("HOLDFAST_BENCH_STEPS", "120"))
+    steps = 2 if quick else int(os.environ.get("HOLDFAST_BENCH_STEPS", "160"))
     say(f"  training it for {steps} steps")
     losses = train_transformer(*sides["training"], steps, str(scratch / "w.safetensors"))
     os.environ[WEIGHTS] = str(scratch / "w.safetensors")
