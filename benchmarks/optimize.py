@@ -78,7 +78,7 @@ def eeg(scratch: Path, quick: bool) -> dict[str, Any]:
     from optimize_models import train as train_transformer
 
     sides = _windows(8 if quick else 480, 4 if quick else 64)
-    steps = 2 if quick else int(os.environ.get("HOLDFAST_BENCH_STEPS", "120"))
+    steps = 2 if quick else int(os.environ.get("HOLDFAST_BENCH_STEPS", "160"))
     say(f"  training it for {steps} steps")
     losses = train_transformer(*sides["training"], steps, str(scratch / "w.safetensors"))
     os.environ[WEIGHTS] = str(scratch / "w.safetensors")
@@ -122,7 +122,7 @@ def eeg_bounds(measured: dict[str, Any]) -> list[Bound]:
 
 def eeg_run(scratch: Path, quick: bool) -> dict[str, Any]:
     """A finished run of the EEG workload, our best model, with its own score on held-out subjects."""
-    folder = run_of(scratch, "eeg-challenge1")
+    folder = run_of(scratch, "eeg-challenge1", quick)
     model = json.loads((folder / "net.json").read_text())["model"]
     return {"model": model, **found({"kind": "run", "folder": str(folder)}, scratch / "bundle", quick)}
 
@@ -131,24 +131,26 @@ def eeg_run(scratch: Path, quick: bool) -> dict[str, Any]:
 
 NEW = {
     "eeg-challenge1": ["epochs=2", "tune=false"],
-    "detection": ["epochs=24", "tune=false"],
+    "detection": ["epochs=24", "evaluate_every=24", "tune=false"],
     "ecosystem": ["updates=4", "tune=false", "preset=full"],
 }
+QUICK = {"eeg-challenge1": "epochs=1", "detection": "epochs=1", "ecosystem": "updates=1"}
 
 
-def run_of(scratch: Path, workload: str) -> Path:
+def run_of(scratch: Path, workload: str, quick: bool) -> Path:
     """A finished run: one that is there, or a new short one."""
     given = os.environ.get("HOLDFAST_BENCH_RUNS")
     there = sorted(Path(given).glob(f"{workload}-*/final.safetensors")) if given else []
     if there:
         return there[-1].parent
-    say(f"  training {workload} {' '.join(NEW[workload])}")
-    return Path(train(NEW[workload], scratch / "runs", job=Path(workload))["folder"])
+    words = [*NEW[workload], *([QUICK[workload]] if quick else [])]
+    say(f"  training {workload} {' '.join(words)}")
+    return Path(train(words, scratch / "runs", job=Path(workload))["folder"])
 
 
 def detector(scratch: Path, quick: bool) -> dict[str, Any]:
     """The detector with its non-maximum suppression."""
-    folder = run_of(scratch, "detection")
+    folder = run_of(scratch, "detection", quick)
     measured = found({"kind": "run", "folder": str(folder)}, scratch / "bundle", quick)
     side = int(json.loads((folder / "detector.json").read_text())["imgsz"])
     measured["peers_times_eager"]["ultralytics export, its own model"] = _ultralytics(side, 1.0 if quick else 5.0)
@@ -166,7 +168,7 @@ def _ultralytics(side: int, seconds: float) -> Any:
 
 def policy(scratch: Path, quick: bool) -> dict[str, Any]:
     """The policy of the predators at batch 1."""
-    folder = run_of(scratch, "ecosystem")
+    folder = run_of(scratch, "ecosystem", quick)
     return found({"kind": "run", "folder": str(folder)}, scratch / "bundle", quick)
 
 

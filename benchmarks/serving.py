@@ -37,7 +37,7 @@ def serving(scratch: Path, quick: bool) -> dict[str, Any]:
     measured = {}
     for name, workload, many in (("policy", "ecosystem", 4000), ("eeg", "eeg-challenge1", 600)):
         folder = scratch / name
-        spec = {"kind": "run", "folder": str(run_of(scratch, workload))}
+        spec = {"kind": "run", "folder": str(run_of(scratch, workload, quick))}
         options = Options(seconds=0.5, profile=False, batches=(16,), engines=("onnxruntime fp32",))
         chosen = optimize(spec, folder, options, tell=lambda text: say(f"  {text}"))["chosen"]
         with Served(folder) as served:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from holdfast.optimize.engines import Engine
-from holdfast.optimize.serving.batching import Batcher, Full
+from holdfast.optimize.serving.batching import Batcher, Full, NotFinite
 
 
 def test_what_waits_is_answered_together() -> None:
@@ -104,3 +104,50 @@ def test_an_engine_that_loses_rows_is_an_error() -> None:
         batcher.close()
     for number, each in enumerate(found):
         assert np.array_equal(each[0], np.full((2, 1), float(number))), "alone each is answered rightly"
+
+
+def test_what_is_not_a_number_is_told_to_whom_it_belongs_alone() -> None:
+    go = threading.Event()
+
+    def run(inputs: Sequence[Any]) -> list[Any]:
+        go.wait(20)
+        return [np.where(inputs[0] == 3, np.nan, inputs[0])]
+
+    async def scenario(batcher: Batcher) -> list[Any]:
+        tasks = [asyncio.create_task(batcher.submit([np.full((1, 1), float(n))])) for n in range(8)]
+        await asyncio.sleep(0.05)
+        go.set()
+        return list(await asyncio.gather(*tasks, return_exceptions=True))
+
+    batcher = Batcher(Engine(run), most=8, finish=lambda outputs: outputs[0].item())
+    try:
+        found = asyncio.run(scenario(batcher))
+    finally:
+        batcher.close()
+    assert isinstance(found[3], NotFinite)
+    assert [each for n, each in enumerate(found) if n != 3] == [0, 1, 2, 4, 5, 6, 7]
+
+
+def test_whoever_left_is_not_computed_for() -> None:
+    go, seen = threading.Event(), []  # type: threading.Event, list[float]
+
+    def run(inputs: Sequence[Any]) -> list[Any]:
+        seen.extend(inputs[0].ravel().tolist())
+        go.wait(20)
+        return [inputs[0]]
+
+    async def scenario(batcher: Batcher) -> None:
+        tasks = [asyncio.create_task(batcher.submit([np.full((1, 1), float(n))])) for n in range(3)]
+        while not seen:
+            await asyncio.sleep(0.01)
+        tasks[2].cancel()
+        await asyncio.sleep(0.05)
+        go.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    batcher = Batcher(Engine(run), most=1)
+    try:
+        asyncio.run(scenario(batcher))
+    finally:
+        batcher.close()
+    assert seen == [0.0, 1.0]

@@ -44,6 +44,18 @@ def test_only_those_that_are_wanted(wanted: tuple[str, ...]) -> None:
     assert found and all(each.engine == "openvino" for each in found)
 
 
+def test_a_peer_without_settings_is_measured_only_where_it_is_named() -> None:
+    assert "onnxruntime defaults" not in offered({"avx2"})
+    machine = Machine(frozenset({"avx2"}), 2, packages=ALL)
+    assert [each.name for each in candidates(machine, ("onnxruntime defaults",))] == ["onnxruntime defaults"]
+
+
+def test_static_int8_of_openvino_starts_from_what_onnxruntime_found() -> None:
+    found = offered({"avx2"}, packages=frozenset({"openvino"}))
+    assert found["openvino int8-static"] == "onnx is not installed: pip install 'holdfast[optimize]'"
+    assert not found["openvino fp32"] and not offered({"avx2"})["openvino int8-static"]
+
+
 def test_this_machine_is_looked_at_without_torch() -> None:
     import subprocess
     import sys

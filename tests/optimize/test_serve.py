@@ -191,6 +191,27 @@ def test_sixteen_clients_at_once_get_their_own_answers(served: Served) -> None:
     assert not wrong
 
 
+def test_many_questions_before_the_first_answer_are_answered_in_order(served: Served) -> None:
+    questions = [np.full((1, 6), float(number), np.float32) for number in range(50)]
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as sock, sock.makefile("rb") as file:
+        for each in questions:
+            body = npy(each)
+            head = f"POST /predict HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/x-npy\r\n"
+            sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        for each in questions:
+            assert file.readline().startswith(b"HTTP/1.1 200 ")
+            length = 0
+            while (line := file.readline().strip().lower()) != b"":
+                length = int(line[16:]) if line.startswith(b"content-length: ") else length
+            assert np.allclose(np.load(io.BytesIO(file.read(length))), each @ small.WEIGHT, atol=1e-4)
+
+
+def test_a_head_that_was_let_in_opens_no_door_to_others(served: Served) -> None:
+    assert served.ask("POST", "/predict", npy(X))[0] == 200
+    for token in ("", TOKEN[:-1], TOKEN + "x", TOKEN.upper()):
+        assert served.ask("POST", "/predict", npy(X), {**HEAD, "Authorization": f"Bearer {token}"})[0] == 401
+
+
 def test_connections_that_send_nothing_keep_nobody_out(served: Served) -> None:
     """More than it admits: the silent ones go, a client with a question gets in, and nothing stays behind."""
     silent = []

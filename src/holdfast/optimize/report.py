@@ -10,6 +10,7 @@ from html import escape
 from typing import Any
 
 from holdfast.human import size, table
+from holdfast.optimize import flame
 
 _ORDER = {"ok": 0, "baseline": 1, "as called": 2, "refused": 3, "failed": 4, "crashed": 5, "hung": 6, "skipped": 7}
 
@@ -138,13 +139,10 @@ _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}
 table{border-collapse:collapse;font-size:13px;margin:1rem 0}td,th{padding:.25rem .6rem;border-bottom:1px solid #d5dae0;
 text-align:left}td:not(:last-child){white-space:nowrap}td.n{text-align:right;font-variant-numeric:tabular-nums}tr.chosen{background:#e3f1e6;font-weight:600}
-tr.off{color:#67707a}.bar{height:18px;background:#3b6ea5;color:#fff;font-size:11px;padding-left:4px;white-space:nowrap}
-.flame{display:flex;width:100%;height:46px;margin:.3rem 0 1rem;border:1px solid #d5dae0}.flame div{overflow:hidden;
-font-size:11px;color:#fff;padding:2px 3px;white-space:nowrap;border-right:1px solid #fff}.note{color:#67707a}
-@media(prefers-color-scheme:dark){body{background:#14171a;color:#e4e7ea}td,th,.flame{border-color:#3a4149}
+tr.off{color:#67707a}
+.note{color:#67707a}@media(prefers-color-scheme:dark){body{background:#14171a;color:#e4e7ea}td,th{border-color:#3a4149}
 tr.chosen{background:#1f3a27}tr.off,.note{color:#98a1ab}}
 """
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#8f5aa8", "#7a6a00", "#56708a", "#a34a6b", "#4a7c59")
 
 
 def page(result: dict[str, Any]) -> str:
@@ -164,29 +162,30 @@ def page(result: dict[str, Any]) -> str:
         )
         body.append(f'<tr class="{kind}">{cell}</tr>')
     body.append("</table>")
-    for name, rows in (result.get("profile") or {}).items():
-        body += _profile(name, rows)
+    profiles = result.get("profile") or {}
+    longest = max((sum(row["seconds"] for row in rows) for rows in profiles.values()), default=0.0)
+    for name, rows in profiles.items():
+        body += _profile(name, rows, longest)
+    if profiles:
+        body.append('<p class="note">Layers are timed one by one, and PyTorch without the fused kernel that would hide '
+                    "them, so their sum may be more than a call takes. The grey line over each picture is its length "
+                    "beside the other's.</p>")  # fmt: skip
     machine = result["machine"]
     body.append(f'<p class="note">Measured on {escape(machine["cpu"])}, {machine["cores"]} cores '
                 f'({escape(", ".join(machine["arithmetic"]) or "no special arithmetic")}). Latency is of one call '
                 "at batch 1, turn by turn with the baseline; memory is after the first call.</p>")  # fmt: skip
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(about['name'])}</title>"
-        + f"<style>{_STYLE}</style>"
+        + f"<style>{_STYLE}{flame.STYLE}</style>"
         + "\n".join(body)
         + "</html>\n"
     )
 
 
-def _profile(name: str, rows: list[dict[str, Any]]) -> list[str]:
+def _profile(name: str, rows: list[dict[str, Any]], longest: float) -> list[str]:
     total = sum(row["seconds"] for row in rows) or 1.0
-    told = [f"<h2>Where the time goes, {name}: {milliseconds(total)}</h2><div class=flame>"]
-    for at, row in enumerate(rows[:24]):
-        share = 100 * row["seconds"] / total
-        title = escape(f"{row['layer']} · {row['kind']} · {milliseconds(row['seconds'])} · {share:.1f} %")
-        colour = _COLOURS[at % len(_COLOURS)]
-        told.append(f'<div style="width:{share:.2f}%;background:{colour}" title="{title}">{escape(row["layer"])}</div>')
-    told.append("</div><table><tr><th>Layer<th>Kind<th>Time<th>Share</tr>")
+    told = [f"<h2>Where the time goes, {name}: {milliseconds(total)}</h2>", flame.picture(rows, longest)]
+    told.append("<table><tr><th>Layer<th>Kind<th>Time<th>Share</tr>")
     for row in rows[:20]:
         told.append(f"<tr><td>{escape(row['layer'])}<td>{escape(row['kind'])}<td class=n>{milliseconds(row['seconds'])}"
                     f"<td class=n>{100 * row['seconds'] / total:.1f} %</tr>")  # fmt: skip
