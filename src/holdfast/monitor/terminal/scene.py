@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 POINTS = 400
 """Of a curve: more than a terminal is wide."""
+CURVES_REST = 1.8
+"""Seconds that curves stay as they are: drawing them is most of what a look costs the run beside it."""
 _SMALLER_IS_BETTER = ("loss", "error", "mse", "mae", "rmse", "perplexity")
 
 
@@ -126,7 +128,9 @@ def look(
         left="" if left is None else f"{duration(left)} left",
         rate="" if not progress.rate else rate_words(progress.rate),
         facts=_facts(run),
-        curves=_unless_kept(kept, "curves", (run.books.table.version, run.faults_total), lambda: _curves(run)),
+        curves=_unless_kept(
+            kept, "curves", (run.books.table.version, run.faults_total), lambda: _curves(run), rest=CURVES_REST
+        ),
         devices=_devices(run, trust or {}),
         lanes=_lanes(run, now, left),
         began=began,
@@ -140,10 +144,13 @@ def look(
     )
 
 
-def _unless_kept(kept: dict[str, Any], what: str, state: object, make: Callable[[], T]) -> T:
-    if kept.get(what, (None,))[0] != state:
-        kept[what] = (state, make())
-    found: T = kept[what][1]
+def _unless_kept(kept: dict[str, Any], what: str, state: object, make: Callable[[], T], *, rest: float = 0.0) -> T:
+    """What was made of this state before; after a change it has `rest` seconds before it is made anew."""
+    before, made, when = kept.get(what, (None, None, -math.inf))
+    now = time.monotonic()
+    if before != state and now - when >= rest:
+        kept[what] = (state, made, when) = (state, make(), now)
+    found: T = made
     return found
 
 
