@@ -36,13 +36,13 @@ class Curve:
     """One metric."""
 
     name: str
-    values: list[float]
+    values: tuple[float, ...]
     first: float | None
     last: float | None
     best: float | None
     best_at: str
     """epoch 18, or step 900."""
-    faults: list[float]
+    faults: tuple[float, ...]
     """Where faults were, 0 to 1 along the curve."""
 
 
@@ -237,12 +237,12 @@ def curve_of(run: Run, name: str, points: int = POINTS) -> Curve:
     steps = [fault.step for fault in run.faults if fault.step is not None and low <= fault.step <= high]
     return Curve(
         name=clean(name),
-        values=values,
+        values=tuple(values),
         first=known[0] if known else None,
         last=known[-1] if known else None,
         best=best,
         best_at=best_at,
-        faults=[(step - low) / span for step in steps],
+        faults=tuple((step - low) / span for step in steps),
     )
 
 
