@@ -46,14 +46,33 @@ def shown(lines: Sequence[str], *, color: bool) -> Iterator[None]:
     if sys.platform == "win32" or out is None or not lines:  # an old console there would print what is meant as codes
         yield
         return
-    out.write(_TAKE + "\r\n".join(map(_colored, lines) if color else lines))
-    out.flush()
     try:
-        yield
+        with _unheard():
+            out.write(_TAKE + "\r\n".join(map(_colored, lines) if color else lines))
+            out.flush()
+            yield
     except BaseException:
         out.write(_GIVE_BACK)
         out.flush()
         raise
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """A key that is pressed before the live view listens waits for it, and does not spoil the picture."""
+    import termios  # where there is none, no picture is shown early
+
+    try:
+        before = termios.tcgetattr(0)
+    except termios.error:  # no terminal to type at
+        yield
+        return
+    quiet = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(0, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSANOW, before)
 
 
 def _colored(line: str) -> str:

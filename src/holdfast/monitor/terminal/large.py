@@ -6,6 +6,7 @@ for line in picture(scene, 93, 30): print(line)
 
 from __future__ import annotations
 
+import functools
 from datetime import datetime
 
 from holdfast.human import metric, percent
@@ -117,8 +118,9 @@ def _charts(curves: list[Curve], width: int, rows: int, ascii: bool) -> tuple[st
     return rule, [line + "│" for line in lines], seam
 
 
-def _chart(each: Curve, width: int, rows: int, ascii: bool) -> list[str]:
-    """Numbers at the left, the curve, and marks where faults were."""
+@functools.lru_cache(maxsize=16)
+def _chart(each: Curve, width: int, rows: int, ascii: bool) -> tuple[str, ...]:
+    """Numbers at the left, the curve, and marks where faults were. Kept: it is drawn again and again."""
     known = [value for value in each.values if value == value and abs(value) != float("inf")]
     label = 8
     top, bottom = (metric(max(known)), metric(min(known))) if known else ("", "")
@@ -130,7 +132,7 @@ def _chart(each: Curve, width: int, rows: int, ascii: bool) -> list[str]:
     labels = [top, *[""] * (rows - 2), bottom] if rows > 1 else [top]
     if top == bottom:
         labels = ["" if row != (rows - 1) // 2 else top for row in range(rows)]
-    return [f"{cut(text, label):>{label}} {line}" for text, line in zip(labels, body, strict=True)]
+    return tuple(f"{cut(text, label):>{label}} {line}" for text, line in zip(labels, body, strict=True))
 
 
 def _overlay(body: list[str], flags: str) -> list[str]:

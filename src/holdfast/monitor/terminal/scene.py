@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 POINTS = 400
 """Of a curve: more than a terminal is wide."""
+CURVES_REST = 1.8
+"""Seconds that curves stay as they are: drawing them is most of what a look costs the run beside it."""
 _SMALLER_IS_BETTER = ("loss", "error", "mse", "mae", "rmse", "perplexity")
 
 
@@ -34,13 +36,13 @@ class Curve:
     """One metric."""
 
     name: str
-    values: list[float]
+    values: tuple[float, ...]
     first: float | None
     last: float | None
     best: float | None
     best_at: str
     """epoch 18, or step 900."""
-    faults: list[float]
+    faults: tuple[float, ...]
     """Where faults were, 0 to 1 along the curve."""
 
 
@@ -126,7 +128,9 @@ def look(
         left="" if left is None else f"{duration(left)} left",
         rate="" if not progress.rate else rate_words(progress.rate),
         facts=_facts(run),
-        curves=_unless_kept(kept, "curves", (run.books.table.version, run.faults_total), lambda: _curves(run)),
+        curves=_unless_kept(
+            kept, "curves", (run.books.table.version, run.faults_total), lambda: _curves(run), rest=CURVES_REST
+        ),
         devices=_devices(run, trust or {}),
         lanes=_lanes(run, now, left),
         began=began,
@@ -140,10 +144,13 @@ def look(
     )
 
 
-def _unless_kept(kept: dict[str, Any], what: str, state: object, make: Callable[[], T]) -> T:
-    if kept.get(what, (None,))[0] != state:
-        kept[what] = (state, make())
-    found: T = kept[what][1]
+def _unless_kept(kept: dict[str, Any], what: str, state: object, make: Callable[[], T], *, rest: float = 0.0) -> T:
+    """What was made of this state before; after a change it has `rest` seconds before it is made anew."""
+    before, made, when = kept.get(what, (None, None, -math.inf))
+    now = time.monotonic()
+    if before != state and now - when >= rest:
+        kept[what] = (state, made, when) = (state, make(), now)
+    found: T = made
     return found
 
 
@@ -230,12 +237,12 @@ def curve_of(run: Run, name: str, points: int = POINTS) -> Curve:
     steps = [fault.step for fault in run.faults if fault.step is not None and low <= fault.step <= high]
     return Curve(
         name=clean(name),
-        values=values,
+        values=tuple(values),
         first=known[0] if known else None,
         last=known[-1] if known else None,
         best=best,
         best_at=best_at,
-        faults=[(step - low) / span for step in steps],
+        faults=tuple((step - low) / span for step in steps),
     )
 
 

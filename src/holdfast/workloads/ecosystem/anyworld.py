@@ -156,7 +156,7 @@ class GroupLearner:
     def turn(self, device: torch.device, *, learn: bool = True, dice: bool = False) -> dict[str, float]:
         """An episode in each world; then learn from them."""
         found = self.episodes(device, self.seed * 100_003 + self.turns * len(self.worlds), dice=dice)
-        numbers = self._numbers(found)
+        numbers = self.numbers_of(found)
         if learn:
             self.scale.learn(self._discounted(found))
             batch = self._batch(found, device)
@@ -231,7 +231,7 @@ class GroupLearner:
             found.cuts[step, slot] = cut.get(agent, False) and not found.ends[step, slot]
         return observations
 
-    def _numbers(self, found: Episodes) -> dict[str, float]:
+    def numbers_of(self, found: Episodes) -> dict[str, float]:
         """Counted from the rewards: in adversarial_pursuit a tag is worth 1, in tiger_deer a kill brings energy."""
         lived = int(found.there.sum())
         each = len(self.group.agents) * len(self.worlds)

@@ -1,6 +1,6 @@
 """Predators and prey that learn: PPO for both, in one run that survives whatever the hardware does.
 
-    holdfast train ecosystem                               4 minutes on two busy cores
+    holdfast train ecosystem                               both species learn, from nothing
     holdfast train ecosystem preset=full updates=200       the large network
     holdfast train ecosystem attention=math                another kernel for the attention, if one is in doubt
     holdfast train ecosystem attempt_cost=0.5              see predators learn to do nothing, and the warning
@@ -38,7 +38,7 @@ def train(
     session: holdfast.Session,
     *,
     preset: str = "small",
-    updates: int = 30,
+    updates: int = 20,
     steps: int = 32,
     worlds: int = 8,
     prey: int = 32,
