@@ -25,6 +25,7 @@ from common import JOBS, Bound, at_most, exactly, say, spread, unharmed
 from holdfast.testing import experiment
 from holdfast.testing.chaos import FaultPlan
 
+CACHE = "HOLDFAST_DETECTION_CACHE"
 OFFLINE = {"YOLO_OFFLINE": "1", "YOLO_AUTOINSTALL": "0"}
 
 
@@ -95,6 +96,7 @@ def _child(job: str, *words: Any) -> dict[str, Any]:
 def _generated(scratch: Path, images: int, side: int) -> Path:
     from holdfast.workloads.detection import generate
 
+    os.environ[CACHE] = str(scratch / "cache")  # the user's own indices are left alone
     return generate.write(scratch / "set", train=images, val=8, width=side, height=side)
 
 
@@ -177,7 +179,6 @@ def large(scratch: Path, quick: bool) -> dict[str, Any]:
     """An index of 100,000 images: how long the first check takes, how soon training starts after it, and memory."""
     count = 1_000 if quick else 100_000
     data = _many(scratch, count)
-    os.environ["HOLDFAST_DETECTION_CACHE"] = str(scratch / "cache")
     cold = _child("detection_large.py", data)
     warm = _child("detection_large.py", data)
     return {"images": count, "cold": cold, "warm": warm}
