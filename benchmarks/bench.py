@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import blame
 import detection
+import detection_learning
 import doctor
 import ecosystem
 import eeg_data
@@ -79,7 +80,8 @@ PARTS = {
     "detection-steps": Part(detection.steps, detection.steps_bounds),
     "detection-large": Part(detection.large, detection.large_bounds),
     "detection-faults": Part(detection.faults, detection.faults_bounds),
-    "detection-learning": Part(detection.learning, detection.learning_bounds),
+    "detection-learning": Part(detection_learning.learning, detection_learning.learning_bounds),
+    "detection-thermal": Part(detection_learning.thermal, detection_learning.thermal_bounds),
     "ecosystem": Part(ecosystem.measure, ecosystem.bounds),
     "hunting": Part(ecosystem.hunting, ecosystem.hunting_bounds),
     "optimize-eeg": Part(optimize.eeg, optimize.eeg_bounds),

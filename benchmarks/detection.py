@@ -1,4 +1,4 @@
-"""The parts of bench.py about detection: a step beside YOLOv8n's, a large set, faults, and learning on real images.
+"""The parts of bench.py about detection: a step beside YOLOv8n's, a large set, and faults.
 
 ultralytics (AGPL) is measured as the external program it is: its own command in a process of its own, read through the
 results.csv it writes. It is no dependency; where it is not installed, its rows are missing and so are their bounds.
@@ -11,10 +11,12 @@ import csv
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,7 @@ from common import JOBS, Bound, at_most, exactly, say, spread, unharmed
 from holdfast.testing import experiment
 from holdfast.testing.chaos import FaultPlan
 
-REAL = "HOLDFAST_BENCH_BCCD"
-"""The data.yaml of the BCCD set (MIT, github.com/Shenggan/BCCD_Dataset), for the part `detection-learning`."""
+CACHE = "HOLDFAST_DETECTION_CACHE"
 OFFLINE = {"YOLO_OFFLINE": "1", "YOLO_AUTOINSTALL": "0"}
 
 
@@ -32,27 +33,33 @@ OFFLINE = {"YOLO_OFFLINE": "1", "YOLO_AUTOINSTALL": "0"}
 
 
 def steps(scratch: Path, quick: bool) -> dict[str, Any]:
-    """A training step at 416 px, batch 16: ours as tuned, ours plain, ultralytics' YOLOv8n as it comes; in turns."""
-    rounds, images, side, batch = (1, 8, 64, 4) if quick else (3, 64, 416, 16)
-    data = _generated(scratch, images, side)
+    """A training step at 416 px, batch 16: ours as tuned, a plain loop, and YOLOv8n as it comes; in turns."""
+    rounds, side, batch, count = (1, 64, 4, 1) if quick else (2, 416, 16, 2)
+    data = _generated(scratch, 2 * batch, side)
+    tuned = _child("detection_steps.py", "tune", data, side, batch)
+    say(f"  {tuned['words']}")
+    choice = json.dumps(tuned["choice"])
     rows: dict[str, list[float]] = {"tuned": [], "plain": [], "yolov8n": []}
     for number in range(rounds):
-        say(f"  round {number + 1} of {rounds}")
-        ours = _child("detection_steps.py", data, side, batch, 2 if quick else 6)
+        ours = _child("detection_steps.py", "turns", data, side, batch, count, choice)
         rows["tuned"].append(ours["tuned_s"])
         rows["plain"].append(ours["plain_s"])
-        theirs = None if quick else yolo_step(data, side, batch, scratch / f"yolo{number}")
+        theirs = yolo_step(data, side, batch, scratch / f"yolo{number}")
         if theirs is not None:
             rows["yolov8n"].append(theirs)
-    alone = _child("detection_steps.py", data, side, batch, 2 if quick else 6, "neighbour")
+        say(f"  round {number + 1} of {rounds}: {json.dumps({name: each[-1] for name, each in rows.items() if each})}")
+    beside = _child("detection_steps.py", "neighbour", data, side, batch, 2 if quick else 4, choice)
     return {
         "batch": batch,
         "px": side,
-        "choice": ours["choice"],
-        "step_s": {name: spread(values) for name, values in rows.items() if values},
+        "threads": ours["threads"],
+        "choice": tuned["words"],
+        "step_s": {name: spread(each) for name, each in rows.items() if each},
+        "images_per_s": {name: round(batch / statistics.median(each), 3) for name, each in rows.items() if each},
         "plain_over_tuned": _ratio(rows["plain"], rows["tuned"]),
         "yolov8n_over_tuned": _ratio(rows["yolov8n"], rows["tuned"]),
-        "beside_a_busy_neighbour": alone,
+        "beside_a_busy_neighbour": beside,
+        "ultralytics": yolo_version(),
     }
 
 
@@ -89,38 +96,80 @@ def _child(job: str, *words: Any) -> dict[str, Any]:
 def _generated(scratch: Path, images: int, side: int) -> Path:
     from holdfast.workloads.detection import generate
 
+    os.environ[CACHE] = str(scratch / "cache")  # the user's own indices are left alone
     return generate.write(scratch / "set", train=images, val=8, width=side, height=side)
 
 
-def yolo_step(data: Path, side: int, batch: int, out: Path, epochs: int = 3) -> float | None:
-    """Seconds per step of `yolo detect train` with its defaults, from the times in results.csv; None without it."""
-    rows = yolo(data, out, f"imgsz={side}", f"batch={batch}", f"epochs={epochs}", "val=False")
+def yolo_step(data: Path, side: int, batch: int, out: Path) -> float | None:
+    """Seconds per step of `yolo detect train` with its defaults, from the times in results.csv; None without it.
+
+    What is not a step is left out as far as it lets us: no validation, no checkpoints, no pictures. The first epoch
+    builds its cache and does not count; it is ended after the second.
+    """
+    words = [f"imgsz={side}", f"batch={batch}", "epochs=100", "val=False", "save=False"]
+    rows = yolo(data, out, *words, enough=2)
     if not rows:
         return None
     per_epoch = -(-len(list((data.parent / "images" / "train").iterdir())) // batch)
-    times = [float(row["time"]) for row in rows]
-    return (times[-1] - times[0]) / ((len(times) - 1) * per_epoch)  # the first epoch builds its cache
+    return round((float(rows[1]["time"]) - float(rows[0]["time"])) / per_epoch, 4)
 
 
-def yolo(data: Path, out: Path, *words: str, patience: float = 7200.0) -> list[dict[str, str]]:
-    """The external program with its own defaults, offline; the rows of its results.csv, none if it is not there."""
+def yolo(
+    data: Path, out: Path, *words: str, enough: int = 0, used: list[float] | None = None, patience: float = 14400.0
+) -> list[dict[str, str]]:
+    """The external program, offline, to its end or to `enough` epochs; the rows of its results.csv, none without it.
+
+    The CPU seconds it took are put into `used`.
+    """
     program = shutil.which("yolo") or str(Path(sys.executable).with_name("yolo"))
     if not Path(program).exists():
         say("  ultralytics is not installed: no comparison with it")
         return []
     absolute = data.with_name("absolute.yaml")
-    text = data.read_text().replace("path: .", f"path: {data.parent.resolve()}")
-    absolute.write_text(text)
+    absolute.write_text(data.read_text().replace("path: .", f"path: {data.parent.resolve()}"))
     config = out / "config"
     config.mkdir(parents=True)
     command = [program, "detect", "train", f"data={absolute}", "model=yolov8n.yaml", "device=cpu", "plots=False"]
-    subprocess.run(
-        [*command, *words, f"project={out}", "name=run", "exist_ok=True"],
-        env={**os.environ, **OFFLINE, "YOLO_CONFIG_DIR": str(config)},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, timeout=patience,
-    )  # fmt: skip
-    with open(out / "run" / "results.csv", newline="") as file:
-        return [{key.strip(): value.strip() for key, value in row.items()} for row in csv.DictReader(file)]
+    with (
+        open(out / "output.txt", "wb") as output,
+        subprocess.Popen(
+            [*command, *words, f"project={out}", "name=run", "exist_ok=True"],
+            env={**os.environ, **OFFLINE, "YOLO_CONFIG_DIR": str(config)}, stdout=output, stderr=output,
+        ) as run,
+    ):  # fmt: skip
+        deadline = time.monotonic() + patience
+        pid, stopped = 0, False
+        while not pid:
+            time.sleep(0.5)
+            if not stopped and (time.monotonic() > deadline or (enough and len(_rows(out)) >= enough)):
+                stopped = True
+                os.kill(run.pid, signal.SIGKILL)
+            pid, status, times = os.wait4(run.pid, 0 if stopped else os.WNOHANG)
+        run.returncode = os.waitstatus_to_exitcode(status)
+    if used is not None:
+        used.append(times.ru_utime + times.ru_stime)
+    found = _rows(out)
+    if (run.returncode and not stopped) or len(found) < max(1, enough):
+        told = (out / "output.txt").read_text(errors="replace")[-800:]
+        raise RuntimeError(f"yolo ended with {run.returncode}: {told}")
+    return found
+
+
+def yolo_version() -> str | None:
+    try:
+        return metadata.version("ultralytics")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _rows(out: Path) -> list[dict[str, str]]:
+    """Whole rows only: the file may just be written."""
+    try:
+        with open(out / "run" / "results.csv", newline="") as file:
+            rows = [{key.strip(): (value or "").strip() for key, value in row.items()} for row in csv.DictReader(file)]
+    except (OSError, AttributeError):
+        return []
+    return [row for row in rows if all(row.values())]
 
 
 # A large set ----------------------------------------------------------------------------------------------------
@@ -130,7 +179,6 @@ def large(scratch: Path, quick: bool) -> dict[str, Any]:
     """An index of 100,000 images: how long the first check takes, how soon training starts after it, and memory."""
     count = 1_000 if quick else 100_000
     data = _many(scratch, count)
-    os.environ["HOLDFAST_DETECTION_CACHE"] = str(scratch / "cache")
     cold = _child("detection_large.py", data)
     warm = _child("detection_large.py", data)
     return {"images": count, "cold": cold, "warm": warm}
@@ -182,56 +230,3 @@ def faults(scratch: Path, quick: bool) -> dict[str, Any]:
 
 def faults_bounds(measured: dict[str, Any]) -> list[Bound]:
     return unharmed(measured["receipt"])
-
-
-# Learning -------------------------------------------------------------------------------------------------------
-
-
-def learning(scratch: Path, quick: bool) -> dict[str, Any]:
-    """BCCD from scratch, three seeds: mAP50 within the CPU time that YOLOv8n takes for its own 0.55."""
-    given = os.environ.get(REAL)
-    if not given:
-        say(f"  {REAL} names no data.yaml: nothing is measured")
-        return {"skipped": f"{REAL} is not set"}
-    data = _writable(Path(given), scratch / "bccd")
-    seeds, epochs = ((0,), 1) if quick else ((0, 1, 2), 40)
-    ours = [_ours(data, scratch / f"ours{seed}", seed, epochs) for seed in seeds]
-    began = _cpu_children()
-    rows = [] if quick else yolo(data, scratch / "yolo", "imgsz=320", "batch=16", "epochs=20", "seed=0")
-    theirs = {"map50": float(rows[-1]["metrics/mAP50(B)"]), "cpu_s": _cpu_children() - began} if rows else None
-    return {"ours": ours, "yolov8n": theirs, "epochs": {"ours": epochs, "yolov8n": 20}, "px": 320}
-
-
-def learning_bounds(measured: dict[str, Any]) -> list[Bound]:
-    if "skipped" in measured:
-        return []
-    worst = min(each["map50"] for each in measured["ours"])
-    found = [_at_least("mAP50 of the worst seed", worst, 0.55)]
-    if measured["yolov8n"]:
-        longest = max(each["cpu_s"] for each in measured["ours"])
-        found.append(at_most("CPU seconds of ours", longest, measured["yolov8n"]["cpu_s"], quick=False))
-    return found
-
-
-def _ours(data: Path, runs: Path, seed: int, epochs: int) -> dict[str, Any]:
-    began, wall = _cpu_children(), time.monotonic()
-    words = ["detection", f"data={data}", "imgsz=320", f"epochs={epochs}", "evaluate_every=10", f"run.folder={runs}"]
-    subprocess.run(
-        [sys.executable, "-m", "holdfast", "train", *words, "--seed", str(seed), "--device", "cpu", "-q"], check=True
-    )
-    (scores,) = runs.glob("*/scores.json")
-    told = json.loads(scores.read_text())
-    say(f"  seed {seed}: mAP50 {told['map50']:.3f}")
-    return {"seed": seed, "map50": told["map50"], "map50_95": told["map50_95"],
-            "cpu_s": round(_cpu_children() - began, 1), "wall_s": round(time.monotonic() - wall, 1)}  # fmt: skip
-
-
-def _cpu_children() -> float:
-    times = os.times()
-    return times.children_user + times.children_system
-
-
-def _writable(data: Path, target: Path) -> Path:
-    """A copy, because ultralytics writes beside the labels."""
-    shutil.copytree(data.parent, target, ignore=shutil.ignore_patterns("*.cache"))
-    return target / data.name
