@@ -148,6 +148,7 @@ def _resumed(args: argparse.Namespace, output: Output) -> tuple[RunFolder, Order
 
 
 def _conduct(folder: RunFolder | None, order: Order, wanted: torchrun.Wanted, output: Output) -> int:
+    from holdfast.cli.supervise import preload_for
     from holdfast.distributed import rank
 
     job = Job.create()
@@ -164,7 +165,8 @@ def _conduct(folder: RunFolder | None, order: Order, wanted: torchrun.Wanted, ou
         folder.append(start)
         face.event(start)
         notify.start(folder, order.settings)
-    launch = torchrun.Launch(job, folder, command, env, order.settings, face)
+    preload = preload_for(order.facts)
+    launch = torchrun.Launch(job, folder, command, env, order.settings, face, preload=preload)
     try:
         outcome = launch.to_the_end()
     finally:

@@ -178,6 +178,9 @@ class Writer(LocalLink):
 
     def _exit_code(self, pid: int) -> int:
         """What the agent said about it; -9 where nobody knows: most that end without a word were killed."""
+        known = self.job.noted(f"exit-{pid}").get("code")
+        if isinstance(known, int):
+            return known
         for found in reversed(_EXIT.findall(_tail(self.run.path / AGENT_LOG))):
             if int(found[1]) == pid:
                 return int(found[0])
