@@ -46,10 +46,10 @@ def test_dryrun_says_price_cap_and_what_it_would_run(here: Path, capsys: pytest.
     text = _dryrun("spot", here)
     printed = capsys.readouterr().out
     assert "price    $0.31 an hour (given)" in printed
-    assert "cap      $5.00: it ends 16h 07m after it begins, state saved" in printed
+    assert "cap      $5.00: it ends 16h 08m after it begins, state saved" in printed
     assert "would run  sky jobs launch --yes --name task-spot task-spot.yaml" in printed
     assert '"recover_on_exit_codes": [75]' in text and '"max_restarts_on_errors": 0' in text
-    assert '"autostop"' not in text and 'autostop: {"idle_minutes": 10, "down": true}' in text
+    assert 'autostop: {"idle_minutes": 10, "down": true}' in text
     assert '"/holdfast-runs": {"name": "my-runs", "mode": "MOUNT_CACHED"}' in text
 
 
@@ -171,13 +171,15 @@ def test_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 PARSE = """\
 import json, sys, sky
-task = sky.Task.from_yaml(sys.argv[1])
-(wanted,) = task.resources
-print(json.dumps({
-    "nodes": task.num_nodes, "spot": wanted.use_spot, "accelerators": wanted.accelerators,
-    "recovery": wanted.job_recovery, "down": wanted.autostop_config.down, "idle": wanted.autostop_config.idle_minutes,
-    "mounts": sorted({**(task.file_mounts or {}), **(task.storage_mounts or {})}),
-}))
+def read(path):
+    task = sky.Task.from_yaml(path)
+    (wanted,) = task.resources
+    return {
+        "nodes": task.num_nodes, "spot": wanted.use_spot, "recovery": wanted.job_recovery,
+        "down": wanted.autostop_config.down, "idle": wanted.autostop_config.idle_minutes,
+        "mounts": sorted({**(task.file_mounts or {}), **(task.storage_mounts or {})}),
+    }
+print(json.dumps({path: read(path) for path in sys.argv[1:]}))
 """
 
 
@@ -188,23 +190,25 @@ def _python_with_sky() -> str | None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", FILES)
-def test_skypilot_reads_it(here: Path, name: str) -> None:
+def test_skypilot_reads_them(here: Path) -> None:
     python = _python_with_sky()
     if python is None:
         pytest.skip("SkyPilot is not installed: pip install 'holdfast[cloud]', or HOLDFAST_TEST_SKY=PYTHON")
-    _dryrun(name, here)
-    done = subprocess.run(
-        [python, "-c", PARSE, f"task-{name}.yaml"], capture_output=True, text=True, env={**os.environ, "HOME": str(here)}
-    )
+    for name in FILES:
+        _dryrun(name, here)
+    names = [f"task-{name}.yaml" for name in FILES]
+    env = {**os.environ, "HOME": str(here)}
+    done = subprocess.run([python, "-c", PARSE, *names], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
-    read = json.loads(done.stdout.splitlines()[-1])
-    spot = name in ("spot", "nodes")
-    assert read["spot"] is spot and read["nodes"] == (2 if name == "nodes" else 1)
-    assert read["down"] is True and read["idle"] == 10
-    assert read["mounts"] == (["/holdfast-runs"] if spot else [])
-    if spot:
-        assert read["recovery"]["recover_on_exit_codes"] == [75] and read["recovery"]["max_restarts_on_errors"] == 0
+    found = json.loads(done.stdout.splitlines()[-1])
+    for name in FILES:
+        read, spot = found[f"task-{name}.yaml"], name in ("spot", "nodes")
+        assert read["spot"] is spot and read["nodes"] == (2 if name == "nodes" else 1)
+        assert read["down"] is True and read["idle"] == 10
+        assert read["mounts"] == (["/holdfast-runs"] if spot else [])
+        if spot:
+            assert read["recovery"]["recover_on_exit_codes"] == [75]
+            assert read["recovery"]["max_restarts_on_errors"] == 0
 
 
 def test_wrong_infra_key_names_its_command(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
