@@ -132,6 +132,7 @@ class Launch:
             while self.agent.poll() is None:
                 self._once()
                 time.sleep(_LOOK)
+            self._let_ranks_save()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -248,6 +249,15 @@ class Launch:
             self._times["asked"] = time.monotonic()
         elif time.monotonic() - self._times["asked"] > 5.0:
             self._end_agent()
+
+    def _let_ranks_save(self) -> None:
+        """The agent is gone. If somebody has killed it, its ranks are still there: they stop with their state saved."""
+        deadline = time.monotonic() + _PATIENCE
+        while self.job.outcome is None and self._boards.look() and time.monotonic() < deadline:
+            self._boards.request_stop()
+            if self.nest is not None:
+                self.nest.serve()
+            time.sleep(_LOOK)
 
     def _end_agent(self, number: int = signal.SIGTERM) -> None:
         if self.agent.poll() is not None:
