@@ -33,6 +33,7 @@ import eeg_data
 import eeg_preparing
 import eeg_training
 import leaks
+import ranks
 import serving
 import storage
 import testers
@@ -67,6 +68,7 @@ PARTS = {
     "storage": Part(storage.storage, storage.storage_bounds),
     "watching": Part(watching.watching, watching.watching_bounds),
     "leaks": Part(leaks.leaks, leaks.leaks_bounds),
+    "ranks": Part(ranks.ranks, ranks.ranks_bounds),
     "doctor": Part(doctor.doctor, doctor.doctor_bounds),
     "testers": Part(testers.testers, testers.testers_bounds),
     "eeg-reading": Part(eeg_data.reading, eeg_data.reading_bounds),

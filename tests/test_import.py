@@ -16,6 +16,13 @@ import holdfast.cli
 HEAVY = ("torch", "numpy", "safetensors")
 SUPERVISOR_SIDE = [
     "holdfast",
+    "holdfast.distributed.job",
+    "holdfast.distributed.nest",
+    "holdfast.distributed.place",
+    "holdfast.distributed.rank",  # torch comes when it trains
+    "holdfast.distributed.sky",
+    "holdfast.distributed.torchrun",
+    "holdfast.distributed.watch",
     "holdfast.errors",
     "holdfast.events",
     "holdfast.external.supervising",
@@ -45,6 +52,7 @@ SUPERVISOR_SIDE = [
     "holdfast.runtime.limits",
     "holdfast.runtime.listening",
     "holdfast.runtime.memory",
+    "holdfast.runtime.moving",
     "holdfast.runtime.nursery",  # it imports torch later, by itself, after looking around
     "holdfast.runtime.process",
     "holdfast.runtime.recovering",

@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from pathlib import Path
 from typing import Any
 
 from holdfast import __version__
-from holdfast.cli import faces, notify
+from holdfast.cli import cloud, faces, notify
 from holdfast.cli.output import Output, add_flags
+from holdfast.cli.runs import root_of
 from holdfast.cli.train import Order, add_device, create, read_order
 from holdfast.cli.usage import Parser, UsageError
 from holdfast.distributed import torchrun
@@ -42,6 +42,10 @@ examples:
   holdfast launch --resume calm-heron --nproc 4       go on with four
   holdfast launch --nodes 2 --node-rank 0 --master 10.0.0.1 my_script.py
                                                       the first of two machines
+  holdfast launch --cloud --gpu L4 --spot --bucket my-runs my_script.py
+                                                      a task for SkyPilot; asks before it spends
+  holdfast launch --cloud --gpu L4 --dryrun my_script.py
+                                                      only the task file; no account is needed
 """,
     )
     parser.for_script()
@@ -59,6 +63,9 @@ examples:
     ranks.add_argument("--node-rank", type=int, default=0, metavar="K", help="which of them this is, from 0")
     ranks.add_argument("--master", metavar="HOST", help="the first machine, HOST or HOST:PORT")
     ranks.add_argument("--resume", metavar="RUN", help="go on with a run, on any number of ranks")
+    ranks.add_argument("--script", dest="moved", metavar="PATH", help="with --resume: where its script is now")
+    ranks.add_argument("--folder", metavar="PATH", help="with --resume: where runs are")
+    cloud.add_flags(parser)
     add_device(parser)
     parser.add_argument("--seed", type=int, metavar="N", help="the same as run.seed=N (default: 0)")
     add_flags(parser, plain=True, progress=True)
@@ -69,6 +76,8 @@ examples:
 def run(args: argparse.Namespace) -> int:
     """Check, make or find the run folder, start the agent, watch, tell how it ended."""
     output = Output.from_args(args)
+    if args.cloud:
+        return cloud.run(args, output)
     wanted = _wanted(args)
     folder, order = _resumed(args, output) if args.resume else (None, _new(args))
     if wanted.node_rank > 0:
@@ -129,17 +138,16 @@ def _resumed(args: argparse.Namespace, output: Output) -> tuple[RunFolder, Order
     """The run with the script, arguments and settings it has; words with a dot change a setting."""
     from holdfast.cli import resume
     from holdfast.cli.supervise import threads_for
-    from holdfast.settings import Settings
 
     if args.script and "=" in args.script:  # the place of the script, where there is none
         args.words, args.script = [args.script, *args.words], None
     if args.script:
         raise UsageError("--resume takes no script", command="launch", cause="the run has one already")
     overrides = resume._overrides(args)
-    folder = find_run(Path(Settings.load().run.folder), args.resume)
+    folder = find_run(root_of(args), args.resume)
     if folder.info.get("state") == "FINISHED":
         raise UserError(f"{folder.name} is finished", hints=[f"`holdfast show {folder.name}` shows it"])
-    facts, argv, arguments = resume._script(folder, args.script_argv)
+    facts, argv, arguments = resume._script(folder, args.script_argv, args.moved)
     settings = resume._settings(folder, {**overrides, "run.seed": str(folder.info.get("seed", 0))})
     folder = RunFolder(folder.path.absolute())
     resume._newest(folder, output)
@@ -148,6 +156,7 @@ def _resumed(args: argparse.Namespace, output: Output) -> tuple[RunFolder, Order
 
 
 def _conduct(folder: RunFolder | None, order: Order, wanted: torchrun.Wanted, output: Output) -> int:
+    from holdfast.cli.supervise import preload_for
     from holdfast.distributed import rank
 
     job = Job.create()
@@ -164,7 +173,8 @@ def _conduct(folder: RunFolder | None, order: Order, wanted: torchrun.Wanted, ou
         folder.append(start)
         face.event(start)
         notify.start(folder, order.settings)
-    launch = torchrun.Launch(job, folder, command, env, order.settings, face)
+    preload = preload_for(order.facts)
+    launch = torchrun.Launch(job, folder, command, env, order.settings, face, preload=preload)
     try:
         outcome = launch.to_the_end()
     finally:

@@ -61,6 +61,7 @@ examples:
     )
     add_device(parser)
     parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
+    parser.add_argument("--script", metavar="PATH", help="where the script is, for a run that came from elsewhere")
     parser.add_argument("--detach", action="store_true", help="leave the run in the background")
     parser.add_argument("--background", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--booted", action="store_true", help=argparse.SUPPRESS)
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         return stages.after_the_end(folder, args, output, resume=run)
     if resume_script.is_one(folder):
         return _go_on_with_command(folder, _settings(folder, overrides), args, output)
-    facts, argv, arguments = _script(folder, args.script_argv)
+    facts, argv, arguments = _script(folder, args.script_argv, args.script)
     settings = _settings(folder, overrides)
     if args.at_boot:
         return at_boot.run(folder, args, output)
@@ -141,9 +142,15 @@ def _tell_finished(folder: RunFolder, output: Output) -> int:
     return ExitCode.OK
 
 
-def _script(folder: RunFolder, given: list[str]) -> tuple[script.Facts, list[str], dict[str, str]]:
-    """The script as it is now, with the words it was started with."""
+def _script(
+    folder: RunFolder, given: list[str], moved: str | None = None
+) -> tuple[script.Facts, list[str], dict[str, str]]:
+    """The script as it is now, with the words it was started with. `moved`: where it is on this machine."""
     info = folder.info
+    if moved is not None:
+        info = {**info, "script": str(Path(moved).expanduser().absolute())}
+        script.read(Path(info["script"]))
+        folder.update_info(script=info["script"])
     if not isinstance(info.get("script"), str):
         raise UserError(f"{folder.path} does not say which script it ran", cause="its run.json has no `script`")
     _check_own(folder, Path(info["script"]))

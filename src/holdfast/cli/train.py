@@ -17,6 +17,7 @@ import hashlib
 import os
 import platform
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -84,13 +85,19 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked, make the run folder, supervise."""
     output = Output.from_args(args)
+    place = Place.of(os.environ)
+    if place is not None and place.job:
+        from holdfast.distributed import nest
+
+        code = nest.ask(Path(place.job), sys.argv[1:])
+        if code is not None:
+            return code if code >= 0 else 128 - code
     workload = registry.find(args.script)
     if workload is not None and workload.stages:
         from holdfast.cli import stages
 
         return stages.run(workload, args, output)
     order = read_order(args.script, args.words, device=args.device, seed=args.seed, argv=args.script_argv)
-    place = Place.of(os.environ)
     if place is not None:  # torchrun started us: one of several
         from holdfast.distributed import rank
 

@@ -17,6 +17,7 @@ they are seeded anew from (seed, rank, place in the loop), so they need not be s
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from holdfast.distributed.meeting import meet
 from holdfast.distributed.place import Place
 from holdfast.errors import UserError
 from holdfast.runtime.board import Board, Phase
@@ -65,8 +67,13 @@ class Group:
     def join(cls, place: Place, board: Board, *, device: torch.device, seed: int, patience: float) -> Group:
         """Meet the others. Votes go over gloo; gradients on CUDA and ROCm over NCCL and RCCL."""
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        time = timedelta(seconds=patience)
         with _talking(board):
-            dist.init_process_group(backend, timeout=timedelta(seconds=patience))
+            host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and place.rank == 0
+            store = dist.TCPStore(host, port, place.ranks, serves, timeout=time, wait_for_workers=False)
+            own = meet(store, place.rank, place.ranks, patience=patience)
+            dist.init_process_group(backend, store=own, rank=place.rank, world_size=place.ranks, timeout=time)
         return cls(place, board, seed=seed)
 
     # -- voting --------------------------------------------------------------------------------------------
@@ -263,7 +270,7 @@ def _talking(board: Board) -> Iterator[None]:
     board.enter(Phase.PEERS)
     try:
         yield
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         raise PeerLost(str(error).partition("\n")[0]) from error
     board.enter(before)
 

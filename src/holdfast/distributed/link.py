@@ -147,6 +147,7 @@ class Writer(LocalLink):
 
     def _tell_who_was_lost(self) -> None:
         """The boards of processes that are gone: which of them ended without a word, or were ended by us, and where."""
+        committed = []
         for (rank, pid), path in sorted(self.job.boards().items()):
             if process.exists(pid):
                 continue
@@ -155,12 +156,13 @@ class Writer(LocalLink):
             board.close(unlink=True)
             if rank == self.place.rank:
                 self.accounts.attempts += beat.attempts
-                self.accounts.steps = max(self.accounts.steps, beat.step)
+            committed.append(beat.step)
             left = self.job.left(rank, pid)
             fault = self._fault_of(rank, pid, left)
             if fault is not None:
                 self._record(fault.at(step=beat.at, phase=beat.phase.label))
                 self._recovering = self._recovering or time.monotonic() - beat.silence
+        self.accounts.steps = max(self.accounts.steps, min(committed, default=0))  # a step is one that all have
         if self.place.restarts and self._recovering is None and self.snapshots.start is not None:
             self._record(Fault(Kind.EXIT, "another machine", step=self.snapshots.step + 1))
             self._recovering = time.monotonic()
@@ -178,6 +180,9 @@ class Writer(LocalLink):
 
     def _exit_code(self, pid: int) -> int:
         """What the agent said about it; -9 where nobody knows: most that end without a word were killed."""
+        known = self.job.noted(f"exit-{pid}").get("code")
+        if isinstance(known, int):
+            return known
         for found in reversed(_EXIT.findall(_tail(self.run.path / AGENT_LOG))):
             if int(found[1]) == pid:
                 return int(found[0])

@@ -15,6 +15,9 @@ RUN = "HOLDFAST_LAUNCHED_RUN"
 JOB = "HOLDFAST_LAUNCHED_JOB"
 """The folder of what outlives a rank; also a sign that somebody watches the ranks."""
 
+LAUNCHER = "HOLDFAST_LAUNCHER"
+"""The process number of `holdfast launch`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

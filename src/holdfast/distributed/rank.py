@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from holdfast.distributed.job import Job
-from holdfast.distributed.place import Place
+from holdfast.distributed.nest import NESTED
+from holdfast.distributed.place import LAUNCHER, Place
 from holdfast.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed
 from holdfast.events import utc_now
 from holdfast.runfolder import RunFolder
+from holdfast.runtime import process
 
 if TYPE_CHECKING:
     from holdfast.cli.train import Order
@@ -111,7 +113,11 @@ def _code_of(outcome: dict[str, Any], place: Place) -> int:
 def _stop_politely(board: Board) -> None:
     """SIGTERM and Ctrl-C ask for a stop at the next boundary; so does the death of the agent."""
 
+    parent, launcher = os.getppid(), int(os.environ.get(LAUNCHER) or 0)
+
     def asked(*_: object) -> None:
+        if NESTED in os.environ and os.getppid() != parent and _runs(launcher):
+            os._exit(START_AGAIN)  # only the nursery has died: there will be another
         board.request_stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -121,6 +127,11 @@ def _stop_politely(board: Board) -> None:
 
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def _runs(pid: int) -> bool:
+    info = process.inspect(pid)
+    return process.exists(pid) and (info is None or info.state != "Z")
 
 
 def _run_folder(job: Job, place: Place, make: Callable[[], RunFolder]) -> RunFolder | None:

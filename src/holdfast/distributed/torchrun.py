@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.distributed.job import Job
-from holdfast.distributed.place import JOB, RUN
+from holdfast.distributed.nest import Nest
+from holdfast.distributed.place import JOB, LAUNCHER, RUN
 from holdfast.distributed.watch import Boards, Seen, hung
 from holdfast.events import Event
 from holdfast.runfolder import RunFolder
@@ -77,7 +78,7 @@ def command_for(wanted: Wanted, words: Sequence[str], run_id: str) -> list[str]:
 
 def environment_for(wanted: Wanted, job: Job, run: RunFolder | None, threads: int) -> dict[str, str]:
     """What the ranks inherit. On one machine they talk over loopback alone."""
-    mine = {JOB: str(job.path), "OMP_NUM_THREADS": str(threads)}
+    mine = {JOB: str(job.path), LAUNCHER: str(os.getpid()), "OMP_NUM_THREADS": str(threads)}
     if run is not None:
         mine[RUN] = str(run.path.absolute())
     if wanted.nodes == 1:
@@ -89,9 +90,18 @@ class Launch:
     """One agent and its ranks, from start to end."""
 
     def __init__(
-        self, job: Job, run: RunFolder | None, command: list[str], env: dict[str, str], settings: Settings, face: Face
+        self,
+        job: Job,
+        run: RunFolder | None,
+        command: list[str],
+        env: dict[str, str],
+        settings: Settings,
+        face: Face,
+        *,
+        preload: Sequence[str] = (),
     ) -> None:
         self.job = job
+        self.nest = Nest(job, preload) if Nest.possible() else None
         self.run = run
         self.settings = settings
         self.face = face
@@ -122,12 +132,15 @@ class Launch:
             while self.agent.poll() is None:
                 self._once()
                 time.sleep(_LOOK)
+            self._let_ranks_save()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
             self._end_agent()
             self._show()
             self._boards.close()
+            if self.nest is not None:
+                self.nest.close()
         return self.job.outcome or self._without_a_word()
 
     def _without_a_word(self) -> dict[str, Any]:
@@ -144,6 +157,8 @@ class Launch:
     # -- every tenth of a second ----------------------------------------------------------------------------
 
     def _once(self) -> None:
+        if self.nest is not None:
+            self.nest.serve()
         seen = self._boards.look()
         self._learn(seen)
         if self.stop_signal is not None:
@@ -184,7 +199,7 @@ class Launch:
         """Ranks that were stopped before they had a board."""
         now, floor = time.monotonic(), self.settings.watchdog.floor
         stopped = set()
-        for pid in process.children(self.agent.pid):
+        for pid in [*process.children(self.agent.pid), *(self.nest.pids if self.nest is not None else ())]:
             info = process.inspect(pid)
             if pid not in known and info is not None and info.state == "T":
                 stopped.add(pid)
@@ -235,6 +250,15 @@ class Launch:
         elif time.monotonic() - self._times["asked"] > 5.0:
             self._end_agent()
 
+    def _let_ranks_save(self) -> None:
+        """The agent is gone. If somebody has killed it, its ranks are still there: they stop with their state saved."""
+        deadline = time.monotonic() + _PATIENCE
+        while self.job.outcome is None and self._boards.look() and time.monotonic() < deadline:
+            self._boards.request_stop()
+            if self.nest is not None:
+                self.nest.serve()
+            time.sleep(_LOOK)
+
     def _end_agent(self, number: int = signal.SIGTERM) -> None:
         if self.agent.poll() is not None:
             return
@@ -243,10 +267,14 @@ class Launch:
         if number == signal.SIGKILL:
             for pid in ranks:
                 process.send_group(pid, signal.SIGKILL)
-        try:
-            self.agent.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
+        deadline = time.monotonic() + _PATIENCE
+        while self.agent.poll() is None and time.monotonic() < deadline:
+            if self.nest is not None:
+                self.nest.serve()  # what stands in for a rank waits for our word
+            time.sleep(_LOOK)
+        if self.agent.poll() is None:
             self.agent.kill()
+            self.agent.wait()
 
 
 def _end_with_us() -> None:

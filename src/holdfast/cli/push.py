@@ -1,0 +1,122 @@
+"""`holdfast push` and `holdfast pull`: a run to another place and back, checkpoints verified at both ends.
+
+holdfast push calm-heron /mnt/disk/runs            a folder: a disk, a share, a mounted bucket
+holdfast push calm-heron box:runs                  another machine, with rsync
+holdfast pull box:runs/job-20261115-0912-calm-heron
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from holdfast.cli.output import Output, add_flags, count, counted, size
+from holdfast.cli.runs import root_of
+from holdfast.cli.usage import Parser
+from holdfast.errors import ExitCode, UserError
+from holdfast.naming import handle, shown
+from holdfast.runfolder import RunFolder, find_run
+from holdfast.runtime import moving
+
+
+def add_push(subparsers: Any) -> Parser:
+    parser: Parser = subparsers.add_parser(
+        "push",
+        help="a run to another place",
+        description="""\
+Copy a run to another folder or machine. Every checkpoint is verified before it is
+sent and after it has arrived. A copy that has gone further is left alone.
+
+examples:
+  holdfast push calm-heron /mnt/disk/runs     a folder: a disk, a share, a mounted bucket
+  holdfast push calm-heron box:runs           another machine, with rsync over ssh
+  holdfast push latest box:runs --live        what is saved so far of a run that is running
+""",
+    )
+    parser.add_argument("name", metavar="RUN", help="a name such as calm-heron, a folder, or `latest`")
+    parser.add_argument("place", metavar="PLACE", help="a folder, or HOST:FOLDER")
+    parser.add_argument("--live", action="store_true", help="also if it is running: what is saved so far")
+    _add_common(parser, push)
+    return parser
+
+
+def add_pull(subparsers: Any) -> Parser:
+    parser: Parser = subparsers.add_parser(
+        "pull",
+        help="a run from another place",
+        description="""\
+Fetch a run from another folder or machine, to go on with it or to look at it.
+Every checkpoint is verified when it has arrived.
+
+examples:
+  holdfast pull box:runs/job-20261115-0912-calm-heron
+  holdfast pull /mnt/disk/runs/job-20261115-0912-calm-heron
+  holdfast pull box:runs/job-… --script my_script.py    its script is at another path here
+""",
+    )
+    parser.add_argument("place", metavar="PLACE", help="the run's folder, or HOST:FOLDER")
+    parser.add_argument("--script", metavar="PATH", help="where its script is on this machine")
+    _add_common(parser, pull)
+    return parser
+
+
+def _add_common(parser: Parser, run: Any) -> None:
+    parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
+    add_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def push(args: argparse.Namespace) -> int:
+    output = Output.from_args(args)
+    run = find_run(root_of(args), args.name)
+    if moving.is_remote(args.place):
+        moved = moving.push(run.path, args.place, live=args.live)
+    else:
+        moved = moving.copy_run(run.path, Path(args.place).expanduser(), live=args.live)
+    _tell(moved, output)
+    if not output.as_json and not output.quiet:
+        output.print("  go on there with `holdfast resume` after `holdfast pull`, or in that folder")
+    return ExitCode.OK
+
+
+def pull(args: argparse.Namespace) -> int:
+    output = Output.from_args(args)
+    root = root_of(args)
+    script = _script(args.script)
+    if moving.is_remote(args.place):
+        moved = moving.pull(args.place, root)
+    else:
+        moved = moving.copy_run(Path(args.place).expanduser(), root)
+    run = RunFolder.open(Path(moved.where))
+    if script is not None:
+        run.update_info(script=str(script))
+    _tell(moved, output)
+    if not output.as_json and not output.quiet:
+        if moving.script_is_here(run.path):
+            output.print(f"  go on with `holdfast resume {handle(run)}`")
+        else:
+            output.print(f"  its script is not here: say where it is with `--script`, it was {run.info.get('script')}")
+    return ExitCode.OK
+
+
+def _script(asked: str | None) -> Path | None:
+    if asked is None:
+        return None
+    path = Path(asked).expanduser().absolute()
+    if not path.is_file():
+        raise UserError(f"there is no script {asked}")
+    return path
+
+
+def _tell(moved: moving.Moved, output: Output) -> None:
+    if output.as_json:
+        output.json(moved.to_json())
+        return
+    where = moved.where if moving.is_remote(moved.where) else shown(Path(moved.where))
+    output.print(f"✓ {moved.name} is in {where}: {counted(moved.files, 'file')}, {size(moved.bytes)}")
+    if moved.newest is None:
+        output.print("  no checkpoint was saved yet")
+    else:
+        verified = counted(moved.checkpoints, "checkpoint")
+        output.print(f"  {verified} verified at both ends, the newest is step {count(moved.newest)}")

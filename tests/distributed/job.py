@@ -1,0 +1,101 @@
+"""A small job with everything that may differ between ranks: dropout, running means, a scheduler, random augmentation.
+
+`plain` leaves out what is not the same in one process and in several; `die="1:4:backward"` kills rank 1 at step 4 in
+that phase, once; `full="1:4:2"` has rank 1 run out of memory twice at step 4; `seen` is a folder where each rank writes
+which samples it was given.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import holdfast
+from holdfast.runtime.board import Phase
+
+
+class Numbers(torch.utils.data.Dataset[Any]):
+    """Each sample says which one it is; its noise is drawn anew in each epoch."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        own = torch.Generator().manual_seed(index)
+        x = torch.randn(8, generator=own) + 0.1 * torch.randn(8)
+        return x, (x.sum() > 0).long(), index
+
+
+def train(
+    session: holdfast.Session,
+    epochs: int = 2,
+    length: int = 60,
+    batch: int = 9,
+    plain: bool = False,
+    die: str = "",
+    full: str = "",
+    fail: int = -1,
+    stop: int = -1,
+    pause: float = 0.0,
+    seen: str = "",
+) -> None:
+    torch.manual_seed(3)
+    own = [nn.ReLU()] if plain else [nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2)]
+    model = nn.Sequential(nn.Linear(8, 16), *own, nn.Linear(16, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+    data = holdfast.Loader(Numbers(length), batch_size=batch, shuffle=True)
+    session.protect(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
+    if die:
+        _arm(session, *die.split(":"), Path(seen))
+    tries = [0]
+    for epoch in session.epochs(epochs):
+        for values in session.batches(data):
+
+            def loss_of(part: Any) -> torch.Tensor:
+                if full:
+                    _run_out(session, full, tries, len(part[0]))
+                return nn.functional.cross_entropy(model(part[0]), part[1])
+
+            if session.rank == fail:
+                raise ValueError("this rank does not like the data")
+            session.step(loss_of, values)
+            scheduler.step()
+            if session.rank == 1 and session._position.step == stop:
+                session._board.request_stop()
+            if seen:
+                with open(Path(seen) / f"rank{session.rank}.txt", "a") as file:
+                    file.write(f"{epoch} {session._position.step} {' '.join(map(str, values[2].tolist()))}\n")
+            time.sleep(pause)
+
+
+def _run_out(session: holdfast.Session, full: str, tries: list[int], rows: int) -> None:
+    rank, step, times = (int(word) for word in full.split(":"))
+    if session.rank == rank and session._position.step + 1 == step and tries[0] < times:
+        tries[0] += 1
+        raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate 20.00 MiB ({rows} rows)")
+
+
+def _arm(session: holdfast.Session, rank: str, step: str, phase: str, folder: Path) -> None:
+    """SIGKILL for this very process when it comes to that place, unless a predecessor was there."""
+    marker = folder / f"died-{rank}-{step}-{phase}"
+    if session.rank != int(rank) or marker.exists():
+        return
+    board, enter = session._board, session._board.enter
+
+    def entered(now: Phase) -> None:
+        enter(now)
+        if now.label == phase and session._position.step >= int(step):
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    board.enter = entered  # type: ignore[method-assign]

@@ -1,0 +1,199 @@
+"""Several ranks, one training: bits after deaths in every phase, memory faults, other numbers of ranks, and the agent.
+
+The scenarios are real processes with real signals, forked by driving.py. The last test is `holdfast launch` itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.distributed.job import Job
+from holdfast.distributed.watch import Boards
+from holdfast.runfolder import list_runs
+from tests.distributed.driving import DEATHS, SCRIPT
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="ranks are forked by these tests")
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("ranks")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.distributed.driving", str(folder)],
+        stdout=subprocess.PIPE,
+        env=_environment(),
+        check=True,
+        cwd=ROOT,
+    )
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.timeout(600)
+def test_two_ranks_finish(found: dict[str, Any]) -> None:
+    two = found["two"]
+    assert two["outcome"]["state"] == "FINISHED" and two["codes"] == [[0, 0]]
+    assert two["receipt"]["steps"] == 14 and not two["faults"]
+
+
+@pytest.mark.parametrize("die", DEATHS)
+def test_a_rank_killed_in_any_phase_costs_no_bit(found: dict[str, Any], die: str) -> None:
+    rank = int(die[0])
+    killed, again = found[f"death {die}"]["codes"]
+    assert killed[rank] == -signal.SIGKILL and killed[1 - rank] == 76 and again == [0, 0]
+    result = found[f"death {die}"]
+    assert result["sha256"] == found["two"]["sha256"]
+    assert [fault["kind"] for fault in result["faults"]] == ["killed"]
+    assert result["faults"][0]["device"] == f"rank {rank}"
+    receipt = result["receipt"]
+    assert receipt["recoveries"] == 1 and receipt["steps_lost"] == 0 and receipt["steps_repeated"] <= 2
+    assert receipt["samples_skipped"] == receipt["samples_repeated"] == 0
+
+
+def test_one_rank_out_of_memory_rolls_all_back(found: dict[str, Any]) -> None:
+    """The first answer is to try the step whole again: the same bits."""
+    assert found["full once"]["codes"] == [[0, 0]]
+    assert found["full once"]["sha256"] == found["full never"]["sha256"]
+    (fault,) = found["full once"]["faults"]
+    assert fault["fault"]["kind"] == "out_of_memory" and fault["move"]["action"] == "retry"
+
+
+def test_one_rank_out_of_memory_twice_splits_all(found: dict[str, Any]) -> None:
+    """Told by rank 0, which had room: the fault was rank 1's."""
+    first, second = found["full twice"]["faults"]
+    assert [each["move"]["action"] for each in (first, second)] == ["retry", "split"]
+    assert second["move"]["pieces"] == 2 and second["fault"]["evidence"]["rank"] == 1
+    assert found["full twice"]["outcome"]["state"] == "FINISHED"
+    assert found["full twice"]["receipt"]["steps"] == 14
+
+
+def _samples(result: dict[str, Any], epoch: int) -> Counter[int]:
+    """How often each sample was used in an epoch, over all ranks; of a step that was done again, the last time."""
+    used: dict[tuple[str, str], list[str]] = {}
+    for rank, lines in result["seen"].items():
+        for line in lines:
+            number, step, *samples = line.split()
+            if int(number) == epoch:
+                used[rank, step] = samples
+    return Counter(int(sample) for samples in used.values() for sample in samples)
+
+
+@pytest.mark.parametrize("name", ["two", "death 1:4:snapshot"])
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_every_sample_once(found: dict[str, Any], name: str, epoch: int) -> None:
+    assert _samples(found[name], epoch) == Counter(range(60))
+
+
+def test_a_wish_to_stop_stops_all_at_one_step(found: dict[str, Any]) -> None:
+    stopped = found["stopped"]
+    assert stopped["outcome"]["state"] == "STOPPED" and stopped["codes"] == [[0, 0]]
+    assert {lines[-1].split()[1] for lines in stopped["seen"].values()} == {"3"}
+    assert stopped["checkpoints"] == ["000003"]
+
+
+def test_a_checkpoint_goes_on_with_another_number_of_ranks(found: dict[str, Any]) -> None:
+    three = found["three"]
+    assert three["outcome"]["state"] == "FINISHED" and three["receipt"]["steps"] == 14
+    assert three["receipt"]["samples_skipped"] == three["receipt"]["samples_repeated"] == 0
+    assert set(three["seen"]) == {"rank0", "rank1", "rank2"}
+    assert _samples(three, 0) == Counter(range(60)) == _samples(three, 1)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_gradients_are_those_of_the_whole_batch(found: dict[str, Any], ranks: int) -> None:
+    alone, together = found["ragged 1"]["weights"], found[f"ragged {ranks}"]["weights"]
+    assert found[f"ragged {ranks}"]["outcome"]["state"] == "FINISHED"
+    for name, values in alone.items():
+        assert together[name] == pytest.approx(values, abs=2e-5)
+
+
+def test_an_error_of_one_rank_ends_all_and_names_it(found: dict[str, Any]) -> None:
+    failed = found["failed"]
+    assert failed["codes"] == [[0, 0]], "code 0: the agent must not start them again"
+    assert failed["outcome"]["state"] == "FAILED"
+    assert "does not like the data" in failed["outcome"]["error"]["message"]
+    assert "rank 1" in failed["outcome"]["error"]["cause"]
+
+
+# The command ------------------------------------------------------------------------------------------------
+
+
+class Chaos:
+    """Signals for ranks of a launch: each time another, once there has been progress."""
+
+    def __init__(self, signals: list[int], seed: int) -> None:
+        self.signals = list(signals)
+        self.random = random.Random(seed)
+        self.sent: list[tuple[int, int]] = []
+        self._step = 0
+
+    def look(self, boards: Boards, ranks: int) -> None:
+        seen = boards.look()
+        steps = [each.beat.step for each in seen]
+        if not self.signals or len(seen) < ranks or min(steps) <= self._step:
+            return
+        victim = self.random.choice(seen)
+        time.sleep(self.random.random() * 0.05)
+        os.kill(victim.pid, self.signals.pop(0))
+        self.sent.append((victim.rank, max(steps)))
+        self._step = max(steps)
+
+
+def _jobs_of(pid: int) -> list[Path]:
+    found = []
+    for path in Path("/dev/shm").glob("holdfast-job-*/owner.json"):
+        try:
+            if json.loads(path.read_text())["pid"] == pid:
+                found.append(path.parent)
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="snapshots of ranks are looked for in /dev/shm")
+def test_launch_survives_a_kill_and_a_stop_bit_for_bit(found: dict[str, Any], tmp_path: Path) -> None:
+    words = ["pause=0.03", "watchdog.floor=1s", "run.threads=1", f"run.folder={tmp_path}", "--json", "-q"]
+    launch = subprocess.Popen(
+        [sys.executable, "-m", "holdfast", "launch", "--nproc", "2", str(SCRIPT), *words],
+        stdout=subprocess.PIPE,
+        env=_environment(),
+        cwd=tmp_path,
+    )
+    chaos, boards = Chaos([signal.SIGKILL, signal.SIGSTOP], seed=5), None
+    try:
+        while launch.poll() is None:
+            jobs = _jobs_of(launch.pid)
+            if boards is None and jobs:
+                boards = Boards(Job(jobs[0]))
+            if boards is not None:
+                chaos.look(boards, 2)
+            time.sleep(0.02)
+    finally:
+        if launch.poll() is None:
+            launch.terminate()
+        printed = json.loads(launch.communicate()[0])
+    assert len(chaos.sent) == 2
+    assert launch.returncode == 0 and printed["state"] == "FINISHED"
+    (run,) = list_runs(tmp_path)
+    receipt = run.receipt() or {}
+    assert receipt["weights_sha256"] == found["two"]["sha256"]
+    assert receipt["faults"] == {"hang": 1, "killed": 1} and receipt["steps_lost"] == 0
+    assert not _jobs_of(launch.pid), "nothing is left in shared memory"

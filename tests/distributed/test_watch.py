@@ -1,0 +1,124 @@
+"""Which rank hangs, from what the boards show; and which command starts the ranks."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.main import main
+from holdfast.distributed import job as jobs
+from holdfast.distributed.job import Job
+from holdfast.distributed.place import Place
+from holdfast.distributed.torchrun import Wanted, command_for
+from holdfast.distributed.watch import Boards, Seen, hung
+from holdfast.runtime.board import Beat, Board, Phase, PhaseTimes
+from holdfast.settings import Settings
+
+WATCHDOG = Settings.load({"watchdog.floor": "5s", "watchdog.factor": "4"}).watchdog
+
+
+def _beat(phase: Phase, silence: float) -> Beat:
+    board = Board.create()
+    learned = {each: PhaseTimes(count=50, slowest_s=0.1, first_s=0.1) for each in Phase}
+    beat = replace(board.read(), phase=phase, silence=silence, times=learned)
+    board.close()
+    return beat
+
+
+@pytest.mark.parametrize(
+    ("phase", "silence", "stopped", "hangs"),
+    [
+        (Phase.BACKWARD, 4.0, False, False),
+        (Phase.BACKWARD, 6.0, False, True),
+        (Phase.PEERS, 600.0, False, False),  # it waits because another one hangs
+        (Phase.PEERS, 6.0, True, True),  # unless it was stopped itself
+        (Phase.PEERS, 4.0, True, False),
+        (Phase.SETUP, 60.0, False, False),
+        (Phase.SETUP, 60.0, True, True),
+    ],
+)
+def test_who_hangs(phase: Phase, silence: float, stopped: bool, hangs: bool) -> None:
+    seen = Seen(1, 4242, _beat(phase, silence), stopped)
+    waiting = Seen(0, 4241, _beat(Phase.PEERS, silence + 1))
+    assert [each.rank for each, _ in hung([waiting, seen], {}, WATCHDOG)] == ([1] if hangs else [])
+
+
+def test_boards_of_living_ranks(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    board = job.new_board(3)
+    board.enter(Phase.FORWARD)
+    (tmp_path / "board-0-999999999").write_bytes(b"")
+    boards = Boards(job)
+    (seen,) = boards.look()
+    assert (seen.rank, seen.pid, seen.beat.phase, seen.stopped) == (3, os.getpid(), Phase.FORWARD, False)
+    boards.request_stop()
+    assert board.stop_requested
+    boards.close()
+
+
+def test_the_first_word_about_the_end_counts(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.end({"state": "FAILED", "error": {"message": "rank 1"}})
+    job.end({"state": "FINISHED"})
+    assert (job.outcome or {})["state"] == "FAILED"
+
+
+def test_what_killed_launches_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_place", lambda: tmp_path)
+    ours, dead = Job.create(), Job.create()
+    (dead.path / "owner.json").write_text('{"pid": 999999999, "started": 1}')
+    Job.create()
+    assert ours.path.is_dir() and not dead.path.exists()
+
+
+def test_ranks_of_one_agent_find_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_place", lambda: tmp_path)
+    found: list[Path] = []
+    late = threading.Thread(target=lambda: found.append(Job.of_agent(os.getppid(), first=False).path))
+    late.start()
+    time.sleep(0.05)
+    first = Job.of_agent(os.getppid(), first=True)
+    late.join(10.0)
+    assert found == [first.path] == [Job.of_agent(os.getppid(), first=True).path]
+
+
+def test_the_command_of_torchrun() -> None:
+    one = command_for(Wanted(2), ["train", "a.py"], "x")
+    assert one[1:3] == ["-m", "torch.distributed.run"] and "--standalone" in one
+    assert one[-4:] == ["-m", "holdfast", "train", "a.py"]
+    two = command_for(Wanted(8, nodes=2, node_rank=1, master="10.0.0.1:29400"), ["train", "a.py"], "x")
+    assert two[two.index("--rdzv-endpoint") + 1] == "10.0.0.1:29400" and "--standalone" not in two
+
+
+def test_a_rank_is_one_that_an_agent_started() -> None:
+    assert Place.of({"RANK": "1", "WORLD_SIZE": "2"}) is None, "another program's variables"
+    place = Place.of({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "x"})
+    assert place is not None and (place.rank, place.ranks, place.watched) == (1, 2, False)
+    assert Place.of({"RANK": "one", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "which script?"),
+        (["--nproc", "0", "x.py"], "--nproc is 0"),
+        (["--nproc", "two", "x.py"], "--nproc is two"),
+        (["--nodes", "2", "x.py"], "--nodes needs --master"),
+        (["--nodes", "2", "--node-rank", "2", "--master", "a", "x.py"], "does not fit"),
+        (["--nproc", "2", "nowhere.py"], "nowhere.py"),
+        (["--nproc", "2", "--resume", "nobody"], "no run `nobody`"),
+    ],
+)
+def test_bad_wishes(
+    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").write_text("def train(session):\n    pass\n")
+    assert main(["launch", *words]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists(), "nothing was begun"
