@@ -20,7 +20,7 @@ from holdfast.external.checkpoints import damage, newest_whole, search
 from holdfast.external.loss import printed_loss
 from holdfast.external.notes import Notes
 from holdfast.external.rungs import arguments, rungs_for
-from holdfast.runtime.board import _Word
+from holdfast.runtime.board import _LABEL, SIZE, _Word
 from holdfast.runtime.ladder import Rung
 from holdfast.settings import WatchdogSettings
 
@@ -265,6 +265,25 @@ def test_the_hook_and_the_board_mean_the_same_words() -> None:
         assert getattr(module, name) == _Word[name], name
     for name in ("FITS", "TORCH", "MARKS", "MARKED"):
         assert getattr(module, name) == getattr(notes, name), name
+    ours = {notes.FITS, notes.TORCH, *range(notes.MARKS, notes.MARKS + 2 * notes.MARKED)}
+    tables = {first + phase for first in (64, 96, 128, _Word.SPENT) for phase in range(32)}
+    theirs = {*(int(word) for word in _Word), *tables, *range(_LABEL.start // 8, _LABEL.stop // 8)}
+    assert not ours & theirs and max(ours) < SIZE // 8
+
+
+def test_steps_of_a_foreign_script_say_nothing_about_phases(tmp_path: Path) -> None:
+    """What the hook writes for itself is not read as time spent in phases that a script of ours has."""
+    watched = Notes(tmp_path / "notes")
+    module = hook()
+    module._folder, module._mine = str(watched.folder), os.getpid()  # type: ignore[attr-defined]
+    module._words = module._open_board()  # type: ignore[attr-defined]
+    for _ in range(200):
+        module._after_step(None, (), {})  # type: ignore[attr-defined]
+    beat = watched.board.read()
+    assert (beat.step, len(watched.marks(0))) == (200, notes.MARKED)
+    assert sum(each.spent_s for each in beat.times.values()) == 0
+    module._words.release()  # type: ignore[attr-defined]
+    watched.close()
 
 
 def test_the_users_own_sitecustomize_is_still_his(tmp_path: Path) -> None:

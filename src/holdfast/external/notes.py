@@ -28,7 +28,7 @@ from holdfast.runtime.board import Board
 from holdfast.runtime.faults import Fault, Kind, classify_exception, classify_exit
 
 HOOK = Path(__file__).parent / "hook"
-FITS, TORCH, MARKS, MARKED = 40, 41, 160, 112
+FITS, TORCH, MARKS, MARKED = 40, 41, 192, 96
 """Words of the board that only the hook writes: calls of `fit`, is torch imported, when the last steps were."""
 _FULL = ("No space left on device", "Disk quota exceeded")
 _TORN_SAVE = ("inline_container.cc", "PytorchStreamWriter failed writing file")

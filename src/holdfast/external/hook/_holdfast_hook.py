@@ -23,7 +23,7 @@ from time import monotonic_ns, time_ns
 MAGIC, PID, BEATS, PHASE, SINCE, STEP, ATTEMPT, ATTEMPTS = 0, 2, 3, 4, 5, 6, 7, 8
 COUNTS, SLOWEST, FIRST = 64, 96, 128
 FITS, TORCH = 40, 41
-MARKS, MARKED = 160, 112  # (step, time) of the last steps, round and round: a checkpoint's time tells its step
+MARKS, MARKED = 192, 96  # (step, time) of the last steps, round and round: a checkpoint's time tells its step
 LOOP = 10
 SIZE = 4096
 MAGIC_NUMBER = 0x484F4C4446415354
