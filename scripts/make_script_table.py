@@ -20,25 +20,32 @@ FAULTS = {
     "segfault": "segfault",
     "hang": "hang",
     "hang_gil": "hang, GIL held",
-    "spin_gil": "endless loop, GIL held",
-    "oom": "out of memory",
+    "oom": "memory error",
+    "full_disk": "full disk",
+    "damaged": "killed, its newest checkpoint damaged",
 }
+SCRIPTS = ("plain loop", "plain --resume", "Lightning", "HF Trainer", "Accelerate", "ultralytics")
 
 
 def table(record: dict[str, Any]) -> str:
     cells = {(cell["script"], cell["fault"], cell["how"]): cell for cell in record["measured"]["cells"]}
     lines = ["| script | fault | alone | under `holdfast run` | with the integration |", "|---|---|---|---|---|"]
-    for script in dict.fromkeys(cell["script"] for cell in record["measured"]["cells"]):
+    missing = []
+    for script in SCRIPTS:
         for fault, words in FAULTS.items():
             row = [_cell(cells.get((script, fault, how))) for how in ("alone", "run", "integration")]
             if any(part != "-" for part in row):
                 lines.append(f"| {script} | {words} | {' | '.join(row)} |")
-    when, machine = record["date"], record["machine"].get("cpu") or record["machine"].get("name") or ""
-    load = record["machine"].get("load") or record["machine"].get("load_average")
-    busy = f", load {load}" if load else ""
-    return "\n".join(
-        [*lines, "", f"Measured on {when}{f', {machine}' if machine else ''}{busy}: `{record['command']}`."]
-    )
+            else:
+                missing.append((script, fault))
+    machine = record["machine"]
+    facts = [record["date"], machine.get("cpu"), f"{machine['cores']} cores" if machine.get("cores") else None]
+    if machine.get("load_average"):
+        facts.append(f"load {machine['load_average'][0]:.0f} before it")
+    said = f"Measured on {', '.join(str(fact) for fact in facts if fact)}: `{record['command']}`."
+    if missing:
+        said += f" {len(missing)} of {len(SCRIPTS) * len(FAULTS)} rows are not measured yet."
+    return "\n".join([*lines, "", said])
 
 
 def _cell(cell: dict[str, Any] | None) -> str:
@@ -48,7 +55,8 @@ def _cell(cell: dict[str, Any] | None) -> str:
         return "no" if cell["how"] == "alone" else f"no (exit {cell['exit_code']})"
     if cell["steps_repeated"] is None:
         return "yes"
-    return f"yes, {cell['steps_repeated']} steps, {cell['seconds_lost']:.0f} s"
+    steps = "1 step" if cell["steps_repeated"] == 1 else f"{cell['steps_repeated']} steps"
+    return f"yes, {steps}, {cell['seconds_lost']:.0f} s"
 
 
 def page(text: str) -> str:

@@ -58,8 +58,19 @@ class Ran:
         return "\n".join(line for line in self.err.decode().splitlines() if line.startswith("holdfast  "))
 
     def story(self) -> str:
+        """All that is needed to find out what happened, where nobody can look at the run folder afterwards."""
         tail = self.err.decode(errors="replace")[-3000:]
-        return f"exit code {self.code}\n{self.out.decode(errors='replace')[-1500:]}\n--- stderr\n{tail}"
+        told = [f"{event.time} {event.kind} {event.data}"[:400] for event in self.events if event.kind != "epoch"]
+        parts = {
+            "stdout": self.out.decode(errors="replace")[-1500:],
+            "stderr": tail,
+            "journal": "\n".join(told[-40:]),
+            "receipt": json.dumps(self.receipt),
+            "saves": json.dumps(self.info.get("saves")),
+            "checkpoints": "\n".join(f"{path.stat().st_mtime_ns} {path}" for path in self.folder.rglob("*.pt")),
+        }
+        head = f"exit code {self.code} after {self.seconds:.1f} s"
+        return "\n".join([head, *(f"--- {name}\n{text}" for name, text in parts.items())])
 
     @property
     def info(self) -> dict[str, Any]:

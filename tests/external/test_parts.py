@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.external import frameworks, notes, patience
+from holdfast.devices.verdict import Policy, Verdict
+from holdfast.external import frameworks, notes, patience, rungs
 from holdfast.external.checkpoints import damage, newest_whole, search
 from holdfast.external.loss import printed_loss
 from holdfast.external.notes import Notes
-from holdfast.external.rungs import arguments, rungs_for, shown
-from holdfast.runtime.board import _Word
+from holdfast.external.rungs import arguments, rungs_for
+from holdfast.runtime.board import _LABEL, SIZE, _Word
 from holdfast.runtime.ladder import Rung
 from holdfast.settings import WatchdogSettings
 
@@ -195,8 +196,44 @@ def test_the_last_rung_is_the_cpu_and_the_first_changes_nothing() -> None:
     rungs = rungs_for("auto")
     assert rungs[0].env == () and rungs[-1].device == "cpu"
     assert dict(rungs_for("cpu")[0].env)["CUDA_VISIBLE_DEVICES"] == ""
-    assert shown(rungs_for("cpu")[0]) == "cpu"
-    assert shown(Rung("cuda:0", env=(("HSA_ENABLE_INTERRUPT", "0"),))) == "cuda:0 HSA_ENABLE_INTERRUPT=0"
+    assert rungs_for("cpu")[0].label == "cpu"
+    told = (("CUDA_VISIBLE_DEVICES", "0"), ("HSA_ENABLE_INTERRUPT", "0"))
+    assert Rung("cuda:0", env=told).label == "cuda:0 HSA_ENABLE_INTERRUPT=0"
+
+
+def test_a_script_sees_what_the_doctor_left_of_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hidden from the first rung on, in numbers that count what the user had hidden already."""
+    remedies = {"HSA_ENABLE_SDMA": "0", "HOLDFAST_REMEDIES": "cudnn-off"}
+    verdicts = {
+        "cuda:0": None,
+        "cuda:1": Verdict("cuda:1", "refused", why="it kills its process"),
+        "cuda:2": Verdict("cuda:2", "use_with_care", policy=Policy(("fp32", "fp16"), env=remedies)),
+    }
+    monkeypatch.setattr(rungs.inventory, "candidates", lambda: [*verdicts, "cpu"])
+    monkeypatch.setattr(rungs, "_verdict", verdicts.get)
+    told: list[str] = []
+    found = rungs_for("auto", told.append, env={"CUDA_VISIBLE_DEVICES": "4,5,6"})
+    assert told == ["cuda:1 is hidden from the script (holdfast doctor: refused, it kills its process)"]
+    seen = [(rung.device, rung.precision, dict(rung.env).get("CUDA_VISIBLE_DEVICES")) for rung in found]
+    assert seen == [
+        ("cuda:0", "", "4,6"),
+        ("cuda:0", "fp32", "4,6"),
+        ("cuda:2", "", "6"),
+        ("cuda:2", "fp32", "6"),
+        ("cpu", "", ""),
+    ]
+    assert remedies.items() <= dict(found[2].env).items() and not remedies.items() & dict(found[0].env).items()
+    verdicts["cuda:1"] = None
+    assert rungs_for("auto", told.append)[0].env == () and len(told) == 1
+
+
+def test_remedies_are_switched_on_in_a_script_that_knows_nothing_of_them(tmp_path: Path) -> None:
+    watched = Notes(tmp_path / "notes")
+    code = "import torch; print(torch.backends.cudnn.enabled, torch.__spec__.loader.__class__.__name__)"
+    env = watched.environment({**os.environ, "HOLDFAST_REMEDIES": "cudnn-off,unknown"})
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("False SourceFileLoader\n", "")
+    watched.close()
 
 
 # -- the hook ----------------------------------------------------------------------------------------------------
@@ -228,6 +265,25 @@ def test_the_hook_and_the_board_mean_the_same_words() -> None:
         assert getattr(module, name) == _Word[name], name
     for name in ("FITS", "TORCH", "MARKS", "MARKED"):
         assert getattr(module, name) == getattr(notes, name), name
+    ours = {notes.FITS, notes.TORCH, *range(notes.MARKS, notes.MARKS + 2 * notes.MARKED)}
+    tables = {first + phase for first in (64, 96, 128, _Word.SPENT) for phase in range(32)}
+    theirs = {*(int(word) for word in _Word), *tables, *range(_LABEL.start // 8, _LABEL.stop // 8)}
+    assert not ours & theirs and max(ours) < SIZE // 8
+
+
+def test_steps_of_a_foreign_script_say_nothing_about_phases(tmp_path: Path) -> None:
+    """What the hook writes for itself is not read as time spent in phases that a script of ours has."""
+    watched = Notes(tmp_path / "notes")
+    module = hook()
+    module._folder, module._mine = str(watched.folder), os.getpid()  # type: ignore[attr-defined]
+    module._words = module._open_board()  # type: ignore[attr-defined]
+    for _ in range(200):
+        module._after_step(None, (), {})  # type: ignore[attr-defined]
+    beat = watched.board.read()
+    assert (beat.step, len(watched.marks(0))) == (200, notes.MARKED)
+    assert sum(each.spent_s for each in beat.times.values()) == 0
+    module._words.release()  # type: ignore[attr-defined]
+    watched.close()
 
 
 def test_the_users_own_sitecustomize_is_still_his(tmp_path: Path) -> None:

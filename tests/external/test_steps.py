@@ -44,6 +44,14 @@ def test_steps_shorter_than_a_tick_of_the_clock_are_told_apart(tmp_path: Path, r
     assert steps.of(Found(second, NOW)) == (25, True)
 
 
+def test_a_file_system_with_a_clock_of_its_own_does_not_matter_where_each_file_is_written_once(
+    tmp_path: Path, run: RunFolder
+) -> None:
+    path = tmp_path / "checkpoint-00030.pt"
+    path.touch()
+    assert steps_of(run, Save(30, NOW, str(path))).of(Found(path, NOW - 60 * 10**9)) == (30, True)
+
+
 def test_a_save_that_was_killed_before_it_wrote_does_not_count(tmp_path: Path, run: RunFolder) -> None:
     path = tmp_path / "last.pt"
     path.touch()

@@ -50,7 +50,8 @@ def go_on(
     good = newest(folder, output) if attached else None
     account(folder, good)
     info = folder.info
-    rungs = rungs_for(settings.run.device)
+    notes: list[str] = []
+    rungs = rungs_for(settings.run.device, notes.append)
     here = [number for number, rung in enumerate(rungs) if rung.device == info.get("device")]
     resume_with = info.get("resume_with")
     order = Order(
@@ -62,6 +63,7 @@ def go_on(
         since_ns=_created_ns(info.get("created")),
         resume=good,
         going_on=True,
+        notes=notes,
     )
     folder.update_info(settings=settings.to_json())
     os.chdir(cwd)

@@ -84,10 +84,13 @@ def run(args: argparse.Namespace) -> int:
     launching.check(command)
     overrides = dict(parse_overrides(args.words))
     settings = Settings.load({**overrides, "run.device": args.device} if args.device else overrides)
-    rungs = rungs_for(settings.run.device)
+    notes: list[str] = []
+    rungs = rungs_for(settings.run.device, notes.append)
     folder = RunFolder.create(Path(settings.run.folder), workload(command), _info(command, args, settings))
     folder.lock()
-    return conduct(folder, Order(command, Path.cwd(), rungs, resume_with=args.resume_with), settings, output)
+    return conduct(
+        folder, Order(command, Path.cwd(), rungs, resume_with=args.resume_with, notes=notes), settings, output
+    )
 
 
 def workload(command: list[str]) -> str:

@@ -265,9 +265,12 @@ def _identity(look: Look) -> list[tuple[str, str]]:
     rows = [("script", shown(Path(str(info.get("script") or "-"))))]
     if isinstance(arguments, dict) and arguments:
         rows.append(("arguments", " ".join(f"{key}={value}" for key, value in arguments.items())))
-    if info.get("argv") and isinstance(info["argv"], list):
-        rows.append(("argv", " ".join(map(str, info["argv"]))))
-    rows.append(("seed", f"{info.get('seed')}, {info.get('threads')} threads"))
+    external = info.get("kind") == "external"  # of `holdfast run`: seed and threads are the script's own business
+    argv = info.get("command") if external else info.get("argv")
+    if argv and isinstance(argv, list):
+        rows.append(("command" if external else "argv", " ".join(map(str, argv))))
+    if not external:
+        rows.append(("seed", f"{info.get('seed')}, {info.get('threads')} threads"))
     rows.append(("made", f"{info.get('created')} by holdfast {info.get('holdfast')}, Python {info.get('python')}"))
     changed = _changed(look)
     if changed:

@@ -154,7 +154,7 @@ def begin_probe(trust: DeviceTrust) -> DeviceTrust:
     return replace(trust, state=State.PROBING, until=None, says=f"{trust.device}: a probe tries it")
 
 
-def after_probe(trust: DeviceTrust, ok: bool, now: float, why: str = "") -> DeviceTrust:
+def after_probe(trust: DeviceTrust, ok: bool, now: float, why: str = "", *, compared: bool = True) -> DeviceTrust:
     """What the probe found; a device whose probe fails waits again, longer."""
     assert trust.state is State.PROBING, trust.state
     if not ok:
@@ -163,28 +163,30 @@ def after_probe(trust: DeviceTrust, ok: bool, now: float, why: str = "") -> Devi
         says = f"{trust.device}: probe failed{reason}; tried again in {duration(delay)}"
         return replace(trust, state=State.FAILED, until=now + delay, delay=delay, says=says)
     steps = trust.rules.steps
+    next_ = f"{counted(steps, 'step')} will also be computed on the CPU" if compared else "the script goes back to it"
     return replace(
         trust,
         state=State.PROBATION,
         to_go=steps,
         steps_back=0,
-        says=f"{trust.device}: probe passed; {counted(steps, 'step')} will also be computed on the CPU",
+        says=f"{trust.device}: probe passed; {next_}",
     )
 
 
-def after_agreed_step(trust: DeviceTrust, steps: int = 1) -> DeviceTrust:
+def after_agreed_step(trust: DeviceTrust, steps: int = 1, *, compared: bool = True) -> DeviceTrust:
     """Steps on the device whose numbers the CPU agrees with."""
     assert trust.state is State.PROBATION, trust.state
     back = (trust.steps_back or 0) + steps
     if trust.to_go > steps:
         return replace(trust, to_go=trust.to_go - steps, steps_back=back, says="")
-    agreed = counted(trust.rules.steps, "step")
+    done = "agreed with the CPU" if compared else "went through"
+    agreed = f"{counted(trust.rules.steps, 'step')} {done}"
     return replace(
         trust,
         state=State.TRUSTED,
         to_go=0,
         steps_back=back,
-        says=f"{trust.device}: trusted again; {agreed} agreed with the CPU",
+        says=f"{trust.device}: trusted again; {agreed}",
     )
 
 

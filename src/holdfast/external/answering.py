@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.errors import ScriptFailed
-from holdfast.external import batches, notes, rungs
+from holdfast.external import batches, notes
 from holdfast.external.ending import Ending
 from holdfast.external.going_on import GoingOn, Start, short
 from holdfast.external.launching import Script
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 RETURN_EVERY = 5.0
 """Seconds between two looks for a checkpoint to return to a device with."""
+LIVES = 60.0
+"""Seconds after which a program that makes no steps and says nothing counts as back."""
 _PEOPLE = tuple(getattr(signal, name) for name in ("SIGINT", "SIGQUIT", "SIGHUP") if hasattr(signal, name))
 """Signals that come from somebody at a keyboard: an end by one of them is wanted."""
 
@@ -58,6 +60,10 @@ class Answering:
         self.going_on = GoingOn(supervisor)
         self.history: list[Past] = []
         self._trusting = Trusting(self.affairs, cast("Crew", _Hands(supervisor)))
+        self._trusting.compares = False
+        self._restarts = 0
+        self._trains = False
+        """It was seen to use torch: then steps say where it is, and not what it prints."""
         self._crisis: Crisis | None = None
         self._farthest = 0
         self._room = Room(supervisor.order, supervisor.settings.external.room)
@@ -73,6 +79,8 @@ class Answering:
         self._trusting.begin()
         self._trusting.blind = True
         order = self.supervisor.order
+        for text in order.notes:
+            self.affairs.teller.emit("note", text=text)
         if first is not None:
             self._enter()
             self.supervisor.take(first, step=0)
@@ -159,6 +167,7 @@ class Answering:
         assert supervisor.notes is not None
         beat = supervisor.notes.board.read()
         supervisor.silence.watch.learn(beat)
+        self._trains = self._trains or supervisor.notes.torch_seen
         supervisor.steps.process_ended(supervisor.notes)
         accounts.attempts += beat.attempts
         if supervisor.attached.exact:
@@ -255,11 +264,11 @@ class Answering:
         if move.rung != affairs.rung:
             before, after = self.supervisor.rung, self.supervisor.order.rungs[move.rung]
             affairs.rung = move.rung
-            shown = {"before": rungs.shown(before), "after": rungs.shown(after)}
+            shown = {"before": before.label, "after": after.label}
             affairs.teller.emit("moved", step=affairs.accounts.steps, device=after.device, **shown)
         start = self.going_on.where(self.history)
-        tries = len([past for past in self.history if past.move.action not in (Action.GIVE_UP, Action.FAIL)])
-        affairs.teller.emit("restart", step=start.step, text=start.text, reason=move.reason, tries=tries)
+        self._restarts += 1
+        affairs.teller.emit("restart", step=start.step, text=start.text, reason=move.reason, tries=self._restarts)
         self._go(start)
 
     # -- progress ------------------------------------------------------------------------------------------
@@ -275,6 +284,11 @@ class Answering:
             self._trusting.committed(new)
         if self._crisis is not None and step >= self._crisis.step:
             self._recovered()
+
+    @property
+    def in_crisis(self) -> bool:
+        """A fault has come, and it is not yet where it was."""
+        return self._crisis is not None
 
     def _begin_crisis(self, silence: float) -> None:
         if self._crisis is None:
@@ -303,10 +317,10 @@ class Answering:
     def _note_life(self) -> None:
         """A program that makes no steps is back when it has lived and said something."""
         script, crisis = self.supervisor.script, self._crisis
-        if crisis is None or script is None or self.affairs.accounts.steps or crisis.step > 1:
+        if crisis is None or script is None or self._trains or self.affairs.accounts.steps or crisis.step > 1:
             return
-        streams = self.supervisor.streams
-        if streams is not None and streams.last_output > script.began + 0.2:
+        streams, lived = self.supervisor.streams, time.monotonic() - script.began
+        if lived > LIVES or (streams is not None and streams.last_output > script.began + 0.2):
             self._recovered()
 
     def _look_for_room(self) -> None:

@@ -65,9 +65,11 @@ class GoingOn:
             return Start(command, {}, step, f"from step {step}; {repeats(max(0, reached - step) + 1)}")
         way, found = self._newest_checkpoint()
         self._began_from = found.path if way is not None and found is not None and not way.chooses else None
-        if way is None or found is None:
-            why = "no checkpoint was found" if way is not None else "nobody knows how it goes on"
-            return Start(command, {}, 0, f"from the beginning ({why}); {repeats(reached)}")
+        if way is None:  # it may find its own way, as scripts do that look for their file themselves
+            again = repeats(reached, "up to ")
+            return Start(command, {}, 0, f"from the beginning (nobody knows how it goes on); {again}")
+        if found is None:
+            return Start(command, {}, 0, f"from the beginning (no checkpoint was found); {repeats(reached)}")
         step, sure = supervisor.steps.of(found, supervisor.notes)
         again = repeats(max(0, reached - step), "" if sure else "about ")
         return Start(*way.begin(command, found.path), step, f"from {short(found.path)} by {way.name}; {again}")

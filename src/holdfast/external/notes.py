@@ -19,7 +19,6 @@ import mmap
 import os
 import re
 import shutil
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,15 +28,11 @@ from holdfast.runtime.board import Board
 from holdfast.runtime.faults import Fault, Kind, classify_exception, classify_exit
 
 HOOK = Path(__file__).parent / "hook"
-FITS, TORCH, MARKS, MARKED = 40, 41, 160, 112
+FITS, TORCH, MARKS, MARKED = 40, 41, 192, 96
 """Words of the board that only the hook writes: calls of `fit`, is torch imported, when the last steps were."""
 _FULL = ("No space left on device", "Disk quota exceeded")
 _TORN_SAVE = ("inline_container.cc", "PytorchStreamWriter failed writing file")
 """How torch.save says that the disk is full."""
-_VIOLENT = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}) | {
-    getattr(signal, name) for name in ("SIGKILL", "SIGBUS") if hasattr(signal, name)
-}
-"""Signals no shell passes on by itself: a process it had started was ended by one."""
 _LAST_LINE = re.compile(
     r"^(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Warning|Interrupt|Failure|Exit))(?:: (?P<text>.*))?$"
 )
@@ -145,33 +140,32 @@ def judge(notes: Notes, code: int, words: str, *, device: str, oom_kills: int) -
     """The fault behind the end of a script; None if it is the script's own: an exception, `sys.exit(3)`, success."""
     if code == 0:
         return None
-    child = _end_of_its_child(notes, code) if code > 0 else None
+    child = _end_of_its_child(notes) if code > 0 else None
     known = _by_exception(notes, words, device) if child is None else None
     exited = classify_exit(
         exitcode=code if child is None else child, last_words=words, oom_kills=oom_kills, device=device
     )
     if known is not None:
         return replace(known, evidence={**known.evidence, **exited.evidence})
-    if exited.kind is not Kind.EXIT:
-        return exited
-    return None
+    if exited.kind is Kind.EXIT:
+        return None
+    return exited if child is None else exited.at(process=notes.who().get("pid"))
 
 
-def _end_of_its_child(notes: Notes, code: int) -> int | None:
-    """torchrun, `accelerate launch` and shells start the process that trains, and end with a code of their own when a
-    signal has ended it. Which one, they say: by an exception that names it, or by 128 + signal."""
+def _end_of_its_child(notes: Notes) -> int | None:
+    """torchrun and `accelerate launch` start the process that trains, and end with a code of their own when a signal
+    has ended it. Which one, their exception says. (A shell says it by 128 + signal, which is understood anyway.)"""
     trains = notes.who().get("pid")
     if isinstance(trains, int) and notes.ended(trains):
         return None
     errors = notes.errors()
-    if any(record.get("pid") == trains for record in errors):
-        return None  # it had an exception of its own, which is judged
+    own = any(record.get("pid") == trains for record in errors)  # one of its own, which is judged
     for link in (link for record in errors for link in record["chain"] if isinstance(link, dict)):
         ended = link.get("returncode")
-        told_by_torchrun = "ChildFailedError" in str(link.get("types"))
-        if isinstance(ended, int) and ended < 0 and (trains is not None or told_by_torchrun):
+        by_torchrun = "ChildFailedError" in str(link.get("types"))  # it knows more than any one of its processes
+        if isinstance(ended, int) and ended < 0 and (by_torchrun or (trains is not None and not own)):
             return ended
-    return 128 - code if trains is not None and code - 128 in _VIOLENT else None
+    return None
 
 
 def own_error(notes: Notes) -> tuple[str, str] | None:

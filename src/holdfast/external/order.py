@@ -25,3 +25,5 @@ class Order:
     """A checkpoint of an attached run that goes on, or None."""
     going_on: bool = False
     """`holdfast resume`: the first process begins at what the run has already."""
+    notes: list[str] = field(default_factory=list)
+    """What to say before it begins."""

@@ -1,21 +1,25 @@
 """The ladder by environment: the same command on other devices, with remedies, in fp32, and on the CPU at last.
 
-    rungs = rungs_for("auto")                       # [as it is, cuda:1, …, cpu], each with the variables it needs
+    rungs = rungs_for("auto", tell=notes.append)    # [as it is, cuda:1, …, cpu], each with the variables it needs
     environment(rungs[2], base)                     # what the script is started with
     words = arguments(rung, command, framework)     # and where a framework takes its device as an argument
 
 The first rung is the script as it is: nothing is set. A script sees one device on the others, and none on the last.
-What the doctor knows about a device joins here: `remedies(device)` gives more rungs between a device and the next.
+What the doctor said about a device holds here as for `holdfast train`: one it refused is left out and hidden, and the
+remedies it found are in the environment of every rung of that device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from holdfast.devices import inventory
 from holdfast.runtime.ladder import Rung
 
-Remedies = Callable[[str], Iterable[Mapping[str, str]]]
+if TYPE_CHECKING:
+    from holdfast.devices.verdict import Verdict
 
 CPU_ENV = (
     ("CUDA_VISIBLE_DEVICES", ""),
@@ -30,33 +34,55 @@ FP32_ENV = (("NVIDIA_TF32_OVERRIDE", "0"), ("ACCELERATE_MIXED_PRECISION", "no"))
 """What can be said about precision from outside."""
 
 
-def no_remedies(device: str) -> Iterable[Mapping[str, str]]:
-    """What is tried where nobody knows a remedy: nothing."""
-    return ()
-
-
-def rungs_for(device: str, remedies: Remedies = no_remedies) -> list[Rung]:
-    """The ways to run a script, best first; the CPU is always the last."""
-    names = inventory.candidates() if device == "auto" else list(dict.fromkeys([inventory.check(device), "cpu"]))
-    rungs: list[Rung] = []
-    for number, name in enumerate(names):
-        if name.partition(":")[0] == "cpu":
-            rungs.append(Rung("cpu", env=CPU_ENV if rungs else ()))
-            continue
-        own = () if device == "auto" and number == 0 else _only(name)
-        rungs.append(Rung(name, env=own))
-        rungs += [Rung(name, env=(*own, *each.items())) for each in remedies(name)]
-        rungs.append(Rung(name, "fp32", env=(*own, *FP32_ENV)))
+def rungs_for(
+    device: str, tell: Callable[[str], None] = lambda text: None, env: Mapping[str, str] = os.environ
+) -> list[Rung]:
+    """The ways to run a script, best first; the CPU is always the last. `tell` is told what the doctor changes."""
     if device == "cpu":
         return [Rung("cpu", env=CPU_ENV)]
-    return rungs
+    names = inventory.candidates() if device == "auto" else list(dict.fromkeys([inventory.check(device), "cpu"]))
+    verdicts = {name: _verdict(name) for name in names if name != "cpu"}
+    refused = [name for name, verdict in verdicts.items() if verdict is not None and not verdict.trainable]
+    usable = [name for name in verdicts if name not in refused or device != "auto"]
+    for name in refused:
+        verdict = verdicts[name]
+        assert verdict is not None
+        said = f"holdfast doctor: {verdict.words}" + (f", {verdict.why}" if verdict.why else "")
+        hidden = "is hidden from the script" if name not in usable else "is used although it should not be"
+        tell(f"{name} {hidden} ({said})")
+    rungs: list[Rung] = []
+    for number, name in enumerate(usable):
+        sees = usable if device == "auto" and number == 0 else [name]  # at first all of them, as without us
+        as_it_is = device == "auto" and len(sees) == len(verdicts)
+        rungs += _rungs_of(name, verdicts[name], () if as_it_is else _only(sees, env))
+    return [*rungs, Rung("cpu", env=CPU_ENV if verdicts else ())]
 
 
-def _only(device: str) -> tuple[tuple[str, str], ...]:
-    kind, _, index = device.partition(":")
-    if kind != "cuda":
+def _rungs_of(device: str, verdict: Verdict | None, own: tuple[tuple[str, str], ...]) -> list[Rung]:
+    """As the script computes, and without reduced precision; both with the remedies of the verdict."""
+    remedies = tuple(verdict.policy.env.items()) if verdict is not None else ()
+    plain = Rung(device, "fp32", env=(*own, *remedies, *FP32_ENV))
+    only_fp32 = verdict is not None and verdict.policy.dtype == "float32"
+    return [plain] if only_fp32 else [Rung(device, env=(*own, *remedies)), plain]
+
+
+def _verdict(device: str) -> Verdict | None:
+    from holdfast.devices.verdicts import Verdicts  # only where there is a device: a script on the CPU starts sooner
+
+    return Verdicts().get(device).verdict
+
+
+def _only(devices: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """What lets a script see these devices alone. Where some are hidden already, numbers count those that are left."""
+    numbers = [int(name.partition(":")[2]) for name in devices if name.startswith("cuda:")]
+    if not numbers:
         return ()
-    return (("CUDA_VISIBLE_DEVICES", index), ("HIP_VISIBLE_DEVICES", index))
+    shown = []
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        there = [word.strip() for word in env.get(variable, "").split(",") if word.strip()]
+        chosen = [there[number] if number < len(there) else str(number) for number in numbers]
+        shown.append((variable, ",".join(chosen)))
+    return tuple(shown)
 
 
 def environment(rung: Rung, base: Mapping[str, str]) -> dict[str, str]:
@@ -70,10 +96,3 @@ def arguments(rung: Rung, command: Sequence[str], framework: str | None) -> list
         return list(command)
     words = [word for word in command if not word.startswith("device=")]
     return [*words, "device=cpu"] if words and words[0].rpartition("/")[2].startswith("yolo") else list(command)
-
-
-def shown(rung: Rung) -> str:
-    """As on the screen: "cuda:0 fp32 HSA_ENABLE_INTERRUPT=0", without the variables that only hide devices."""
-    plain = {name for name, _ in (*CPU_ENV, *FP32_ENV)}
-    remedies = [f"{name}={value}" for name, value in rung.env if name not in plain]
-    return " ".join(word for word in [rung.device, rung.precision, *remedies] if word)

@@ -96,6 +96,7 @@ class Silence:
                 "busy": self.activity.busy(),
                 "process_state": info.state if info else None,
                 "pid": pid,
+                "process": pid,
             },
         )
         grace = self.settings.watchdog

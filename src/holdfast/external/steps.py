@@ -91,11 +91,12 @@ class Steps:
 def _saved_at(found: Found, saves: Iterable[Save]) -> int | None:
     """The step of the last save that can have written this: into it, or through memory or under another name."""
     latest = found.time_ns + (_COARSE if found.time_ns % 1_000_000_000 == 0 else 0)
-    early = [save for save in saves if save.time_ns <= latest]
     place = os.path.realpath(found.path)
-    into = [save for save in early if save.path and _within(os.path.realpath(save.path), place)]
-    renamed = [save for save in early if not os.path.exists(save.path)]
-    fitting = into or renamed
+    into = [save for save in saves if save.path and _within(os.path.realpath(save.path), place)]
+    if len({save.step for save in into}) == 1:  # whatever its date: nothing else has ever written there
+        return into[0].step
+    early = [save for save in into or saves if save.time_ns <= latest]
+    fitting = early if into else [save for save in early if not os.path.exists(save.path)]
     return max(fitting, key=lambda save: save.time_ns).step if fitting else None
 
 

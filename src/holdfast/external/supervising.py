@@ -122,8 +122,11 @@ class ScriptSupervisor:
     @property
     def device(self) -> str:
         """Where the script computes, as far as it is known: what it told, else what the rung says."""
-        told = self.notes.device if self.notes is not None else None
-        return told or self.rung.device
+        told, rung = self.notes.device if self.notes is not None else None, self.rung
+        single = "CUDA_VISIBLE_DEVICES" in dict(rung.env) and not rung.on_cpu  # the script calls any such one cuda:0
+        if told is None or single or rung.device.startswith("pretend"):
+            return rung.device
+        return told
 
     def start(self, command: list[str], env: dict[str, str], *, step: int) -> None:
         """A new process of the script, counting its steps from `step` on."""
@@ -141,7 +144,8 @@ class ScriptSupervisor:
         affairs.accounts.steps = step
         self.generation += 1
         affairs.keep_accounts(generations=self.generation)
-        affairs.set_state("RUNNING", script_pid=self.script.pid)
+        state = "RECOVERING" if self.answering.in_crisis else "RUNNING"
+        affairs.set_state(state, script_pid=self.script.pid)
         affairs.teller.emit("worker", generation=self.script.generation, pid=self.script.pid, device=affairs.device)
         self.silence.begins()
 

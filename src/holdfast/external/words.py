@@ -11,17 +11,18 @@ def fault_sentence(fault: Fault, script: Script, seconds: float) -> str:
     """ "pid 28573 was killed by SIGSEGV after 6m 12s at step 3 862"; what is not about the process says it itself."""
     where = f" at step {count(fault.step)}" if fault.step is not None else ""
     after = f" after {duration(seconds)}"
+    pid = fault.evidence.get("process") or script.pid  # the one that trains, where another one has started it
     if fault.kind is Kind.HANG:
         busy = fault.evidence.get("busy")
         doing = "it computes" if busy else "it does nothing" if busy is False else ""
         silence = fault.evidence.get("silence_s")
         known = f" for {duration(float(silence))}" if isinstance(silence, (int, float)) else ""
         doing = f"; {doing}" if doing and fault.phase is None else f" in {fault.phase}" if fault.phase else ""
-        return f"pid {script.pid} made no step and said nothing{known}{where}{doing}"
+        return f"pid {pid} made no step and said nothing{known}{where}{doing}"
     if fault.kind in (Kind.CRASH, Kind.KILLED):
         how = fault.evidence.get("signal") or fault.evidence.get("status") or "a signal"
         verb = "crashed with" if fault.kind is Kind.CRASH else "was killed from outside by"
-        return f"pid {script.pid} {verb} {how}{after}{where}"
+        return f"pid {pid} {verb} {how}{after}{where}"
     return fault.sentence()
 
 

@@ -42,6 +42,15 @@ class Action(str, Enum):
         return self.value
 
 
+PLUMBING = frozenset(
+    {
+        *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
+        *("ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION", "NVIDIA_TF32_OVERRIDE"),
+    }
+)
+"""Variables by which a foreign script is told its device and precision: they say again what a rung says already."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rung:
     """A complete way to run a step."""
@@ -55,8 +64,12 @@ class Rung:
     @property
     def label(self) -> str:
         """As on the screen: "cuda:0 fp32 HSA_ENABLE_INTERRUPT=0"."""
-        words = [self.device, self.precision, *(f"{name}={value}" for name, value in self.env)]
+        words = [self.device, self.precision, *(f"{name}={value}" for name, value in self.remedies)]
         return " ".join(word for word in words if word)
+
+    @property
+    def remedies(self) -> tuple[tuple[str, str], ...]:
+        return tuple((name, value) for name, value in self.env if name not in PLUMBING)
 
     @property
     def on_cpu(self) -> bool:
@@ -325,7 +338,7 @@ class _State:
             return False
         if self.fault.kind in (Kind.DRIVER, Kind.WRONG_NUMBERS) or self.fault.evidence.get("abandoned"):
             return True
-        only_precision = other.env == here.env
+        only_precision = other.remedies == here.remedies
         return only_precision and not (self.fault.kind is Kind.NON_FINITE and self.fault.blame != "device")
 
     def _next_rung(self) -> Move | None:

@@ -54,6 +54,8 @@ class Trusting:
         """The rung the run is going back to, while its worker comes to a boundary."""
         self.blind = False
         """The worker there is now cannot compare its device with the CPU."""
+        self.compares = True
+        """False where no worker can: a script of somebody else."""
         self._crew = crew
         self._trust: dict[str, DeviceTrust] = {}
         self._home: dict[str, int] = {}
@@ -207,6 +209,7 @@ class Trusting:
 
                 self._set(device, rules.begin_probe(trust))
                 env = dict(self.affairs.plan.rungs[self._home[device]].env)
+                env = {name: value for name, value in env.items() if not name.endswith("VISIBLE_DEVICES")}
                 try:
                     self._probe = (device, Probe.start(device, deadline_s=self._rules.probe, env=env))
                 except OSError as error:
@@ -221,7 +224,7 @@ class Trusting:
             return
         self._probe = None
         self.ledger.note(device, self._label(device), "probe", ok=result.ok, why=result.why)
-        trust = rules.after_probe(self._trust[device], result.ok, now, result.why or "")
+        trust = rules.after_probe(self._trust[device], result.ok, now, result.why or "", compared=self.compares)
         self._set(device, trust)
         if trust.state is State.PROBATION:
             self._go_back(self._home[device])
@@ -244,7 +247,7 @@ class Trusting:
         trust = self._trust.get(device)
         if trust is None or not trust.checked:
             return
-        trust = rules.after_agreed_step(trust, steps)
+        trust = rules.after_agreed_step(trust, steps, compared=not self.blind)
         self._set(device, trust)
         if trust.state is State.TRUSTED:
             self.ledger.note(device, self.rung.label, "trust", state="trusted", why=trust.says)

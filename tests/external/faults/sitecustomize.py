@@ -1,5 +1,9 @@
 """Faults for scripts that do not know of them: FAULT=kill@12 on a PYTHONPATH that begins with this folder.
 
+FAULT=small_memory@2 is a device with room for two samples: a layer that gets more raises what torch raises.
+FAULT_WHERE=visible: only while a device is visible, as the environment has it, however often the script starts;
+FAULT_TIMES=3 times at most.
+
 The user's own sitecustomize, and an optimizer hook of the user's own: `holdfast run` must leave both alone. A fault
 comes once in a run: a file named by FAULT_DONE remembers it.
 """
@@ -17,11 +21,22 @@ COUNT = 0
 def after_step(optimizer, args, kwargs):
     global COUNT
     COUNT += 1
-    if int(AT) > COUNT or (os.path.exists(DONE) and not again(optimizer)):
+    if int(AT) > COUNT or not (may_again() or not os.path.exists(DONE) or again(optimizer)):
         return
-    with open(DONE, "w") as file:
-        file.write(str(time.time()))
+    with open(DONE, "a") as file:
+        file.write(f"{time.time()}\n")
     happen(KIND)
+
+
+def may_again():
+    """On a device that is visible, until it has failed often enough."""
+    if os.environ.get("FAULT_WHERE") != "visible":
+        return False
+    if not os.path.exists(DONE):
+        return True
+    with open(DONE) as file:
+        seen = len(file.readlines())
+    return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and seen < int(os.environ["FAULT_TIMES"])
 
 
 def again(optimizer):
@@ -36,6 +51,18 @@ def happen(kind):
 
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "damaged":
+        newest = max(states("."), key=os.path.getmtime, default=None)
+        if newest is not None:
+            os.truncate(newest, os.path.getsize(newest) // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "full_disk":
+        with open("filler", "wb", buffering=0) as file:
+            try:
+                while file.write(b"x" * (1 << 20)) == 1 << 20:
+                    pass
+            except OSError:
+                pass
     elif kind == "hang":
         time.sleep(10_000)
     elif kind == "hang_gil":
@@ -61,6 +88,10 @@ def happen(kind):
         free, _ = torch.cuda.mem_get_info()
         kept = [torch.empty(free // 2, dtype=torch.uint8, device="cuda") for _ in range(4)]
         raise AssertionError(f"{len(kept)} times half of the free memory fitted")
+    elif kind == "device_error":
+        import torch
+
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
     elif kind == "device_assert":
         import torch
 
@@ -76,13 +107,37 @@ def happen(kind):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def states(folder):
+    """Files that hold a script's state."""
+    kinds = (".pt", ".ckpt", ".safetensors", ".bin")
+    for place, _, names in os.walk(folder):
+        yield from (os.path.join(place, name) for name in names if name.endswith(kinds))
+
+
 def watch():
     while "torch.optim.optimizer" not in sys.modules:
         time.sleep(0.005)
     module = sys.modules["torch.optim.optimizer"]
     while getattr(module.__spec__, "_initializing", False):  # the hook of holdfast is set within: ours comes after it
         time.sleep(0.001)
+    if KIND == "small_memory":
+        while "torch.nn" not in sys.modules or getattr(sys.modules["torch"].__spec__, "_initializing", False):
+            time.sleep(0.005)
+        return room_for(int(AT))
     module.register_optimizer_step_post_hook(after_step)
+
+
+def room_for(samples):
+    import torch
+
+    forward = torch.nn.Linear.forward
+
+    def hold(self, x):
+        if len(x) > samples:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return forward(self, x)
+
+    torch.nn.Linear.forward = hold
 
 
 if KIND and AT:

@@ -21,9 +21,9 @@ class Numbers(torch.utils.data.Dataset):
 
 
 class Net(torch.nn.Module):
-    def __init__(self):
+    def __init__(self, dropout):
         super().__init__()
-        layers = torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(16, 1)
+        layers = torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Dropout(dropout), torch.nn.Linear(16, 1)
         self.net = torch.nn.Sequential(*layers)
 
     def forward(self, x, labels=None):
@@ -47,7 +47,7 @@ def main():
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
-    model = Net()
+    model = Net(float(sys.argv[3]) if len(sys.argv) > 3 else 0.2)
     trainer = Trainer(model=model, args=args, train_dataset=Numbers(batches * 4), callbacks=[HoldfastCallback()])
     trainer.train()
     torch.save(model.state_dict(), "final.pt")

@@ -11,6 +11,7 @@ Python 3.8, nothing imported that a script has not imported itself, and no error
   stacks       faulthandler, on a crash and on a signal that nobody else uses
   resuming     after a restart, `Trainer.fit` of Lightning and `Trainer.train` of transformers begin at a checkpoint,
                if the script does not name one itself
+  remedies     what the doctor found to help a device is switched on, as soon as torch is there
   batches      after memory ran out, the Trainer of transformers computes a batch in pieces and adds their gradients
 """
 
@@ -22,13 +23,14 @@ from time import monotonic_ns, time_ns
 MAGIC, PID, BEATS, PHASE, SINCE, STEP, ATTEMPT, ATTEMPTS = 0, 2, 3, 4, 5, 6, 7, 8
 COUNTS, SLOWEST, FIRST = 64, 96, 128
 FITS, TORCH = 40, 41
-MARKS, MARKED = 160, 112  # (step, time) of the last steps, round and round: a checkpoint's time tells its step
+MARKS, MARKED = 192, 96  # (step, time) of the last steps, round and round: a checkpoint's time tells its step
 LOOP = 10
 SIZE = 4096
 MAGIC_NUMBER = 0x484F4C4446415354
 FRAMEWORKS = ("lightning", "pytorch_lightning", "transformers", "ultralytics", "accelerate", "holdfast")
 MOST_TEXT = 2000
 MOST_SAVES = 1 << 18
+NEAR = 50000000
 FILE_CLOCK = 5  # Linux: CLOCK_REALTIME_COARSE, by which the kernel dates files. It may be 10 ms behind the other one.
 
 _folder = ""
@@ -45,6 +47,8 @@ def start():
     if not _folder or not os.path.isdir(_folder):
         return
     _resume = os.environ.get("HOLDFAST_RESUME", "")
+    if os.environ.get("HOLDFAST_REMEDIES"):
+        ACTS["torch"] = _apply_remedies
     sys.meta_path.insert(0, Finder())
     import atexit
 
@@ -203,6 +207,17 @@ def _lives(pid):
     return True
 
 
+def _apply_remedies(module):
+    """The switches of holdfast.devices.flags, which needs nothing but torch."""
+    import importlib.util
+
+    holdfast = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    spec = importlib.util.spec_from_file_location("_holdfast_flags", os.path.join(holdfast, "devices", "flags.py"))
+    flags = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(flags)
+    flags.apply()
+
+
 # -- checkpoints -------------------------------------------------------------------------------------------------
 
 
@@ -229,16 +244,26 @@ def _note_save(f):
     name = f if isinstance(f, (str, os.PathLike)) else getattr(f, "name", "")
     path = os.path.abspath(os.fsdecode(name)) if name and not isinstance(name, int) else ""
     import json
-    import time
 
-    when = time.clock_gettime_ns(FILE_CLOCK) if sys.platform == "linux" else time_ns()
     fd = os.open(os.path.join(_folder, "saves.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         if os.fstat(fd).st_size > MOST_SAVES:
             os.ftruncate(fd, 0)
-        os.write(fd, (json.dumps([words[STEP], when, path]) + "\n").encode())
+        os.write(fd, (json.dumps([words[STEP], _date_of_files(fd), path]) + "\n").encode())
     finally:
         os.close(fd)
+
+
+def _date_of_files(fd):
+    """What a file that is written now is dated: by the kernel's slow clock, or by that of a server or a sandbox."""
+    import time
+
+    slow = time.clock_gettime_ns(FILE_CLOCK) if sys.platform == "linux" else time_ns()
+    if os.utime not in os.supports_fd:
+        return slow
+    os.utime(fd)
+    told = os.fstat(fd).st_mtime_ns
+    return slow if abs(told - slow) < NEAR else told
 
 
 # -- what a process leaves ---------------------------------------------------------------------------------------
@@ -262,10 +287,10 @@ def _at_exit(pid):
     """The interpreter ends. If an exception was the reason, it is still in `sys`."""
     if os.getpid() != pid:
         return
-    if _mine == pid:
-        _write("ended-%d.json" % pid, {"pid": pid})
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if not isinstance(error, BaseException):
+        if _mine == pid:
+            _write("ended-%d.json" % pid, {"pid": pid})
         return
     try:
         _write("error-%d.json" % pid, {"pid": pid, "chain": [_describe(link) for link in _chain(error)][:20]})
@@ -300,9 +325,9 @@ def _describe(error):
         trace = trace.tb_next
     code = getattr(error, "error_code", None)
     number = getattr(error, "errno", None)
-    child = getattr(error, "returncode", None)  # of subprocess; torchrun's own error has a list of them
+    child = getattr(error, "returncode", None)
     if hasattr(error, "get_first_failure"):
-        child = error.get_first_failure()[1].exitcode
+        child = _first_to_die(error)
     return {
         "types": ["%s.%s" % (cls.__module__, cls.__qualname__) for cls in type(error).__mro__],
         "text": text[:MOST_TEXT],
@@ -312,6 +337,14 @@ def _describe(error):
         "by_loader": by_loader,
         "where": where,
     }
+
+
+def _first_to_die(error):
+    """Of the processes torchrun lost: one that a signal has ended comes first, the others only missed it then.
+    Not SIGTERM, which is torchrun's own, and not SIGABRT, which may be how a library says that it misses somebody."""
+    codes = [failure.exitcode for failure in error.failures.values()]
+    killed = [code for code in codes if code < 0 and code not in (-15, -6)]
+    return killed[0] if killed else error.get_first_failure()[1].exitcode
 
 
 def _listen_for_crashes():

@@ -194,7 +194,7 @@ def _facts(run: Run) -> list[str]:
     saved = run.story.checkpoint_time
     if saved is not None:
         facts.append(f"saved {duration(max(0.0, time.time() - saved))} ago" if run.live else f"saved {clock(saved)}")
-    elif run.live:
+    elif run.live and run.info.get("kind") != "external":  # what a foreign script saves is its own business
         facts.append("nothing saved yet")
     return facts
 
