@@ -77,6 +77,7 @@ PARTS = {
     "eeg-truth": Part(eeg_data.truth, eeg_data.truth_bounds),
     "soak": Part(training.soak, training.soak_bounds),
     "eeg-step": Part(eeg_training.step, eeg_training.step_bounds),
+    "eeg-compile": Part(eeg_training.compiling, eeg_training.compiling_bounds),
     "eeg-heads": Part(eeg_training.heads, eeg_training.heads_bounds),
     "eeg-demo": Part(eeg_training.demo, eeg_training.demo_bounds),
     "detection-steps": Part(detection.steps, detection.steps_bounds),

@@ -88,7 +88,7 @@ def rest(folder: RunFolder) -> Rest | None:
         each.info.get("workload"): each for each in list_runs(folder.path.parent) if _belongs(each, stages, parent)
     }
     names = [name for name in left if name not in there or there[name].info.get("state") != "FINISHED"]
-    words = [*_public(words), f"run.folder={folder.path.parent.absolute()}"]
+    words = [*_of_all(words), f"run.folder={folder.path.parent.absolute()}"]
     return Rest(workload, names, words, parent, there.get(names[0])) if names else None
 
 
@@ -98,9 +98,12 @@ def _belongs(run: RunFolder, stages: dict[str, Any], parent: str) -> bool:
     return isinstance(mine, dict) and mine.get("of") == stages.get("of") and run.info.get("parent") == parent
 
 
-def _public(words: list[str]) -> list[str]:
-    """Whom to tell is the user's, not the run's: a folder from elsewhere must not name a command."""
-    return [word for word in words if not word.startswith("notify.")]
+def _of_all(words: list[str]) -> list[str]:
+    """The words that are kept for the stages after a run.
+
+    Whom to tell is the user's, not the run's: a folder from elsewhere must not name a command. They stand beside it.
+    """
+    return [word for word in words if not word.startswith(("notify.", "run.folder="))]
 
 
 Resume = Callable[[argparse.Namespace], int]
@@ -186,7 +189,7 @@ def _closing(workload: Workload, folders: list[Path]) -> list[str]:
 
 
 def _create(workload: Workload, names: list[str], words: list[str], parent: str | None) -> RunFolder:
-    stages = {"of": workload.name, "left": names[1:], "words": _public(words)}
+    stages = {"of": workload.name, "left": names[1:], "words": _of_all(words)}
     return create(_order(names[0], words, parent), stages=stages)
 
 

@@ -6,6 +6,7 @@ challenge2(folder)      # one factor in the power of a rhythm, age in another
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,19 @@ CHANNELS, RATE = 8, 100.0
 RELEASES = ("R1", "R2", "R5")
 
 
-def challenge1(folder: Path, *, subjects: int = 12, trials: int = 16, seed: int = 0) -> Path:
-    """Two-second windows from half a second after the stimulus; the press bends half of the channels."""
+def challenge1(
+    folder: Path,
+    *,
+    subjects: int = 12,
+    trials: int = 16,
+    seed: int = 0,
+    releases: Sequence[str] = RELEASES,
+    restless: Sequence[str] = (),
+) -> Path:
+    """Two-second windows from half a second after the stimulus; the press bends half of the channels.
+
+    `restless` are releases whose other channels are loud in one trial and quiet in the next.
+    """
     random = np.random.default_rng(seed)
     rows, signals = [], []
     t = np.arange(200) / RATE + 0.5
@@ -28,13 +40,18 @@ def challenge1(folder: Path, *, subjects: int = 12, trials: int = 16, seed: int 
             press = float(np.clip(own + random.normal(0, 0.3), 0.6, 2.4))
             noise = random.normal(0, 1.0, (CHANNELS, 200))
             noise[: CHANNELS // 2] += 2.5 * np.exp(-0.5 * ((t - press) / 0.08) ** 2)
+            release = releases[number % len(releases)]
+            noise[CHANNELS // 2 :] *= np.exp(random.normal(0, 1.5)) if release in restless else 1.0
             noise[-1] = 0.0  # the reference
             signals.append((noise * 1e-5).astype(np.float32))
-            rows.append(_row(number, random, "contrastChangeDetection", response_time=press, onset=10.0 * trial))
+            row = _row(number, random, "contrastChangeDetection", response_time=press, onset=10.0 * trial)
+            rows.append({**row, "release": release})
     return _write(folder, "challenge1", signals, rows)
 
 
-def challenge2(folder: Path, *, subjects: int = 24, windows: int = 8, seed: int = 1) -> Path:
+def challenge2(
+    folder: Path, *, subjects: int = 24, windows: int = 8, seed: int = 1, releases: Sequence[str] = RELEASES
+) -> Path:
     """Four-second windows at rest; the factors are in the power at 10 Hz, age in that at 4 Hz."""
     random = np.random.default_rng(seed)
     rows, signals = [], []
@@ -48,7 +65,7 @@ def challenge2(folder: Path, *, subjects: int = 24, windows: int = 8, seed: int 
             signals.append((noise * 1e-5).astype(np.float32))
             values = {name: factor + random.normal(0, 0.2) for name in ("p_factor", "attention", "internalizing")}
             row = _row(number, random, "RestingState", onset=4.0 * each, externalizing=factor, **values)
-            rows.append({**row, "age": age})
+            rows.append({**row, "age": age, "release": releases[number % len(releases)]})
     return _write(folder, "challenge2", signals, rows)
 
 

@@ -72,7 +72,7 @@ def test_one_subject_is_split_in_time() -> None:
         "onset": np.tile(np.arange(10.0), 2),
     }
     parts = split(rows)
-    assert parts.how == "within 1 subjects, by time: 10 training, 4 validation, 6 test windows"
+    assert parts.how == "within 1 subject, by time: 10 training, 4 validation, 6 test windows"
     assert len(set(np.concatenate([parts.train, parts.valid, parts.test]).tolist())) == 20
     for name in ("a", "b"):
         mine = [rows["onset"][each][rows["recording"][each] == name] for each in (parts.train, parts.valid, parts.test)]

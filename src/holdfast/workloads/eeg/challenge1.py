@@ -20,16 +20,23 @@ import torch
 from torch import nn
 
 import holdfast
+from holdfast import files
 from holdfast.errors import UserError
 from holdfast.workloads.eeg import baselines, models, reporting, scores
-from holdfast.workloads.eeg.heads import Ensemble, Net, ScalarHead, TimeHead, coral
+from holdfast.workloads.eeg.heads import Ensemble, Net, ScalarHead, TimeHead
 from holdfast.workloads.eeg.inputs import say, windows_for
 from holdfast.workloads.eeg.splits import Rows, split
 from holdfast.workloads.eeg.splits import folds as fold_of
-from holdfast.workloads.eeg.training import Plan, Samples, fit, inherit, predict
+from holdfast.workloads.eeg.training import Plan, Samples, fit, inherit, misaligned, predict
 
 START = 0.5
 """Seconds from the stimulus to the first sample of a window, as the competition cuts them."""
+
+
+def start_of(windows: Any) -> float:
+    """The same for these windows, which may have been cut in another way: `holdfast eeg prepare --shift`."""
+    recipe = windows.meta.get("recipe")
+    return files.number(recipe.get("shift"), START) if isinstance(recipe, dict) else START
 
 
 def train(
@@ -70,8 +77,9 @@ def train(
             say(session, inherit(member.backbone, parent, session))
     say(session, f"{model} with {head} head: {models.parameters(net):,} parameters")
     options = backbone_options(model, width, dropout)
-    reporting.keep_net(session, windows, net, challenge=1, model=model, head=head, options=options, start=START,
-                       names=["response_time"], column=0, samples=windows.samples, valid=valid, test=test)  # fmt: skip
+    reporting.keep_net(session, windows, net, challenge=1, model=model, head=head, options=options,
+                       start=start_of(windows), names=["response_time"], column=0, samples=windows.samples,
+                       valid=valid, test=test)  # fmt: skip
     fold = fold_of(table, parts.train, members) if folds and members > 1 else None
     _, domain = np.unique(table["release"][parts.train], return_inverse=True)
     samples = Samples(windows, parts.train, times[parts.train, None], augment=augment, shift_s=0.08 if augment else 0.0,
@@ -79,9 +87,10 @@ def train(
 
     def loss_of(net: Any, batch: Any) -> torch.Tensor:
         x, targets, release, held_out = batch
-        loss: torch.Tensor = net.loss(x, targets, held_out if fold is not None else None)
+        without = held_out if fold is not None else None
+        loss: torch.Tensor = net.loss(x, targets, without)
         if align:
-            loss = loss + align * coral(net.members[0].backbone.summary(x), release)
+            loss = loss + align * misaligned(net, x, release, without)
         return loss
 
     def check() -> dict[str, float]:
@@ -108,7 +117,7 @@ def build_net(
         backbone = backbone_for(windows, model, windows.samples, width, dropout)
         backbone.norm.fit(some)
         seconds = windows.samples / windows.rate
-        nets.append(Net(backbone, TimeHead(backbone, start=START, seconds=seconds) if head == "time"
+        nets.append(Net(backbone, TimeHead(backbone, start=start_of(windows), seconds=seconds) if head == "time"
                         else ScalarHead(backbone, mean)))  # fmt: skip
     return Ensemble(nets)
 

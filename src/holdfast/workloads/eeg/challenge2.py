@@ -21,11 +21,11 @@ import holdfast
 from holdfast.errors import UserError
 from holdfast.workloads.eeg import baselines, models, reporting, scores
 from holdfast.workloads.eeg.challenge1 import backbone_for, backbone_options, calibrate
-from holdfast.workloads.eeg.heads import Ensemble, FactorsHead, Net, coral
+from holdfast.workloads.eeg.heads import Ensemble, FactorsHead, Net
 from holdfast.workloads.eeg.inputs import say, windows_for
 from holdfast.workloads.eeg.splits import Rows, split
 from holdfast.workloads.eeg.splits import folds as fold_of
-from holdfast.workloads.eeg.training import Plan, Samples, fit, inherit, predict
+from holdfast.workloads.eeg.training import Plan, Samples, fit, inherit, misaligned, predict
 
 HEADS = {
     "externalizing": ("externalizing",),
@@ -91,9 +91,10 @@ def train(
 
     def loss_of(net: Any, batch: Any) -> torch.Tensor:
         x, wanted, release, held_out = batch
-        loss: torch.Tensor = net.loss(x, wanted, held_out if fold is not None else None)
+        without = held_out if fold is not None else None
+        loss: torch.Tensor = net.loss(x, wanted, without)
         if align:
-            loss = loss + align * coral(net.members[0].backbone.summary(x), release)
+            loss = loss + align * misaligned(net, x, release, without)
         return loss
 
     def check() -> dict[str, float]:
@@ -106,7 +107,8 @@ def train(
     plan = Plan(epochs, batch, lr, weight_decay, patience, tune, fixed=(("precision", precision),) if precision else ())
     fit(session, net, samples, loss_of, check, plan)
     calibrate(net, windows, parts.valid, factors, np.nanmean(factors[parts.train], axis=0), session.device, length)
-    report(session, net, windows, parts.train, parts.test if len(parts.test) else parts.valid, names, model, length)
+    judged = parts.test if len(parts.test) else parts.valid
+    report(session, net, windows, parts.train, judged, names, model, length, fold)
 
 
 def build_net(
@@ -158,6 +160,7 @@ def report(
     names: tuple[str, ...],
     model: str,
     length: int,
+    fold: Any,
 ) -> None:
     """Per window as the competition scores it, and per subject as a person would ask; printed and kept."""
     table = windows.table
@@ -182,7 +185,7 @@ def report(
     found = [row["r"] or 0.0 for row in rows]  # a factor shrunk to its mean has no correlation, and counts as none
     spread = mean_r_interval(truth, said, subjects)
     official = next(row for row in rows if row["factor"] == "externalizing")
-    reporting.tell(session, {
+    result = {
         "challenge": 2,
         "model": model,
         "head": "four" if len(names) > 1 else names[0],
@@ -192,7 +195,14 @@ def report(
         "mean_r_low": scores.rounded(spread[0]),
         "mean_r_high": scores.rounded(spread[1]),
         "factors": rows,
-    })  # fmt: skip
+    }
+    if fold is not None:
+        column = names.index("externalizing")
+        truth = factors[:, column]
+        result["out_of_fold"] = reporting.out_of_fold(
+            net, windows, train, truth, fold, session.device, length=length, column=column
+        )
+    reporting.tell(session, result)
 
 
 def mean_r_interval(truth: Any, said: Any, subjects: Any) -> tuple[float, float]:

@@ -10,7 +10,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from holdfast.files import read_json
+from holdfast.files import read_json, whole
+from holdfast.human import counted
 from holdfast.runfolder import name_of
 
 SCORES = "scores.json"
@@ -49,8 +50,9 @@ def overall(results: list[dict[str, Any]]) -> float | None:
 def of_run(result: dict[str, Any]) -> list[str]:
     """The scores as a person reads them."""
     what = "SIMULATED EEG" if result.get("simulated") else "EEG"
-    count = f"{result.get('subjects')} held-out subjects, {result.get('windows')} windows"
-    told = [f"Challenge {result.get('challenge')} on {what}, {count}"]
+    people, windows = whole(result.get("subjects")), whole(result.get("windows"))
+    held_out = f"{counted(people, 'held-out subject')}, {counted(windows, 'window')}"
+    told = [f"Challenge {result.get('challenge')} on {what}, {held_out}"]
     factors = result.get("factors")
     for row in factors if isinstance(factors, list) else [result]:
         told += of_scores(row) if isinstance(row, dict) else []

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import files
+from holdfast.workloads.eeg import pool
 from holdfast.workloads.eeg.bids import Recording, Subject
 
 Progress = Callable[[int, int, str], None]
@@ -48,8 +49,8 @@ def of(
 
     content = []
     # hashlib lets other threads run while it works, so threads are enough
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        for number, each in enumerate(pool.map(one, recordings), 1):
+    with ThreadPoolExecutor(workers or pool.usual_workers()) as threads:
+        for number, each in enumerate(threads.map(one, recordings), 1):
             content.append(each)
             if progress is not None and number % 50 == 0:
                 progress(number, len(recordings), "reading what is there")

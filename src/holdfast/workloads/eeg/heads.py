@@ -59,10 +59,12 @@ class Ensemble(nn.Module):
         return torch.stack([member(x) for member in self.members]).mean(dim=0)
 
     def loss(self, x: torch.Tensor, targets: torch.Tensor, fold: torch.Tensor | None = None) -> torch.Tensor:
+        if fold is None:
+            return torch.stack([member.loss(x, targets) for member in self.members]).mean()
         losses = []
         for number, member in enumerate(self.members):
-            mine = slice(None) if fold is None else fold != number
-            if fold is None or bool((fold != number).any()):
+            mine = fold != number
+            if int(mine.sum()) > min(1, len(x) // 4):  # one sample has no statistics
                 losses.append(member.loss(x[mine], targets[mine]))
         return torch.stack(losses).mean()
 
@@ -186,9 +188,13 @@ class FactorsHead(nn.Module):
 
 
 def coral(features: torch.Tensor, domain: torch.Tensor) -> torch.Tensor:
-    """CORAL: how far the feature covariance of one release is from that of the others (Sun and Saenko, 2016)."""
+    """CORAL: how far the feature covariance of one release is from that of the others (Sun and Saenko, 2016).
+
+    In units of the features' own spread in the batch, so that features of any scale count alike.
+    """
     here = domain == domain.mode().values
     if int(here.sum()) < 4 or int((~here).sum()) < 4:
         return features.sum() * 0.0
-    one, other = (torch.cov(features[part].float().T) for part in (here, ~here))
-    return (one - other).square().sum() / (4.0 * features.shape[1] ** 2)
+    scaled = features.float() / features.detach().float().std(dim=0).clamp_min(1e-6)
+    one, other = (torch.cov(scaled[part].T) for part in (here, ~here))
+    return (one - other).square().mean() / 4.0

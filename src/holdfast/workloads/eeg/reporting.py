@@ -46,21 +46,33 @@ def described(windows: Any, test: Rows) -> dict[str, Any]:
     }
 
 
-def out_of_fold(net: Any, windows: Any, rows: Rows, truth: Any, fold: Any, device: torch.device) -> dict[str, Any]:
+def out_of_fold(
+    net: Any,
+    windows: Any,
+    rows: Rows,
+    truth: Any,
+    fold: Any,
+    device: torch.device,
+    *,
+    length: int = 0,
+    column: int = 0,
+) -> dict[str, Any]:
     """Each training subject scored by the one member that did not train on it: cross-validation in one run."""
     guess = np.full(len(rows), np.nan)
     for number, member in enumerate(net.members):
         mine = np.flatnonzero(fold == number)
         if len(mine):
-            guess[mine] = predict(member, windows, rows[mine], device)[:, 0]
-    subjects = windows.table["subject"][rows]
-    low, high = scores.interval(scores.nrmse, truth[rows], guess, subjects)
+            guess[mine] = predict(member, windows, rows[mine], device, length=length)[:, column]
+    known = np.isfinite(truth[rows]) & np.isfinite(guess)
+    label, guess, subjects = truth[rows][known], guess[known], windows.table["subject"][rows][known]
+    low, high = scores.interval(scores.nrmse, label, guess, subjects)
     return {
         "folds": len(net.members),
-        "nrmse": scores.rounded(scores.nrmse(truth[rows], guess)),
+        "windows": len(label),
+        "nrmse": scores.rounded(scores.nrmse(label, guess)),
         "nrmse_low": scores.rounded(low),
         "nrmse_high": scores.rounded(high),
-        "r": scores.rounded(scores.pearson(truth[rows], guess)),
+        "r": scores.rounded(scores.pearson(label, guess)),
     }
 
 

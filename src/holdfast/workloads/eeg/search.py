@@ -99,7 +99,7 @@ def search(
             trial.set_user_attr("run", str(result.get("run")))
             study.tell(trial, value)
             say(f"{'✓' if value <= study.best_value else '•'} {told}: valid_nrmse {value:.4f} ({result.get('run')})")
-    return _best(study)
+    return _best(study, challenge, words)
 
 
 def _suggest(trial: Any, name: str, space: tuple[Any, ...]) -> Any:
@@ -148,13 +148,12 @@ def _why(result: dict[str, Any]) -> str:
     return str(error.get("message")) if isinstance(error, dict) else str(result.get("state"))
 
 
-def _best(study: Any) -> Best:
+def _best(study: Any, challenge: int, given: Sequence[str]) -> Best:
     states = [trial.state.name for trial in study.trials]
     failed = states.count("FAIL")
     if failed == len(states):
-        raise UserError(
-            "no trial of the search finished", hints=["run one by hand to see why: `holdfast train eeg-challenge1`"]
-        )
+        by_hand = " ".join(["holdfast train", f"eeg-challenge{challenge}", *given])
+        raise UserError("no trial of the search finished", hints=[f"run one by hand to see why: `{by_hand}`"])
     best = study.best_trial
     words = [
         f"{name}={float(f'{value:.4g}') if isinstance(value, float) else value}" for name, value in best.params.items()

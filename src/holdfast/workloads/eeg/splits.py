@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import UserError
+from holdfast.human import counted
 
 Rows = NDArray[np.intp]
 Table = dict[str, NDArray[Any]]
@@ -79,7 +80,7 @@ def _in_time(table: Table, kept: NDArray[np.bool_]) -> Split:
     if not all(len(each) for each in sides.values()):
         raise UserError(f"{int(kept.sum())} windows are too few to train on", cause="they cannot be split in three")
     counts = ", ".join(f"{len(each)} {name}" for name, each in sides.items())
-    how = f"within {_people(table, kept)} subjects, by time: {counts} windows"
+    how = f"within {counted(_people(table, kept), 'subject')}, by time: {counts} windows"
     return Split(sides["training"], sides["validation"], sides["test"], how)
 
 

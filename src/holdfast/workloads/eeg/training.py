@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 import holdfast
 from holdfast.errors import UserError
 from holdfast.planning import measure
+from holdfast.workloads.eeg.heads import coral
 from holdfast.workloads.eeg.splits import Rows
 
 Floats = NDArray[np.float32]
@@ -186,6 +187,16 @@ def _pace(step: int, steps: int) -> float:
     if step < warm:
         return (step + 1) / warm
     return 0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - warm) / max(1, steps - warm))))
+
+
+def misaligned(net: Any, x: torch.Tensor, release: torch.Tensor, fold: torch.Tensor | None) -> torch.Tensor:
+    """How far apart the releases are in the features of each net (CORAL); what a net leaves out, it leaves out here."""
+    found = []
+    for number, member in enumerate(net.members):
+        mine = torch.ones_like(release, dtype=torch.bool) if fold is None else fold != number
+        if int(mine.sum()) >= 8:  # fewer have no covariance to speak of
+            found.append(coral(member.backbone.summary(x[mine]), release[mine]))
+    return torch.stack(found).mean() if found else x.new_zeros(())
 
 
 def predict(
