@@ -15,6 +15,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from holdfast.cli import planned
 from holdfast.cli.output import Output
 from holdfast.cli.train import Order, create, read_order, read_script, split_words, supervise
 from holdfast.cli.usage import UsageError, similar
@@ -42,16 +43,17 @@ def run(workload: Workload, args: argparse.Namespace, output: Output) -> int:
     words += [f"run.seed={args.seed}"] if args.seed is not None else []
     _check(workload, words)
     names = list(workload.stages)
+    plan = planned.find(args, _order(names[0], words, None).settings, output.note)
     if args.detach:
         from holdfast.cli import detach
 
-        return detach.train(_create(workload, names, words, None), args, output)
+        return detach.train(_create(workload, names, words, None, plan), args, output)
     first = RunFolder.open(Path(args.background)) if args.background else None
     if args.background:
         from holdfast.cli import detach
 
         detach.survive_hangup()
-    return _all(workload, names, words, None, output, first)
+    return _all(workload, names, words, None, output, first, plan)
 
 
 def go_on(folder: RunFolder, output: Output) -> int:
@@ -73,7 +75,13 @@ def go_on(folder: RunFolder, output: Output) -> int:
 
 
 def _all(
-    workload: Workload, names: list[str], words: list[str], parent: str | None, output: Output, first: RunFolder | None
+    workload: Workload,
+    names: list[str],
+    words: list[str],
+    parent: str | None,
+    output: Output,
+    first: RunFolder | None,
+    plan: planned.Planned | None = None,
 ) -> int:
     from holdfast.cli.supervise import rungs_for
 
@@ -82,11 +90,16 @@ def _all(
     code: int = ExitCode.OK
     for number, name in enumerate(names):
         order = _order(name, words, parent)
+        rungs = rungs_for(order.settings.run.device)
+        if plan is not None:
+            order, rungs = plan.applied(order, rungs)
         output.note(f"• {workload.name}, stage {len(workload.stages) - len(names) + number + 1} of "
                     f"{len(workload.stages)}: {name}")  # fmt: skip
-        folder = first if first is not None and number == 0 else _create(workload, names[number:], words, parent)
+        folder = first if first is not None and number == 0 else None
+        if folder is None:
+            folder = _create(workload, names[number:], words, parent, plan)
         folders.append(folder.path)
-        code = supervise(folder, order, rungs_for(order.settings.run.device), told)
+        code = supervise(folder, order, rungs, told)
         parent = parent or folder.path.name
         if code != ExitCode.OK:
             break
@@ -118,9 +131,15 @@ def _closing(workload: Workload, folders: list[Path]) -> list[str]:
     return lines
 
 
-def _create(workload: Workload, names: list[str], words: list[str], parent: str | None) -> RunFolder:
+def _create(
+    workload: Workload, names: list[str], words: list[str], parent: str | None, plan: planned.Planned | None
+) -> RunFolder:
     stages = {"of": workload.name, "left": names[1:], "words": words}
-    return create(_order(names[0], words, parent), stages=stages)
+    order = _order(names[0], words, parent)
+    if plan is None:
+        return create(order, stages=stages)
+    order, _ = plan.applied(order, [])
+    return create(order, stages=stages, plan=plan.info(order))
 
 
 def _order(name: str, words: list[str], parent: str | None) -> Order:

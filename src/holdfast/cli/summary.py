@@ -105,7 +105,7 @@ def accounts(look: Look, width: int = 100) -> list[str]:
 
 
 def cost_words(look: Look) -> str:
-    """0.42 kWh (cuda:0 0.38, cpu 0.04), $0.07; the plan said 3h 10m ±20m and $0.06"""
+    """0.42 kWh (cuda:0 0.38, cpu 0.04), $0.07; the plan said 3h 10m ±20m and $0.06, it took 3h 18m"""
     plan = look.info.get("plan")
     plan = plan if isinstance(plan, dict) else {}
     parts = [_energy(look.beat.get("energy_wh"), number(plan.get("usd_per_kwh")))]
@@ -115,7 +115,8 @@ def cost_words(look: Look) -> str:
         said = [f"{said[0]} ±{duration((high - low) / 2).removesuffix(' 00s')}"]
     money = number(plan.get("cost_usd"))
     said += [] if money is None else [_dollars(money)]
-    parts += [f"the plan said {' and '.join(said)}"] if said else []
+    took = look.lasted_s if look.state == "FINISHED" else None
+    parts += [f"the plan said {' and '.join(said)}" + (f", it took {duration(took)}" if took else "")] if said else []
     return "; ".join(part for part in parts if part)
 
 
