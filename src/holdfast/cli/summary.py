@@ -12,6 +12,7 @@ from holdfast import machine
 from holdfast.cli.output import count, counted, duration, metric, percent, sparkline, table
 from holdfast.cli.reading import Look, number, whole
 from holdfast.monitor.bottleneck import judge
+from holdfast.monitor.telling import plan_words
 from holdfast.naming import handle, shown
 
 _SIGNS = {"FINISHED": "✓", "FAILED": "✗", "GAVE_UP": "✗", "CRASHED": "✗"}
@@ -109,14 +110,11 @@ def cost_words(look: Look) -> str:
     plan = look.info.get("plan")
     plan = plan if isinstance(plan, dict) else {}
     parts = [_energy(look.beat.get("energy_wh"), number(plan.get("usd_per_kwh")))]
-    said = [duration(time) for time in [number(plan.get("time_s"))] if time is not None]
-    low, high = number(plan.get("time_low_s")), number(plan.get("time_high_s"))
-    if said and low is not None and high is not None:
-        said = [f"{said[0]} ±{duration((high - low) / 2).removesuffix(' 00s')}"]
-    money = number(plan.get("cost_usd"))
-    said += [] if money is None else [_dollars(money)]
-    took = look.lasted_s if look.state == "FINISHED" else None
-    parts += [f"the plan said {' and '.join(said)}" + (f", it took {duration(took)}" if took else "")] if said else []
+    said, money = plan_words(look.seen), number(plan.get("cost_usd"))
+    if said and money is not None:
+        before, comma, took = said.partition(", it took ")
+        said = f"{before} and {_dollars(money)}{comma}{took}"
+    parts += [said] if said else []
     return "; ".join(part for part in parts if part)
 
 

@@ -149,9 +149,12 @@ def _plain(look: Look, output: Output) -> None:
     long = ("schema", "recovery_s", "quarantined")
     receipt = {key: value for key, value in (look.receipt or {}).items() if key not in long}
     faults = summary.fault_words(receipt.pop("faults", None)) or "none"
+    plan = receipt.pop("plan", None)
     pairs = {**receipt, "faults": faults}
     stamp = Event.now("").time
     _line(output, stamp, "receipt", pairs)
+    if isinstance(plan, dict):
+        _line(output, stamp, "plan", plan)
     kept: dict[str, Any] = {name: shown(path) for name, path in look.weights.items()}
     if look.checkpoints:
         kept["checkpoint"] = shown(look.checkpoints[0][1])

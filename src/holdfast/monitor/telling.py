@@ -137,9 +137,23 @@ def error_of(run: Run) -> str:
     return message[:500] if isinstance(message, str) else ""
 
 
+def plan_words(run: Run) -> str:
+    """ "the plan said 3m 10s ±20 s, it took 3m 14s"; nothing where no plan was followed."""
+    plan = run.info.get("plan")
+    said = {} if not isinstance(plan, dict) else plan
+    times = [said.get(key) for key in ("time_s", "time_low_s", "time_high_s")]
+    middle, low, high = (float(each) if isinstance(each, (int, float)) else None for each in times)
+    if middle is None:
+        return ""
+    spread = "" if low is None or high is None else f" ±{duration((high - low) / 2).removesuffix(' 00s')}"
+    took = f", it took {duration(run.lasted_s)}" if run.state == "FINISHED" and run.lasted_s else ""
+    return f"the plan said {duration(middle)}{spread}{took}"
+
+
 def verdict(run: Run) -> str:
-    """What faults have cost, from the receipt; nothing while there is none."""
-    parts: list[str] = []
+    """What the plan said, and what faults have cost, from the receipt; nothing while there is neither."""
+    said = plan_words(run)
+    parts: list[str] = [f"{said[0].upper()}{said[1:]}."] if said else []
     receipt = run.receipt or {}
     lost, lasted = receipt.get("seconds_lost"), run.lasted_s
     if isinstance(lost, (int, float)) and lost > 0:

@@ -121,7 +121,7 @@ def _pairs(one: Option, other: Option) -> list[tuple[str, float, float]]:
         ("faster", *_apart(one.time_s or 0.0, other.time_s or 0.0)),
         ("cheaper", one.cost_usd or 0.0, other.cost_usd or 0.0),
         ("less risky", RISKS.index(one.risk), RISKS.index(other.risk)),
-        ("not reduced", one.rank, other.rank),
+        ("less reduced", one.rank, other.rank),
     ]
 
 

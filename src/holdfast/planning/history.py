@@ -25,7 +25,7 @@ MOST = 500
 """Runs that are kept; at twice as many the older ones go."""
 SIGMA = 0.12
 """The spread of took / said before any run finished here, in logarithms: nine of ten within 20 %."""
-BELIEF = 2.0
+BELIEF = 1.5
 """How many runs that first guess of the spread is worth."""
 PULL = 0.5
 """So many runs that took as long as was said are assumed before the first: one run does not move it all the way."""
@@ -108,7 +108,9 @@ def correction(past: list[Past], job: str, device: str) -> Correction:
         return Correction()
     shift = sum(logs) / (len(logs) + PULL)
     around = sum((each - shift) ** 2 for each in logs)
-    sigma = math.sqrt((BELIEF * SIGMA**2 + around) / (BELIEF + len(logs)))
+    spread = (BELIEF * SIGMA**2 + around) / (BELIEF + len(logs) - 1)  # one of them went into the middle
+    few = 1.0 + 1.1 / (BELIEF + len(logs) - 1)  # a spread that is known from few runs: Student's t, nearly
+    sigma = few * math.sqrt(spread * (1.0 + 1.0 / len(logs)))  # of the next run, not of those that were
     return Correction(math.exp(shift), sigma, len(logs))
 
 

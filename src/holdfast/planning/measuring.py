@@ -188,7 +188,7 @@ class _Trial:
     def wait(self, allowed_s: float) -> str:
         """Until it is over; why it did not end by itself, or nothing."""
         began = last = heard_at = asked = self.clock()
-        preparing, steps = False, 0
+        preparing, looping, steps = False, False, 0
         while True:
             self.host.poll()
             new = self._listen()
@@ -196,7 +196,8 @@ class _Trial:
             for word in new:
                 heard_at = now
                 progress = word.get("progress")
-                preparing = bool(progress and progress[1] > 1) or (preparing and "progress" in word)
+                looping = looping or "setup" in word
+                preparing = not looping and bool(progress and (progress[1] > 1 or preparing))
                 if preparing and progress:
                     self.tell(f"preparing: {progress[2]} {progress[0]} of {progress[1]}")
                 if "steps" in word or "warm" in word or "epoch" in word or "warm_epoch" in word:

@@ -20,6 +20,7 @@ from holdfast import machine
 from holdfast.human import count, counted, duration, percent
 from holdfast.monitor.bottleneck import Bottleneck, judge
 from holdfast.monitor.reader import Run
+from holdfast.monitor.telling import plan_words
 from holdfast.monitor.terminal.notes import Note, clean, clock, notes, number
 
 T = TypeVar("T")
@@ -186,7 +187,8 @@ def _facts(run: Run) -> list[str]:
         facts.append(f"saved {duration(max(0.0, time.time() - saved))} ago" if run.live else f"saved {clock(saved)}")
     elif run.live:
         facts.append("nothing saved yet")
-    return facts
+    said = plan_words(run)
+    return [*facts, said] if said else facts
 
 
 def trouble(run: Run) -> str:
