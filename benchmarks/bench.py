@@ -40,6 +40,7 @@ from common import RESULTS, Bound, adopt, machine, say, told, versions, write
 
 import external
 import monitor
+import planning
 
 
 class Part(NamedTuple):
@@ -77,6 +78,7 @@ PARTS = {
     "detection-large": Part(detection.large, detection.large_bounds),
     "detection-faults": Part(detection.faults, detection.faults_bounds),
     "detection-learning": Part(detection.learning, detection.learning_bounds),
+    "plan": Part(planning.measure, planning.bounds),
     "ecosystem": Part(ecosystem.measure, ecosystem.bounds),
     "hunting": Part(ecosystem.hunting, ecosystem.hunting_bounds),
 }

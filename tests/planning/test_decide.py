@@ -132,6 +132,18 @@ def test_words_become_a_measurement() -> None:
     assert found.tuned == "1 thread" and found.tuner
 
 
+def test_a_tuner_that_was_cut_short_takes_its_time_in_the_run() -> None:
+    tuning = {"choice": {}, "basis": "measured in part: a run takes 60 s", "took_s": 5.0}
+    words: list[dict[str, Any]] = [
+        {"epochs": 3},
+        {"setup": 7.0},
+        {"batches": 8},
+        {"steps": [1, 0.4]},
+        {"tuning": tuning},
+    ]
+    assert heard(words, 3.0, job="job", device="cpu").setup_s == pytest.approx(62.0)
+
+
 def test_a_trial_that_was_cut_after_some_steps_counts_partly() -> None:
     words: list[dict[str, Any]] = [{"epochs": 3}, {"setup": 2.0}, {"batches": 8}, {"steps": [1, 0.4]}]
     found = heard(words, 3.0, job="job", device="cpu")

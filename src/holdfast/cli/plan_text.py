@@ -75,7 +75,7 @@ def _cells(plan: Plan, rows: Sequence[Option], decided: Decided, called: dict[in
     number = f"{called[place]:>2}" if place in called else " -"
     mark = "←" if decided.chosen == place else ""
     if row.refused_by and row.kind != "advice":
-        why = _cut(row.refused_by, 60)
+        why = _cut(row.refused_by.removeprefix("refused "), 60)
         return (
             number,
             row.where,

@@ -7,6 +7,7 @@ Measurement.from_json(found.to_json())       # None for what is none: the file m
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ def heard(words: Iterable[Mapping[str, Any]], began_s: float, **about: Any) -> M
     return Measurement(
         status=status,
         start_s=None if imported is None else began_s + float(imported),
-        setup_s=None if setup is None else max(0.0, float(setup) - _tuning_took(tuned)),
+        setup_s=None if setup is None else max(0.0, float(setup) - _tuning_saved(tuned)),
         step_s=_typical(times) if times else None,
         spread=_spread(times),
         steps_seen=len(epochs) if by_epoch else int(sum(n for n, _ in steps or warm)),
@@ -157,10 +158,16 @@ def _spread(times: list[float]) -> float:
     return statistics.stdev(times) / statistics.fmean(times) if len(times) > 1 and max(times) > 0 else 0.0
 
 
-def _tuning_took(tuned: Mapping[str, Any]) -> float:
-    """Seconds that a second run saves, because the machine remembers."""
-    took = tuned.get("took_s")
-    return float(took) if tuned.get("basis") == "measured" and isinstance(took, (int, float)) else 0.0
+def _tuning_saved(tuned: Mapping[str, Any]) -> float:
+    """Seconds of tuning that the run saves, because the machine remembers; below zero where the trial cut it short and
+    the run takes its own time for it."""
+    took, basis = tuned.get("took_s"), str(tuned.get("basis"))
+    if not isinstance(took, (int, float)):
+        return 0.0
+    part = re.search(r"a run takes (\d+) s", basis)
+    if part is not None:
+        return float(took) - float(part[1])
+    return float(took) if basis == "measured" else 0.0
 
 
 _PLAIN = {"precision": "fp32", "layout": "contiguous", "threads": 0, "pieces": 1, "workers": 0, "compile": False}

@@ -25,6 +25,9 @@ WINDOW_S = 0.25
 IN_STEPS, IN_EPOCHS = 0.35, 0.6
 """Of the time for a trial: how much one epoch's steps may take, and when no other epoch is begun."""
 
+IN_TUNING = 0.25
+"""And how much a script's tuner may take; the winner is checked in as much again."""
+
 Say = Callable[..., None]
 
 

@@ -50,6 +50,7 @@ def look(
         cores=machine.usable_cpus() or 1,
         cpu=platform.processor() or platform.machine(),
         system=_system(),
+        cards=_cards(),
         prices=tuple(prices),
         electricity=price,
         electricity_from=settings.source("plan.electricity"),
@@ -86,6 +87,15 @@ def _system() -> str:
     if sys.platform == "win32":
         return "windows"
     return "wsl" if "microsoft" in platform.release().lower() else sys.platform
+
+
+def _cards() -> tuple[str, ...]:
+    """Cards that are in the machine whether or not torch can use them; where that makes a difference to the advice."""
+    if sys.platform != "win32":
+        return ()
+    from holdfast.devices.survey.take import take
+
+    return tuple(each.name or each.id for each in take().gpus)
 
 
 def ways(world: World, threads: int) -> list[Way]:

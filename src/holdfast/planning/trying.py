@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from holdfast.devices import flags
-from holdfast.planning.stopwatch import IN_EPOCHS, WINDOW_S, Say, Watch
+from holdfast.planning.stopwatch import IN_EPOCHS, IN_TUNING, WINDOW_S, Say, Watch
 from holdfast.runfolder import RunFolder
 from holdfast.runtime import marks
 from holdfast.runtime.ladder import Rung
@@ -40,6 +41,8 @@ class TrialSession(Session):
     watch: Watch
     closing_from: float | None = None
     """When the last epoch was over."""
+    tuning_s = math.inf
+    """How long a script's tuner may take here (planning.measure)."""
     _said_at = 0.0
 
     def epochs(self, total: int) -> Iterator[int]:
@@ -118,6 +121,7 @@ def conduct(config: dict[str, Any], say: Say) -> None:
         from holdfast.testing import pretend
 
         pretend.arm(session, label, config)
+    session.tuning_s = float(config["seconds"]) * IN_TUNING
     wait = _waiting(device)
     session.watch = Watch(say, float(config["seconds"]), window_s=0.0 if device.type == "cpu" else WINDOW_S, wait=wait)
     marks.begin(folder.path, policy=marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
