@@ -5,17 +5,21 @@ the plan says. After that it is planned and trained again with what is known by 
 
     python benchmarks/bench.py --parts plan                        # about 25 minutes on two quiet cores
     HOLDFAST_BENCH_PLAN=detection python benchmarks/bench.py --parts plan
+    python benchmarks/planning.py --out benchmarks/results/plan-h200.json     # on a machine with an accelerator
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
-from common import STATE, Bound, at_most, command, say
+from common import STATE, Bound, adopt, at_most, command, gpu, machine, say, told, versions, write
 
 JOBS: dict[str, list[str]] = {
     "detection": ["epochs=12"],
@@ -51,10 +55,14 @@ def measure(scratch: Path, quick: bool) -> dict[str, Any]:
 
 
 def _prepared(name: str, words: list[str], scratch: Path, state: Path) -> None:
-    """Data that a workload makes once are made before anything is timed, as a second run of a user would find them."""
+    """Data that a workload makes once are made before anything is timed, as a second run of a user would find them.
+
+    A GPU is planned with only if it has a verdict: the doctor is asked first.
+    """
+    if gpu():
+        env = {**os.environ, STATE: str(state)}
+        subprocess.run(command("doctor", "-q"), env=env, cwd=scratch, capture_output=True, check=False)
     _plan(name, words, scratch, state)
-    for kept in ("plans.jsonl",):
-        (state / kept).unlink(missing_ok=True)
 
 
 def _plan(name: str, words: list[str], scratch: Path, state: Path) -> dict[str, Any]:
@@ -103,3 +111,26 @@ def bounds(found: dict[str, Any]) -> list[Bound]:
     share = round(found["inside"] / found["runs"], 3) if found["runs"] else 0.0
     inside = Bound("part of the runs inside their interval", share, f"{INSIDE} or more", share >= INSIDE, quick=False)
     return [*each, inside]
+
+
+def main() -> int:
+    """The same on a machine with an accelerator, where bench.py is not run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the result file")
+    parser.add_argument("--quick", action="store_true", help="one short run: does it work?")
+    args = parser.parse_args()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-", ignore_cleanup_errors=True) as scratch:
+        adopt(Path(scratch))
+        measured = measure(Path(scratch), args.quick)
+    found = bounds(measured)
+    how = f"python benchmarks/planning.py --out {args.out}"
+    record = {"part": "plan", "date": time.strftime("%Y-%m-%d"), "command": how,
+              "machine": {**machine(), "gpu": gpu()}, "versions": versions(),
+              "seconds": round(time.monotonic() - began, 1), "measured": measured}  # fmt: skip
+    write(args.out, record, found)
+    return 1 if told(found, quick=args.quick) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -115,17 +115,15 @@ def advice(world: World, measured: Sequence[Measurement]) -> list[Option]:
     found: list[Option] = []
     usable = [each for each in world.devices if each.id != "cpu" and not each.refused]
     if world.system == "windows" and world.cards and not usable:
-        why = "this torch cannot train on the card under Windows; builds for Linux support more cards"
+        why = "the same card there: this torch cannot train on it under Windows; builds for Linux support more cards"
         basis = (why, "not measured: `holdfast doctor` there will say")
-        where = "the same card under WSL2 or Linux"
+        where = "WSL2 or Linux"
         found.append(Option("advice", where, preset="-", basis="advice", refused_by="advice", origin=basis))
     if usable:
         return found
     new = next(each for each in cards() if each.gpu == "RTX 4060 Ti")
     guess = elsewhere(world, measured, new)
-    row = Option(
-        "advice", f"a new card, such as an {new.gpu} (16 GB)", basis="estimated", refused_by="advice", risk="low"
-    )
+    row = Option("advice", f"a new card ({new.gpu})", basis="estimated", refused_by="advice", risk="low")
     if guess is None:
         return [*found, replace(row, origin=("nothing was measured here to compare with",))]
     time_s, apart, how = guess
