@@ -124,7 +124,7 @@ def test_every_number_says_where_it_comes_from(saved: Path, here: Callable[..., 
     assert "faults: 440 in 22.0 h of use here (ledger)" in text
     assert "energy: 300 W measured in the trial" in text
     assert "no run of this finished here yet" in text
-    assert "published speeds disagree" in text
+    assert "sources disagree" in text
     assert re.search(r"row 1 is faster( and cheaper)?( and less risky)?, and no worse in anything", text)
 
 

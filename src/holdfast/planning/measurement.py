@@ -54,6 +54,8 @@ class Measurement:
     memory_bytes: int | None = None
     device_memory_bytes: int | None = None
     device_total_bytes: int | None = None
+    compute: float | None = None
+    """The part of a step that is spent on the device; None where that cannot be told."""
     pieces: int = 1
     """In how many pieces a batch had to be computed to fit."""
     prepared_s: float = 0.0
@@ -117,6 +119,7 @@ def heard(words: Iterable[Mapping[str, Any]], began_s: float, **about: Any) -> M
         memory_bytes=facts.get("memory_bytes"),
         device_memory_bytes=facts.get("device_memory_bytes"),
         device_total_bytes=facts.get("device_total_bytes"),
+        compute=facts.get("compute"),
         pieces=int(facts.get("pieces") or 1),
         tuned=_words_of(tuned),
         tuner=bool(tuned),

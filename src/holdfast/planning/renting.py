@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from holdfast.planning.estimate import whole_run
 from holdfast.planning.measurement import Measurement
@@ -61,45 +61,65 @@ def _row(world: World, measured: Sequence[Measurement], price: Price, spot: bool
     guess = elsewhere(world, measured, there)
     if guess is None:
         return Option(**base, refused_by="nothing was measured here to compare with", origin=(told,))  # type: ignore[arg-type]
-    time_s, apart, how = guess
-    time_s += READY_S
+    time_s = READY_S + guess.time_s
+    spots = ["a spot machine may be taken away; the run goes on from its last checkpoint"] if spot else []
     return Option(
         **base,  # type: ignore[arg-type]
         time_s=time_s,
-        low_s=READY_S + (time_s - READY_S) / apart,
-        high_s=READY_S + (time_s - READY_S) * apart,
+        low_s=READY_S + guess.low_s,
+        high_s=READY_S + guess.high_s,
         cost_usd=usd * time_s / 3600,
-        origin=(
-            told,
-            *how,
-            f"{READY_S / 60:.0f} min until the machine is ready (assumed)",
-            *(["a spot machine may be taken away; the run goes on from its last checkpoint"] if spot else []),
-        ),
+        origin=(told, *guess.how, f"{READY_S / 60:.0f} min until the machine is ready (assumed)", *spots),
     )
 
 
-def elsewhere(world: World, measured: Sequence[Measurement], there: Card) -> tuple[float, float, list[str]] | None:
-    """Seconds on a card that is not here, the factor that may be off by, and how that was come by."""
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """The time on a card that is not here, and how it was come by."""
+
+    time_s: float
+    low_s: float
+    high_s: float
+    how: tuple[str, ...]
+
+
+def elsewhere(world: World, measured: Sequence[Measurement], there: Card) -> Guess | None:
+    """What the device does is divided by how much faster the card is; reading data and the script's own code are not.
+
+    Where an epoch is one transaction, nobody can tell one from the other: from all of it being faster to none.
+    """
     if not measured:
         return None
     here, apart, known_by = _speed_here(world, measured[0].device)
-    total, steps_total = 0.0, 0.0
+    faster = here / there.speed
+    ends = [0.0, 0.0, 0.0]
+    kept = 0.0
     for each in measured:
         found = whole_run(each, steps=world.steps, save_every_s=world.save_every_s, cores=world.cores)
         if found is None:
             return None
         count = each.steps or world.steps or 0
-        per_step = max((each.step_s or 0.0) * here / there.speed, LAUNCH_S if each.batches else 0.0)
-        scaled = found.parts.get("evaluation", 0.0) + found.parts.get("closing", 0.0)
-        total += count * per_step + scaled * here / there.speed
-        total += found.parts["start"] + found.parts["set-up"] + found.parts.get("saves", 0.0)
-        steps_total += count * per_step
-    how = [
+        after = found.parts.get("evaluation", 0.0) + found.parts.get("closing", 0.0)
+        kept += found.parts["start"] + found.parts["set-up"] + found.parts.get("saves", 0.0)
+        for number, scale in enumerate((faster, faster / apart, faster * apart)):
+            ends[number] += count * _step_there(each, scale) + after * min(scale, 1.0)
+        if each.batches is None and each.epochs is not None:
+            slow = found.parts["steps"] + after
+            ends[0], ends[2] = math.sqrt(ends[0] * slow), max(ends[2], slow)
+    shares = [each.compute for each in measured if each.compute is not None]
+    part = f"; {100 * min(shares):.0f} % of a step is the device's" if shares else ""
+    how = (
         f"speed {there.speed:g} of an RTX 3090 ({there.source}), here {here:.3g} ({known_by})",
-        f"steps {steps_total:.0f} s there; at least {LAUNCH_S * 1000:.0f} ms each (assumed); set-up as here",
-        f"within a factor of {apart:.1f}: published speeds disagree",
-    ]
-    return total, apart, how
+        f"steps, evaluation and end {ends[0]:.0f} s there{part}; no step under {LAUNCH_S * 1000:.0f} ms (assumed)",
+        f"{kept:.0f} s for start, set-up and saves, as here; speeds within a factor of {apart:.1f}: sources disagree",
+    )
+    return Guess(kept + ends[0], kept + ends[1], kept + ends[2], how)
+
+
+def _step_there(found: Measurement, scale: float) -> float:
+    compute = 1.0 if found.compute is None else found.compute
+    one = (found.step_s or 0.0) * (1.0 - compute + compute * scale)
+    return max(one, LAUNCH_S) if found.batches is not None else one
 
 
 def _speed_here(world: World, device: str) -> tuple[float, float, str]:
@@ -126,6 +146,5 @@ def advice(world: World, measured: Sequence[Measurement]) -> list[Option]:
     row = Option("advice", f"a new card ({new.gpu})", basis="estimated", refused_by="advice", risk="low")
     if guess is None:
         return [*found, replace(row, origin=("nothing was measured here to compare with",))]
-    time_s, apart, how = guess
-    row = replace(row, time_s=time_s, low_s=time_s / apart, high_s=time_s * apart, score=world.score)
-    return [*found, replace(row, origin=(*how, "its price is not in any table here"))]
+    row = replace(row, time_s=guess.time_s, low_s=guess.low_s, high_s=guess.high_s, score=world.score)
+    return [*found, replace(row, origin=(*guess.how, "its price is not in any table here"))]

@@ -38,6 +38,8 @@ class Watch:
         self.say, self.seconds, self.window_s, self.wait = say, seconds, window_s, wait
         self.began = time.perf_counter()
         self.looping = False
+        self.in_batches = False
+        """Steps are taken one by one, not as one transaction."""
         self.epochs_done = 0
         self._seen: list[float] = []
         self._warm = 0
@@ -59,6 +61,7 @@ class Watch:
             self.began_loop = time.perf_counter()
 
     def batches_begin(self, total: int) -> None:
+        self.in_batches = True
         self.say(batches=total)
         self._in_loop = 0
         self._loop_began = self._since = time.perf_counter()

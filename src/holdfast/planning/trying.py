@@ -22,6 +22,7 @@ from holdfast.devices import flags
 from holdfast.planning.stopwatch import IN_EPOCHS, IN_TUNING, WINDOW_S, Say, Watch
 from holdfast.runfolder import RunFolder
 from holdfast.runtime import marks
+from holdfast.runtime.board import Phase
 from holdfast.runtime.ladder import Rung
 from holdfast.runtime.local import LocalLink
 from holdfast.runtime.precision import force_fp32
@@ -146,9 +147,20 @@ def _waiting(device: torch.device) -> Callable[[], None]:
     return lambda: module.synchronize()
 
 
+def _computing(session: TrialSession) -> float | None:
+    """The part of a step that a faster device would speed up; None where phases do not tell, as on a device that works
+    on while the script goes on."""
+    if session.device.type != "cpu" or not session.watch.in_batches:
+        return None
+    spent = {phase: times.spent_s for phase, times in session._board.read().times.items()}
+    device = sum(spent[phase] for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER))
+    other = sum(spent[phase] for phase in (Phase.DATA, Phase.TO_DEVICE, Phase.SNAPSHOT, Phase.LOOP))
+    return device / (device + other) if device > 0 else None
+
+
 def _last_facts(say: Say, session: TrialSession, link: LocalLink, device: torch.device, folder: Path) -> None:
     """Memory, what a save takes, which settings the tuner took."""
-    memory: dict[str, Any] = {"pieces": session._pieces}
+    memory: dict[str, Any] = {"pieces": session._pieces, "compute": _computing(session)}
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
