@@ -217,7 +217,7 @@ def test_only_a_cpu_to_compare_with_makes_the_interval_wider() -> None:
         (row,) = (each for each in options(world(prices=prices, devices=(device,)), [slow]) if each.kind == "cloud")
         assert row.low_s is not None and row.high_s is not None
         wide.append((row.high_s - 305) / (row.low_s - 305))
-    assert wide[0] > 6.0 > wide[1] > 3.5
+    assert wide[0] > 1.3 * wide[1] > 1.3 * 3.0
 
 
 def test_only_what_the_device_does_is_faster_on_a_faster_one() -> None:
