@@ -155,7 +155,8 @@ def _why(options: Sequence[Option], good: list[int], chosen: int, wanted: Wanted
             said = "Of the rows that are in time, none is cheaper, and it has the least risk and time."
         return said + as_asked
     if len(alike) == 1:
-        return f"It is the only row of its kind that will do.{as_asked}"
+        only = "It is the only way here to do the job as it was asked for."
+        return only if row.rank == 0 and row.kind == "local" else f"Of the rows that will do, none is better.{as_asked}"
     return f"Of the rows that will do, it is done first.{as_asked}"
 
 

@@ -158,7 +158,9 @@ def _typical(times: list[float]) -> float:
 
 
 def _spread(times: list[float]) -> float:
-    return statistics.stdev(times) / statistics.fmean(times) if len(times) > 1 and max(times) > 0 else 0.0
+    """Of one or two values nobody knows it: half is taken."""
+    known = statistics.stdev(times) / statistics.fmean(times) if len(times) > 1 and max(times) > 0 else 0.0
+    return known if len(times) > 2 else max(known, 0.5)
 
 
 def _tuning_saved(tuned: Mapping[str, Any]) -> float:

@@ -20,7 +20,7 @@ from holdfast.planning.prices import Card, Price, card, cards
 from holdfast.planning.world import World
 
 READY_S = 300.0
-"""Assumed: until a rented machine runs and has the data."""
+"""Assumed: until a rented machine runs and has the data; half or double of it may be so as well."""
 APART = 2.0
 """The factor by which sources disagree on a card; the ends of an interval are so far from its middle."""
 PER_CORE = 0.0019
@@ -62,14 +62,20 @@ def _row(world: World, measured: Sequence[Measurement], price: Price, spot: bool
     if guess is None:
         return Option(**base, refused_by="nothing was measured here to compare with", origin=(told,))  # type: ignore[arg-type]
     time_s = READY_S + guess.time_s
+    ready = f"{READY_S / 60:.0f} min until the machine is ready (assumed, half to double)"
     spots = ["a spot machine may be taken away; the run goes on from its last checkpoint"] if spot else []
     return Option(
         **base,  # type: ignore[arg-type]
         time_s=time_s,
-        low_s=READY_S + guess.low_s,
-        high_s=READY_S + guess.high_s,
+        low_s=READY_S / APART + guess.low_s,
+        high_s=READY_S * APART + guess.high_s,
         cost_usd=usd * time_s / 3600,
-        origin=(told, *guess.how, f"{READY_S / 60:.0f} min until the machine is ready (assumed)", *spots),
+        origin=(
+            told,
+            *guess.how,
+            ready,
+            *spots,
+        ),
     )
 
 
@@ -101,8 +107,8 @@ def elsewhere(world: World, measured: Sequence[Measurement], there: Card) -> Gue
         count = each.steps or world.steps or 0
         after = found.parts.get("evaluation", 0.0) + found.parts.get("closing", 0.0)
         kept += found.parts["start"] + found.parts["set-up"] + found.parts.get("saves", 0.0)
-        for number, scale in enumerate((faster, faster / apart, faster * apart)):
-            ends[number] += count * _step_there(each, scale) + after * min(scale, 1.0)
+        for number, off in enumerate((1.0, 1.0 / apart, apart)):
+            ends[number] += count * _step_there(each, faster * off, LAUNCH_S * off) + after * min(faster * off, 1.0)
         if each.batches is None and each.epochs is not None:
             slow = found.parts["steps"] + after
             ends[0], ends[2] = math.sqrt(ends[0] * slow), max(ends[2], slow)
@@ -116,10 +122,10 @@ def elsewhere(world: World, measured: Sequence[Measurement], there: Card) -> Gue
     return Guess(kept + ends[0], kept + ends[1], kept + ends[2], how)
 
 
-def _step_there(found: Measurement, scale: float) -> float:
+def _step_there(found: Measurement, scale: float, least_s: float) -> float:
     compute = 1.0 if found.compute is None else found.compute
     one = (found.step_s or 0.0) * (1.0 - compute + compute * scale)
-    return max(one, LAUNCH_S) if found.batches is not None else one
+    return max(one, least_s) if found.batches is not None else one
 
 
 def _speed_here(world: World, device: str) -> tuple[float, float, str]:

@@ -13,13 +13,14 @@ import dataclasses
 import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from holdfast import machine
 from holdfast.devices import inventory
 from holdfast.devices.ledger import Ledger
 from holdfast.devices.verdicts import Verdicts
 from holdfast.planning import history
-from holdfast.planning.measurement import Measurement
+from holdfast.planning.measurement import MEASURED, Measurement
 from holdfast.planning.measuring import LEAST_S, Bench, Job, Way
 from holdfast.planning.presets import Preset
 from holdfast.planning.prices import Price
@@ -138,8 +139,22 @@ def _tried(bench: Bench, job: Job, way: Way, share: float) -> Measurement:
     first = bench.measure(job, way, share)
     if first.usable and first.prepared_s > 1.0 and bench.left_s > 2 * LEAST_S:
         again = bench.measure(job, way, share)
-        return again if again.usable else first
+        return both(first, again) if again.usable else first
     return first
+
+
+def both(first: Measurement, again: Measurement) -> Measurement:
+    """Set-up as it is the second time; of everything else what was seen more of."""
+    more, less = (first, again) if first.steps_seen > again.steps_seen else (again, first)
+
+    def either(name: str) -> Any:
+        value = getattr(more, name)
+        return getattr(less, name) if value is None else value
+
+    seen = {name: either(name) for name in ("between_s", "closing_s", "save_s", "state_bytes", "memory_bytes")}
+    status = MEASURED if MEASURED in (first.status, again.status) else more.status
+    took = first.took_s + again.took_s
+    return dataclasses.replace(more, **seen, status=status, setup_s=again.setup_s, prepared_s=0.0, took_s=took)
 
 
 def _with_what_is_left(
