@@ -45,6 +45,7 @@ from common import RESULTS, Bound, adopt, machine, say, told, versions, write
 import external
 import monitor
 import optimize
+import planning
 
 
 class Part(NamedTuple):
@@ -85,6 +86,7 @@ PARTS = {
     "detection-faults": Part(detection.faults, detection.faults_bounds),
     "detection-learning": Part(detection_learning.learning, detection_learning.learning_bounds),
     "detection-thermal": Part(detection_learning.thermal, detection_learning.thermal_bounds),
+    "plan": Part(planning.measure, planning.bounds),
     "ecosystem": Part(ecosystem.measure, ecosystem.bounds),
     "hunting": Part(ecosystem.hunting, ecosystem.hunting_bounds),
     "optimize-eeg": Part(optimize.eeg, optimize.eeg_bounds),

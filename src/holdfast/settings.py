@@ -64,6 +64,8 @@ FULL = OrOff(Float("a number of percent above zero", low=1.0))
 COMMAND = OrOff(Text("a command line"))
 ADDRESS = OrOff(Text("an address that begins with https:// or http://", pattern=r"https?://\S+"))
 PATH = Text("the path of a folder")
+FILE = OrOff(Text("the path of a file"))
+DOLLARS = OrOff(Float("a number of dollars, 0 or more", low=0.0))
 METRIC = Text("auto, none, or the name of a metric", pattern=r"[A-Za-z_][\w./-]*")
 DEVICE = Text("auto, cpu, or a device such as cuda:0", pattern=r"[a-z]+(:\d+)?")
 
@@ -296,6 +298,18 @@ class ExternalSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PlanSettings:
+    """What `holdfast plan` measures and reckons with."""
+
+    measure: float = setting(30.0, DURATION)
+    """How long all trials of a plan may take together, preparation of data not counted."""
+    electricity: float | None = setting(None, DOLLARS)
+    """Dollars for a kilowatt-hour. Without it, local rows show energy and no cost."""
+    prices: str | None = setting(None, FILE)
+    """A CSV with your own prices of rented GPUs: gpu, cloud, usd_per_hour."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """All settings of a run, frozen. Build it with `Settings.load`; `Settings()` is all defaults."""
 
@@ -313,6 +327,7 @@ class Settings:
     limits: LimitsSettings = field(default_factory=LimitsSettings)
     notify: NotifySettings = field(default_factory=NotifySettings)
     external: ExternalSettings = field(default_factory=ExternalSettings)
+    plan: PlanSettings = field(default_factory=PlanSettings)
     sources: Mapping[str, str] = field(default_factory=_nothing, compare=False, repr=False)
     """Where each value that was set came from, by key. A key that is not here has its default."""
 

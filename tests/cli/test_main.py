@@ -19,6 +19,7 @@ HELLO = f"""\
 holdfast {__version__}: train PyTorch models on hardware you cannot trust
 
   holdfast doctor                 what each device can really do
+  holdfast plan my_script.py      how long it takes here, and what else could be done
   holdfast train my_script.py     a run that survives crashes, hangs and kill -9
   holdfast status                 where runs stand
   holdfast explain hang           what a fault means and what you can do
@@ -35,7 +36,7 @@ def test_alone_it_says_what_it_is(tmp_path: Path) -> None:
 def test_help_names_every_command_and_fits_a_terminal(tmp_path: Path) -> None:
     done = holdfast("--help", cwd=tmp_path)
     assert (done.err, done.code) == ("", 0)
-    for command in ("train", "resume", "stop", "status", "list", "show", "chaos", "explain", "env", "config"):
+    for command in ("plan", "train", "resume", "stop", "status", "list", "show", "chaos", "explain", "env", "config"):
         assert f"\n  {command} " in done.out
     assert max(map(len, done.out.splitlines())) <= 80
 

@@ -33,6 +33,7 @@ def train(run: RunFolder, args: argparse.Namespace, output: Output) -> int:
     """Start `holdfast train` for a run folder that was just made."""
     words = ["train", args.script, *args.words, "--background", str(run.path.absolute())]
     words += ["--device", args.device] if args.device else []
+    words += ["--row", str(args.row)] if getattr(args, "row", None) is not None else []
     words += ["--seed", str(args.seed)] if args.seed is not None else []
     words += ["--", *args.script_argv] if args.script_argv else []
     return start(run, words, output)

@@ -30,6 +30,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "doctor": Command("doctor", "what each device can really do, from isolated probes"),
+    "plan": Command("plan", "the ways to get it trained, with time, cost and risk; one chosen"),
     "train": Command("train", "a supervised run; survives crashes, hangs and kill -9"),
     "run": Command("run", "supervise any script without changing it"),
     "launch": Command("launch", "one run of several processes, machines, or in a cloud"),
@@ -61,6 +62,7 @@ HELLO = f"""\
 holdfast {__version__}: train PyTorch models on hardware you cannot trust
 
   holdfast doctor                 what each device can really do
+  holdfast plan my_script.py      how long it takes here, and what else could be done
   holdfast train my_script.py     a run that survives crashes, hangs and kill -9
   holdfast status                 where runs stand
   holdfast explain hang           what a fault means and what you can do

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli import at_boot
+from holdfast.cli import at_boot, planned
 from holdfast.cli.output import Output
 from holdfast.cli.train import Order, create, read_order, read_script, split_words, supervise
 from holdfast.cli.usage import UsageError, similar
@@ -45,10 +45,11 @@ def run(workload: Workload, args: argparse.Namespace, output: Output) -> int:
     words += [f"run.seed={args.seed}"] if args.seed is not None else []
     _check(workload, words)
     names, parent = list(workload.stages), None
+    plan = planned.find(args, _order(names[0], words, None).settings, output.note)
     if args.detach:
         from holdfast.cli import detach
 
-        return detach.train(_create(workload, names, words, None), args, output)
+        return detach.train(_create(workload, names, words, None, plan), args, output)
     first = RunFolder.open(Path(args.background)) if args.background else None
     if first is not None:
         from holdfast.cli import detach
@@ -56,7 +57,7 @@ def run(workload: Workload, args: argparse.Namespace, output: Output) -> int:
         detach.survive_hangup()
         names = names[names.index(str(first.info.get("workload"))) :]
         parent = first.info.get("parent")
-    return _all(workload, names, words, parent, output, first)
+    return _all(workload, names, words, parent, output, first, plan)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +144,13 @@ def _go_on(left: Rest, args: argparse.Namespace, output: Output, resume: Resume,
 
 
 def _all(
-    workload: Workload, names: list[str], words: list[str], parent: str | None, output: Output, first: RunFolder | None
+    workload: Workload,
+    names: list[str],
+    words: list[str],
+    parent: str | None,
+    output: Output,
+    first: RunFolder | None,
+    plan: planned.Planned | None = None,
 ) -> int:
     from holdfast.cli.supervise import rungs_for
 
@@ -152,11 +159,16 @@ def _all(
     code: int = ExitCode.OK
     for number, name in enumerate(names):
         order = _order(name, words, parent)
+        rungs = rungs_for(order.settings.run.device)
+        if plan is not None:
+            order, rungs = plan.applied(order, rungs)
         output.note(f"• {workload.name}, stage {len(workload.stages) - len(names) + number + 1} of "
                     f"{len(workload.stages)}: {name}")  # fmt: skip
-        folder = first if first is not None and number == 0 else _create(workload, names[number:], words, parent)
+        folder = first if first is not None and number == 0 else None
+        if folder is None:
+            folder = _create(workload, names[number:], words, parent, plan)
         folders.append(folder.path)
-        code = supervise(folder, order, rungs_for(order.settings.run.device), told)
+        code = supervise(folder, order, rungs, told)
         parent = parent or folder.path.name
         if code != ExitCode.OK:
             break
@@ -188,9 +200,15 @@ def _closing(workload: Workload, folders: list[Path]) -> list[str]:
     return lines
 
 
-def _create(workload: Workload, names: list[str], words: list[str], parent: str | None) -> RunFolder:
+def _create(
+    workload: Workload, names: list[str], words: list[str], parent: str | None, plan: planned.Planned | None
+) -> RunFolder:
     stages = {"of": workload.name, "left": names[1:], "words": _of_all(words)}
-    return create(_order(names[0], words, parent), stages=stages)
+    order = _order(names[0], words, parent)
+    if plan is None:
+        return create(order, stages=stages)
+    order, _ = plan.applied(order, [])
+    return create(order, stages=stages, plan=plan.info(order))
 
 
 def _order(name: str, words: list[str], parent: str | None) -> Order:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast import __version__, machine
-from holdfast.cli import faces, notify, summary
+from holdfast.cli import faces, notify, planned, summary
 from holdfast.cli.output import Output, print_error
 from holdfast.cli.reading import Look
 from holdfast.cli.text import without_control
@@ -108,6 +108,8 @@ def conduct(run: RunFolder, plan: Plan, settings: Settings, output: Output) -> i
     finally:
         face.close()
         run.close()
+    if plan.resume is None:
+        planned.remember(Look(run), planned.job_of(plan.script))
     with contextlib.suppress(OSError, ValueError):  # nobody is there to read it; the code still counts
         _tell(Look(run), outcome, output)
         if output.verbose and face.why:
@@ -147,9 +149,12 @@ def _plain(look: Look, output: Output) -> None:
     long = ("schema", "recovery_s", "quarantined")
     receipt = {key: value for key, value in (look.receipt or {}).items() if key not in long}
     faults = summary.fault_words(receipt.pop("faults", None)) or "none"
+    plan = receipt.pop("plan", None)
     pairs = {**receipt, "faults": faults}
     stamp = Event.now("").time
     _line(output, stamp, "receipt", pairs)
+    if isinstance(plan, dict):
+        _line(output, stamp, "plan", plan)
     kept: dict[str, Any] = {name: shown(path) for name, path in look.weights.items()}
     if look.checkpoints:
         kept["checkpoint"] = shown(look.checkpoints[0][1])

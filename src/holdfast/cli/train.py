@@ -44,7 +44,7 @@ Train a script, or a workload by its name, under supervision. It survives crashe
 exhaustion of the process that trains it, and ends with the same weights.
 
 examples:
-  holdfast train my_script.py                       on the best device here
+  holdfast train my_script.py                       as `holdfast plan` chose; without a plan on the best device here
   holdfast train eeg                                a workload: EEG, simulated if no data are given
   holdfast train my_script.py lr=3e-4 epochs=20     arguments of its train(session, …)
   holdfast train my_script.py checkpoint.every=30s  a setting of holdfast: it has a dot
@@ -55,6 +55,7 @@ examples:
     parser.for_script()
     add_script_arguments(parser)
     add_device(parser)
+    parser.add_argument("--row", type=int, metavar="N", help="this row of the plan (default: the one it chose)")
     parser.add_argument("--seed", type=int, metavar="N", help="the same as run.seed=N (default: 0)")
     parser.add_argument("--detach", action="store_true", help="leave the run in the background")
     parser.add_argument("--background", metavar="FOLDER", help=argparse.SUPPRESS)
@@ -102,14 +103,20 @@ def run(args: argparse.Namespace) -> int:
         from holdfast.distributed import rank
 
         rank.leave(rank.live(order, place, lambda: create(order, ranks=place.ranks)))
+    from holdfast.cli import planned
     from holdfast.cli.supervise import rungs_for
 
     rungs = rungs_for(order.settings.run.device, output.note)
+    plan = planned.find(args, order.settings, output.note)
+    more: dict[str, Any] = {}
+    if plan is not None:
+        order, rungs = plan.applied(order, rungs)
+        more = {"plan": plan.info(order)}
     if args.detach:
         from holdfast.cli import detach
 
-        return detach.train(create(order), args, output)
-    run_folder = RunFolder.open(Path(args.background)) if args.background else create(order)
+        return detach.train(create(order, **more), args, output)
+    run_folder = RunFolder.open(Path(args.background)) if args.background else create(order, **more)
     if args.background:
         from holdfast.cli import detach
 

@@ -60,6 +60,9 @@ class Shared:
 class Host:
     """Starts children with one environment."""
 
+    module = _MODULE
+    """What a child is: `python -m MODULE serve FD PARENT` forks them, `one CONFIG PARENT` is one."""
+
     def __init__(self, env: Mapping[str, str] | None = None, *, fork: bool | None = None) -> None:
         self.env = dict(env or {})
         self.torch: str | None = None
@@ -88,7 +91,7 @@ class Host:
         ours, theirs = Channel.pair()
         os.set_inheritable(theirs.fileno(), True)
         self._server = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, "serve", str(theirs.fileno()), str(os.getpid())],
+            [sys.executable, "-m", self.module, "serve", str(theirs.fileno()), str(os.getpid())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -147,7 +150,7 @@ class Host:
         if sys.platform == "win32":
             own = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
         child.popen = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, "one", str(path), str(os.getpid())],
+            [sys.executable, "-m", self.module, "one", str(path), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

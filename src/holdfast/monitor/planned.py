@@ -50,10 +50,8 @@ class Planned:
 
     def beside(self, lasted_s: float | None) -> str:
         """For a run that is over: what was said, and what it was."""
-        if not self.words:
-            return ""
-        took = f"; it took {duration(lasted_s)}" if lasted_s is not None and self.time else ""
-        return f"{self.words[0].upper()}{self.words[1:]}{took}."
+        took = f", it took {duration(lasted_s)}" if lasted_s is not None and self.time else ""
+        return f"{self.words}{took}"
 
 
 def planned(plan: object) -> Planned | None:

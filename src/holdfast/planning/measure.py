@@ -56,6 +56,11 @@ LONG_S, LEAST_BATCH = 0.5, 4
 COMPILE_PAYS_S = 1200.0
 """Compiling takes a minute: tried only where a run would take so long without it."""
 
+FEW = 10
+"""Steps that it takes to compare one candidate with plain."""
+CUT = "measured in part: a run takes "
+"""The basis of what a trial of a plan found in less time; planning/measurement.py reads the seconds."""
+
 COMPILE = Knob("compile", (False, True))
 CPU = torch.device("cpu")
 Step = Callable[[], float]
@@ -338,32 +343,39 @@ def _measured(
         return remembered
     session.progress(0, 1, "measuring the fastest way to take a step")
     try:
-        result = _in_budget(trial, knobs, start, record, last)
+        result = _in_budget(trial, knobs, start, record, getattr(session, "tuning_s", math.inf), last)
     except torch.OutOfMemoryError:  # the run itself can help itself there, once it is protected
         result = Result(start, 1.0, None, 0.0, (), "not measured: there was no room for a copy of the model")
     else:
-        memory.keep(result)
+        if result.basis == "measured":  # not what a trial of a plan had to cut short
+            memory.keep(result)
     session.progress(1, 1, "measuring the fastest way to take a step")
     return result
 
 
 def _in_budget(
-    trial: Training, knobs: list[Knob], start: Choice, record: Record, last: Sequence[Knob] = (COMPILE,)
+    trial: Training, knobs: list[Knob], start: Choice, record: Record, most_s: float, last: Sequence[Knob] = (COMPILE,)
 ) -> Result:
-    """For as long as it may take, beside what the run will take; `last` are knobs that only a long run is worth."""
+    """For as long as it may take, beside what the run will take; `last` are knobs that only a long run is worth,
+    `most_s` is all that a trial of a plan has."""
     plain = trial.make(start)
     plain()
     began = time.perf_counter()
     plain()
-    took = time.perf_counter() - began
-    worth = took * trial.steps
+    one = time.perf_counter() - began
+    worth = one * trial.steps
     del plain
-    if took > LONG_S and trial.batch > LEAST_BATCH:
-        trial = dataclasses.replace(trial, batch=max(LEAST_BATCH, int(trial.batch * LONG_S / took)))
+    if one > LONG_S and trial.batch > LEAST_BATCH:
+        trial = dataclasses.replace(trial, batch=max(LEAST_BATCH, int(trial.batch * LONG_S / one)))
     budget = min(max(SHARE * worth, LEAST_S), MOST_S)
     wanted = [*knobs, *last] if worth > COMPILE_PAYS_S else knobs
     dead = record.ended_a_worker()
-    return tune(trial.make, wanted, start=start, budget_s=budget, trying=record.trying, forbidden=dead)
+    if budget <= most_s:
+        return tune(trial.make, wanted, start=start, budget_s=budget, trying=record.trying, forbidden=dead)
+    if most_s < FEW * one:  # not even one candidate could be told from plain
+        return Result(start, 1.0, one, 0.0, (), f"{CUT}{budget:.0f} s")
+    found = tune(trial.make, knobs, start=start, budget_s=most_s, trying=record.trying, forbidden=dead)
+    return dataclasses.replace(found, basis=f"{CUT}{budget:.0f} s")
 
 
 def _key(trial: Training, knobs: list[Knob], start: Choice) -> str:

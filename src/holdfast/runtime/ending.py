@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed, Stopped, from_json
-from holdfast.events import utc_now
+from holdfast.events import Event, utc_now
 from holdfast.runtime import checkpoint, process
 from holdfast.runtime.affairs import Affairs, Outcome
 from holdfast.runtime.blame import Blame, judge
@@ -231,7 +231,7 @@ class Ending:
     def _receipt(self, state: str) -> dict[str, Any]:
         affairs = self.affairs
         counted = affairs.memory.session_numbers()
-        return affairs.accounts.receipt(
+        receipt = affairs.accounts.receipt(
             steps=affairs.accounts.steps,
             survived=state in ("FINISHED", "STOPPED"),
             skipped=int(counted.get("skipped", 0)),
@@ -239,6 +239,17 @@ class Ending:
             sha256=affairs.keeping.final.get("weights_sha256") if state == "FINISHED" else None,
             quarantined=counted.get("quarantined"),
         )
+        at_once = affairs.plan.resume is None  # what lies between two sittings is not what it took
+        return {**receipt, **(_compared(affairs.run_folder.info, state) if at_once else {})}
+
+
+def _compared(info: dict[str, Any], state: str) -> dict[str, Any]:
+    """What the plan said beside what it took, for a run that followed one and finished."""
+    plan, began = info.get("plan"), Event("", str(info.get("created", ""))).seconds()
+    if not isinstance(plan, dict) or state != "FINISHED" or began is None:
+        return {}
+    said = {name: plan.get(name) for name in ("time_s", "time_low_s", "time_high_s", "cost_usd")}
+    return {"plan": {**said, "took_s": round(max(0.0, time.time() - began), 1)}}
 
 
 def _named(good: checkpoint.Checkpoint | None) -> str | None:

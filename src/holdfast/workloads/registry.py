@@ -13,6 +13,8 @@ it, so a typo costs milliseconds.
     extra = "eeg"                         # `pip install 'holdfast[eeg]'`, if one of `needs` cannot be found
     needs = ["mne"]
 
+`holdfast plan` also reads `score` and `presets`: what it scores as it is, and smaller forms of it.
+
 A name with `stages` instead of a script is those runs, one after the other; the first is the `parent` of the others.
 """
 
@@ -45,6 +47,10 @@ class Workload:
     needs: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     """Variables that its processes start with, unless the user has set them: some are read when a library loads."""
+    presets: tuple[dict[str, Any], ...] = ()
+    """Smaller forms of it, for `holdfast plan`: planning/presets.py says what stands in one."""
+    score: tuple[float, str, str] | None = None
+    """What it scores as it is: value, metric and where that was measured; None where it is not known."""
 
     def check_installed(self) -> None:
         """UserError if what it needs is not there."""
@@ -85,7 +91,13 @@ def _workload(name: str, table: dict[str, Any], folder: Path) -> Workload:
         extra=str(table.get("extra", "")),
         needs=tuple(table.get("needs", ())),
         environment=tuple((str(key), str(value)) for key, value in table.get("environment", {}).items()),
+        presets=tuple(table.get("presets", ())),
+        score=_score(table.get("score")),
     )
+
+
+def _score(said: dict[str, Any] | None) -> tuple[float, str, str] | None:
+    return (float(said["value"]), str(said["metric"]), str(said["basis"])) if said else None
 
 
 def find(name: str) -> Workload | None:

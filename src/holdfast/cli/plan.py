@@ -1,0 +1,345 @@
+"""`holdfast plan`: the ways to get a job trained, with time, cost, risk and basis; one chosen.
+
+    holdfast plan detection                             what each device here takes, measured
+    holdfast plan train.py --deadline 12h --budget 5    rented GPUs count as well
+    holdfast plan detection --why                       every number, and where it came from
+    holdfast plan detection --save plan.json            what was measured
+    holdfast plan --from plan.json --deadline 1h        decided again, nothing is run
+
+What is decided is kept: `holdfast train` with the same words follows it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.cli import plan_text
+from holdfast.cli.output import Output, add_flags, print_error
+from holdfast.cli.train import Order, add_device, read_order, read_script, split_words
+from holdfast.cli.usage import Parser, UsageError
+from holdfast.errors import ExitCode, HoldfastError, ScriptFailed, UserError
+from holdfast.planning.option import RISKS
+from holdfast.planning.prices import Price, prices
+from holdfast.units import parse_duration
+from holdfast.workloads import registry
+
+if TYPE_CHECKING:
+    from holdfast.planning.decide import Decided, Wanted
+    from holdfast.planning.measuring import Job
+    from holdfast.planning.option import Option
+    from holdfast.planning.plans import Plan
+    from holdfast.planning.presets import Preset
+
+LOCK = "plan.lock"
+
+
+def add_parser(subparsers: Any) -> Parser:
+    """Add the command to the command line."""
+    parser: Parser = subparsers.add_parser(
+        "plan",
+        help="the ways to get it trained, with time, cost and risk",
+        description="""\
+Take a few real steps of the job on each device here, reckon how long it takes on each, put smaller forms of it and
+rented GPUs beside that, and choose one. `holdfast train` with the same words then follows the plan.
+
+examples:
+  holdfast plan detection                            what each device here takes
+  holdfast plan train.py lr=3e-4 --deadline 12h      the cheapest that is done by then
+  holdfast plan detection --deadline 10m --budget 5  rented GPUs may be chosen, up to 5 dollars
+  holdfast plan detection --why                      every number, and where it came from
+  holdfast plan detection --save plan.json           keep what was measured …
+  holdfast plan --from plan.json --risk low          … and decide again without measuring
+""",
+    )
+    parser.for_script()
+    parser.add_argument(
+        "script", nargs="?", metavar="SCRIPT", help="a Python file with `def train(session)`, or a workload"
+    )
+    parser.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help="as for `holdfast train`")
+    wanted = parser.add_argument_group("what the plan has to keep to")
+    wanted.add_argument("--deadline", metavar="T", help="done within 12h, or by 18:00, or by 2026-11-16T09:00")
+    wanted.add_argument("--budget", type=float, metavar="USD", help="what it may cost; rented GPUs only count with it")
+    wanted.add_argument("--min-score", type=float, metavar="X", help="leave out what is not known to score as much")
+    wanted.add_argument("--risk", choices=RISKS, help="the most that is taken; with low, the late end of a time counts")
+    how = parser.add_argument_group("measuring")
+    how.add_argument("--measure", metavar="T", help="the time for all trials together (default: 30s)")
+    how.add_argument("--steps", type=int, metavar="N", help="steps of the run, where the script does not say")
+    how.add_argument("--prices", metavar="FILE", help="your own CSV: gpu,cloud,usd_per_hour")
+    how.add_argument("--save", metavar="FILE", help="write what was measured, to decide again later")
+    how.add_argument("--from", dest="source", metavar="FILE", help="decide from a saved plan; nothing is run")
+    add_device(parser)
+    parser.add_argument("--why", action="store_true", help="every number, and where it came from")
+    parser.add_argument("--all", action="store_true", help="every rented GPU, not only the best few")
+    add_flags(parser, progress=True)
+    parser.set_defaults(run=run, script_argv=[])
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, reckon, decide, print. What is wrong with a wish does not keep the measurements from being shown."""
+    output = Output.from_args(args)
+    wrong: list[HoldfastError] = []
+    wanted = _wanted(args, wrong)
+    from holdfast.planning import plans
+
+    if args.source:
+        plan = dataclasses.replace(plans.load(Path(args.source)), wanted=wanted)
+    else:
+        plan = _measured(args, wanted, output, wrong)
+    rows = plan.rows()
+    decided = plan.decided(rows)
+    if not args.source and not wrong and plan.measurements:
+        plans.keep(plan)
+    if args.save:
+        plans.save(plan, Path(args.save))
+    wrong += _about_the_script(plan, rows)
+    code = _code(decided, wrong)
+    _tell(plan, rows, decided, args, output, wrong, code)
+    return code
+
+
+def _code(decided: Decided, wrong: list[HoldfastError]) -> int:
+    if wrong:
+        return int(wrong[0].exit_code)
+    return int(ExitCode.OK if decided.chosen is not None else ExitCode.NO)
+
+
+def _tell(
+    plan: Plan, rows: list[Option], decided: Decided, args: argparse.Namespace, output: Output,
+    wrong: list[HoldfastError], code: int,
+) -> None:  # fmt: skip
+    if output.as_json:
+        more = {"error": wrong[0].to_json(), "exit_code": code} if wrong else {}
+        output.json({**plan_text.as_json(plan, rows, decided), **more})
+    else:
+        for line in plan_text.page(plan, rows, decided, width=output.out.width, all_rows=args.all, why=args.why):
+            output.print(line)
+    for error in wrong:
+        output.note()
+        print_error(error, output.err)
+
+
+# What is wanted -----------------------------------------------------------------------------------------------------
+
+
+def _wanted(args: argparse.Namespace, wrong: list[HoldfastError]) -> Wanted:
+    from holdfast.planning.decide import Wanted
+
+    deadline, budget = None, args.budget
+    if args.deadline is not None:
+        try:
+            deadline = _deadline(args.deadline)
+        except UserError as error:
+            wrong.append(error)
+    if budget is not None and not 0 < budget < 1e9:
+        cause = "even a run on this machine costs electricity" if budget == 0 else "a budget is above zero"
+        hints = ["leave --budget out to see what this machine can do without renting anything"]
+        wrong.append(UserError(f"the budget is ${budget:g}", cause=cause, hints=hints))
+        budget = None
+    return Wanted(deadline, budget, args.min_score, args.risk)
+
+
+def _deadline(text: str) -> float:
+    """Seconds from now: "12h", "18:00", "2026-11-16", "2026-11-16T09:00"."""
+    hints = ["write how long it may take (`--deadline 12h`) or when it has to be done (`--deadline 2026-11-16T09:00`)"]
+    try:
+        seconds = parse_duration(text)
+    except ValueError:
+        seconds = None
+    if seconds is not None:
+        if seconds <= 0:
+            raise UserError(f"the deadline is {text}", cause="no time would be left", hints=hints)
+        return seconds
+    now = datetime.now()
+    when = None
+    with contextlib.suppress(ValueError):
+        clock = datetime.strptime(text, "%H:%M")
+        when = now.replace(hour=clock.hour, minute=clock.minute, second=0, microsecond=0)
+    with contextlib.suppress(ValueError):
+        when = when or datetime.fromisoformat(text)
+    if when is None:
+        raise UserError(f"the deadline `{text}` cannot be understood", hints=hints)
+    left = when.timestamp() - now.timestamp()
+    if left <= 0:
+        raise UserError(f"the deadline {text} is in the past", cause=f"it is {now:%Y-%m-%d %H:%M} now", hints=hints)
+    return left
+
+
+def _prices(path: str | None, wrong: list[HoldfastError]) -> list[Price]:
+    """The user's file; if something is wrong with it, that is told and the table that comes along is used."""
+    try:
+        return prices(Path(path).expanduser() if path else None)
+    except UserError as error:
+        wrong.append(error)
+        return prices()
+
+
+# Measuring ----------------------------------------------------------------------------------------------------------
+
+
+def _measured(args: argparse.Namespace, wanted: Wanted, output: Output, wrong: list[HoldfastError]) -> Plan:
+    from holdfast.devices.ledger import Ledger
+    from holdfast.planning import plans, surveying
+    from holdfast.planning.measuring import Bench
+
+    if not args.script:
+        raise UsageError("what is to be planned?", command="plan", tips=["name a script or a workload, or use --from"])
+    orders = orders_for(args.script, args.words, args.script_argv, args.device)
+    settings = orders[0].settings
+    seconds = _seconds(args.measure) if args.measure else settings.plan.measure
+    presets, score = _forms(args.script, orders)
+    jobs = [_job(order) for order in orders]
+    only = None if settings.run.device == "auto" else settings.run.device
+    world = surveying.look(
+        jobs, [order.facts.parameters for order in orders], settings,
+        prices=_prices(args.prices or settings.plan.prices, wrong), presets=presets, only=only, score=score,
+        steps=args.steps,
+    )  # fmt: skip
+    status = _Status(output, f"measuring {args.script} here, {seconds:.0f} s at most")
+    began = time.monotonic()
+    with _alone(args), Bench(seconds, tell=status.more, ledger=Ledger()) as bench:
+        found = surveying.trials(jobs, world, bench, orders[0].threads, status.what)
+    status.close()
+    plan = plans.Plan(
+        asked=args.script, words=tuple(sorted(args.words)), argv=tuple(args.script_argv), world=world,
+        measurements=tuple(found), wanted=wanted, measured_s=round(time.monotonic() - began, 1),
+        scripts=tuple((str(order.facts.path), plans.digest(order.facts.path)) for order in orders),
+    )  # fmt: skip
+    return plans.stamped(plan)
+
+
+def orders_for(asked: str, words: list[str], argv: list[str], device: str | None = None) -> list[Order]:
+    """The runs that `holdfast train` would make of these words."""
+    workload = registry.find(asked)
+    if workload is None or not workload.stages:
+        return [read_order(asked, words, device=device, argv=argv, command="plan")]
+    workload.check_installed()
+    arguments, _ = split_words(words, "plan")
+    orders = []
+    for name in workload.stages:
+        known = read_script(name, "plan").parameters
+        mine = [word for word in words if word.partition("=")[0] not in arguments or word.partition("=")[0] in known]
+        orders.append(read_order(name, mine, device=device, command="plan"))
+    return orders
+
+
+def job_name(path: Path) -> str:
+    """What runs of this script are called in the history of plans."""
+    return registry.named_by(path) or str(path)
+
+
+def _job(order: Order) -> Job:
+    from holdfast.planning.measuring import Job
+
+    return Job(
+        name=job_name(order.facts.path),
+        script=order.facts.path,
+        settings=order.settings.to_json(),
+        argv=order.argv,
+        arguments=order.arguments,
+        seed=order.settings.run.seed,
+        env=registry.environment_of(order.facts.path),
+    )
+
+
+def _forms(asked: str, orders: list[Order]) -> tuple[tuple[Preset, ...], tuple[float, str, str] | None]:
+    """Smaller forms of the job, and the score of the job as it is, if its workload knows that."""
+    from holdfast.planning import presets
+
+    workload = registry.find(asked)
+    given = orders[0].arguments
+    if workload is None:
+        return presets.for_script(orders[0].facts.path, given), None
+    named = presets.from_table(list(workload.presets))
+    free = tuple(each for each in named if not any(key in given for key, _ in each.arguments))
+    return free, workload.score if not given else None
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = parse_duration(text)
+    except ValueError:
+        seconds = 0.0
+    if seconds <= 0:
+        hints = ["for example `--measure 2m`"]
+        raise UserError(f"`--measure {text}` is not a time to measure in", hints=hints)
+    return seconds
+
+
+@contextlib.contextmanager
+def _alone(args: argparse.Namespace) -> Iterator[None]:
+    """Two that measure at once would measure each other."""
+    from holdfast.devices.ledger import state_folder
+    from holdfast.devices.locks import try_lock
+
+    fd = -1
+    with contextlib.suppress(OSError):
+        state_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(state_folder() / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    try:
+        if fd >= 0 and try_lock(fd) is False:
+            holder = os.pread(fd, 100, 0).decode(errors="replace").strip() if hasattr(os, "pread") else ""
+            raise UserError(
+                "another plan is being measured here",
+                cause=f"{holder or 'another process'} has the lock; two at once would measure each other",
+                hints=["wait for it, or decide from a saved one with `holdfast plan --from FILE`"],
+            )
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                os.truncate(fd, 0)
+                os.write(fd, f"pid {os.getpid()}, {args.script}\n".encode())
+        yield
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+class _Status:
+    """One line on stderr: what is being measured, and how far it is."""
+
+    def __init__(self, output: Output, head: str) -> None:
+        self._screen, self._on = output.err, output.progress and not output.quiet
+        self._text, self._drawn = "", False
+        if self._on and not self._screen.tty:
+            self._screen.write(head)
+
+    def what(self, text: str) -> None:
+        self._text = text
+        if self._on and not self._screen.tty:
+            self._screen.write(f"  {text}")
+        self.more("")
+
+    def more(self, text: str) -> None:
+        if self._on and self._screen.tty:
+            line = self._screen.fit(" · ".join(filter(None, (f"measuring {self._text}", text))))
+            self._screen.stream.write("\r\x1b[2K" + line[: self._screen.width - 1])
+            self._screen.stream.flush()
+            self._drawn = True
+
+    def close(self) -> None:
+        if self._drawn:
+            self._screen.stream.write("\r\x1b[2K")
+            self._screen.stream.flush()
+
+
+def _about_the_script(plan: Plan, rows: list[Option]) -> list[HoldfastError]:
+    """A script that could be measured nowhere is told apart from rows that do not fit a wish."""
+    tried = [each for each in plan.measurements if not each.preset]
+    if not tried:
+        if any(row.kind == "local" and not row.refused_by for row in rows):
+            return []
+        hints = ["`holdfast doctor` says what each device can do", "rented GPUs are in the table as far as they can be"]
+        return [ScriptFailed("there is no device here to train on", cause="every one is refused", hints=hints)]
+    if any(each.usable for each in tried):
+        return []
+    first = tried[0]
+    hints = ["`holdfast train` shows its whole traceback"] if first.raised else ["more time to measure: `--measure 5m`"]
+    return [ScriptFailed(f"{plan.asked} could not be measured", cause=first.why, hints=hints)]
