@@ -110,6 +110,10 @@ def _dispatch(words: list[str]) -> int:
         from holdfast.cli.usage import UsageError, similar
 
         raise UsageError(f"unknown command `{command}`", tips=similar(command, COMMANDS, "command"))
+    if os.environ.get("HOLDFAST_ADD"):  # its files are checked before anything depends on them
+        from holdfast import additions
+
+        additions.check()
     for_script: list[str] | None = None
     if "--" in rest:
         cut = rest.index("--")

@@ -10,6 +10,9 @@ Types and error codes are asked first, texts last: `signatures.json` holds the m
 telling first. A word found here is a suspicion, not a verdict: the ladder proves blame by running the step
 again elsewhere. Texts about devices count in errors of the RuntimeError family alone, and never on the CPU,
 so a script's own ValueError that quotes such a text stays the script's own.
+
+A kind that the code has to know by its name is a member of `Kind`. One that needs no more than its messages and a row
+of the ladder is a file (added.py), and a `Kind` all the same.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ from __future__ import annotations
 import errno
 import re
 import signal
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -25,7 +27,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from holdfast import tomlfile
 from holdfast.human import count
+from holdfast.runtime.added import Added
+from holdfast.runtime.added import read as read_added
 
 _HERE = Path(__file__).parent
 
@@ -74,8 +79,35 @@ class Kind(str, Enum):
     def __str__(self) -> str:
         return self.value
 
+    @classmethod
+    def _missing_(cls, value: object) -> Kind | None:
+        """One that a file adds; from then on the same object each time."""
+        if not isinstance(value, str) or value not in added():
+            return None
+        kind = str.__new__(cls, value)
+        kind._name_, kind._value_ = value.upper(), value
+        cls._value2member_map_[value] = kind
+        return kind
 
-CODES: Mapping[Kind, str] = {
+
+@lru_cache(maxsize=1)
+def added() -> Mapping[str, Added]:
+    """The kinds that files add, by their words; UserError for a file that cannot be used."""
+    return read_added([kind.value for kind in Kind], [*CODES.values()])
+
+
+class ByKind(dict[Kind, str]):
+    """One word for each kind; for one that a file adds, the word its file has in a field."""
+
+    def __init__(self, words: Mapping[Kind, str], field: str) -> None:
+        super().__init__(words)
+        self.field = field
+
+    def __missing__(self, kind: Kind) -> str:
+        return str(getattr(added()[kind.value], self.field))
+
+
+_CODES = {
     Kind.OUT_OF_MEMORY: "F001",
     Kind.CRASH: "F002",
     Kind.DEVICE_LOST: "F003",
@@ -98,6 +130,7 @@ CODES: Mapping[Kind, str] = {
     Kind.MACHINE_DOWN: "F020",
     Kind.DISK_FULL: "F021",
 }
+CODES: Mapping[Kind, str] = ByKind(_CODES, "code")
 """Public and stable: a new kind takes the next number, and none is ever used again."""
 
 
@@ -128,29 +161,38 @@ _HEALTH = {
     Kind.DRIVER: Health.MACHINE,
 }
 
-_SENTENCES = {
-    Kind.OUT_OF_MEMORY: "{device} ran out of memory",
-    Kind.CRASH: "the worker on {device} crashed{how}",
-    Kind.DEVICE_LOST: "{device} was lost",
-    Kind.TRANSIENT: "{device} reported an error",
-    Kind.HANG: "{device} stopped answering",
-    Kind.HOST_MEMORY: "the machine ran out of memory",
-    Kind.KILLED: "the worker on {device} was killed from outside{how}",
-    Kind.EXIT: "the worker on {device} ended without a word{how}",
-    Kind.UNSUPPORTED: "{device} cannot run this with the installed torch",
-    Kind.DRIVER: "{device} needs a reset or a repair",
-    Kind.LOADER_DIED: "a loader process ended",
-    Kind.LOADER_STUCK: "a loader process is stuck",
-    Kind.NURSERY_DIED: "the nursery ended",
-    Kind.KEEPER_DIED: "the keeper ended",
-    Kind.SUPERVISOR_DIED: "the supervisor ended",
-    Kind.USER_ERROR: "the script raised an error",
-    Kind.NON_FINITE: "{what} is not finite",
-    Kind.WRONG_NUMBERS: "{device} computes wrong numbers",
-    Kind.BAD_DATA: "the data cannot be used",
-    Kind.MACHINE_DOWN: "the machine went down",
-    Kind.DISK_FULL: "a disk is full",
-}
+
+def _health(kind: Kind) -> Health:
+    row = added().get(kind.value) if kind not in _CODES else None
+    return _HEALTH.get(kind, Health.DEAD) if row is None else Health(row.health)
+
+
+_SENTENCES = ByKind(
+    {
+        Kind.OUT_OF_MEMORY: "{device} ran out of memory",
+        Kind.CRASH: "the worker on {device} crashed{how}",
+        Kind.DEVICE_LOST: "{device} was lost",
+        Kind.TRANSIENT: "{device} reported an error",
+        Kind.HANG: "{device} stopped answering",
+        Kind.HOST_MEMORY: "the machine ran out of memory",
+        Kind.KILLED: "the worker on {device} was killed from outside{how}",
+        Kind.EXIT: "the worker on {device} ended without a word{how}",
+        Kind.UNSUPPORTED: "{device} cannot run this with the installed torch",
+        Kind.DRIVER: "{device} needs a reset or a repair",
+        Kind.LOADER_DIED: "a loader process ended",
+        Kind.LOADER_STUCK: "a loader process is stuck",
+        Kind.NURSERY_DIED: "the nursery ended",
+        Kind.KEEPER_DIED: "the keeper ended",
+        Kind.SUPERVISOR_DIED: "the supervisor ended",
+        Kind.USER_ERROR: "the script raised an error",
+        Kind.NON_FINITE: "{what} is not finite",
+        Kind.WRONG_NUMBERS: "{device} computes wrong numbers",
+        Kind.BAD_DATA: "the data cannot be used",
+        Kind.MACHINE_DOWN: "the machine went down",
+        Kind.DISK_FULL: "a disk is full",
+    },
+    "sentence",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +219,7 @@ class Fault:
     def health(self) -> Health:
         """What is left of the process: an exit leaves nothing, whatever the text says."""
         known = signature(self.signature) if self.signature else None
-        health = known.health if known else _HEALTH.get(self.kind, Health.DEAD)
+        health = known.health if known else _health(self.kind)
         if health is Health.ALIVE and "exitcode" in self.evidence:
             return Health.DEAD
         return health
@@ -302,7 +344,8 @@ def signatures() -> tuple[Signature, ...]:
     import json
 
     rows = json.loads((_HERE / "signatures.json").read_text(encoding="utf-8"))
-    return tuple(_signature(row) for row in rows)
+    more = [{**message, "kind": name} for name, row in added().items() for message in row.messages]
+    return tuple(_signature(row) for row in [*more, *rows])
 
 
 def _signature(row: dict[str, Any]) -> Signature:
@@ -363,7 +406,7 @@ def _classify_link(error: BaseException, device: str) -> Fault | None:
     kind = _kind_by_type(error, known)
     if kind is None and known is not None:
         kind = known.kind
-    if kind is None or (device.partition(":")[0] == "cpu" and kind not in _ON_CPU | {Kind.USER_ERROR}):
+    if kind is None or (device.partition(":")[0] == "cpu" and not _may_be_on_cpu(kind)):
         return None
     return Fault(
         kind=kind,
@@ -372,6 +415,12 @@ def _classify_link(error: BaseException, device: str) -> Fault | None:
         evidence=_exception_evidence(error, text),
         signature=known.id if known is not None and known.kind is kind else None,
     )
+
+
+def _may_be_on_cpu(kind: Kind) -> bool:
+    if kind in _CODES:
+        return kind in _ON_CPU or kind is Kind.USER_ERROR
+    return added()[kind.value].on_cpu
 
 
 def _kind_by_type(error: BaseException, known: Signature | None) -> Kind | None:
@@ -570,14 +619,10 @@ class Explanation:
 
 @lru_cache(maxsize=1)
 def explanations() -> tuple[Explanation, ...]:
-    """The texts of `faults.toml`, in the order of their codes."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
-    data = tomllib.loads((_HERE / "faults.toml").read_text(encoding="utf-8"))
-    rows = (Explanation(kind=Kind(kind), **_stripped(row)) for kind, row in data.items())
+    """The texts of `faults.toml` and of files that add a kind, in the order of their codes."""
+    data = tomlfile.load(_HERE / "faults.toml")
+    rows = [Explanation(kind=Kind(kind), **_stripped(row)) for kind, row in data.items()]
+    rows += [Explanation(kind=Kind(name), code=row.code, **row.texts) for name, row in added().items()]
     return tuple(sorted(rows, key=lambda row: row.code))
 
 

@@ -176,7 +176,13 @@ class Speaker:
             torch.set_num_threads(1)  # what is small is done sooner by one
 
     def _function(self) -> Any:
-        module, _, name = str(self.spec["function"]).partition(".")
+        place = str(self.spec["function"])
+        file, colon, name = place.rpartition(":")
+        if colon:  # added from outside
+            from holdfast.devices.probes.catalog import load_file
+
+            return getattr(load_file(Path(file)), name)
+        module, _, name = place.rpartition(".")
         return getattr(importlib.import_module(f"{_HERE}.{module}"), name)
 
     def _tell(self, check: str) -> None:
