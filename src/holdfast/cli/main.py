@@ -46,6 +46,7 @@ COMMANDS = {
     "detection": Command("detection", "boxes in images: check a set, use a trained detector, generate a set"),
     "ecosystem": Command("ecosystem", "predators and prey: a film of what a run has learned"),
     "chaos": Command("chaos", "inject faults into a run and print the receipt"),
+    "verify": Command("verify", "prove a device, and write a report to send"),
     "explain": Command("explain", "what a code means, what holdfast does about it, what you can do"),
     "env": Command("env", "a report about this machine, ready to paste"),
     "config": Command("config", "every setting and where it came from"),
