@@ -31,6 +31,7 @@ import ecosystem
 import eeg_data
 import eeg_training
 import leaks
+import peers
 import storage
 import testers
 import times
@@ -58,6 +59,7 @@ PARTS = {
     "hangs": Part(training.hangs, training.hangs_bounds),
     "growth": Part(training.growth, training.growth_bounds),
     "monitor": Part(monitor.monitor, monitor.monitor_bounds),
+    "peers": Part(peers.peers, peers.peers_bounds),
     "external": Part(external.external, external.external_bounds),
     "external-cost": Part(external.cost, external.cost_bounds),
     "storage": Part(storage.storage, storage.storage_bounds),
