@@ -20,7 +20,7 @@ from holdfast.devices.results import ProbeResult
 from holdfast.errors import UserError
 from holdfast.runfolder import read_events
 from holdfast.runtime import added as added_kinds
-from holdfast.runtime import faults, ladder, process
+from holdfast.runtime import faults, ladder, process, signatures
 from holdfast.testing import FaultPlan, ailments, chaos, symptoms
 from holdfast.testing.symptoms import Symptom
 from holdfast.workloads import registry
@@ -103,7 +103,7 @@ def train(session: holdfast.Session, *, epochs: int = 2) -> None:
             session.step(lambda b: mse_loss(model(b[0]), b[1]), batch)
 '''
 
-CACHES = (faults.added, faults.signatures, faults.explanations, faults._by_id, remedies.catalogue, catalog.probes)
+CACHES = (faults.added, faults.signatures, faults.explanations, signatures._by_id, remedies.catalogue, catalog.probes)
 Add = Callable[[str, str], Path]
 
 

@@ -93,7 +93,8 @@ def _meet_fault() -> None:
     if _last != AT or FAULT in ("", "bad"):
         return
     try:
-        os.close(os.open(FOLDER / "fired", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        with open(FOLDER / "fired", "x") as mark:
+            mark.write(FAULT)
     except FileExistsError:
         return
     if FAULT == "kill":

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.devices.hosting import LEAVE
+from holdfast.linefile import objects
 from holdfast.runtime import process
 from holdfast.runtime.channel import Channel
 from holdfast.runtime.nursery import Nursery
@@ -240,11 +241,7 @@ class _Stop(Exception):
 
 def words_of(text: str) -> Iterator[dict[str, Any]]:
     """What was said so far, in whole lines."""
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError, RecursionError):
-            said = json.loads(line)
-            if isinstance(said, dict):
-                yield said
+    return objects(text.splitlines())
 
 
 def main(argv: list[str]) -> int:
