@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import additions
+from holdfast.cli import main as cli
 from holdfast.devices import remedies
 from holdfast.devices.battery import Host, run_one
 from holdfast.devices.probes import catalog
@@ -258,7 +259,7 @@ WRONG = {
 def test_a_file_that_cannot_be_used_is_named(name: str, text: str, said: str, add: Add) -> None:
     file = add(name, text)
     with pytest.raises(UserError) as caught:
-        additions.check()
+        cli.check_additions()
     words = f"{caught.value.message} {caught.value.cause or ''}"
     assert str(file) in words and said in words
 
@@ -275,7 +276,7 @@ def test_what_is_shown_as_an_example_is_what_works(add: Add) -> None:
     """The file in the docstring of added.py."""
     doc = textwrap.dedent((added_kinds.__doc__ or "").partition("\n\n")[2].partition("Such files are")[0])
     add("faults/licence_lost.toml", doc)
-    additions.check()
+    cli.check_additions()
     assert faults.added()["licence_lost"].ladder == (("retry", 1), ("replace", 3), ("give_up", 1))
 
 

@@ -65,16 +65,3 @@ def check_fields(where: str, table: Mapping[str, Any], known: Mapping[str, type]
 
 
 _WORDS = {str: "a text", list: "a list", dict: "a table", bool: "true or false"}
-
-
-def check() -> None:
-    """Read everything that was added, so that what is wrong with it is said now and not at a run's first fault."""
-    if not folders():
-        return
-    from holdfast.devices import remedies
-    from holdfast.devices.probes import catalog
-    from holdfast.runtime import faults
-    from holdfast.workloads import registry
-
-    for read in (faults.added, remedies.catalogue, catalog.probes, registry.all_workloads):
-        read()

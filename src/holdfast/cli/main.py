@@ -112,9 +112,7 @@ def _dispatch(words: list[str]) -> int:
 
         raise UsageError(f"unknown command `{command}`", tips=similar(command, COMMANDS, "command"))
     if os.environ.get("HOLDFAST_ADD"):  # its files are checked before anything depends on them
-        from holdfast import additions
-
-        additions.check()
+        check_additions()
     for_script: list[str] | None = None
     if "--" in rest:
         cut = rest.index("--")
@@ -127,6 +125,17 @@ def _dispatch(words: list[str]) -> int:
     if for_script is not None:
         args.script_argv = for_script
     return int(args.run(args))
+
+
+def check_additions() -> None:
+    """Read all that HOLDFAST_ADD names: what is wrong with it is said now, and not at a run's first fault."""
+    from holdfast.devices import remedies
+    from holdfast.devices.probes import catalog
+    from holdfast.runtime import kinds
+    from holdfast.workloads import registry
+
+    for read in (kinds.added, remedies.catalogue, catalog.probes, registry.all_workloads):
+        read()
 
 
 def _split(words: list[str]) -> tuple[list[str], str | None, list[str]]:
