@@ -264,6 +264,16 @@ def test_a_file_that_cannot_be_used_is_named(name: str, text: str, said: str, ad
     assert str(file) in words and said in words
 
 
+def test_a_file_that_goes_bad_in_the_middle_of_a_run_breaks_nothing(add: Add) -> None:
+    file = add("faults/licence_lost.toml", FAULT)
+    cli.check_additions()
+    file.write_text("[licence_lost")  # a new worker reads it now
+    error = RuntimeError("CUDA error: device-side assert triggered")
+    found = faults.classify_exception(error, device="cuda:0")
+    assert found is not None and found.kind is faults.Kind.DEVICE_LOST
+    assert ladder.next_move(found.at(step=1), [], [ladder.Rung("cuda:0")], 0).action is ladder.Action.REPLACE
+
+
 def test_a_command_says_it_before_it_does_anything(add: Add, tmp_path: Path) -> None:
     add("faults/a.toml", FAULT.replace("X001", "F001"))
     done = holdfast("list", folder=tmp_path)

@@ -134,7 +134,7 @@ def check_additions() -> None:
     from holdfast.runtime import kinds
     from holdfast.workloads import registry
 
-    for read in (kinds.added, remedies.catalogue, catalog.probes, registry.all_workloads):
+    for read in (kinds.check_added, remedies.catalogue, catalog.probes, registry.all_workloads):
         read()
 
 

@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from holdfast import tomlfile
+from holdfast.errors import UserError
 from holdfast.runtime.added import Added
 from holdfast.runtime.added import read as read_added
 
@@ -81,8 +82,19 @@ class Kind(str, Enum):
 
 @lru_cache(maxsize=1)
 def added() -> Mapping[str, Added]:
-    """The kinds that files add, by their words; UserError for a file that cannot be used."""
-    return read_added([kind.value for kind in Kind], [*CODES.values()])
+    """The kinds that files add, by their words.
+
+    None where a file has gone, or gone bad, since the command began: in the middle of a fault is no time to fail.
+    """
+    try:
+        return check_added()
+    except UserError:
+        return {}
+
+
+def check_added() -> Mapping[str, Added]:
+    """The same at the beginning of a command; UserError for a file that cannot be used."""
+    return read_added([kind.value for kind in Kind], [*_CODES.values()])
 
 
 class ByKind(dict[Kind, str]):

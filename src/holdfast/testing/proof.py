@@ -9,6 +9,8 @@ result, not a condition.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -58,7 +60,7 @@ def train(session: holdfast.Session, *, steps: int = 60, batch: int = 16) -> Non
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     data = holdfast.Loader(Waves(10 * batch), batch_size=batch, shuffle=True)
     session.protect(model=model, optimizer=optimizer, schedule=schedule, data=data)
-    for _ in session.epochs(max(steps // 10, 1)):
+    for _ in session.epochs(math.ceil(steps / 10)):
         total = torch.zeros(())
         for samples in session.batches(data):
             loss = session.step(lambda b: cross_entropy(model(b[0]), b[1]), samples)
