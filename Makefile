@@ -2,10 +2,11 @@
 #
 #   make demo       train on simulated EEG, inject three faults, print the receipt
 #   make test       everything that has to hold: lint, types, tests (no accelerator needed)
-#   make check      lint, format and types alone
+#   make check      lint, format, types and documentation alone
 #   make fix        let ruff repair what it can
 #   make bench      the long measurements, kept in benchmarks/results/ (ARGS=--quick: a smoke test of them)
 #   make hardware   the tests that need a real accelerator
+#   make package    wheel and sdist below dist/, looked into (package-check: and installed into an empty environment)
 #   make lock       make requirements.lock anew from pyproject.toml and requirements.in (needs uv)
 #   make clean      remove everything that was made, .venv included
 #
@@ -30,7 +31,7 @@ endif
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test check check-fast fix bench hardware lock clean setup
+.PHONY: help demo test check check-fast fix bench hardware package package-check lock clean setup
 .DELETE_ON_ERROR:
 
 help:
@@ -44,6 +45,7 @@ test: check
 
 check: check-fast
 	$(PY) -m ruff format --check .
+	$(PY) scripts/check_docs.py
 
 check-fast: $(READY)
 	$(PY) -m ruff check .
@@ -59,6 +61,12 @@ bench: $(READY)
 hardware: $(READY)
 	$(PYTEST) -m hardware --timeout 600 tests
 	$(PY) benchmarks/hardware.py --out benchmarks/results/hardware.json
+
+package: $(READY)
+	$(PY) scripts/package.py
+
+package-check: $(READY)
+	$(PY) scripts/package.py --try
 
 setup: $(READY)
 

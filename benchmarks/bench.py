@@ -33,6 +33,7 @@ import eeg_data
 import eeg_preparing
 import eeg_training
 import leaks
+import peers
 import ranks
 import serving
 import storage
@@ -64,6 +65,7 @@ PARTS = {
     "hangs": Part(training.hangs, training.hangs_bounds),
     "growth": Part(training.growth, training.growth_bounds),
     "monitor": Part(monitor.monitor, monitor.monitor_bounds),
+    "peers": Part(peers.peers, peers.peers_bounds),
     "external": Part(external.external, external.external_bounds),
     "external-cost": Part(external.cost, external.cost_bounds),
     "storage": Part(storage.storage, storage.storage_bounds),

@@ -8,9 +8,11 @@ at_most("seconds to the next commit", 0.12, 0.5)      # a bound of the project, 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -99,6 +101,18 @@ def _to_its_end(run: subprocess.Popen[str], runs: Path, patience: float) -> str:
             if waited > patience:
                 run.kill()
                 raise TimeoutError(f"the run was not over after {waited:.0f} s") from None
+
+
+def end_group(run: subprocess.Popen[bytes]) -> None:
+    """End a process that was started in a session of its own, with everything it has started there."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(run.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.wait(timeout=20)
+            break
+    with contextlib.suppress(ProcessLookupError):  # its children may have outlived it
+        os.killpg(run.pid, signal.SIGKILL)
 
 
 def step(runs: Path) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common import JOBS, ROOT, Bound, at_most, command, cost, events, exactly, say, step, train, unharmed
+from common import JOBS, ROOT, Bound, at_most, command, cost, end_group, events, exactly, say, step, train, unharmed
 
 from holdfast.runtime import process
 from holdfast.testing import experiment
@@ -110,7 +110,7 @@ def _torchrun(folder: Path, kills: int) -> dict[str, Any]:
                 caught = _first(log, lambda row, at=at, killed=killed: row[1] > at and row[2] > killed)
                 found.append({"next_step_s": round(after[2] - killed, 2), "caught_up_s": round(caught[2] - killed, 2)})
         finally:
-            _end_group(run)
+            end_group(run)
     return {"kills": found, "epoch_steps": 100}
 
 
@@ -126,15 +126,6 @@ def _first(
                 return row
         time.sleep(0.02)
     raise TimeoutError(f"nothing of the kind in {log}")
-
-
-def _end_group(run: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(run.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            run.wait(timeout=20)
-            return
 
 
 # Hangs ------------------------------------------------------------------------------------------------------

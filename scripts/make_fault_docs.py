@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from pages import keep
+from pages import keep, said
 
 from holdfast.runtime.evidence.messages import messages, seen_with
 from holdfast.runtime.faults import CODES, Explanation, Health, Signature, explanations, signatures
@@ -70,14 +70,7 @@ def _section(row: Explanation) -> Iterator[str]:
     yield ""
     yield f"`{row.slug}` · {row.level}"
     yield ""
-    for heading, text in (
-        ("What was seen", row.seen),
-        ("What it means for you", row.means),
-        ("What holdfast does", row.does),
-        ("What you can do", row.you_can),
-    ):
-        yield f"**{heading}.** {text}"
-        yield ""
+    yield from said(row)
     yield from _messages([known for known in signatures() if known.kind is row.kind])
     names = ", ".join(f"[{line.code}](#{line.id})" for line in seen_with(row.kind) if line.xid != 0)
     if names:

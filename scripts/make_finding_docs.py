@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from pages import ROOT, keep
+from pages import ROOT, keep, said
 
 from holdfast.findings import Explanation, explanations
 
@@ -67,14 +67,7 @@ def _page(row: Explanation) -> Iterator[str]:
     yield ""
     yield f"`{row.slug}` · {row.level}"
     yield ""
-    for heading, text in (
-        ("What was seen", row.seen),
-        ("What it means for you", row.means),
-        ("What holdfast does", row.does),
-        ("What you can do", row.you_can),
-    ):
-        yield f"**{heading}.** {text}"
-        yield ""
+    yield from said(row)
     if row.needs:
         yield f"Evidence: {', '.join(f'`{name}`' for name in row.needs)}."
         yield ""

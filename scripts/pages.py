@@ -7,10 +7,24 @@ sys.exit(keep("faults.md", render(), sys.argv[1:]))   # 1 with --check and a pag
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
+
+
+def said(row: Any) -> Iterator[str]:
+    """What `holdfast explain` says about a fault or a finding, as paragraphs."""
+    for heading, text in (
+        ("What was seen", row.seen),
+        ("What it means for you", row.means),
+        ("What holdfast does", row.does),
+        ("What you can do", row.you_can),
+    ):
+        yield f"**{heading}.** {text}"
+        yield ""
 
 
 def keep(name: str, text: str, argv: list[str]) -> int:

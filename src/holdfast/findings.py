@@ -14,13 +14,13 @@ can review them without reading code; `line` is the one sentence of the screen, 
 from __future__ import annotations
 
 import string
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from holdfast import tomlfile
 from holdfast.human import duration, percent, size
 
 LEVELS = ("note", "warning", "error")
@@ -143,12 +143,7 @@ def worst(findings: list[Finding]) -> str | None:
 @lru_cache(maxsize=1)
 def explanations() -> tuple[Explanation, ...]:
     """All texts, in the order of their codes."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
-    data = tomllib.loads(_TEXTS.read_text(encoding="utf-8"))
+    data = tomlfile.load(_TEXTS)
     rows = (Explanation(slug=slug, **{name: text.strip() for name, text in row.items()}) for slug, row in data.items())
     return tuple(sorted(rows, key=lambda row: row.code))
 

@@ -13,15 +13,29 @@ has taken away: it comes back where it was, or not at all.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from holdfast.files import private
 
 MOST = 16 << 20
 """Bytes kept while they cannot be written: days of a usual journal."""
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+def objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
+    """The JSON objects among lines that somebody appended; torn and foreign ones are passed over."""
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            yield record
 
 
 class LineFile:

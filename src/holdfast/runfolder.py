@@ -33,7 +33,7 @@ from holdfast.files import read_json as read_json
 from holdfast.files import sync_folder as sync_folder
 from holdfast.files import whole as whole
 from holdfast.files import write_json as write_json
-from holdfast.linefile import LineFile
+from holdfast.linefile import LineFile, objects
 from holdfast.runnames import new_name as new_name
 
 FORMAT = 1
@@ -339,13 +339,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     except OSError:
         return
     with file:
-        for line in file:
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(record, dict):
-                yield record
+        yield from objects(file)
 
 
 def read_events(path: Path) -> Iterator[Event]:

@@ -48,11 +48,11 @@ PREFIX = "HOLDFAST_"
 OTHERS = frozenset(
     {
         *("HOLDFAST_STATE", "HOLDFAST_BOOT_ID", "HOLDFAST_PRETEND", "HOLDFAST_SENSORS"),
-        *("HOLDFAST_HOOK", "HOLDFAST_RESUME", "HOLDFAST_ATTACH", "HOLDFAST_PIECES"),
+        *("HOLDFAST_HOOK", "HOLDFAST_RESUME", "HOLDFAST_ATTACH", "HOLDFAST_PIECES", "HOLDFAST_ADD"),
     }
 )
-"""Variables that are none of the settings: where the user's ledger is, what tests pretend, and what `holdfast run`
-tells the script inside it."""
+"""Variables that are none of the settings: where the user's ledger is, what tests pretend, what `holdfast run` tells
+the script inside it, and where files are that add to holdfast."""
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 

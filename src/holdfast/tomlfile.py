@@ -2,6 +2,7 @@
 
     for parts, value, line in read(Path("holdfast.toml"), "./holdfast.toml"):
         ...                             # ("watchdog", "floor"), "5s", 7
+    load(Path("remedies.toml"))         # the whole of a file that has to be there, as a dictionary
 
 The parser is imported on first use: most runs have no such file, and `holdfast --help` should not pay.
 """
@@ -31,6 +32,15 @@ def read(path: Path, shown: str, table: tuple[str, ...] = ()) -> Iterator[tuple[
         return  # a pyproject.toml of somebody else: not even parsed
     for parts, value in _leaves(_inside(_parse_toml(text, shown), table)):
         yield parts, value, _line_of((*table, *parts), text)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The whole file; UserError if it cannot be read or is not TOML."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}", cause=str(error)) from error
+    return _parse_toml(text, str(path))
 
 
 def _parse_toml(text: str, shown: str) -> dict[str, Any]:

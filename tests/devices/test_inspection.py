@@ -243,18 +243,18 @@ def first_words(lines: list[str]) -> list[str]:
 
 
 def test_no_advice_where_a_gpu_can_be_used() -> None:
-    assert knowledge.advice(machine(HOPPER, torch=CUDA), ["cuda:0", "cpu"]) == []
+    assert advising.advice(machine(HOPPER, torch=CUDA), ["cuda:0", "cpu"]) == []
 
 
 def test_a_machine_without_a_gpu() -> None:
-    lines = knowledge.advice(machine(), ["cpu"])
+    lines = advising.advice(machine(), ["cpu"])
     assert first_words(lines)[:3] == ["Now", "Rent", "Smaller"]
     assert lines[0].startswith("Now: `holdfast train my_script.py --device cpu` trains on the CPU.")
 
 
 def test_the_masquerading_card_of_our_user() -> None:
     inventory = machine(replace(NAVI10, claimed_arch="gfx1030"), torch=ROCM, device_files=AMD_FILES)
-    lines = knowledge.advice(inventory, ["cpu"])
+    lines = advising.advice(inventory, ["cpu"])
     assert first_words(lines)[:4] == ["Now", "Build", "Rent", "Smaller"]
     assert lines[1] == (
         "Build: for Radeon RX 5600 XT (gfx1010), `unset HSA_OVERRIDE_GFX_VERSION`, because it is no gfx1030, and then "
@@ -266,16 +266,16 @@ def test_the_masquerading_card_of_our_user() -> None:
 
 def test_an_amd_card_under_windows_is_sent_to_linux() -> None:
     card = Device("pci:0", "amd", "AMD Radeon RX 9070 XT", "gfx1201")
-    lines = knowledge.advice(machine(card, os="windows"), ["cpu"])
+    lines = advising.advice(machine(card, os="windows"), ["cpu"])
     assert first_words(lines)[:3] == ["Now", "Linux", "Build"]
-    assert "Linux" not in first_words(knowledge.advice(machine(HOPPER, os="windows"), ["cpu"]))
+    assert "Linux" not in first_words(advising.advice(machine(HOPPER, os="windows"), ["cpu"]))
 
 
 def test_a_card_that_this_torch_serves_needs_no_other_build() -> None:
-    assert "Build" not in first_words(knowledge.advice(machine(HOPPER, torch=CUDA), ["cpu"]))
-    assert "Build" in first_words(knowledge.advice(machine(PASCAL, torch=CUDA), ["cpu"]))
-    assert "Build" not in first_words(knowledge.advice(machine(Device("pci:0", "intel", "HD Graphics 630")), ["cpu"]))
-    line = knowledge.advice(machine(Device("pci:0", "intel", "Arc A770", "arc")), ["cpu"])[1]
+    assert "Build" not in first_words(advising.advice(machine(HOPPER, torch=CUDA), ["cpu"]))
+    assert "Build" in first_words(advising.advice(machine(PASCAL, torch=CUDA), ["cpu"]))
+    assert "Build" not in first_words(advising.advice(machine(Device("pci:0", "intel", "HD Graphics 630")), ["cpu"]))
+    line = advising.advice(machine(Device("pci:0", "intel", "Arc A770", "arc")), ["cpu"])[1]
     assert line == (
         "Build: for Arc A770 (arc), see https://pytorch.org/get-started for a build that serves it, and run "
         "`holdfast doctor` again."
@@ -284,15 +284,15 @@ def test_a_card_that_this_torch_serves_needs_no_other_build() -> None:
 
 @pytest.mark.parametrize(("torch", "word"), [(PLAIN, "install torch anew"), (TorchBuild(), "`pip install torch`")])
 def test_when_not_even_the_cpu_can_be_used(torch: TorchBuild, word: str) -> None:
-    (line,) = knowledge.advice(machine(torch=torch), [])
+    (line,) = advising.advice(machine(torch=torch), [])
     assert word in line
 
 
 def test_a_plan_is_advised_once_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advising, "find_spec", lambda name: object())
-    assert first_words(knowledge.advice(machine(), ["cpu"]))[-1] == "Compare"
+    assert first_words(advising.advice(machine(), ["cpu"]))[-1] == "Compare"
     monkeypatch.setattr(advising, "find_spec", lambda name: None)
-    assert "Compare" not in first_words(knowledge.advice(machine(), ["cpu"]))
+    assert "Compare" not in first_words(advising.advice(machine(), ["cpu"]))
 
 
 # --- whole machines ---------------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ COMMANDS = {
     "predict": Command("predict", "answers of a bundle for a file of inputs"),
     "serve": Command("serve", "answers of a bundle over HTTP, on this machine only"),
     "chaos": Command("chaos", "inject faults into a run and print the receipt"),
+    "verify": Command("verify", "prove a device, and write a report to send"),
     "explain": Command("explain", "what a code means, what holdfast does about it, what you can do"),
     "env": Command("env", "a report about this machine, ready to paste"),
     "config": Command("config", "every setting and where it came from"),
@@ -118,6 +119,8 @@ def _dispatch(words: list[str]) -> int:
         from holdfast.cli.usage import UsageError, similar
 
         raise UsageError(f"unknown command `{command}`", tips=similar(command, COMMANDS, "command"))
+    if os.environ.get("HOLDFAST_ADD"):  # its files are checked before anything depends on them
+        check_additions()
     for_script: list[str] | None = None
     if "--" in rest:
         cut = rest.index("--")
@@ -130,6 +133,17 @@ def _dispatch(words: list[str]) -> int:
     if for_script is not None:
         args.script_argv = for_script
     return int(args.run(args))
+
+
+def check_additions() -> None:
+    """Read all that HOLDFAST_ADD names: what is wrong with it is said now, and not at a run's first fault."""
+    from holdfast.devices import remedies
+    from holdfast.devices.probes import catalog
+    from holdfast.runtime import kinds
+    from holdfast.workloads import registry
+
+    for read in (kinds.check_added, remedies.catalogue, catalog.probes, registry.all_workloads):
+        read()
 
 
 def _split(words: list[str]) -> tuple[list[str], str | None, list[str]]:

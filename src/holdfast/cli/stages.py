@@ -137,7 +137,7 @@ def _go_on(left: Rest, args: argparse.Namespace, output: Output, resume: Resume,
         from holdfast.cli import detach
 
         asked = argparse.Namespace(script=left.workload.name, words=words, device=None, seed=None, script_argv=[])
-        return detach.train(_create(left.workload, left.names, words, left.parent), asked, output)
+        return detach.train(_create(left.workload, left.names, words, left.parent, None), asked, output)
     if output.as_json and said:  # there is only one object
         output = dataclasses.replace(output, as_json=False, quiet=True, out=output.err)
     return _all(left.workload, left.names, words, left.parent, output, None)

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import UserError
 from holdfast.files import write_json
 from holdfast.runtime import process
 from holdfast.runtime.channel import Channel, Closed
+from holdfast.runtime.nursery import broken_torch
 
 _MODULE = "holdfast.devices.probes.child"
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
@@ -188,14 +188,7 @@ class Host:
             self._without_server(str(message["unsafe"]))
         elif "broken" in message:
             self.close()
-            raise UserError(
-                "torch cannot be imported",
-                cause=str(message["broken"]),
-                hints=[
-                    "install it for your device: https://pytorch.org/get-started",
-                    f"python is {sys.executable}",
-                ],
-            )
+            raise broken_torch(str(message["broken"]))
 
     def _without_server(self, why: str) -> None:
         """From now on children are fresh interpreters. What was under way is to be done again."""

@@ -16,15 +16,12 @@ No torch here.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast.devices import facts
 from holdfast.devices.facts import Bug, Card, Note, Override, Support, Wheel, plain
-
-if TYPE_CHECKING:
-    from holdfast.devices.survey.shapes import Inventory
 
 _TRUE = dict.fromkeys(("yes", "some", "deprecated", "untested"), True)
 _TRUE |= dict.fromkeys(("no", "community"), False)
@@ -122,13 +119,6 @@ def arch_of(version: str) -> str | None:
 def platform_notes(os: str, vendor: str) -> list[Note]:
     """What is known of a maker's cards under `windows` or `wsl2`."""
     return [facts.note(row) for row in facts.data()["platforms"] if row["os"] == os and row["vendor"] == vendor]
-
-
-def advice(inventory: Inventory, usable: Collection[str]) -> list[str]:
-    """What to do when no GPU can be used, a way in each line; none where one can."""
-    from holdfast.devices import advising
-
-    return advising.advice(inventory, usable)
 
 
 def known_bugs(

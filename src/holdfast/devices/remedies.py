@@ -7,7 +7,8 @@
 
 A remedy either changes how a device is used (variables, switches) and is then tried: the probe that failed runs again
 with it. Or it does without something (a precision, a layout, a large batch), and then the probe that does without
-has passed already, or has not. What is known is in remedies.toml, a row each. No torch here.
+has passed already, or has not. What is known is in remedies.toml, a row each; a file of your own may add to them
+(holdfast.additions). No torch here.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from holdfast import additions, tomlfile
 from holdfast.devices import flags as switches
 from holdfast.devices.traits import CRASHED, FAILED, FP32, HUNG, PASSED, Result, Traits, easier, traits
+from holdfast.errors import UserError
 from holdfast.runtime.faults import Kind, match_text
 
 BACKENDS = {"nvidia": "cuda", "amd": "rocm", "intel": "xpu", "apple": "mps", "cpu": "cpu"}
@@ -79,12 +82,30 @@ class Remedy:
 @functools.lru_cache(maxsize=1)
 def catalogue() -> tuple[Remedy, ...]:
     """Every remedy there is, in the order in which they are tried."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    rows = tomllib.loads(Path(__file__).with_name("remedies.toml").read_text(encoding="utf-8"))
-    return tuple(_remedy(name, row) for name, row in rows.items())
+    rows = tomlfile.load(Path(__file__).with_name("remedies.toml"))
+    ours = [_remedy(name, row) for name, row in rows.items()]
+    return (*ours, *_added({remedy.name for remedy in ours}))
+
+
+_FIELDS: Mapping[str, type] = {
+    **dict.fromkeys(("text", "cost", "source", "avoid", "needs", "needs_text"), str),
+    **dict.fromkeys(("backends", "families", "states", "precisions", "flags"), list),
+    "env": dict,
+}
+
+
+def _added(known: set[str]) -> Iterator[Remedy]:
+    """Those of files from outside; they come after ours."""
+    for file in additions.files("remedies", "*.toml"):
+        for name, row in additions.tables(file).items():
+            where = f"the remedy `{name}` in {file}"
+            additions.check_fields(where, row, _FIELDS, ("text", "cost", "source", "backends"))
+            if name in known:
+                raise UserError(f"{where} has a name that another has already")
+            if not (row.get("env") or row.get("flags") or row.get("avoid")):
+                raise UserError(f"{where} changes nothing", hints=["give it `env`, `flags` or `avoid`"])
+            known.add(name)
+            yield _remedy(name, row)
 
 
 def _remedy(name: str, row: Mapping[str, Any]) -> Remedy:

@@ -17,140 +17,58 @@ from __future__ import annotations
 import errno
 import re
 import signal
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from holdfast.human import count
+from holdfast.runtime.kinds import CODES, ByKind, Explanation, Health, Kind, added, explanations, health_of
+from holdfast.runtime.signatures import Signature, match_text, signature, signatures
 
-_HERE = Path(__file__).parent
+__all__ = [
+    "CODES",
+    "STICKY_CODES",
+    "ByKind",
+    "Explanation",
+    "Fault",
+    "Health",
+    "Kind",
+    "Signature",
+    "added",
+    "classify_exception",
+    "classify_exit",
+    "explanations",
+    "match_text",
+    "signature",
+    "signatures",
+]
 
-
-class Kind(str, Enum):
-    """The kinds of fault. The value is the word on the screen, in JSON and in the docs."""
-
-    OUT_OF_MEMORY = "out_of_memory"
-    """The device's memory is full."""
-    CRASH = "crash"
-    """The worker ended by SIGSEGV, SIGABRT, SIGBUS, SIGILL or SIGFPE."""
-    DEVICE_LOST = "device_lost"
-    """A sticky error: the context is dead and everything on the device with it."""
-    TRANSIENT = "transient"
-    """The device reported an error and the process can still use it."""
-    HANG = "hang"
-    """No progress for longer than the phase allows."""
-    HOST_MEMORY = "host_memory"
-    """The machine or the container is out of memory."""
-    KILLED = "killed"
-    """Somebody else ended the worker: SIGKILL, SIGTERM."""
-    EXIT = "exit"
-    """The worker ended by itself without saying why."""
-    UNSUPPORTED = "unsupported"
-    """This torch build has no code for this device, or lacks an operation there."""
-    DRIVER = "driver"
-    """The driver or the card needs a reset, a reboot or a repair."""
-    LOADER_DIED = "loader_died"
-    LOADER_STUCK = "loader_stuck"
-    NURSERY_DIED = "nursery_died"
-    KEEPER_DIED = "keeper_died"
-    SUPERVISOR_DIED = "supervisor_died"
-    USER_ERROR = "user_error"
-    """The script's own error. Never retried."""
-    NON_FINITE = "non_finite"
-    """A loss or a gradient is infinite or not a number."""
-    WRONG_NUMBERS = "wrong_numbers"
-    """The device computes something else than the CPU."""
-    BAD_DATA = "bad_data"
-    """Some samples fail wherever they are computed, and the others do not."""
-    MACHINE_DOWN = "machine_down"
-    """The whole machine went down while the run was on it."""
-    DISK_FULL = "disk_full"
-    """A script of `holdfast run` could not write: no space is left."""
-
-    def __str__(self) -> str:
-        return self.value
-
-
-CODES: Mapping[Kind, str] = {
-    Kind.OUT_OF_MEMORY: "F001",
-    Kind.CRASH: "F002",
-    Kind.DEVICE_LOST: "F003",
-    Kind.TRANSIENT: "F004",
-    Kind.HANG: "F005",
-    Kind.HOST_MEMORY: "F006",
-    Kind.KILLED: "F007",
-    Kind.EXIT: "F008",
-    Kind.UNSUPPORTED: "F009",
-    Kind.DRIVER: "F010",
-    Kind.LOADER_DIED: "F011",
-    Kind.LOADER_STUCK: "F012",
-    Kind.NURSERY_DIED: "F013",
-    Kind.KEEPER_DIED: "F014",
-    Kind.SUPERVISOR_DIED: "F015",
-    Kind.USER_ERROR: "F016",
-    Kind.NON_FINITE: "F017",
-    Kind.WRONG_NUMBERS: "F018",
-    Kind.BAD_DATA: "F019",
-    Kind.MACHINE_DOWN: "F020",
-    Kind.DISK_FULL: "F021",
-}
-"""Public and stable: a new kind takes the next number, and none is ever used again."""
-
-
-class Health(str, Enum):
-    """What is left of the worker's process after a fault."""
-
-    ALIVE = "alive"
-    """Still usable."""
-    DEAD = "dead"
-    """Needs a new process."""
-    MACHINE = "machine"
-    """A new process is not enough: the device needs a reset or the machine a reboot."""
-
-    def __str__(self) -> str:
-        return self.value
-
-
-_HEALTH = {
-    Kind.OUT_OF_MEMORY: Health.ALIVE,
-    Kind.TRANSIENT: Health.ALIVE,
-    Kind.HOST_MEMORY: Health.ALIVE,
-    Kind.LOADER_DIED: Health.ALIVE,
-    Kind.LOADER_STUCK: Health.ALIVE,
-    Kind.KEEPER_DIED: Health.ALIVE,
-    Kind.UNSUPPORTED: Health.ALIVE,
-    Kind.USER_ERROR: Health.ALIVE,
-    Kind.BAD_DATA: Health.ALIVE,
-    Kind.DRIVER: Health.MACHINE,
-}
-
-_SENTENCES = {
-    Kind.OUT_OF_MEMORY: "{device} ran out of memory",
-    Kind.CRASH: "the worker on {device} crashed{how}",
-    Kind.DEVICE_LOST: "{device} was lost",
-    Kind.TRANSIENT: "{device} reported an error",
-    Kind.HANG: "{device} stopped answering",
-    Kind.HOST_MEMORY: "the machine ran out of memory",
-    Kind.KILLED: "the worker on {device} was killed from outside{how}",
-    Kind.EXIT: "the worker on {device} ended without a word{how}",
-    Kind.UNSUPPORTED: "{device} cannot run this with the installed torch",
-    Kind.DRIVER: "{device} needs a reset or a repair",
-    Kind.LOADER_DIED: "a loader process ended",
-    Kind.LOADER_STUCK: "a loader process is stuck",
-    Kind.NURSERY_DIED: "the nursery ended",
-    Kind.KEEPER_DIED: "the keeper ended",
-    Kind.SUPERVISOR_DIED: "the supervisor ended",
-    Kind.USER_ERROR: "the script raised an error",
-    Kind.NON_FINITE: "{what} is not finite",
-    Kind.WRONG_NUMBERS: "{device} computes wrong numbers",
-    Kind.BAD_DATA: "the data cannot be used",
-    Kind.MACHINE_DOWN: "the machine went down",
-    Kind.DISK_FULL: "a disk is full",
-}
+_SENTENCES = ByKind(
+    {
+        Kind.OUT_OF_MEMORY: "{device} ran out of memory",
+        Kind.CRASH: "the worker on {device} crashed{how}",
+        Kind.DEVICE_LOST: "{device} was lost",
+        Kind.TRANSIENT: "{device} reported an error",
+        Kind.HANG: "{device} stopped answering",
+        Kind.HOST_MEMORY: "the machine ran out of memory",
+        Kind.KILLED: "the worker on {device} was killed from outside{how}",
+        Kind.EXIT: "the worker on {device} ended without a word{how}",
+        Kind.UNSUPPORTED: "{device} cannot run this with the installed torch",
+        Kind.DRIVER: "{device} needs a reset or a repair",
+        Kind.LOADER_DIED: "a loader process ended",
+        Kind.LOADER_STUCK: "a loader process is stuck",
+        Kind.NURSERY_DIED: "the nursery ended",
+        Kind.KEEPER_DIED: "the keeper ended",
+        Kind.SUPERVISOR_DIED: "the supervisor ended",
+        Kind.USER_ERROR: "the script raised an error",
+        Kind.NON_FINITE: "{what} is not finite",
+        Kind.WRONG_NUMBERS: "{device} computes wrong numbers",
+        Kind.BAD_DATA: "the data cannot be used",
+        Kind.MACHINE_DOWN: "the machine went down",
+        Kind.DISK_FULL: "a disk is full",
+    },
+    "sentence",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +95,7 @@ class Fault:
     def health(self) -> Health:
         """What is left of the process: an exit leaves nothing, whatever the text says."""
         known = signature(self.signature) if self.signature else None
-        health = known.health if known else _HEALTH.get(self.kind, Health.DEAD)
+        health = known.health if known else health_of(self.kind)
         if health is Health.ALIVE and "exitcode" in self.evidence:
             return Health.DEAD
         return health
@@ -242,95 +160,6 @@ class Fault:
         )
 
 
-# --- known messages ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """One row of `signatures.json`: a message, what it means and what helps."""
-
-    id: str
-    kind: Kind | None
-    """None: worth telling, no fault by itself."""
-    health: Health
-    backends: tuple[str, ...]
-    """cuda, rocm, mps, xpu; "device": each of them; "any": the CPU too."""
-    means: str
-    action: str
-    text: tuple[str, ...] = ()
-    """Any one of these, letter by letter."""
-    regex: str | None = None
-    observed: str | None = None
-    """What is seen instead of a message; such a row never matches a text."""
-    codes: tuple[int, ...] = ()
-    """CUDA and HIP error numbers; the two agree for those listed."""
-    raised_as: tuple[str, ...] = ("RuntimeError",)
-    """The families of exception in which the text counts."""
-    warning: bool = False
-    """Printed by a process that goes on: tells about a fault, never is one."""
-    aborts: bool = False
-    """The process may end by it, although it need not."""
-    exit_only: bool = False
-    """Printed by a dying process, never raised."""
-
-    def found_in(self, message: str) -> bool:
-        if any(part in message for part in self.text):
-            return True
-        return self.regex is not None and re.search(self.regex, message) is not None
-
-    def on(self, device: str | None) -> bool:
-        """Could this come from that device? `cuda` is ROCm's name in torch, too."""
-        backends = _backends(device)
-        return backends is None or not backends.isdisjoint(self.backends)
-
-
-def _backends(device: str | None) -> frozenset[str] | None:
-    """The values of `Signature.backends` a device can show; None where anything is possible."""
-    name = (device or "").partition(":")[0]
-    if name == "cpu":
-        return frozenset({"any"})
-    if name == "cuda":
-        return frozenset({"any", "device", "cuda", "rocm"})
-    if name in ("mps", "xpu"):
-        return frozenset({"any", "device", name})
-    return None
-
-
-@lru_cache(maxsize=1)
-def signatures() -> tuple[Signature, ...]:
-    """All known messages, most telling first. Read on first use: the file is not needed until a fault."""
-    import json
-
-    rows = json.loads((_HERE / "signatures.json").read_text(encoding="utf-8"))
-    return tuple(_signature(row) for row in rows)
-
-
-def _signature(row: dict[str, Any]) -> Signature:
-    fields = {name: value for name, value in row.items() if name != "row"}
-    for name in ("backends", "text", "codes", "raised_as"):
-        if name in fields:
-            fields[name] = tuple(fields[name])
-    fields["kind"] = Kind(row["kind"]) if row["kind"] else None
-    fields["health"] = Health(row["health"])
-    return Signature(**fields)
-
-
-@lru_cache(maxsize=1)
-def _by_id() -> dict[str, Signature]:
-    return {known.id: known for known in signatures()}
-
-
-def signature(id: str) -> Signature | None:
-    """The row with this id."""
-    return _by_id().get(id)
-
-
-def match_text(text: str, *, device: str | None = None) -> Signature | None:
-    """The most telling known message in `text`; a warning only where nothing else is found."""
-    found = [known for known in signatures() if known.on(device) and known.found_in(text)]
-    return min(found, key=lambda known: known.warning, default=None)
-
-
 # --- from an exception ------------------------------------------------------------------------------------
 
 _ON_CPU = frozenset({Kind.OUT_OF_MEMORY, Kind.HOST_MEMORY, Kind.LOADER_DIED, Kind.LOADER_STUCK})
@@ -363,7 +192,7 @@ def _classify_link(error: BaseException, device: str) -> Fault | None:
     kind = _kind_by_type(error, known)
     if kind is None and known is not None:
         kind = known.kind
-    if kind is None or (device.partition(":")[0] == "cpu" and kind not in _ON_CPU | {Kind.USER_ERROR}):
+    if kind is None or (device.partition(":")[0] == "cpu" and not _may_be_on_cpu(kind)):
         return None
     return Fault(
         kind=kind,
@@ -372,6 +201,12 @@ def _classify_link(error: BaseException, device: str) -> Fault | None:
         evidence=_exception_evidence(error, text),
         signature=known.id if known is not None and known.kind is kind else None,
     )
+
+
+def _may_be_on_cpu(kind: Kind) -> bool:
+    if kind.value not in added():
+        return kind in _ON_CPU or kind is Kind.USER_ERROR
+    return added()[kind.value].on_cpu
 
 
 def _kind_by_type(error: BaseException, known: Signature | None) -> Kind | None:
@@ -547,39 +382,3 @@ def _last_line(tail: str, known: Signature | None) -> str:
     lines = [line.strip() for line in tail.splitlines() if line.strip()]
     telling = [line for line in lines if known is not None and known.found_in(line)]
     return (telling or lines or [""])[-1][:_MESSAGE_LIMIT]
-
-
-# --- explanations -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """What `holdfast explain` and docs/faults.md say about one kind of fault."""
-
-    kind: Kind
-    code: str
-    slug: str
-    level: str
-    """note, warning or error."""
-    title: str
-    seen: str
-    means: str
-    does: str
-    you_can: str
-
-
-@lru_cache(maxsize=1)
-def explanations() -> tuple[Explanation, ...]:
-    """The texts of `faults.toml`, in the order of their codes."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
-    data = tomllib.loads((_HERE / "faults.toml").read_text(encoding="utf-8"))
-    rows = (Explanation(kind=Kind(kind), **_stripped(row)) for kind, row in data.items())
-    return tuple(sorted(rows, key=lambda row: row.code))
-
-
-def _stripped(row: dict[str, str]) -> dict[str, str]:
-    return {name: text.strip() for name, text in row.items()}

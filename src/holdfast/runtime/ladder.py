@@ -7,7 +7,7 @@
 `table` below is the whole policy. Each row is tried from the left, and the first entry that is still open is
 the move. An entry is used up by what was already done for faults of the same family at the same place: the
 same step on the same rung. What came from outside (a kill) is not the rung's fault, so there the place is
-"since the last committed step".
+"since the last committed step". A kind that a file adds has its row there (added.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from holdfast.runtime.faults import Fault, Health, Kind
+from holdfast.runtime.faults import ByKind, Fault, Health, Kind, added
 
 
 class Action(str, Enum):
@@ -156,7 +156,7 @@ NEAR = 20
 _DEVICE = "device"
 _OUTSIDE = "outside"
 
-FAMILIES: Mapping[Kind, str] = {
+_FAMILIES = {
     Kind.OUT_OF_MEMORY: "memory",
     Kind.TRANSIENT: _DEVICE,
     Kind.DEVICE_LOST: _DEVICE,
@@ -179,6 +179,7 @@ FAMILIES: Mapping[Kind, str] = {
     Kind.MACHINE_DOWN: _OUTSIDE,
     Kind.DISK_FULL: "storage",
 }
+FAMILIES: Mapping[Kind, str] = ByKind(_FAMILIES, "family")
 """Kinds that count against each other: a crash after a hang at one step is the second time, not the first."""
 
 
@@ -214,6 +215,7 @@ def table(limits: Limits = DEFAULT_LIMITS) -> Mapping[Kind, tuple[Entry, ...]]:
         Kind.WRONG_NUMBERS: (next_rung, give_up),
         Kind.MACHINE_DOWN: outside,
         Kind.DISK_FULL: ((replace, limits.tries), give_up),
+        **{Kind(name): tuple((Action(word), times) for word, times in row.ladder) for name, row in added().items()},
     }
 
 

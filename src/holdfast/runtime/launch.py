@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast.errors import InternalError, UserError
+from holdfast.errors import InternalError
 from holdfast.runtime import process
 from holdfast.runtime.board import Board
 from holdfast.runtime.channel import Channel, Closed
+from holdfast.runtime.nursery import broken_torch
 from holdfast.runtime.slots import Arena
 
 _CONNECT_TIMEOUT = 120.0
@@ -166,14 +167,7 @@ class NurseryLauncher:
             self.torch = str(message["ready"])
             self.ready = time.monotonic()
         elif "broken" in message:
-            raise UserError(
-                "torch cannot be imported",
-                cause=str(message["broken"]),
-                hints=[
-                    "install it for your device: https://pytorch.org/get-started",
-                    f"python is {sys.executable}",
-                ],
-            )
+            raise broken_torch(str(message["broken"]))
         elif "unsafe" in message:
             raise CannotFork(str(message["unsafe"]))
         elif "note" in message:

@@ -11,13 +11,13 @@ and what was logged at that very step is not written again. A disk that takes no
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from holdfast.eventfile import EventFile
 from holdfast.files import open_regular, whole
+from holdfast.linefile import objects
 from holdfast.runfolder import RunFolder
 
 FOLDER = "tb"
@@ -76,10 +76,4 @@ def _last_records(run: RunFolder) -> Iterator[dict[str, Any]]:
             lines = file.read(_TAIL).split(b"\n")
     except OSError:
         return
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict):
-            yield record
+    yield from objects(lines)

@@ -12,6 +12,7 @@ fall into the same hole.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import ctypes
 import difflib
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import UserError
 from holdfast.runtime import process
 from holdfast.runtime.board import Phase
+from holdfast.runtime.faults import added
 
 if TYPE_CHECKING:
     from holdfast.runtime.session import Session
@@ -107,10 +109,11 @@ class FaultPlan:
 
 
 def _check(fault: InjectedFault) -> None:
-    if fault.kind not in KINDS:
-        close = difflib.get_close_matches(fault.kind, KINDS, n=1)
+    known = [*KINDS, *_by_message()]
+    if fault.kind not in known:
+        close = difflib.get_close_matches(fault.kind, known, n=1)
         hints = [f"a similar fault exists: `{close[0]}`"] if close else []
-        raise UserError(f"unknown fault `{fault.kind}`", hints=[*hints, f"faults: {', '.join(KINDS)}"])
+        raise UserError(f"unknown fault `{fault.kind}`", hints=[*hints, f"faults: {', '.join(known)}"])
     labels = [phase.label for phase in Phase]
     if fault.phase not in labels:
         raise UserError(f"unknown phase `{fault.phase}`", hints=[f"phases: {', '.join(labels)}"])
@@ -157,7 +160,7 @@ class _Injector:
                     raise _device_memory()  # not claimed: it comes again until the pieces are small enough
                 if self._claim(number, step):
                     del self.waiting[number]
-                    KINDS[fault.kind](self)
+                    (KINDS.get(fault.kind) or _by_message()[fault.kind])(self)
                     return  # one at a time: the next comes at its next phase
 
     def _claim(self, number: int, step: int) -> bool:
@@ -189,6 +192,20 @@ def _device_memory() -> Exception:
     import torch
 
     return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB (injected by holdfast.testing)")
+
+
+def _by_message() -> dict[str, Callable[[_Injector], None]]:
+    """Kinds that files add (runtime/added.py): each is raised in the first words by which it is recognised."""
+
+    def raising(message: Any) -> Callable[[_Injector], None]:
+        def fire(_: _Injector) -> None:
+            kind = getattr(builtins, message.get("raised_as", ["RuntimeError"])[0], RuntimeError)
+            raise kind(f"{message['text'][0]} (injected by holdfast.testing)")
+
+        return fire
+
+    worded = {name: [each for each in row.messages if each.get("text")] for name, row in added().items()}
+    return {name: raising(messages[0]) for name, messages in worded.items() if messages}
 
 
 def _oom(_: _Injector) -> None:

@@ -4,8 +4,10 @@
     find("eeg").stages                    # ("eeg-pretrain", "eeg-challenge1", "eeg-challenge2")
     find("egg")                           # None; `names()` has what there is
 
-A workload registers itself: its folder holds a `workload.toml` with one table per name. Nothing is imported to read
-it, so a typo costs milliseconds.
+A workload registers itself. A small one is a single file: a script with `train(session)`, here or in the folder
+`workloads` of HOLDFAST_ADD, whose name is the file's and whose `about` is the first line of its docstring. A larger one
+is a folder that holds a `workload.toml` with one table per name. Nothing is imported to read either, so a typo costs
+milliseconds.
 
     [eeg-challenge1]
     about = "the response time of each trial"
@@ -20,12 +22,13 @@ A name with `stages` instead of a script is those runs, one after the other; the
 
 from __future__ import annotations
 
+import ast
 import importlib.util
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast import additions
 from holdfast.errors import UserError
 
 ROOT = Path(__file__).parent
@@ -66,18 +69,29 @@ class Workload:
 def all_workloads(root: Path = ROOT) -> dict[str, Workload]:
     """Every registered name, in the order of the folders and files."""
     found: dict[str, Workload] = {}
-    for file in sorted(root.glob("*/workload.toml")):
-        for name, table in _tables(file).items():
+    for file in [*sorted(root.glob("*/workload.toml")), *additions.files("workloads", "*/workload.toml")]:
+        for name, table in additions.tables(file).items():
             found[name] = _workload(name, table, file.parent)
+    for file in [*sorted(root.glob("*.py")), *additions.files("workloads", "*.py")]:
+        single = _single(file)
+        if single is not None:
+            found[single.name] = single
     return found
 
 
-def _tables(file: Path) -> dict[str, dict[str, Any]]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+def _single(file: Path) -> Workload | None:
+    """A workload that is one file, read without running it; None for a file that has no `train`."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        if "def train(" not in text:
+            return None
+        tree = ast.parse(text)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise UserError(f"{file} cannot be read as a workload", cause=str(error)) from error
+    if not any(isinstance(node, ast.FunctionDef) and node.name == "train" for node in tree.body):
+        return None
+    about = (ast.get_docstring(tree) or "").partition("\n")[0].rstrip(".")
+    return Workload(name=file.stem.replace("_", "-"), about=about, script=file)
 
 
 def _workload(name: str, table: dict[str, Any], folder: Path) -> Workload:
@@ -112,7 +126,7 @@ def names() -> list[str]:
 
 def named_by(script: Path) -> str | None:
     """The name whose script this file is: a run of it is called by that name."""
-    if ROOT not in script.parents:
+    if not any(place in script.parents for place in (ROOT, *additions.folders())):
         return None
     return next((each.name for each in all_workloads().values() if each.script == script), None)
 

@@ -7,7 +7,8 @@
     compare.py     forward, backward and training, against float64 on the CPU
     memory.py      allocation and transfers
     own.py         one step of the user's own script
-    conduct.py     the same twice, random numbers, bad indices, load, the first step
+    conduct.py     the same twice, random numbers, load, the first step
+    more/          probes that are a file each, row and function in one
 
-`devices/battery.py` runs them. Everything here but the catalogue imports torch and belongs into a child.
+`devices/battery.py` runs them. Everything here but the catalogue and more/ imports torch and belongs into a child.
 """

@@ -2,6 +2,7 @@
 
     select("cuda:0", full=False)        # the quick set
     find("conv2d fp16").checks          # ("forward", "backward", "training"): each is a result of its own
+    probes()                            # those below, those of more/ and those of files from outside
 
 A probe is one process. Its checks follow each other in it, and each is on record before it begins: when the process
 dies, hangs, or takes the machine with it, it is known in which.
@@ -10,11 +11,16 @@ dies, hangs, or takes the machine with it, it is known in which.
 from __future__ import annotations
 
 import difflib
+import functools
+import importlib
+import importlib.util
+import pkgutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from holdfast import additions
 from holdfast.errors import UserError
 
 _SHARES = ("conduct.first_step", "memory.transfer", "compare.train", "compare.double")
@@ -31,7 +37,7 @@ class Probe:
 
     name: str
     function: str
-    """Where it is: `module.function` in this package."""
+    """Where it is: `module.function` in this package, or `/path/of/file.py:function`."""
     family: str
     checks: tuple[str, ...] = TRAIN
     layer: str = ""
@@ -88,7 +94,7 @@ def kind_of(device: str) -> str:
 def select(device: str, *, full: bool = False, only: Iterable[str] = ()) -> list[Probe]:
     """The probes of a set that make sense for a device, in the order in which they are run."""
     wanted = [find(name) for name in only]
-    chosen = wanted or [probe for probe in PROBES if full or probe.quick]
+    chosen = wanted or [probe for probe in probes() if full or probe.quick]
     return [probe for probe in chosen if not probe.kinds or kind_of(device) in probe.kinds]
 
 
@@ -105,11 +111,50 @@ def script_probe(script: Path, arguments: Mapping[str, str] | None = None, calle
 
 def find(name: str) -> Probe:
     """By its name, or by the name of one of its checks."""
-    for probe in (*PROBES, *_OWN.values()):
+    for probe in (*probes(), *_OWN.values()):
         if name == probe.name or name in probe.names:
             return probe
-    close = difflib.get_close_matches(name, [probe.name for probe in PROBES], n=1)
+    close = difflib.get_close_matches(name, [probe.name for probe in probes()], n=1)
     raise UserError(f"no probe is called `{name}`", hints=[f"did you mean `{close[0]}`?"] if close else [])
+
+
+@functools.lru_cache(maxsize=1)
+def probes() -> tuple[Probe, ...]:
+    """Every probe there is, in the order in which they are run."""
+    from holdfast.devices.probes import more
+
+    found = {probe.name: probe for probe in PROBES}
+    for module in pkgutil.iter_modules(more.__path__):
+        mine = importlib.import_module(f"{more.__name__}.{module.name}")
+        for probe in mine.PROBES:
+            found[probe.name] = replace(probe, function=f"more.{module.name}.{probe.function}")
+    for file in additions.files("probes", "*.py"):
+        for probe in _declared(file):
+            if probe.name in found:
+                raise UserError(f"{file}: a probe is called `{probe.name}` already")
+            found[probe.name] = replace(probe, function=f"{file}:{probe.function}")
+    return tuple(found.values())
+
+
+def _declared(file: Path) -> list[Probe]:
+    """The probes of a file from outside, which is run for that: it must not import torch before a probe begins."""
+    try:
+        declared = list(load_file(file).PROBES)
+    except Exception as error:  # whatever it raises: it is not ours
+        raise UserError(f"{file} cannot be used as a probe", cause=f"{type(error).__name__}: {error}") from error
+    if not all(isinstance(probe, Probe) for probe in declared):
+        raise UserError(f"{file}: PROBES must be a list of Probe", hints=["see CONTRIBUTING.md, how to add a probe"])
+    return declared
+
+
+def load_file(file: Path) -> Any:
+    """A module from a file that belongs to no package."""
+    spec = importlib.util.spec_from_file_location(f"holdfast_added_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 # The list -----------------------------------------------------------------------------------------------------------
@@ -223,7 +268,6 @@ PROBES: tuple[Probe, ...] = (
         for layer in ("linear", "conv2d", "attention", "scatter")
     ),
     Probe("random numbers", "conduct.chance", "random", ("uniform", "normal", "dropout", "same seed")),
-    _one("index out of bounds", "conduct.out_of_bounds", "index"),
     _one("memory limit", "memory.fill", "memory", quick=True, deadline_s=120.0),
     _one("recovery after out of memory", "memory.recover", "memory", situation="recovery"),
     _one("network in company", "conduct.steps", "training", situation="company", company=True, quick=True, **_NETWORK),

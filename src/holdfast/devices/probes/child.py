@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.devices.hosting import LEAVE
+from holdfast.linefile import objects
 from holdfast.runtime import process
 from holdfast.runtime.channel import Channel
 from holdfast.runtime.nursery import Nursery
@@ -176,7 +177,13 @@ class Speaker:
             torch.set_num_threads(1)  # what is small is done sooner by one
 
     def _function(self) -> Any:
-        module, _, name = str(self.spec["function"]).partition(".")
+        place = str(self.spec["function"])
+        file, colon, name = place.rpartition(":")
+        if colon:  # added from outside
+            from holdfast.devices.probes.catalog import load_file
+
+            return getattr(load_file(Path(file)), name)
+        module, _, name = place.rpartition(".")
         return getattr(importlib.import_module(f"{_HERE}.{module}"), name)
 
     def _tell(self, check: str) -> None:
@@ -234,11 +241,7 @@ class _Stop(Exception):
 
 def words_of(text: str) -> Iterator[dict[str, Any]]:
     """What was said so far, in whole lines."""
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError, RecursionError):
-            said = json.loads(line)
-            if isinstance(said, dict):
-                yield said
+    return objects(text.splitlines())
 
 
 def main(argv: list[str]) -> int:

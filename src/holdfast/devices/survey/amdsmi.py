@@ -7,7 +7,6 @@ Unlike rocminfo it asks the kernel, not the runtime, so that HSA_OVERRIDE_GFX_VE
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,20 +14,14 @@ from typing import Any
 
 from holdfast.devices.survey.reading import address
 from holdfast.devices.survey.shapes import Device
-from holdfast.devices.survey.tools import Run
+from holdfast.devices.survey.tools import Run, ask_json
 
 _DEADLINE_S = 15.0
 
 
 def ask(run: Run, troubles: list[str]) -> dict[str, dict[str, Any]]:
     """What it says of each card, by place on the bus. Newer versions wrap the list in an object."""
-    answer = run(["amd-smi", "static", "--asic", "--bus", "--driver", "--json"], _DEADLINE_S)
-    if answer.trouble:
-        troubles.append(answer.trouble)
-    try:
-        said = json.loads(answer.text or "null")
-    except (ValueError, RecursionError):
-        return {}
+    said = ask_json(run, ["amd-smi", "static", "--asic", "--bus", "--driver", "--json"], _DEADLINE_S, troubles)
     rows = said.get("gpu_data") if isinstance(said, dict) else said
     found = {}
     for row in rows if isinstance(rows, list) else []:

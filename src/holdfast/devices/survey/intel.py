@@ -6,7 +6,6 @@ the answer is unknown, since the window that PCI shows may be smaller than the m
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from typing import Any
 
 from holdfast.devices.survey.reading import address, number
 from holdfast.devices.survey.shapes import Device
-from holdfast.devices.survey.tools import Run
+from holdfast.devices.survey.tools import Run, ask_json
 
 DRIVERS = ("i915", "xe")
 _DEADLINE_S = 15.0
@@ -63,13 +62,7 @@ def _with_tool(card: Device, told: Mapping[str, Any]) -> Device:
 
 
 def _ask_smi(run: Run, troubles: list[str]) -> dict[str, dict[str, Any]]:
-    answer = run(["xpu-smi", "discovery", "-j"], _DEADLINE_S)
-    if answer.trouble:
-        troubles.append(answer.trouble)
-    try:
-        said = json.loads(answer.text or "null")
-    except (ValueError, RecursionError):
-        return {}
+    said = ask_json(run, ["xpu-smi", "discovery", "-j"], _DEADLINE_S, troubles)
     listed = said.get("device_list") if isinstance(said, dict) else None
     rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
     return {address(str(row.get("pci_bdf_address"))) or "": row for row in rows}

@@ -11,6 +11,7 @@ GPU fault, where even SIGKILL has to wait. Such a process is left behind, never 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -61,6 +62,17 @@ def run_tool(words: Sequence[str], deadline_s: float) -> Answer:
         if code:
             return Answer(None, f"{name} ended with code {code}" + _first_line(out, err))
         return Answer(_read(out))
+
+
+def ask_json(run: Run, words: Sequence[str], deadline_s: float, troubles: list[str]) -> Any:
+    """What a tool that prints JSON has to say; None where it says nothing of the kind."""
+    answer = run(words, deadline_s)
+    if answer.trouble:
+        troubles.append(answer.trouble)
+    try:
+        return json.loads(answer.text or "null")
+    except (ValueError, RecursionError):
+        return None
 
 
 def tool_name(words: Sequence[str]) -> str:

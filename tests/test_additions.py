@@ -1,0 +1,296 @@
+"""A fault, a probe, a remedy and a workload, each added from outside by one file, and at work in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from holdfast import additions
+from holdfast.cli import main as cli
+from holdfast.devices import remedies
+from holdfast.devices.battery import Host, run_one
+from holdfast.devices.probes import catalog
+from holdfast.devices.results import ProbeResult
+from holdfast.errors import UserError
+from holdfast.runfolder import read_events
+from holdfast.runtime import added as added_kinds
+from holdfast.runtime import faults, ladder, process, signatures
+from holdfast.testing import FaultPlan, ailments, chaos, symptoms
+from holdfast.testing.symptoms import Symptom
+from holdfast.workloads import registry
+
+FAULT = """
+[licence_lost]
+code = "X001"
+slug = "licence-lost"
+level = "warning"
+title = "The licence server went away"
+seen = "A library said that its licence server does not answer."
+means = "Nothing is wrong with the device."
+does = "Tries the step again, then a new worker, and then gives up."
+you_can = "Start the server again."
+sentence = "{device} lost its licence"
+health = "alive"
+family = "outside"
+ladder = ["retry", "replace 3", "give_up"]
+
+[[licence_lost.messages]]
+text = ["licence server is unreachable"]
+means = "the server that hands out licences does not answer"
+action = "start it again"
+backends = ["any"]
+"""
+
+PROBE = '''
+from holdfast.devices.probes.catalog import Probe
+
+PROBES = [Probe("big sort", "in_order", "index", ("", "descending"))]
+
+
+def in_order(bench, spec):
+    """Sort on the device, and look whether it is sorted."""
+    import torch
+
+    from holdfast.devices.probes.compare import Outcome
+
+    for check in spec["checks"]:
+        bench.tell(check)
+        with bench.on():
+            numbers = bench.to(torch.randn(4096, generator=torch.Generator().manual_seed(3)))
+            found = numbers.sort(descending=bool(check)).values.cpu()
+        steps = found.diff()
+        wrong = int((steps > 0).sum() if check else (steps < 0).sum())
+        yield Outcome(float(wrong), 0.0, {"wrong": wrong})
+'''
+
+REMEDY = """
+[slow-clock]
+text = "let the card run at its slow clock"
+cost = "a third of the speed"
+source = "seen on one card"
+backends = ["mycard"]
+families = ["matmul"]
+states = ["failed"]
+env = { MY_CLOCK = "slow" }
+"""
+
+WORKLOAD = '''
+"""Two spirals that a small network tells apart."""
+
+import torch
+from torch.nn.functional import mse_loss
+
+import holdfast
+
+
+def train(session: holdfast.Session, *, epochs: int = 2) -> None:
+    torch.manual_seed(0)
+    turn = torch.linspace(0, 6, 64).unsqueeze(1)
+    points = torch.cat([turn * turn.cos(), turn * turn.sin()], dim=1)
+    samples = torch.utils.data.TensorDataset(points, turn)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = holdfast.Loader(samples, batch_size=8)
+    session.protect(model=model, optimizer=optimizer, data=data)
+    for _ in session.epochs(epochs):
+        for batch in session.batches(data):
+            session.step(lambda b: mse_loss(model(b[0]), b[1]), batch)
+'''
+
+CACHES = (faults.added, faults.signatures, faults.explanations, signatures._by_id, remedies.catalogue, catalog.probes)
+Add = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Add]:
+    """Put one file into a folder of additions, which this process and its children then look in."""
+    folder = tmp_path / "mine"
+
+    def put(name: str, text: str) -> Path:
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        monkeypatch.setenv(additions.VARIABLE, str(folder))
+        _forget()
+        return file
+
+    yield put
+    monkeypatch.undo()
+    _forget()
+    faults.Kind._value2member_map_.pop("licence_lost", None)
+
+
+def _forget() -> None:
+    for cache in CACHES:
+        cache.cache_clear()
+
+
+def holdfast(*words: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "holdfast", *words],
+        cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+
+# Fault and workload ----------------------------------------------------------------------------------------------
+
+
+def test_a_fault_and_a_workload_of_ours_meet_in_a_run(add: Add, tmp_path: Path) -> None:
+    """Both are known by their files alone: the run is called by its name, and the fault is answered by its row."""
+    add("workloads/two_spirals.py", WORKLOAD)
+    add("faults/licence_lost.toml", FAULT)
+    plan = tmp_path / "plan.json"
+    FaultPlan.parse("licence_lost@5").write(plan)
+    words = ["train", "two-spirals", "epochs=2", "--device", "cpu", "--json", "run.threads=1"]
+    done = holdfast(*words, folder=tmp_path, **{chaos.VARIABLE: str(plan)})
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout)
+    assert result["state"] == "FINISHED"
+    assert result["receipt"]["faults"] == {"licence_lost": 1}
+    assert (result["receipt"]["steps"], result["receipt"]["steps_lost"]) == (16, 0)
+    events = list(read_events(Path(result["folder"]) / "journal.jsonl"))
+    fault = next(event for event in events if event.kind == "fault")
+    assert fault.data["code"] == "X001"
+    assert "two-spirals" in Path(result["folder"]).name
+    shown = holdfast("show", "latest", "--plain", folder=tmp_path).stdout
+    assert "cpu lost its licence at step 5" in shown
+
+
+def test_a_fault_of_ours_is_explained_and_has_its_row(add: Add, tmp_path: Path) -> None:
+    add("faults/licence_lost.toml", FAULT)
+    shown = holdfast("explain", "X001", folder=tmp_path).stdout
+    assert shown.startswith("X001 · licence-lost") and "Start the server again." in shown
+    error = RuntimeError("the licence server is unreachable since noon")
+    fault = faults.classify_exception(error, device="cpu")
+    assert fault is not None and fault.code == "X001" and fault.health is faults.Health.ALIVE
+    assert faults.Kind("licence_lost") is fault.kind and faults.Fault.from_json(fault.to_json()) == fault
+    here = fault.at(step=5)
+    rungs, history = [ladder.Rung("cpu")], []
+    for wanted in ("retry", "replace", "replace", "replace", "give_up"):
+        move = ladder.next_move(here, history, rungs, 0)
+        assert move.action.value == wanted, len(history)
+        history.append(ladder.Past(here, move, 0))
+
+
+def test_a_fault_that_belongs_to_everybody_is_a_file_in_the_package(
+    add: Add, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "licence_lost.toml").write_text(FAULT.replace("X001", "F091"))
+    monkeypatch.setattr(added_kinds, "_HERE", tmp_path)
+    _forget()
+    assert faults.CODES[faults.Kind("licence_lost")] == "F091"
+    assert ladder.FAMILIES[faults.Kind("licence_lost")] == "outside"
+
+
+# Probe and remedy ------------------------------------------------------------------------------------------------
+
+needs_fork = pytest.mark.skipif(process.portable(), reason="these share one process to fork from")
+
+
+@needs_fork
+def test_a_probe_of_ours_runs_and_a_remedy_of_ours_cures(add: Add, tmp_path: Path) -> None:
+    add("probes/big_sort.py", PROBE)
+    add("remedies/slow_clock.toml", REMEDY)
+    place = tmp_path / "pretend.json"
+    symptoms.write(place, [Symptom("wrong", kernel="mm", cure="MY_CLOCK=slow")])
+    assert "big sort" in [probe.name for probe in catalog.select("pretend:0", full=True)]
+
+    def run(probe: str, env: Mapping[str, str]) -> ProbeResult:
+        with Host({ailments.VARIABLE: str(place), **env}) as host:
+            return next(each for each in run_one("pretend:0", probe, host=host) if each.probe == probe)
+
+    with Host({ailments.VARIABLE: str(place)}) as host:
+        sorts = run_one("pretend:0", "big sort", host=host)
+        products = run_one("pretend:0", "linear fp32", host=host)
+    assert [(each.probe, each.status) for each in sorts] == [("big sort", "passed"), ("big sort descending", "passed")]
+    assert sorts[0].evidence["wrong"] == 0
+    bad = [each for each in products if each.status == "failed"]
+    assert [each.probe for each in bad] == ["linear fp32 forward"]
+    found = remedies.search(bad, backend="mycard", run=run, env={})
+    assert [cure.remedy.name for cure in found.cures] == ["slow-clock"]
+    assert remedies.known_environment({"MY_CLOCK": "slow", "LD_PRELOAD": "x"}) == {"MY_CLOCK": "slow"}
+
+
+def test_a_probe_of_the_package_is_one_file(tmp_path: Path) -> None:
+    probe = catalog.find("index out of bounds")
+    assert probe.function == "more.out_of_bounds.notice"
+    code = "import sys; from holdfast.devices.probes import catalog; catalog.probes(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+# What is wrong is said at once ---------------------------------------------------------------------------------------
+
+WRONG = {
+    "faults/a.toml": [
+        ("code = 'X001'", "`code` stands outside of a table"),
+        ("[a", "is not valid TOML"),
+        (FAULT.replace("licence_lost", "hang"), "needs a name of its own"),
+        (FAULT.replace("X001", "F001"), "needs a code of its own, not `F001`"),
+        (FAULT.replace('"alive"', '"well"'), "`health` is `well`"),
+        (FAULT.replace('"replace 3", "give_up"', '"replace 3"'), "`ladder` must end with"),
+        (FAULT.replace('"retry"', '"pray"'), "`ladder` has `pray`"),
+        (FAULT.replace("{device}", "{password}"), "`sentence` may use"),
+        (FAULT.replace('text = ["licence server is unreachable"]', 'regex = "("'), "a `regex` that is none"),
+        (FAULT.replace("title =", "tilte ="), "has no `title`"),
+    ],
+    "remedies/a.toml": [
+        (REMEDY.replace("slow-clock", "tf32-off"), "a name that another has already"),
+        (REMEDY.replace('env = { MY_CLOCK = "slow" }', ""), "changes nothing"),
+        (REMEDY.replace('"a third of the speed"', "3"), "`cost` must be a text"),
+    ],
+    "probes/a.py": [
+        ("PROBES = [", "SyntaxError"),
+        ("x = 1", "has no attribute 'PROBES'"),
+        ("PROBES = ['a']", "must be a list of Probe"),
+        (PROBE.replace("big sort", "first step"), "called `first step` already"),
+    ],
+    "workloads/a.py": [("def train(session:", "cannot be read as a workload")],
+}
+
+
+@pytest.mark.parametrize(("name", "text", "said"), [(name, *case) for name, cases in WRONG.items() for case in cases])
+def test_a_file_that_cannot_be_used_is_named(name: str, text: str, said: str, add: Add) -> None:
+    file = add(name, text)
+    with pytest.raises(UserError) as caught:
+        cli.check_additions()
+    words = f"{caught.value.message} {caught.value.cause or ''}"
+    assert str(file) in words and said in words
+
+
+def test_a_file_that_goes_bad_in_the_middle_of_a_run_breaks_nothing(add: Add) -> None:
+    file = add("faults/licence_lost.toml", FAULT)
+    cli.check_additions()
+    file.write_text("[licence_lost")  # a new worker reads it now
+    error = RuntimeError("CUDA error: device-side assert triggered")
+    found = faults.classify_exception(error, device="cuda:0")
+    assert found is not None and found.kind is faults.Kind.DEVICE_LOST
+    assert ladder.next_move(found.at(step=1), [], [ladder.Rung("cuda:0")], 0).action is ladder.Action.REPLACE
+
+
+def test_a_command_says_it_before_it_does_anything(add: Add, tmp_path: Path) -> None:
+    add("faults/a.toml", FAULT.replace("X001", "F001"))
+    done = holdfast("list", folder=tmp_path)
+    assert done.returncode == 2 and "needs a code of its own" in done.stderr and "Traceback" not in done.stderr
+    done = holdfast("list", folder=tmp_path, **{additions.VARIABLE: str(tmp_path / "nowhere")})
+    assert done.returncode == 2 and "is not a folder" in done.stderr
+
+
+def test_what_is_shown_as_an_example_is_what_works(add: Add) -> None:
+    """The file in the docstring of added.py."""
+    doc = textwrap.dedent((added_kinds.__doc__ or "").partition("\n\n")[2].partition("Such files are")[0])
+    add("faults/licence_lost.toml", doc)
+    cli.check_additions()
+    assert faults.added()["licence_lost"].ladder == (("retry", 1), ("replace", 3), ("give_up", 1))
+
+
+def test_files_without_train_are_no_workloads(add: Add) -> None:
+    add("workloads/helper.py", '"""No workload: it only speaks of `def train(`."""\n')
+    assert "helper" not in registry.all_workloads()
+    assert "registry" not in registry.all_workloads()
