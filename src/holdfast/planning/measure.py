@@ -343,7 +343,7 @@ def _measured(
         return remembered
     session.progress(0, 1, "measuring the fastest way to take a step")
     try:
-        result = _in_budget(trial, knobs, start, record, getattr(session, "tuning_s", math.inf), last)
+        result = _in_budget(trial, knobs, start, record, last, getattr(session, "tuning_s", math.inf))
     except torch.OutOfMemoryError:  # the run itself can help itself there, once it is protected
         result = Result(start, 1.0, None, 0.0, (), "not measured: there was no room for a copy of the model")
     else:
@@ -354,7 +354,12 @@ def _measured(
 
 
 def _in_budget(
-    trial: Training, knobs: list[Knob], start: Choice, record: Record, most_s: float, last: Sequence[Knob] = (COMPILE,)
+    trial: Training,
+    knobs: list[Knob],
+    start: Choice,
+    record: Record,
+    last: Sequence[Knob] = (COMPILE,),
+    most_s: float = math.inf,
 ) -> Result:
     """For as long as it may take, beside what the run will take; `last` are knobs that only a long run is worth,
     `most_s` is all that a trial of a plan has."""
