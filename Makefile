@@ -1,6 +1,6 @@
 # The developer's interface. CI runs `make test` and nothing else.
 #
-#   make demo       train on simulated EEG, inject three faults, print the receipt
+#   make demo       doctor, plan, training with three faults, receipt, a fast model, and a page to look at
 #   make test       everything that has to hold: lint, types, tests (no accelerator needed)
 #   make check      lint, format, types and documentation alone
 #   make fix        let ruff repair what it can
@@ -22,10 +22,8 @@ JOBS ?= 2
 # Every path here is relative: the folder may have blanks in its name.
 ifeq ($(PY),.venv/bin/python)
 READY = .venv/.ready
-HOLDFAST = .venv/bin/holdfast
 else
 READY =
-HOLDFAST = $(PY) -m holdfast.cli.main
 export PYTHONPATH := $(CURDIR)/src
 endif
 
@@ -38,7 +36,7 @@ help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: $(READY)
-	$(HOLDFAST) chaos eeg-challenge1 --faults sigkill@40,hang@70,oom_in_step@100
+	$(PY) scripts/demo.py
 
 test: check
 	$(PYTEST) -n $(JOBS) --dist loadfile

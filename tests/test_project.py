@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from holdfast.cli.main import COMMANDS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -71,3 +74,15 @@ def test_files_that_contributing_sends_readers_to_exist() -> None:
     paths = re.findall(r"`(src/[\w/.]+)`", first)
     assert len(paths) == 5
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_demo_shows_commands_that_exist() -> None:
+    spec = importlib.util.spec_from_file_location("demo", ROOT / "scripts" / "demo.py")
+    assert spec is not None and spec.loader is not None
+    demo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(demo)
+    shown = [command[0] for _, command in demo.STEPS]
+    assert shown == ["doctor", "plan", "chaos", "optimize", "report"] and set(shown) <= set(COMMANDS)
+    assert all(words.endswith(".") for words, _ in demo.STEPS)
+    with demo.monitor() as address:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{20,}", address)

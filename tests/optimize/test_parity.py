@@ -33,6 +33,11 @@ def test_shuffled_answers_are_refused_as_such() -> None:
     assert "shuffled" in judge([TRUE], [np.roll(TRUE, 1, axis=0)], {"r": 0.01}, {"r": 0.01}).reason
 
 
+def test_rough_answers_are_not_called_shuffled() -> None:
+    rough = TRUE + RNG.normal(size=TRUE.shape).astype(TRUE.dtype) * 0.3 * TRUE.std(axis=0)
+    assert "shuffled" not in judge([TRUE], [rough], {"r": 0.75}, {"r": 0.69}).reason
+
+
 @pytest.mark.parametrize(
     ("before", "after", "ok"),
     [({"r": 0.6}, {"r": 0.5969}, False), ({"r": 0.6}, {"r": 0.5975}, True), ({"r": 0.6}, {"r": 0.7}, True)],

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 LEAST_AGREEMENT = 0.9
 """With an equal score by luck: below this, the answers are others."""
+ORDER_LOST = 0.5
+"""Above this the answers are still those of their inputs, however rough; below it their order is looked at."""
 SMALLEST = 0.02
 """A score nearer to zero than this is compared as if it were this large: shares of nothing say nothing."""
 
@@ -72,7 +74,7 @@ def judge(
     loss = _loss(before, after, higher_is_worse or {})
     share = None if loss is None else loss[1]
     found = Judged("", agreement, largest, share)
-    if agreement < LEAST_AGREEMENT and all(_shuffled(reference[number], outputs[number]) for number in chosen):
+    if agreement < ORDER_LOST and all(_shuffled(reference[number], outputs[number]) for number in chosen):
         return _refused(found, "the answers are those of other inputs: they come out shuffled")
     if before and not after:
         return _refused(found, "its answers cannot be scored")
