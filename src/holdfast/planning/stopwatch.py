@@ -58,7 +58,6 @@ class Watch:
         if not self.looping:
             self.looping = True
             self.say(setup=self.elapsed)
-            self.began_loop = time.perf_counter()
 
     def batches_begin(self, total: int) -> None:
         self.in_batches = True
