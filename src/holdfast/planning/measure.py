@@ -56,10 +56,13 @@ LONG_S, LEAST_BATCH = 0.5, 4
 COMPILE_PAYS_S = 1200.0
 """Compiling takes a minute: tried only where a run would take so long without it."""
 
-FEW = 10
+FEW = 8
 """Steps that it takes to compare one candidate with plain."""
-CUT = "measured in part: a run takes "
-"""The basis of what a trial of a plan found in less time; planning/measurement.py reads the seconds."""
+CUT = "measured in part"
+"""The basis of what a trial of a plan found in less time. The run that follows soon uses that too; a long one measures
+anew, and ": a run takes 60 s" says so to planning/measurement.py."""
+ANEW_S = 30.0
+"""Where tuning may take so long, a run does not go by what a trial found in less."""
 
 COMPILE = Knob("compile", (False, True))
 CPU = torch.device("cpu")
@@ -77,8 +80,12 @@ def tune(
     trying: Callable[[Choice | None], None] = lambda _: None,
     forbidden: Sequence[Choice] = (),
     clock: Callable[[], float] = time.perf_counter,
+    check: bool = True,
 ) -> Result:
-    """Turn one knob after the other, keep what is clearly faster, and check the winner against plain at the end."""
+    """Turn one knob after the other, keep what is clearly faster, and check the winner against plain at the end.
+
+    Without `check` the winner is believed as it is, which saves a few steps where time is short.
+    """
     plain = start or Choice()
     bench = _Bench(make, trying, tuple(forbidden), clock)
     bench.build(plain)
@@ -97,7 +104,9 @@ def tune(
             best = min(good, key=lambda row: row.ratio or math.inf).choice
         bench.let_go(all_but=(plain, best))
     speedup = 1.0
-    if best != plain:
+    if best != plain and not check:
+        speedup = (bench.median(plain) or 1.0) / (bench.median(best) or 1.0)
+    elif best != plain:
         last = bench.against(best, plain, rounds, began + 2 * budget_s)
         rows.append(last)
         if last.ratio is None or last.ratio >= 1.0 - CLEARLY:
@@ -347,8 +356,10 @@ def _measured(
     except torch.OutOfMemoryError:  # the run itself can help itself there, once it is protected
         result = Result(start, 1.0, None, 0.0, (), "not measured: there was no room for a copy of the model")
     else:
-        if result.basis == "measured":  # not what a trial of a plan had to cut short
+        if result.basis == "measured":
             memory.keep(result)
+        elif result.basis == CUT:
+            memory.keep(result, briefly=True)
     session.progress(1, 1, "measuring the fastest way to take a step")
     return result
 
@@ -377,10 +388,11 @@ def _in_budget(
     dead = record.ended_a_worker()
     if budget <= most_s:
         return tune(trial.make, wanted, start=start, budget_s=budget, trying=record.trying, forbidden=dead)
+    cut = CUT if budget < ANEW_S else f"{CUT}: a run takes {budget:.0f} s"
     if most_s < FEW * one:  # not even one candidate could be told from plain
-        return Result(start, 1.0, one, 0.0, (), f"{CUT}{budget:.0f} s")
-    found = tune(trial.make, knobs, start=start, budget_s=most_s, trying=record.trying, forbidden=dead)
-    return dataclasses.replace(found, basis=f"{CUT}{budget:.0f} s")
+        return Result(start, 1.0, one, 0.0, (), f"{CUT}: a run takes {budget:.0f} s")
+    found = tune(trial.make, knobs, start=start, budget_s=most_s, trying=record.trying, forbidden=dead, check=False)
+    return dataclasses.replace(found, basis=cut)
 
 
 def _key(trial: Training, knobs: list[Knob], start: Choice) -> str:

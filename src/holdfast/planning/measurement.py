@@ -62,6 +62,8 @@ class Measurement:
     """Of the set-up: work that said how far it was, and that a second run finds done."""
     tuned: str = ""
     """The settings that the script's tuner took here, in words."""
+    tuner_s: float = 0.0
+    """Seconds that the tuner takes in the run, because the trial had too little time for it; in `setup_s`."""
     tuner: bool = False
     """The script has its settings tuned; what it takes is remembered by the machine."""
     power_w: float | None = None
@@ -123,6 +125,7 @@ def heard(words: Iterable[Mapping[str, Any]], began_s: float, **about: Any) -> M
         pieces=int(facts.get("pieces") or 1),
         tuned=_words_of(tuned),
         tuner=bool(tuned),
+        tuner_s=_tuner_takes(tuned),
         **{**error, **about},
     )
 
@@ -169,10 +172,14 @@ def _tuning_saved(tuned: Mapping[str, Any]) -> float:
     took, basis = tuned.get("took_s"), str(tuned.get("basis"))
     if not isinstance(took, (int, float)):
         return 0.0
-    part = re.search(r"a run takes (\d+) s", basis)
-    if part is not None:
-        return float(took) - float(part[1])
-    return float(took) if basis == "measured" else 0.0
+    if _tuner_takes(tuned):
+        return float(took) - _tuner_takes(tuned)
+    return float(took) if basis in ("measured", "measured in part") else 0.0
+
+
+def _tuner_takes(tuned: Mapping[str, Any]) -> float:
+    part = re.search(r"a run takes (\d+) s", str(tuned.get("basis")))
+    return float(part[1]) if part else 0.0
 
 
 _PLAIN = {"precision": "fp32", "layout": "contiguous", "threads": 0, "pieces": 1, "workers": 0, "compile": False}

@@ -136,12 +136,13 @@ class Memory:
             choice, files.number(found.get("speedup")) or 1.0, None, 0.0, (), "remembered from an earlier run"
         )
 
-    def keep(self, result: Result) -> None:
+    def keep(self, result: Result, *, briefly: bool = False) -> None:
+        """For next time; `briefly` is for what was measured in less time than it deserves."""
         told = {
             "choice": result.choice.to_json(),
             "speedup": round(result.speedup, 3),
             "when": time.time(),
-            "busy": busy(),
+            "busy": briefly or busy(),
         }
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -22,11 +22,11 @@ SURE = 0.02
 """The standard error of a step's time, as a part of it, at which more steps are not worth their time."""
 WINDOW_S = 0.25
 """On an accelerator, steps are timed in groups of at least so long: to wait after each one would slow them down."""
-IN_STEPS, IN_EPOCHS = 0.35, 0.6
+IN_STEPS, IN_EPOCHS = 0.3, 0.75
 """Of the time for a trial: how much one epoch's steps may take, and when no other epoch is begun."""
 
-IN_TUNING = 0.25
-"""And how much a script's tuner may take; the winner is checked in as much again."""
+IN_TUNING = 0.5
+"""And how much a script's tuner may take: without what it chooses, steps of a run are not those of a trial."""
 
 Say = Callable[..., None]
 
@@ -58,7 +58,6 @@ class Watch:
         if not self.looping:
             self.looping = True
             self.say(setup=self.elapsed)
-            self.began_loop = time.perf_counter()
 
     def batches_begin(self, total: int) -> None:
         self.in_batches = True

@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ def run(config: dict[str, Any]) -> int:
     """One trial, from its first word to its last."""
     with contextlib.suppress(OSError, AttributeError):
         os.setsid()  # a group of its own, to be ended as one
+    began = time.perf_counter()
     folder = Path(config["folder"])
     _redirect(folder)
     with open(folder / WORDS, "a", encoding="utf-8", buffering=1) as file:
@@ -52,7 +54,7 @@ def run(config: dict[str, Any]) -> int:
         from holdfast.planning import trying
 
         try:
-            trying.conduct(config, say)
+            trying.conduct(config, say, began)
         except trying.Enough:
             say(cut=True)
         except BaseException as error:  # the edge of the process: whatever it is, it is the result

@@ -1,6 +1,6 @@
 """A trial, inside its process: the script's `train` with a session that ends its loops when enough was seen of them.
 
-    conduct(config, say)       # config: script, argv, arguments, device, precision, threads, seconds, settings, folder
+    conduct(config, say, began)     # config: script, arguments, device, precision, threads, seconds, settings, folder
 
 Everything else is as in a run: data, model, device, a snapshot after each step. Nothing is kept but the words.
 """
@@ -96,9 +96,11 @@ class TrialSession(Session):
             self.watch.say(progress=[int(done), int(total), label[:100]])
 
 
-def conduct(config: dict[str, Any], say: Say) -> None:
-    """The whole trial; raises what the script raises, and `Enough` where the time was over before its end."""
-    began = time.perf_counter()
+def conduct(config: dict[str, Any], say: Say, began: float) -> None:
+    """The whole trial; raises what the script raises, and `Enough` where the time was over before its end.
+
+    `began` is when the process did: a fresh one has imported torch since, which a run has to do as well.
+    """
     flags.apply()
     label = str(config["device"])
     device = open_device(label)
