@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.devices.verdict import Policy, Verdict
-from holdfast.external import frameworks, notes, patience, rungs
+from holdfast.external import batches, frameworks, notes, patience, rungs
 from holdfast.external.checkpoints import damage, newest_whole, search
 from holdfast.external.loss import printed_loss
 from holdfast.external.notes import Notes
@@ -167,7 +167,13 @@ def test_yolo_and_words_of_the_user(tmp_path: Path) -> None:
     resumed, _ = way.begin(command, HERE)
     assert resumed == ["/bin/yolo", "detect", "train", "data=x.yaml", "device=0", "resume=True", f"model={HERE}"]
     cpu = rungs_for("cpu")[0]
-    assert arguments(cpu, resumed, "ultralytics")[-1] == "device=cpu"
+    assert arguments(cpu, resumed)[-1] == "device=cpu"
+    other = Rung("cuda:1", env=(("CUDA_VISIBLE_DEVICES", "1"),))
+    assert arguments(other, resumed)[-1] == "device=1" and "device=0" not in arguments(other, resumed)
+    assert arguments(Rung("cuda:0"), resumed) == resumed and arguments(other, ["python", "x"]) == ["python", "x"]
+    assert batches.divide(resumed, 4) == ([*resumed, "batch=4"], {})
+    assert batches.divisible([*resumed, "batch=6"], None) == 6
+    assert batches.divisible([*resumed, "batch=-1"], None) is None
     given = way_of(tmp_path, 'p.add_argument("--resume")', resume_with="--from '{checkpoint}' -x")
     assert given == ("--resume-with", ["--from", str(HERE), "-x"], {})
 

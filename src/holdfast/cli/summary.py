@@ -75,10 +75,17 @@ def _best(look: Look) -> str:
 def _done(look: Look) -> str:
     epochs = look.epochs_done
     steps = counted(look.step or 0, "step")
+    if look.state == "FINISHED" and _foreign(look) and not look.step:
+        return "finished"  # a program that makes no steps
     if look.state == "FINISHED":
         return f"finished {counted(epochs, 'epoch')}, {steps}," if epochs else f"finished {steps}"
     verb = {"GAVE_UP": "gave up", "STOPPED": "stopped", "FAILED": "failed", "CRASHED": "crashed"}.get(look.state)
     return f"{verb} at step {count(look.step or 0)}" if verb else f"{look.state.lower()} at step {count(look.step)}"
+
+
+def _foreign(look: Look) -> bool:
+    """Of `holdfast run`, and nothing of its state was handed to us."""
+    return look.info.get("kind") == "external" and (look.receipt or {}).get("exact") is not True
 
 
 def curves(look: Look) -> list[str]:
@@ -99,7 +106,12 @@ def accounts(look: Look, width: int = 100) -> list[str]:
     if receipt is None:
         faults = fault_words(look.accounts.get("faults") or {})
         return _labelled("faults", faults, width) if faults else []
-    lines = _labelled("faults", _faults(look), width) + _labelled("receipt", receipt_words(receipt), width)
+    lines = _labelled("faults", _faults(look), width)
+    if not _foreign(look):
+        lines += _labelled("receipt", receipt_words(receipt), width)
+    elif look.step:  # nobody has counted its samples
+        steps = counted(whole(receipt.get("steps")) or 0, "step")
+        lines += _labelled("receipt", f"{steps}: {count(whole(receipt.get('steps_repeated')) or 0)} repeated", width)
     for label, text in (("cost", cost_words(look)), ("bound", bound_words(look))):
         lines += _labelled(label, text, width) if text else []
     sha256 = receipt.get("weights_sha256")

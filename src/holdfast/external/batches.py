@@ -11,8 +11,8 @@ yolo … train                batch= / 2; ultralytics collects gradients up to `
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
+from holdfast.external.frameworks import is_yolo
 from holdfast.external.notes import Notes
 
 YOLO_BATCH = 16
@@ -34,7 +34,3 @@ def divide(command: list[str], pieces: int) -> tuple[list[str], dict[str, str]]:
         return command, {"HOLDFAST_PIECES": str(pieces)}
     batch = divisible(command, None) or YOLO_BATCH
     return [*(word for word in command if not word.startswith("batch=")), f"batch={max(1, batch // pieces)}"], {}
-
-
-def is_yolo(command: Sequence[str]) -> bool:
-    return bool(command) and Path(command[0]).name in ("yolo", "ultralytics") and "train" in command

@@ -42,7 +42,6 @@ class Way:
     patterns: tuple[str, ...]
     begin: Begin
     """The command and environment that begin at a checkpoint."""
-    framework: str | None = None
     chooses: bool = False
     """The script looks for its checkpoint itself: if the newest is damaged, it would take that one."""
 
@@ -55,27 +54,31 @@ def find_way(
     if resume_with is not None:
         return Way("--resume-with", (*FILES, *FOLDERS), _with_words(resume_with))
     words = list(command)
-    program = Path(words[0]).name if words else ""
-    if program in ("yolo", "ultralytics") and "train" in words:
-        return Way("ultralytics", ("last.pt", "epoch*.pt"), _yolo, "ultralytics")
+    if is_yolo(words):
+        return Way("ultralytics", ("last.pt", "epoch*.pt"), _yolo)
     frameworks = set(seen)
     lightning = bool({"lightning", "pytorch_lightning"} & frameworks)
     text = script_text(words)
     option = _option(text)
     if "LightningCLI(" in text and "fit" in words:
-        return Way("LightningCLI", ("*.ckpt",), _with_option("--ckpt_path"), "lightning")
+        return Way("LightningCLI", ("*.ckpt",), _with_option("--ckpt_path"))
     if option is not None:
         patterns = ("checkpoint-*",) if "Trainer(" in text and "transformers" in text else (*FILES, *FOLDERS)
         return Way(option[0], patterns, _with_option(*option), chooses=option[1])
     if "HfArgumentParser(" in text and "TrainingArguments" in text:
-        return Way("HF Trainer", ("checkpoint-*",), _with_option("--resume_from_checkpoint"), "transformers")
+        return Way("HF Trainer", ("checkpoint-*",), _with_option("--resume_from_checkpoint"))
     if "init_from" in text and "'resume'" in text.replace('"', "'"):
         return Way("init_from", ("*.pt",), _init_from, chooses=True)
     if fits == 1 and lightning:
-        return Way("Lightning", ("*.ckpt",), _through_the_hook, "lightning")
+        return Way("Lightning", ("*.ckpt",), _through_the_hook)
     if fits == 1 and "transformers" in frameworks:
-        return Way("HF Trainer", ("checkpoint-*",), _through_the_hook, "transformers")
+        return Way("HF Trainer", ("checkpoint-*",), _through_the_hook)
     return None
+
+
+def is_yolo(command: Sequence[str]) -> bool:
+    """Is it a training of ultralytics, by its own command?"""
+    return bool(command) and Path(command[0]).name in ("yolo", "ultralytics") and "train" in command
 
 
 def places(command: Sequence[str], cwd: Path) -> list[Path]:

@@ -39,7 +39,6 @@ class GoingOn:
 
     def __init__(self, supervisor: ScriptSupervisor) -> None:
         self.supervisor = supervisor
-        self.framework: str | None = None
         self.pieces = 1
         """Into how many its batch is divided, where it has an argument for that."""
         self._began_from: Path | None = None
@@ -85,7 +84,6 @@ class GoingOn:
             fits=seen.fits if seen is not None else whole(info.get("fits")),
             resume_with=order.resume_with,
         )
-        self.framework = way.framework if way is not None else None
         if way is None:
             return None, None
         places = frameworks.places(order.command, order.cwd)

@@ -2,7 +2,7 @@
 
     rungs = rungs_for("auto", tell=notes.append)    # [as it is, cuda:1, …, cpu], each with the variables it needs
     environment(rungs[2], base)                     # what the script is started with
-    words = arguments(rung, command, framework)     # and where a framework takes its device as an argument
+    words = arguments(rung, command)                # and where a framework takes its device as an argument
 
 The first rung is the script as it is: nothing is set. A script sees one device on the others, and none on the last.
 What the doctor said about a device holds here as for `holdfast train`: one it refused is left out and hidden, and the
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.devices import inventory
+from holdfast.external.frameworks import is_yolo
 from holdfast.runtime.ladder import Rung
 
 if TYPE_CHECKING:
@@ -90,9 +91,11 @@ def environment(rung: Rung, base: Mapping[str, str]) -> dict[str, str]:
     return {**base, **dict(rung.env)}
 
 
-def arguments(rung: Rung, command: Sequence[str], framework: str | None) -> list[str]:
-    """The command, with the device where a framework takes it as an argument and would not look elsewhere."""
-    if framework != "ultralytics" or not rung.on_cpu or not rung.env:
+def arguments(rung: Rung, command: Sequence[str]) -> list[str]:
+    """The command, with the device where a framework takes it as an argument and would not look elsewhere: ultralytics
+    writes CUDA_VISIBLE_DEVICES itself."""
+    seen = dict(rung.env).get("CUDA_VISIBLE_DEVICES")
+    if seen is None or not is_yolo(command):
         return list(command)
     words = [word for word in command if not word.startswith("device=")]
-    return [*words, "device=cpu"] if words and words[0].rpartition("/")[2].startswith("yolo") else list(command)
+    return [*words, f"device={'cpu' if rung.on_cpu else seen}"]

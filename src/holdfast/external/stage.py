@@ -99,7 +99,7 @@ class Stage:
         self.record.process_begins()
         kills = process.memory_kills()
         try:
-            script = launch(command, streams, {**full, **env}, generation=generation)
+            script = launch(rungs.arguments(rung, command), streams, {**full, **env}, generation=generation)
         except HoldfastError:
             streams.close()
             raise

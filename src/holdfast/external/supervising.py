@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import HoldfastError
-from holdfast.external import rungs
 from holdfast.external.answering import Answering
 from holdfast.external.attached import Attached
 from holdfast.external.kin import command_of
@@ -66,8 +65,6 @@ class ScriptSupervisor:
         self.script: Script | None = None
         self.notes: Notes | None = None
         self.streams: Streams | None = None
-        self.command: list[str] = list(order.command)
-        """As it was started last."""
         self.stopping: int | None = None
         """The signal somebody asked the script to end with."""
         self.generation = 0
@@ -130,8 +127,7 @@ class ScriptSupervisor:
 
     def start(self, command: list[str], env: dict[str, str], *, step: int) -> None:
         """A new process of the script, counting its steps from `step` on."""
-        self.command = rungs.arguments(self.rung, command, self.answering.going_on.framework)
-        self.take(self.stage.start(self.command, self.rung, env, generation=self.generation, step=step), step=step)
+        self.take(self.stage.start(command, self.rung, env, generation=self.generation, step=step), step=step)
 
     def take(self, started: Process, *, step: int) -> None:
         """Watch over this process from here on."""
