@@ -86,6 +86,7 @@ PARTS = {
     "detection-steps": Part(detection.steps, detection.steps_bounds),
     "detection-large": Part(detection.large, detection.large_bounds),
     "detection-faults": Part(detection.faults, detection.faults_bounds),
+    "detection-presets": Part(detection_learning.presets, detection_learning.presets_bounds),
     "detection-learning": Part(detection_learning.learning, detection_learning.learning_bounds),
     "detection-thermal": Part(detection_learning.thermal, detection_learning.thermal_bounds),
     "plan": Part(planning.measure, planning.bounds),

@@ -1,5 +1,6 @@
-"""The parts of bench.py about learning to detect on real images, beside ultralytics' YOLOv8n.
+"""The parts of bench.py about learning to detect: on real images beside ultralytics' YOLOv8n, and on generated ones.
 
+    python benchmarks/bench.py --parts detection-presets
     HOLDFAST_BENCH_BCCD=…/bccd/data.yaml python benchmarks/bench.py --parts detection-learning
     HOLDFAST_BENCH_HITUAV=…/hituav416/data.yaml python benchmarks/bench.py --parts detection-thermal
     HOLDFAST_BENCH_HITUAV_STEPS=1500 HOLDFAST_BENCH_HITUAV_PX=416 …      # the whole curve: hours on two cores
@@ -86,6 +87,42 @@ def thermal_bounds(measured: dict[str, Any]) -> list[Bound]:
     return []
 
 
+def presets(scratch: Path, quick: bool) -> dict[str, Any]:
+    """The generated set, as `holdfast train detection` does it by itself, and in each of its smaller forms."""
+    os.environ[CACHE] = str(scratch / "cache")
+    small = {"imgsz": "64", "epochs": "2"} if quick else {}
+    found = {}
+    for name, changed in list(_presets(2 if quick else None).items())[: 2 if quick else None]:
+        words = tuple(f"{key}={value}" for key, value in {**small, **changed}.items())
+        say(f"  {name}: {' '.join(words) or 'nothing given'}")
+        found[name] = _run(scratch / name.replace(" ", "-"), words, 0)
+    return {"rows": found}
+
+
+def presets_bounds(measured: dict[str, Any]) -> list[Bound]:
+    whole = measured["rows"]["as asked"]
+    return [
+        at_most("seconds of the default run, from start to end", whole["wall_s"], 150.0, quick=False),
+        Bound("mAP50 of the default run", whole["map50"], "at least 0.6", whole["map50"] >= 0.6, quick=False),
+    ]
+
+
+def _presets(epochs: int | None) -> dict[str, dict[str, str]]:
+    """The arguments of each, from workload.toml; without those that the default run has already."""
+    from holdfast.workloads import registry
+    from holdfast.workloads.detection.training import GENERATED
+
+    whole = epochs or int(GENERATED["epochs"])
+    found: dict[str, dict[str, str]] = {"as asked": {}}
+    for row in registry._tables(registry.ROOT / "detection" / "workload.toml")["detection"]["presets"]:
+        changed = {key: value for key, value in row.get("arguments", {}).items() if GENERATED.get(key) != value}
+        if "epochs" in row:
+            changed[row["epochs"]["argument"]] = str(max(1, round(whole * row["epochs"]["share"])))
+        if changed:
+            found[row["name"]] = changed
+    return found
+
+
 # Runs -----------------------------------------------------------------------------------------------------------
 
 
@@ -97,10 +134,15 @@ def _beside(mine: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[Any, An
 
 
 def _ours(data: Path, runs: Path, words: tuple[str, ...], seed: int) -> dict[str, Any]:
-    """A supervised run as a user starts it, with one thread; CPU time of all its processes."""
-    more = [f"data={data}", f"run.folder={runs}", "run.threads=1", "workers=0", "--seed", str(seed), "--device", "cpu"]
+    """With one thread, as the peer has."""
+    return _run(runs, (*words, f"data={data}", "run.threads=1", "workers=0"), seed)
+
+
+def _run(runs: Path, words: tuple[str, ...], seed: int) -> dict[str, Any]:
+    """A supervised run as a user starts it; CPU time of all its processes."""
+    more = (f"run.folder={runs}", "--seed", str(seed), "--device", "cpu", "-q")
     began = time.monotonic()
-    with subprocess.Popen(command("train", "detection", *words, *more, "-q"), stdout=subprocess.DEVNULL) as run:
+    with subprocess.Popen(command("train", "detection", *words, *more), stdout=subprocess.DEVNULL) as run:
         _, status, used = os.wait4(run.pid, 0)
         run.returncode = os.waitstatus_to_exitcode(status)
     if run.returncode:
@@ -115,7 +157,7 @@ def _ours(data: Path, runs: Path, words: tuple[str, ...], seed: int) -> dict[str
         "wall_s": round(time.monotonic() - began, 1),
         "curve": _curve(folder / "metrics.jsonl"),
     }
-    say(f"  ours, seed {seed}: mAP50 {told['map50']:.3f}, {told['cpu_s']} CPU-s")
+    say(f"  ours, seed {seed}: mAP50 {told['map50']:.3f}, {told['cpu_s']} CPU-s, {told['wall_s']} s")
     return told
 
 
