@@ -131,7 +131,7 @@ def test_the_page_of_a_run_has_its_seven_parts(sight: Sight) -> None:
     assert sight.tab.inner_text("h1").startswith("Finished 1 943 steps in 1h 01m on cpu; best valid_bacc 0.8600")
     assert sight.tab.get_attribute("[role=progressbar]", "aria-valuenow") == "100"
     assert "50m 00s ±5m\nthe plan said, for cuda:0 fp32" in sight.tab.inner_text(".facts")
-    assert "The plan said 50m 00s ±5m for cuda:0 fp32; it took 1h 01m." in sight.tab.inner_text(".verdict")
+    assert "The plan said 50m 00s ±5m for cuda:0 fp32, it took 1h 01m." in sight.tab.inner_text(".verdict")
     assert sight.tab.locator(".timeline .worker").count() == 3
     assert sight.tab.locator(".timeline .device").all_text_contents() == ["cuda:0", "cpu"]
     assert sight.tab.locator(".chart .name").all_inner_texts() == ["train_loss", "valid_bacc", "rate steps/s"]

@@ -166,7 +166,7 @@ def test_it_says_what_the_plan_had_said(tmp_path: Path) -> None:
     run = reader.open(make_run(tmp_path / "runs", "FINISHED", plan=plan).path)
     data = json.loads(Elements(report.html(run)).data)
     assert data["head"]["plan"]["words"] == "the plan said 50m 00s ±5m for cuda:0 fp32"
-    assert data["head"]["verdict"].endswith("The plan said 50m 00s ±5m for cuda:0 fp32; it took 1h 01m.")
+    assert data["head"]["verdict"].endswith("The plan said 50m 00s ±5m for cuda:0 fp32, it took 1h 01m.")
     assert "The plan said 50m 00s" in report.html(run).partition("<noscript>")[2].partition("</noscript>")[0]
     folder = make_run(tmp_path / "other", "RUNNING", plan=plan)
     folder.lock()

@@ -107,11 +107,12 @@ def accounts(look: Look, width: int = 100) -> list[str]:
 
 
 def cost_words(look: Look) -> str:
-    """0.42 kWh (cuda:0 0.38, cpu 0.04), $0.07; the plan said 3h 10m ±20m and $0.06"""
+    """0.42 kWh (cuda:0 0.38, cpu 0.04), $0.07; the plan said 3h 10m ±20m and $0.06, it took 3h 18m"""
     plan = look.info.get("plan")
     price = number(plan.get("usd_per_kwh")) if isinstance(plan, dict) else None
     said = planned(plan)
-    parts = [_energy(look.beat.get("energy_wh"), price), "" if said is None else clean(said.words)]
+    words = "" if said is None else said.beside(look.lasted_s) if look.state == "FINISHED" else said.words
+    parts = [_energy(look.beat.get("energy_wh"), price), clean(words)]
     return "; ".join(part for part in parts if part)
 
 
