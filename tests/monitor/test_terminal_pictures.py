@@ -194,11 +194,20 @@ def test_the_keys_of_the_help_are_those_of_the_table() -> None:
 
 
 PLAN = {"seconds": 11400.0, "low": 10200.0, "high": 12600.0, "option": "cuda:0 fp32"}
+ROW = {
+    "row": 1,
+    "where": "cuda:0 fp32",
+    "preset": "as asked",
+    "time_s": 11400,
+    "time_low_s": 10200,
+    "time_high_s": 12600,
+}
 
 
+@pytest.mark.parametrize("plan", [PLAN, ROW], ids=["by option", "by row"])
 @pytest.mark.parametrize("width", [80, 100, 150])
-def test_what_the_plan_said_stands_beside_what_is(tmp_path: Path, width: int) -> None:
-    made = look(reader.open(make_run(tmp_path, plan=PLAN).path, cached=False), TRUST)
+def test_what_the_plan_said_stands_beside_what_is(tmp_path: Path, width: int, plan: dict[str, object]) -> None:
+    made = look(reader.open(make_run(tmp_path, plan=plan).path, cached=False), TRUST)
     for lines in (small.picture(made, width), large.picture(made, max(90, width), 30, footer=FOOTER)):
         assert sum("the plan said 3h 10m ±20m for cuda:0 fp32" in line for line in lines) == 1
         assert all(len(line) <= max(90, width) for line in lines)

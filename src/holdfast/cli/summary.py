@@ -123,8 +123,8 @@ def cost_words(look: Look) -> str:
     plan = look.info.get("plan")
     price = number(plan.get("usd_per_kwh")) if isinstance(plan, dict) else None
     said = planned(plan)
-    took = look.seen.lasted_s if look.seen.state == "FINISHED" else None
-    parts = [_energy(look.beat.get("energy_wh"), price), "" if said is None else clean(said.beside(took))]
+    words = "" if said is None else said.beside(look.lasted_s) if look.state == "FINISHED" else said.words
+    parts = [_energy(look.beat.get("energy_wh"), price), clean(words)]
     return "; ".join(part for part in parts if part)
 
 

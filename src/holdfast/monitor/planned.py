@@ -3,6 +3,7 @@
     found = planned(run.info.get("plan"))     # {"seconds": 11400, "low": 10200, "high": 12600, "option": "cuda:0 fp32"}
     found.time                                # 3h 10m ±20m
     found.words                               # the plan said 3h 10m ±20m and $0.22 for cuda:0 fp32
+    found.beside(run.lasted_s)                # …, it took 3h 18m
 
 A run that was started without a plan has none, and nothing is shown.
 """
@@ -11,10 +12,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from holdfast.human import duration
 from holdfast.monitor.story import amount
 
+AS_ASKED = "as asked"
+"""The form of a job that is not made smaller."""
 _LONGEST = 80
 
 
@@ -30,15 +34,12 @@ class Planned:
 
     @property
     def time(self) -> str:
-        """The spread as ±, or from and to where it leans to one side."""
+        """With half of its spread, as `holdfast plan` says it."""
         if self.seconds is None:
             return ""
         if self.low is None or self.high is None or not self.low < self.high:
             return duration(self.seconds)
-        middle, half = (self.low + self.high) / 2, (self.high - self.low) / 2
-        if abs(middle - self.seconds) <= 0.2 * half:
-            return f"{duration(self.seconds)} ±{duration(half).removesuffix(' 00s')}"
-        return f"{duration(self.seconds)} ({duration(self.low)} to {duration(self.high)})"
+        return f"{duration(self.seconds)} ±{duration((self.high - self.low) / 2).removesuffix(' 00s')}"
 
     @property
     def words(self) -> str:
@@ -49,9 +50,8 @@ class Planned:
         return f"the plan said {' and '.join(said)}{f' for {self.option}' if self.option else ''}"
 
     def beside(self, lasted_s: float | None) -> str:
-        """For a run that is over: what was said, and what it was."""
-        took = f", it took {duration(lasted_s)}" if lasted_s is not None and self.time else ""
-        return f"{self.words}{took}"
+        """For a run that is finished: what was said, and what it was."""
+        return f"{self.words}, it took {duration(lasted_s)}" if self.time and lasted_s else self.words
 
 
 def planned(plan: object) -> Planned | None:
@@ -60,10 +60,16 @@ def planned(plan: object) -> Planned | None:
         return None
     seconds = _time(plan.get("seconds", plan.get("time_s")))
     low, high = _time(plan.get("low", plan.get("time_low_s"))), _time(plan.get("high", plan.get("time_high_s")))
-    option, cost = plan.get("option"), amount(plan.get("cost_usd"))
-    name = " ".join(option.split())[:_LONGEST] if isinstance(option, str) else ""
-    found = Planned(seconds, low, high, cost if cost is not None and math.isfinite(cost) else None, name)
+    cost = amount(plan.get("cost_usd"))
+    found = Planned(seconds, low, high, cost if cost is not None and math.isfinite(cost) else None, _option(plan))
     return found if found.words else None
+
+
+def _option(plan: dict[str, Any]) -> str:
+    """Which of the options it was: a name, or where and in which form it was to run."""
+    form = plan.get("preset")
+    parts = [plan.get("option") or plan.get("where"), None if form == AS_ASKED else form]
+    return " ".join(", ".join(part for part in parts if isinstance(part, str) and part).split())[:_LONGEST]
 
 
 def dollars(amount: float) -> str:

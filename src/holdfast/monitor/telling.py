@@ -154,7 +154,7 @@ def verdict(run: Run) -> str:
         text = f"{counted(repeated, 'step was', 'steps were')} repeated and {count(gone)} lost"
         parts.append(f"{text}; {counted(skipped, 'sample was', 'samples were')} skipped and {count(twice)} seen twice.")
     if plan is not None and not run.live:
-        said = plan.beside(run.lasted_s)
+        said = plan.beside(run.lasted_s) if run.state == "FINISHED" else plan.words
         parts.append(f"{said[0].upper()}{said[1:]}.")
     return " ".join(parts)
 
