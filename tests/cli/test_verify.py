@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -78,12 +80,19 @@ def test_this_machine_is_proven_and_the_report_names_nobody(tmp_path: Path) -> N
         "HOME": str(home), "USER": "clara-schumann", "LOGNAME": "clara-schumann", "HF_TOKEN": "hf_abcdefghijklmnop",
         "LD_LIBRARY_PATH": f"{home}/lib:/srv/clinic/lib",
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast", "verify", "--device", "cpu", "--steps", "12", "-o", "proof.json"],
-        cwd=home, env={**os.environ, **secrets}, capture_output=True, text=True, timeout=380, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    lines = done.stdout.splitlines()
+    words = ["verify", "--device", "cpu", "--steps", "12", "-o", "proof.json"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "holdfast", *words],
+        cwd=home, env={**os.environ, **secrets}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as run:  # fmt: skip
+        try:
+            out, err = run.communicate(timeout=380)
+        finally:  # what it started goes with it
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
+    assert run.returncode == 0, out + err[-3000:]
+    lines = out.splitlines()
     assert lines[0] == "✓ cpu does what holdfast needs of it"
     assert "  weights   the weights are those of the undisturbed runs, bit for bit" in lines
     assert any(line.startswith("  faults    4 of 4 came (sigkill, segfault, oom_in_step, hang); ") for line in lines)
