@@ -10,7 +10,7 @@ from holdfast.optimize.post import apply
 POST = {"kind": "nms", "score": 0.25, "overlap": 0.6, "most": 300}
 
 
-@pytest.mark.parametrize("score", [0.001, 0.25])
+@pytest.mark.parametrize("score", [0.001, 0.1, 0.25, 0.9])
 def test_the_same_boxes_as_torchvision(score: float) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("torchvision", reason="needs the extra `detection`")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-CANDIDATES = 3000
+CANDIDATES, BLOCK = 3000, 256
 
 
 def apply(post: Any, outputs: Any) -> Any:
@@ -28,13 +28,31 @@ def suppressed(post: Any, boxes: Any, scores: Any) -> Any:
     found = boxes[place]
     apart = found + (kind * (np.abs(found).max(initial=0.0) * 2 + 1))[:, None]  # classes do not meet
     area = np.maximum(apart[:, 2] - apart[:, 0], 0) * np.maximum(apart[:, 3] - apart[:, 1], 0)
-    left, found_at = np.arange(len(sure)), []  # type: Any, list[Any]
-    while len(left) and len(found_at) < post["most"]:
-        best, left = left[0], left[1:]
-        found_at.append(best)
-        low = np.maximum(apart[best, :2], apart[left, :2])
-        high = np.minimum(apart[best, 2:], apart[left, 2:])
-        both = np.prod(np.maximum(high - low, 0), axis=1)
-        left = left[both <= post["overlap"] * (area[best] + area[left] - both)]
-    kept = np.array(found_at, dtype=np.int64)
+    kept = _kept(apart, area, post["overlap"], post["most"])
     return np.column_stack([found[kept], sure[kept], kind[kept]]).astype(np.float32).reshape(-1, 6)
+
+
+def _kept(boxes: Any, area: Any, overlap: float, most: int) -> Any:
+    """Which boxes stay, the surest first; many are compared at once, because a step for each would cost more."""
+    found = []  # type: list[int]
+    for start in range(0, len(boxes), BLOCK):
+        block = np.arange(start, min(start + BLOCK, len(boxes)))
+        if found:
+            block = block[~_over(boxes, area, np.array(found), block, overlap).any(axis=0)]
+        over = _over(boxes, area, block, block, overlap)
+        left = np.ones(len(block), dtype=bool)
+        for at in range(len(block)):
+            if left[at]:
+                found.append(int(block[at]))
+                if len(found) == most:
+                    return np.array(found, dtype=np.int64)
+                left &= ~over[at]
+    return np.array(found, dtype=np.int64)
+
+
+def _over(boxes: Any, area: Any, some: Any, others: Any, overlap: float) -> Any:
+    """Which of some and others share more than `overlap` of what they cover together."""
+    low = np.maximum(boxes[some, None, :2], boxes[None, others, :2])
+    high = np.minimum(boxes[some, None, 2:], boxes[None, others, 2:])
+    both = np.prod(np.maximum(high - low, 0), axis=2)
+    return both > overlap * (area[some, None] + area[None, others] - both)

@@ -11,6 +11,7 @@ go first, so that ten thousand of them do not keep a client out. Bodies need a C
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import math
 import socket
@@ -48,6 +49,8 @@ class Request:
     headers: dict[str, str]
     body: bytes = b""
     length: int = 0
+    close: bool = False
+    """Whether its client wants the connection to end with the answer."""
 
 
 @dataclass(slots=True)
@@ -140,6 +143,7 @@ class Server:
         if refusal is not None:
             raise Refused(refusal)
         request.length = self._length(request)
+        request.close = request.headers.get("connection", "").lower() == "close"
         if len(head) <= MOST_KNOWN_HEAD:
             if len(self.heads) >= MOST_KNOWN:
                 self.heads.clear()
@@ -224,8 +228,7 @@ class Connection(asyncio.Protocol):
         body = bytes(memoryview(self.buffer)[: self.wanted])
         del self.buffer[: self.wanted]
         self.busy, self.deadline = True, math.inf
-        mine = Request(request.method, request.path, request.headers, body, request.length)
-        close = request.headers.get("connection", "").lower() == "close"
+        mine = Request(request.method, request.path, request.headers, body, request.length, request.close)
         answered = False
 
         def reply(answer: Answer) -> None:
@@ -233,7 +236,7 @@ class Connection(asyncio.Protocol):
             answered = True
             self._let_go()
             self.busy, self.cancel = False, None
-            self._send(answer, close=close, head=request.method == "HEAD")
+            self._send(answer, close=request.close, head=request.method == "HEAD")
 
         try:
             cancel = self.server.handler(mine, reply)
@@ -290,14 +293,18 @@ class Connection(asyncio.Protocol):
 
 
 def _head_of(answer: Answer, close: bool) -> bytes:
-    more = "".join(f"{name}: {value}\r\n" for name, value in answer.headers.items())
-    if close:
-        more += "Connection: close\r\n"
-    return (
-        f"HTTP/1.1 {answer.status} {REASONS.get(answer.status, '')}\r\nContent-Type: {answer.kind}\r\n"
-        f"Content-Length: {len(answer.body)}\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
-        f"{more}\r\n"
-    ).encode("latin-1", "replace")
+    more = "".join(f"{name}: {value}\r\n" for name, value in answer.headers.items()) if answer.headers else ""
+    return b"%bContent-Length: %d\r\n\r\n" % (_beginning(answer.status, answer.kind, close, more), len(answer.body))
+
+
+@functools.lru_cache(64)
+def _beginning(status: int, kind: str, close: bool, more: str) -> bytes:
+    """All of an answer's head but the length of its body."""
+    lines = (
+        f"HTTP/1.1 {status} {REASONS.get(status, '')}\r\nContent-Type: {kind}\r\nCache-Control: no-store\r\n"
+        f"X-Content-Type-Options: nosniff\r\n{more}"
+    )
+    return (lines + ("Connection: close\r\n" if close else "")).encode("latin-1", "replace")
 
 
 def _parsed(head: bytes) -> Request:
