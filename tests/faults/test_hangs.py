@@ -104,6 +104,13 @@ def test_slow_but_healthy_raises_no_alarm(drive: Drive, reference: Drive) -> Non
     assert_exact(run, reference(SLOW), faults=0)
 
 
+def test_work_around_the_batches_is_not_a_snapshot_that_hangs(drive: Drive, reference: Drive) -> None:
+    """Before the first batch of an epoch, and after the last epoch, a script may be busy with work of its own."""
+    settings = {"watchdog.floor": "0.5s", "watchdog.loop": "8s", "watchdog.evaluate": "8s"}
+    run = drive(SLOW, epochs=5, around=1.5, settings=settings)
+    assert_exact(run, reference(SLOW, epochs=5), faults=0)
+
+
 def test_slow_but_healthy_after_a_kill(drive: Drive, reference: Drive) -> None:
     """A new worker's first steps are judged by what the old one has taught, and not as first steps of all."""
     settings = {"watchdog.floor": "0.4s", "watchdog.first_step": "8s"}

@@ -507,7 +507,7 @@ def test_a_body_that_makes_no_step_is_committed_as_well(tmp_path: Path) -> None:
 
     folder = new_folder(tmp_path)
     with pytest.raises(Died):
-        run(tmp_path, train, hooks=[Raise(Died, "loop", 4)], folder=folder)
+        run(tmp_path, train, hooks=[Raise(Died, "loop", 5)], folder=folder)
     run(tmp_path, train, folder=folder)
     assert lives == [0, 3]
 

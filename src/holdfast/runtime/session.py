@@ -219,6 +219,7 @@ class Session:
         self._board.position(epoch=self._position.epoch, epochs=total, batch=0, batches=0)
         for epoch in range(self._position.epoch, total):
             self._arrive("epoch")
+            self._enter(Phase.LOOP)  # before its first batch a body may do work of its own
             self._in_epoch = True
             self._passes.clear()
             self._board.position(epoch=epoch, epochs=total, batch=0, batches=0)
@@ -229,6 +230,7 @@ class Session:
                 self._in_epoch = False
             self._end_epoch(epoch)
         self._land("epoch")
+        self._enter(Phase.EVALUATE)  # a test or an export comes after the last epoch, not a snapshot that takes long
 
     def _end_epoch(self, epoch: int) -> None:
         if self._open is not None:

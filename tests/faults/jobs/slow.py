@@ -21,11 +21,12 @@ def train(
     setup: float = 0.0,
     first: float = 0.0,
     evaluation: float = 0.0,
+    around: float = 0.0,
     uneven: bool = False,
     step: int = 0,
     step_s: float = 0.0,
 ) -> None:
-    """`step`: the one that takes `step_s` seconds."""
+    """`step`: the one that takes `step_s` seconds. `around`: seconds before the batches of later epochs, and after all."""
     for done in range(10):
         session.progress(done, 10, "preparing")
         time.sleep(setup / 10)
@@ -37,9 +38,11 @@ def train(
         time.sleep(step_s if at + 1 == step else pause)
         return job.loss(batch)
 
-    for _ in session.epochs(epochs):
+    for epoch in session.epochs(epochs):
+        time.sleep(around if epoch else 0.0)
         for batch in session.batches(job.data):
             session.step(loss, batch)
             job.after(batch)
         with session.evaluating():
             time.sleep(evaluation)
+    time.sleep(around)
