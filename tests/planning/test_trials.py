@@ -121,7 +121,7 @@ def test_a_first_step_that_never_ends_is_ended(bench: Bench, tmp_path: Path) -> 
             for epoch in session.epochs(3):
                 for batch in session.batches(data):
                     session.step(lambda b: time.sleep(1000), batch)
-    """, seconds=3.0)  # fmt: skip
+    """, seconds=12.0)  # fmt: skip
     assert not found.usable and not found.raised
     assert "first step did not end" in found.why
     assert not process.exists(int((tmp_path / "pid").read_text()))
