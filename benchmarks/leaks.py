@@ -180,7 +180,9 @@ def _detached(words: list[str], folder: Path, tally: Tally) -> int:
     run, supervisor = Path(said["folder"]), int(said["pid"])
     try:
         assert _until(lambda: step(folder / "runs") > 0), "the detached run made no step"
-        assert _until(lambda: _beat(run).get("readings")), "the sensors, which start after a while, said nothing"
+        # What is opened once, after a while, is open now: the sensors' pipe, the file for TensorBoard.
+        assert _until(lambda: bool(_beat(run).get("readings"))), "the sensors said nothing"
+        assert _until(lambda: any((run / "tb").glob("*"))), "nothing was logged"
         before = _descriptors_of(supervisor)
         killed = 0
         for number in range(KILLS):

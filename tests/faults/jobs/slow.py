@@ -26,7 +26,7 @@ def train(
     step: int = 0,
     step_s: float = 0.0,
 ) -> None:
-    """`step`: the one that takes `step_s` seconds. `around`: seconds before the batches of later epochs, and after all."""
+    """`step` takes `step_s` seconds; `around`: seconds before the batches of later epochs, and at the end."""
     for done in range(10):
         session.progress(done, 10, "preparing")
         time.sleep(setup / 10)
