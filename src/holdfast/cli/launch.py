@@ -194,7 +194,7 @@ def _words(order: Order) -> list[str]:
 def _header(folder: RunFolder, order: Order, wanted: torchrun.Wanted) -> faces.Header:
     from holdfast.naming import handle, shown
 
-    where = f"{wanted.nproc} ranks" if wanted.nodes == 1 else f"{wanted.nodes} machines with {wanted.nproc} ranks each"
+    where = f"{wanted.nproc}-ranks" if wanted.nodes == 1 else f"{wanted.nodes}x{wanted.nproc}-ranks"
     return faces.Header(
         version=__version__,
         run=folder.name,

@@ -147,8 +147,10 @@ class Nest:
     def close(self) -> None:
         self._server.close()
         self._channel.close()
-        for guest in self._guests:
+        for guest in self._guests:  # all had their time to save: one that is left waits in an exchange for ever
             guest.channel.close()
+            if guest.pid:
+                process.send_group(guest.pid, signal.SIGKILL)
         try:
             self._process.wait(2.0)
         except subprocess.TimeoutExpired:

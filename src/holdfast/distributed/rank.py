@@ -200,7 +200,7 @@ def _train(order: Order, place: Place, job: Job, board: Board, run: RunFolder | 
         link = Follower(job, place, settings, board)
     else:
         link = Writer(job, place, settings, board, run)
-        run.update_info(state="RUNNING", device=f"{place.ranks} ranks on {device.type}", ranks=place.ranks)
+        run.update_info(state="RUNNING", device=f"{place.ranks}x{device.type}", ranks=place.ranks)
     try:
         link.find_start(group)
         if isinstance(link, Writer):
