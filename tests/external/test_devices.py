@@ -13,21 +13,22 @@ import pytest
 
 from tests.external.driving import SCRIPTS, by_itself, same_weights, under_run, weights
 
-STEPS = 60
+STEPS = 300
 LEAVE_AT_ONCE = ("retry.in_a_row=1", "probation.first_delay=1s", "probation.steps=2")
 
 
+@pytest.mark.timeout(300)
 def test_a_device_that_fails_is_left_for_the_cpu_and_returned_to(tmp_path: Path) -> None:
     plain = SCRIPTS / "plain_script.py"
     assert by_itself(tmp_path / "alone", plain, "--steps", STEPS).code == 0
     faulty = {"FAULT_WHERE": "visible", "FAULT_TIMES": "1"}
-    words = (plain, "--steps", STEPS, "--pause", 0.3)
+    words = (plain, "--steps", STEPS)
     ran = under_run(
         tmp_path / "watched",
         *words,
         settings=("run.device=pretend:0", *LEAVE_AT_ONCE),
         fault="device_error@3",
-        patience=250,
+        patience=280,
         **faulty,
     )
     assert ran.code == 0, ran.story()
@@ -41,6 +42,7 @@ def test_a_device_that_fails_is_left_for_the_cpu_and_returned_to(tmp_path: Path)
     assert ran.receipt["steps"] == STEPS
 
 
+@pytest.mark.timeout(300)
 def test_a_batch_too_large_for_memory_is_computed_in_pieces(tmp_path: Path) -> None:
     """The Trainer gets half the batch and twice the accumulation: the same steps on the same samples."""
     if importlib.util.find_spec("transformers") is None:
@@ -49,7 +51,7 @@ def test_a_batch_too_large_for_memory_is_computed_in_pieces(tmp_path: Path) -> N
 
     words = (SCRIPTS / "trainer_script.py", 2, 6, 0.0)
     assert by_itself(tmp_path / "alone", *words).code == 0
-    ran = under_run(tmp_path / "watched", *words, fault="small_memory@2")
+    ran = under_run(tmp_path / "watched", *words, fault="small_memory@2", patience=280)
     assert ran.code == 0, ran.story()
     assert ran.faults == ["out_of_memory", "out_of_memory"], ran.story()
     assert "each batch in 2 pieces" in ran.said and ran.receipt["steps"] == 12

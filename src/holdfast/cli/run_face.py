@@ -57,8 +57,9 @@ class RunFace(QuietFace):
 
     def _on_restart(self, data: dict[str, Any]) -> None:
         self._say("↺", f"restarting ({data.get('tries')}) {data.get('text')}", "cyan")
-        exact = self.supervisor is not None and self.supervisor.attached.exact
-        if data.get("tries") == 1 and not exact:
+        known = self.supervisor.notes if self.supervisor is not None else None
+        could = known is not None and known.torch_seen and self.supervisor and not self.supervisor.attached.exact
+        if data.get("tries") == 1 and could:
             self._say("•", "`holdfast.attach(model, optimizer, loader)` makes restarts lossless", "dim")
 
     def _on_recovered(self, data: dict[str, Any]) -> None:
@@ -92,7 +93,8 @@ class RunFace(QuietFace):
             words = [f"finished {steps}" if receipt.get("steps") else "finished"]
             if faults:
                 words.append(f"{counted(faults, 'fault')} survived")
-                words.append(f"{counted(receipt.get('steps_repeated') or 0, 'step')} repeated")
+                if receipt.get("steps"):
+                    words.append(f"{counted(receipt.get('steps_repeated') or 0, 'step')} repeated")
                 words.append(f"{duration(receipt.get('seconds_lost'))} lost")
             self.supervisor = None
             self._say("✓", " · ".join(words), "green")

@@ -75,6 +75,8 @@ class Ending:
             sha256=affairs.keeping.final.get("weights_sha256") if state == "FINISHED" else None,
         )
         receipt["exact"] = self.supervisor.attached.exact
+        if not receipt["exact"]:  # nobody has counted its samples
+            receipt |= {"samples_skipped": None, "samples_repeated": None, "samples_quarantined": None}
         affairs.run_folder.put("receipt.json", receipt)
         self.outcome = Outcome(state, int(code), error, receipt)
         affairs.set_state(

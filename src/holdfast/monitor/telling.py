@@ -59,12 +59,14 @@ def _recovering(run: Run, now: float) -> str:
 def _finished(run: Run, now: float) -> str:
     epochs, steps = run.story.epochs_done, counted(run.step or 0, "step")
     done = f"{counted(epochs, 'epoch')}, {steps}," if epochs else steps
+    if not run.step and run.info.get("kind") == "external":  # a program that makes no steps
+        done = ""
     devices = list(dict.fromkeys(str(row.get("device")) for row in run.device_timeline))
     where = f" on {', then '.join(devices)}" if devices else ""
     best = run.best
     at = "" if best is None else f" at epoch {best['epoch']}" if best["epoch"] else f" at step {count(best['step'])}"
     good = f"; best {best['name']} {metric(best['value'])}{at}" if best else ""
-    return f"Finished {done} in {duration(run.lasted_s)}{where}{good}."
+    return f"Finished {done + ' ' if done else ''}in {duration(run.lasted_s)}{where}{good}."
 
 
 def _stopped(run: Run, now: float) -> str:
@@ -153,6 +155,8 @@ def verdict(run: Run) -> str:
         repeated, gone, skipped, twice = (receipt[key] for key in keys)
         text = f"{counted(repeated, 'step was', 'steps were')} repeated and {count(gone)} lost"
         parts.append(f"{text}; {counted(skipped, 'sample was', 'samples were')} skipped and {count(twice)} seen twice.")
+    elif isinstance(receipt.get("steps_repeated"), int) and run.step:  # of a foreign script nobody knows the samples
+        parts.append(f"{counted(receipt['steps_repeated'], 'step was', 'steps were')} repeated.")
     if plan is not None and not run.live:
         said = plan.beside(run.lasted_s) if run.state == "FINISHED" else plan.words
         parts.append(f"{said[0].upper()}{said[1:]}.")

@@ -2,7 +2,7 @@
 
 FAULT=small_memory@2 is a device with room for two samples: a layer that gets more raises what torch raises.
 FAULT_WHERE=visible: only while a device is visible, as the environment has it, however often the script starts;
-FAULT_TIMES=3 times at most.
+FAULT_TIMES=3 times at most. Where it is hidden the script computes slowly, as on a CPU.
 
 The user's own sitecustomize, and an optimizer hook of the user's own: `holdfast run` must leave both alone. A fault
 comes once in a run: a file named by FAULT_DONE remembers it.
@@ -21,6 +21,8 @@ COUNT = 0
 def after_step(optimizer, args, kwargs):
     global COUNT
     COUNT += 1
+    if os.environ.get("FAULT_WHERE") == "visible" and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        time.sleep(0.4)
     if int(AT) > COUNT or not (may_again() or not os.path.exists(DONE) or again(optimizer)):
         return
     with open(DONE, "a") as file:
