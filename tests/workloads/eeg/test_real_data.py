@@ -56,6 +56,7 @@ def test_an_eeglab_recording_from_its_file_to_a_score(tmp_path: Path) -> None:
     scores = json.loads((folder / "scores.json").read_text())
     assert (scores["simulated"], scores["subjects"], scores["windows"]) == (False, 1, 19)
     assert scores["nrmse"] < 2.0 and scores["baselines"]["constant"] > 0.5
+    assert scores["nrmse_low"] is None and scores["inside_noise"]  # nobody can say so of one subject
     assert (
         json.loads((folder / "net.json").read_text())["start"] == 0.0
     )  # the axis of the time head is that of the windows
