@@ -242,7 +242,7 @@ def heads(scratch: Path, quick: bool) -> dict[str, Any]:
     for seed in range(1 if quick else 3):
         for head in found:
             words = ["eeg-challenge1", f"head={head}", "tune=false", *(["epochs=2"] if quick else [])]
-            folder = _train(words, scratch, seed=seed)
+            folder = _train(words, scratch, seed=seed, own_data=not quick)
             kept = json.loads((folder / "scores.json").read_text())
             found[head].append({key: kept[key] for key in ("nrmse", "r", "auroc")})
             say(f"  {head}, seed {seed}: {found[head][-1]}")
@@ -296,9 +296,11 @@ def demo_bounds(measured: dict[str, Any]) -> list[Bound]:
     ]
 
 
-def _train(words: list[str], scratch: Path, seed: int) -> Path:
+def _train(words: list[str], scratch: Path, *, seed: int, own_data: bool) -> Path:
+    """A run to its end, on a set that is simulated for this bench, or on the one that is there already."""
+    place = {"HOLDFAST_EEG_DEMO": str(scratch / "demo")} if own_data else {}
     done = subprocess.run(
         command("train", *words, "--seed", str(seed), f"run.folder={scratch / 'runs'}", "--json", "-q"),
-        stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "HOLDFAST_EEG_DEMO": str(scratch / "demo")},
+        stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **place},
     )  # fmt: skip
     return Path(json.loads(done.stdout)["folder"])

@@ -144,3 +144,10 @@ def test_age_and_sex_finds_a_line_and_bears_gaps() -> None:
 
 def test_the_oracle_knows_each_subject() -> None:
     assert baselines.subject_mean([1, 3, 10], ["a", "a", "b"]).tolist() == [2.0, 2.0, 10.0]
+
+
+def test_one_subject_has_no_interval_and_shows_nothing() -> None:
+    truth = np.linspace(0.5, 2.5, 40)
+    found = scores.measured(truth, truth + 0.01, np.full(40, "S1"), 1.5, auroc_too=True)
+    assert found["nrmse"] < 0.1 and found["nrmse_low"] is found["r_high"] is found["auroc_low"] is None
+    assert found["inside_noise"] is True

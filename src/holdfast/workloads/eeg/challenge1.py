@@ -100,8 +100,10 @@ def train(
 
     plan = Plan(epochs, batch, lr, weight_decay, patience, tune, fixed=(("precision", precision),) if precision else ())
     fit(session, net, samples, loss_of, check, plan)
-    calibrate(net, windows, parts.valid, times, float(times[parts.train].mean()), session.device)
-    report(session, net, windows, parts.train, parts.test if len(parts.test) else parts.valid, fold, model, head)
+    judged = parts.test if len(parts.test) else parts.valid
+    with session.evaluating():  # it takes long on a busy machine, and silence after a step would be a hang
+        calibrate(net, windows, parts.valid, times, float(times[parts.train].mean()), session.device)
+        report(session, net, windows, parts.train, judged, fold, model, head)
 
 
 def build_net(

@@ -106,9 +106,11 @@ def train(
 
     plan = Plan(epochs, batch, lr, weight_decay, patience, tune, fixed=(("precision", precision),) if precision else ())
     fit(session, net, samples, loss_of, check, plan)
-    calibrate(net, windows, parts.valid, factors, np.nanmean(factors[parts.train], axis=0), session.device, length)
     judged = parts.test if len(parts.test) else parts.valid
-    report(session, net, windows, parts.train, judged, names, model, length, fold)
+    centre = np.nanmean(factors[parts.train], axis=0)
+    with session.evaluating():  # it takes long on a busy machine, and silence after a step would be a hang
+        calibrate(net, windows, parts.valid, factors, centre, session.device, length)
+        report(session, net, windows, parts.train, judged, names, model, length, fold)
 
 
 def build_net(

@@ -90,9 +90,14 @@ def fast_slow(truth: ArrayLike, guess: ArrayLike) -> float:
 
 
 def draws(subjects: ArrayLike, times: int, seed: int) -> list[NDArray[np.intp]]:
-    """Row indices of `times` bootstrap samples in which whole subjects are drawn with replacement."""
+    """Row indices of `times` bootstrap samples in which whole subjects are drawn with replacement.
+
+    None for a single subject: it would always be drawn, and say nothing about how far others are from it.
+    """
     _, number = np.unique(np.asarray(subjects), return_inverse=True)
     rows = [np.flatnonzero(number == each) for each in range(int(number.max()) + 1)] if number.size else []
+    if len(rows) < 2:
+        return []
     generator = np.random.default_rng(seed)
     return [
         np.concatenate([rows[each] for each in generator.integers(len(rows), size=len(rows))]) for _ in range(times)

@@ -76,12 +76,13 @@ def search(
             study_name=f"eeg-challenge{challenge}",
             storage=storage,
             load_if_exists=True,
-            sampler=optuna.samplers.TPESampler(seed=seed),
         )
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"the study in {folder} cannot be read", cause=str(error), hints=["name a new folder"]
         ) from None
+    # A search that goes on draws what comes next; with the first seed alone it would draw the first trials again.
+    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
     given = {word.partition("=")[0] for word in words}
     for left in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):  # its search was interrupted
         study.tell(left.number, state=optuna.trial.TrialState.FAIL)
