@@ -129,14 +129,14 @@ def train(
         if (epoch + 1) % every == 0 or epoch + 1 == epochs:
             with session.evaluating():
                 found = find_all(averaged, still, session.device, choice)
-            scores = evaluate(found, checked.splits["val"], checked.names)
+                scores = evaluate(found, checked.splits["val"], checked.names)
             numbers |= {"val_map50": scores.map50, "val_map": scores.map}
         session.log(**numbers)
 
-    if not found:  # the worker that trained the last epoch is not this one
-        with session.evaluating():
+    with session.evaluating():  # scores and pictures of many images take longer than a step may
+        if not found:  # the worker that trained the last epoch is not this one
             found = find_all(averaged, still, session.device, choice)
-    reporting.report(session, found, checked, still)
+        reporting.report(session, found, checked, still)
 
 
 def the_set(session: holdfast.Session, data: str) -> Checked:
