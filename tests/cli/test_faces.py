@@ -475,14 +475,17 @@ def test_the_closing_says_what_it_cost_what_bound_it_and_what_the_plan_said(tmp_
     lines = summary.accounts(Look(run), 100)
     text = " ".join(" ".join(lines).split())
     assert "cost 1.35 kWh (cuda:0 1.21, cpu 0.14), $0.23; the plan said 3h 10m ±20m and $0.22, it took 1h" in text
-    asked = {"seconds": 11400, "low": 11000, "high": 14400, "option": "cuda:0 fp32"}
-    write_json(run.path / "run.json", {**run.info, "plan": asked})
-    cost = next(line for line in summary.accounts(Look(RunFolder(run.path)), 140) if "cost" in line)
-    assert "; the plan said 3h 10m ±28m 20s for cuda:0 fp32, it took 1h" in cost
     assert "bound by input: 52 % reading data, 47 % computing; most worth changing: Loader(num_workers=" in text
     write_json(run.path / "run.json", {**run.info, "plan": ["a", "list"]})
     write_json(run.path / "beat.json", {"energy_wh": {"cpu": "much"}, "phases_s": 3})
     assert not any("cost" in line or "bound" in line for line in summary.accounts(Look(run), 100))
+
+
+def test_a_plan_by_its_option_is_told_too(tmp_path: Path) -> None:
+    plan = {"seconds": 11400, "low": 11000, "high": 14400, "option": "cuda:0 fp32"}
+    run = make_run(tmp_path, "FINISHED", exit_code=0, plan=plan, **BOOKS)
+    cost = next(line for line in summary.accounts(Look(run), 140) if "cost" in line)
+    assert "the plan said 3h 10m ±28m 20s for cuda:0 fp32, it took 1h" in cost
 
 
 def test_the_closing_of_a_stopped_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -289,10 +289,12 @@ def test_a_world_is_drawn_and_moves(sight: Sight, runs: Path, tmp_path: Path) ->
     folder = make_run(runs, "STOPPED", name="green-newt").path
     animals = [{"time": at, "prey": [[at, 2, 1, 1, 0]], "predators": [[9 - at, 8, 1, 0, 1]]} for at in range(9)]
     world = {"turn": 4, "size": 10, **animals[-1], "grass": [[0.5] * 10] * 10, "facts": ["train_loss"]}
+    world["note"] = f"Predators have stopped trying. {EVIL}"
     (folder / "world.json").write_text(json.dumps({**world, "frames": animals[:-1]}))
     sight.go("/r/green-newt")
     sight.tab.wait_for_selector("#world canvas")
     assert "update 4 · 1 prey · 1 predator" in sight.tab.inner_text("#world")
+    assert f"! Predators have stopped trying. {EVIL}" in sight.tab.inner_text("#world .problem")
     prey = "() => [...document.querySelector('#world canvas').getContext('2d').getImageData(%d, 144, 1, 1).data]"
     sight.tab.keyboard.press("p")  # pause: the last picture, whose prey is at 8 of 10
     assert sight.tab.evaluate(prey % 576)[:3] == [250, 240, 205]

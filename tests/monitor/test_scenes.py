@@ -19,7 +19,7 @@ WORLD: dict[str, Any] = {
     "schema": 1, "turn": 7, "size": 10.0, "time": 99, "prey": [[1.0, 2.0, 0.5, 1.0, 0.0]],
     "predators": [[5.0, 5.0, 1.0, 0.0, 1.0]], "grass": [[0.0, 1.0], [0.5, 0.5]],
     "frames": [{"time": 98, "prey": [[1.0, 1.0, 0.5, 0.0, 1.0]], "predators": []}],
-    "curves": {"both": ["train_loss", "valid_bacc"]}, "facts": ["train_loss"],
+    "curves": {"both": ["train_loss", "valid_bacc"]}, "facts": ["train_loss"], "note": "they\x1b[2J stopped",
 }  # fmt: skip
 
 
@@ -36,6 +36,7 @@ def test_a_world_is_there_with_its_film(folder: Path) -> None:
     found = scenes.world(run.world)
     assert found is not None and (found["turn"], found["size"], found["facts"]) == (7, 10.0, ["train_loss"])
     assert [frame["time"] for frame in found["frames"]] == [98, 99], "the film ends with how it is now"
+    assert "stopped" in found["note"] and "\x1b" not in found["note"]
     assert found["frames"][-1]["predators"] == [[5.0, 5.0, 1.0, 0.0, 1.0]] and found["grass"][1] == [0.5, 0.5]
     head = payload.head(run, "x")
     assert head["world"] == "7/99"
@@ -51,6 +52,7 @@ def test_a_world_is_there_with_its_film(folder: Path) -> None:
         ({"prey": EVIL}, []), ({"prey": [EVIL, [1, 2], [1, 2, EVIL, 0, 0], [1, 2, None, 0, 0]]}, []),
         ({"prey": [[1, 2, float("nan"), 0, 0], [3, 4, 1, 0, 0]]}, [[3.0, 4.0, 1.0, 0.0, 0.0]]),
         ({"prey": [[1, 2, 3, 4, 5]] * 9000}, [[1.0, 2.0, 3.0, 4.0, 5.0]] * scenes.MOST_ANIMALS),
+        ({"note": [EVIL], "prey": [3]}, []),
         ({"grass": EVIL, "frames": [EVIL, 3, None], "curves": [1], "facts": {"a": 1}, "turn": "x"}, WORLD["prey"]),
         ({"grass": [[1.0], [1.0, 2.0]]}, WORLD["prey"]), ({"grass": [[0.0]] * 999}, WORLD["prey"]),
     ],

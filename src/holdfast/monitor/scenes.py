@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.monitor.jsonfile import names_in
+from holdfast.monitor.logs import clean
 from holdfast.monitor.places import open_inside
 
 FILE = "world.json"
@@ -48,6 +49,7 @@ def world(told: Mapping[str, Any]) -> dict[str, Any] | None:
         "grass": _grass(told.get("grass")),
         "frames": [*film, now],
         "facts": facts_of(told),
+        "note": clean(note)[:300] if isinstance(note := told.get("note"), str) else "",
     }
 
 

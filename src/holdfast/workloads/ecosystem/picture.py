@@ -84,10 +84,12 @@ class Film:
             self.frames, self._every = self.frames[::2], self._every * 2
 
 
-def live(folder: Path, world: Any, turn: int, numbers: dict[str, float], film: Film | None = None) -> None:
+def live(
+    folder: Path, world: Any, turn: int, numbers: dict[str, float], film: Film | None = None, note: str = ""
+) -> None:
     """What the world looks like now, for a monitor. A disk that is full is no reason to stop."""
     scene = scene_of(world)
-    told = {"schema": 1, "turn": turn, "curves": CURVES, "facts": FACTS, **scene}
+    told = {"schema": 1, "turn": turn, "curves": CURVES, "facts": FACTS, "note": note, **scene}
     try:
         _save_json({**told, "frames": film.frames if film else []}, folder / JSON)
         if turn % EVERY == 0 and available():

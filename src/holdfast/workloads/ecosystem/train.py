@@ -96,7 +96,7 @@ def train(
             with session.evaluating():
                 numbers |= _glance(session, learner, arena)
         session.log(**numbers)
-        picture.live(session.run.folder, learner.world, learner.turns, numbers, film)
+        picture.live(session.run.folder, learner.world, learner.turns, numbers, film, learner.vitals.note)
     with session.evaluating():
         tell(session, learner, arena)
 

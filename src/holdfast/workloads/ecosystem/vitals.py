@@ -71,6 +71,11 @@ class Vitals:
             "nothing. A smaller attempt_cost helps."
         )
 
+    @property
+    def note(self) -> str:
+        """For whoever looks at the world later: it was said once, and stays so."""
+        return "Predators have stopped trying: a rising return may mean that they do nothing." if self.warned else ""
+
     def state_dict(self) -> dict[str, Any]:
         return {"first": list(self.first), "warned": self.warned}
 

@@ -9,11 +9,12 @@ hf.WorldPanel = class {
     this.canvas = hf.h("canvas", { class: "world", width: 720, height: 720, role: "img" });
     this.words = hf.h("p", { class: "muted small" });
     this.facts = hf.h("div", { class: "facts" });
+    this.note = hf.h("div", { class: "problems" });
     this.films = hf.h("div", { class: "films" });
     this.button = hf.h("button", { type: "button", title: "play or pause (p)", onclick: () => this.toggle() });
     const legend = hf.h("p", { class: "legend" }, hf.h("span", {}, hf.h("span", { class: "dot prey", "aria-hidden": "true" }), "prey"), hf.h("span", {}, hf.h("span", { class: "dot predators", "aria-hidden": "true" }), "predators"), hf.h("span", {}, "both fade as they starve"));
     this.stage = hf.h("div", { class: "stage" }, this.canvas, legend, this.words);
-    this.node = hf.card("world", "World", hf.h("div", { class: "worldly" }, this.stage, hf.h("div", {}, this.facts, this.films)));
+    this.node = hf.card("world", "World", hf.h("div", { class: "worldly" }, this.stage, hf.h("div", {}, this.facts, this.note, this.films)));
     hf.fill(this.node.querySelector(".more"), this.button);
     this.node.hidden = true;
     this.toggle(this.playing);
@@ -40,6 +41,7 @@ hf.WorldPanel = class {
     this.node.hidden = !this.data && !this.films.childElementCount;
     this.stage.hidden = this.button.hidden = !this.data;
     if (!this.data) { hf.text(this.node.querySelector("h2"), "Pictures"); return; }
+    hf.fill(this.note, this.data.note ? hf.h("p", { class: "problem" }, hf.h("b", {}, "! "), this.data.note) : null);
     hf.fill(this.facts, this.data.facts.filter((name) => hf.known(head.metrics[name])).map((name) => hf.h("span", { class: "fact" }, hf.h("b", {}, hf.metric(head.metrics[name])), hf.h("span", {}, name.replaceAll("_", " ")))));
     this.draw();
   }
