@@ -25,7 +25,7 @@ _KEYS = re.compile(r"uuid|serial|unique_id|boot_id|hostname|user|cookie|token|se
 _VERSIONS = frozenset({"driver", "version", "kernel", "cuda", "hip", "rocm", "xpu"})
 """Fields that hold a version: four numbers with points are no address there."""
 _SYSTEM = ("/dev", "/sys", "/proc", "/usr", "/opt/rocm", "/lib", "/etc/os-release")
-_PATH = re.compile(r"(?<![\w.~/:-])/(?:[^\s/\"'`,;:()<>|]+/)+[^\s/\"'`,;:()<>|]*")
+_PATH = re.compile(r"(?<![\w.~/-])/(?:[^\s/\"'`,;:()<>|]+/)+[^\s/\"'`,;:()<>|]*")
 _WINDOWS_PATH = re.compile(r"\b[A-Za-z]:\\(?:[^\s\\\"'`,;:()<>|]+\\)+[^\s\\\"'`,;:()<>|]*")
 _ADDRESS = re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?\b|\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.IGNORECASE)
 _NUMBER = re.compile(r"\bGPU-[0-9a-f-]{8,}|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE)

@@ -79,6 +79,9 @@ external.restart           true    default
 external.output            64 MiB  default
 external.room              30m     default
 external.hook              true    default
+plan.measure               30 s    default
+plan.electricity           off     default
+plan.prices                off     default
 """
 
 

@@ -142,18 +142,19 @@ class Chaos:
         self.signals = list(signals)
         self.random = random.Random(seed)
         self.sent: list[tuple[int, int]] = []
-        self._step = 0
+        self._hit: set[int] = set()
 
     def look(self, boards: Boards, ranks: int) -> None:
         seen = boards.look()
         steps = [each.beat.step for each in seen]
-        if not self.signals or len(seen) < ranks or min(steps) <= self._step:
+        pids = {each.pid for each in seen}
+        if not self.signals or len(seen) < ranks or min(steps) < 1 or pids & self._hit:  # not yet all of them new
             return
         victim = self.random.choice(seen)
         time.sleep(self.random.random() * 0.05)
         os.kill(victim.pid, self.signals.pop(0))
         self.sent.append((victim.rank, max(steps)))
-        self._step = max(steps)
+        self._hit = pids
 
 
 def _jobs_of(pid: int) -> list[Path]:

@@ -217,7 +217,7 @@ def pull(place: str, root: Path) -> Moved:
     try:
         known = root / name
         reuse = ["--copy-dest", str(known.resolve())] if known.is_dir() else []
-        _rsync(["-rt", "--partial", *reuse, *_left_out()], f"{place.rstrip('/')}/", f"{arriving}/")
+        _rsync(["-rtc", "--partial", *reuse, *_left_out()], f"{place.rstrip('/')}/", f"{arriving}/")
         _compare(f"{place.rstrip('/')}/", f"{arriving}/")
         return copy_run(arriving, root)
     finally:

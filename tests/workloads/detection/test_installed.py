@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import tomlfile
 from holdfast.workloads import registry
 from tests.workloads.detection.conftest import MISSING
 
@@ -29,7 +30,7 @@ def test_presets_make_the_same_training_smaller() -> None:
     """`holdfast plan` offers them: what they set has to be an argument of the training."""
     workload = registry.find("detection")
     assert workload is not None and workload.script is not None
-    presets = registry._tables(workload.script.with_name("workload.toml"))["detection"]["presets"]
+    presets = tomlfile.load(workload.script.with_name("workload.toml"))["detection"]["presets"]
     tree = ast.parse(workload.script.read_text())
     (train,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "train")
     known = {each.arg for each in train.args.kwonlyargs}
