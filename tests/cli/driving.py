@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import fcntl
@@ -139,6 +140,7 @@ class Terminal:
 
     def __init__(self, *words: str, cwd: Path, columns: int = 80, rows: int = 24, **env: str) -> None:
         self.raw = ""
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode  # a sign may come in two parts
         self._code: int | None = None
         self.pid, self.fd = pty.fork()
         if self.pid == 0:  # the child: nothing of pytest's may run here
@@ -166,7 +168,7 @@ class Terminal:
             if error.errno == errno.EIO:  # the other side is closed
                 return False
             raise
-        self.raw += data.decode(errors="replace")
+        self.raw += self._decode(data)
         return bool(data)
 
     def wait_for(self, pattern: str, seconds: float = 120) -> re.Match[str]:
