@@ -30,7 +30,9 @@ def command(folder: Path, name: str, *, says: str = "", on_stderr: str = "", cod
     folder.mkdir(exist_ok=True)
     script = folder / name
     script.write_text(
-        f"#!{sys.executable}\n"
+        "#!/bin/sh\n''':'\n"  # Python's path may have blanks, which the first line cannot take
+        f'exec "{sys.executable}" "$0" "$@"\n'
+        "'''\n"
         "import os, sys, time\n"
         f"open({str(folder / (name + '.pid'))!r}, 'a').write(str(os.getpid()) + '\\n')\n"
         f"time.sleep({sleeps})\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -197,7 +198,7 @@ def test_ctrl_c_is_the_programs(tmp_path: Path) -> None:
 
 
 def test_a_stream_that_is_no_terminal_stays_none(tmp_path: Path) -> None:
-    words = " ".join([*holdfast("run", "-q", "--"), *python(tmp_path, ASKS.replace("os.get_terminal_size()", "0"))])
+    words = shlex.join([*holdfast("run", "-q", "--"), *python(tmp_path, ASKS.replace("os.get_terminal_size()", "0"))])
     code, shown = in_a_terminal(tmp_path, ["sh", "-c", f"{words} 2>err.txt </dev/null; cat err.txt"])
     assert b"[False, True, False] 0" in shown, (code, shown)
 

@@ -282,7 +282,7 @@ def test_what_it_logs_is_its_owners(tmp_path: Path) -> None:
     from holdfast.cli import notify
 
     folder = RunFolder.create(tmp_path, "eeg", {"state": "FINISHED"})
-    settings = Settings.load({"notify.command": f"{sys.executable} -c pass"}, env={})
+    settings = Settings.load({"notify.command": f'"{sys.executable}" -c pass'}, env={})
     notify.start(folder, settings)
     log = folder.path / "messages.log"
     deadline = time.monotonic() + 30

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason
 @pytest.fixture(autouse=True)
 def flags() -> Iterator[None]:
     before = torch._C._get_mkldnn_enabled(), torch._C._get_nnpack_enabled()
+    torch._C._set_mkldnn_enabled(True)  # whatever other tests of this process have left
     yield
     torch._C._set_mkldnn_enabled(before[0])
     torch._C._set_nnpack_enabled(before[1])
