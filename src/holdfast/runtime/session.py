@@ -172,7 +172,7 @@ class Session:
                 cause="the snapshot's layout is made once",
                 hints=["pass everything in one call: `session.protect(model=…, optimizer=…, data=…)`"],
             )
-        self._ground.protect(named_by_kind(positional, named))
+        self._ground.protect(named_by_kind(positional, named, ranks=self.ranks))
         self._attempts.protect()
         self._landing = restore(self._ground)
         if self._landing is not None:
