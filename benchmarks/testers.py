@@ -27,6 +27,7 @@ from common import JOBS, RESULTS, ROOT, STATE, Bound, adopt, exactly, say, told,
 
 from holdfast.devices.battery import Host
 from holdfast.devices.examination import Doctor, Patient
+from holdfast.scrubbing import scrub
 from holdfast.testing import symptoms
 from holdfast.testing.ailments import VARIABLE
 from holdfast.testing.symptoms import EXAMPLES, Symptom
@@ -138,7 +139,7 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         last = [line.strip() for line in self.said.splitlines() if line.strip()][-1:]
-        return {"code": self.code, "seconds": round(self.seconds, 1), "last_line": last[0][:160] if last else ""}
+        return {"code": self.code, "seconds": round(self.seconds, 1), "last_line": scrub(last[0])[:160] if last else ""}
 
 
 # Ours ---------------------------------------------------------------------------------------------------------------
