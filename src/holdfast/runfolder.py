@@ -29,6 +29,7 @@ from typing import IO, Any
 from holdfast.errors import UserError
 from holdfast.events import DURABLE, Event
 from holdfast.files import number as number
+from holdfast.files import open_regular
 from holdfast.files import read_json as read_json
 from holdfast.files import sync_folder as sync_folder
 from holdfast.files import whole as whole
@@ -41,6 +42,8 @@ LAST_WORD = "last.json"
 """What the keeper leaves when its supervisor died: how far the last worker was."""
 LIVE_STATES = frozenset({"STARTING", "RUNNING", "RECOVERING", "MOVED", "PAUSED"})
 
+_METRICS_TAIL = 1 << 16
+"""Bytes at the end of metrics.jsonl that tell what was logged last."""
 _SECRET = re.compile(r"(token(?![a-z])|secret|passw|api[-_]?key|credential|private)", re.IGNORECASE)
 """`hf_token` is one, `max_tokens` and `tokenizer` are not: a resumed run needs them."""
 
@@ -321,6 +324,16 @@ class RunFolder:
             key = (record.get("step"), record.get("epoch"))
             merged.setdefault(key, {}).update(record)
         return list(merged.values())
+
+    def last_metrics(self) -> list[dict[str, Any]]:
+        """The newest of them as they were written, repeated steps included; a long file is not read whole."""
+        try:
+            with open_regular(self.path / "metrics.jsonl") as file:
+                size = file.seek(0, 2)
+                file.seek(max(0, size - _METRICS_TAIL))
+                return list(objects(file.read(_METRICS_TAIL).split(b"\n")))
+        except OSError:
+            return []
 
     def receipt(self) -> dict[str, Any] | None:
         return read_json(self.path / "receipt.json")

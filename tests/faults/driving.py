@@ -167,6 +167,7 @@ class Run:
         }
         meta = layout.read_meta(memoryview(data))
         meta["session"].pop("sequence")
+        meta["session"].pop("unheard")  # when the supervisor reads its mail is no part of the state
         return {"tensors": tensors, "meta": meta}
 
     def diary(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import pytest
 
 from holdfast.eventfile import EventFile, _checksum
 from holdfast.monitor import reader, tensorboard
+from holdfast.runfolder import RunFolder
 from tests.cli.driving import SCRIPT
 
 from .folders import make_run
@@ -142,6 +143,30 @@ def test_a_run_that_is_killed_and_resumed_never_goes_back(tmp_path: Path) -> Non
         assert all(values[int(step)] == pytest.approx(value, rel=1e-5) for step, value in logged.metrics[tag])
     faults = [each.tensor_proto.string_val[0] for each in read(folder / "tb").Tensors("faults")]
     assert any(b"SIGKILL" in words for words in faults)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no process can be stopped here")
+def test_numbers_in_the_mail_of_a_supervisor_that_is_killed_are_written_by_the_next(tmp_path: Path) -> None:
+    """The worker goes on for some epochs while nobody reads what it logs; then its supervisor is killed."""
+    (tmp_path / "job.py").write_text(SCRIPT)
+    words = [sys.executable, "-m", "holdfast.cli.main"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": tmp_path}
+    first = subprocess.Popen([*words, "train", "job.py", "epochs=30", "nap=0.02"], **quiet)  # type: ignore[call-overload]
+    wait_for(tmp_path / "runs", 24, first)
+    first.send_signal(signal.SIGSTOP)
+    (folder,) = (tmp_path / "runs").iterdir()
+    before = {record["step"] for record in RunFolder.open(folder).metrics()}
+    time.sleep(1.0)
+    first.kill()
+    first.wait()
+    subprocess.run([*words, "resume", "latest"], check=True, timeout=100, **quiet)  # type: ignore[call-overload]
+    run = RunFolder.open(folder)
+    resumed = max(event.data["step"] for event in run.events() if event.kind == "start")
+    assert resumed >= max(before) + 8, "no epoch ended while nobody listened: this test shows nothing"
+    every = [8 * (epoch + 1) for epoch in range(30)]
+    for tag in ("train_loss", "valid_loss"):
+        assert sorted(record["step"] for record in run.metrics() if tag in record) == every
+        assert [step for step, _ in scalars(folder / "tb", tag)] == every
 
 
 def test_it_can_be_turned_off(tmp_path: Path) -> None:

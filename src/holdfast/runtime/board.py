@@ -79,6 +79,7 @@ class _Word(IntEnum):
     LOSS = 18
     REST = 19
     LOADERS = 20
+    HEARD = 21
     COUNTS = 64
     SLOWEST = 96
     FIRST = 128
@@ -256,6 +257,11 @@ class Board:
         return self._words[_Word.REST]
 
     @property
+    def heard(self) -> int:
+        """How many of this worker's logged numbers are written down."""
+        return self._words[_Word.HEARD]
+
+    @property
     def phase(self) -> Phase:
         return Phase(self._words[_Word.PHASE])
 
@@ -267,6 +273,10 @@ class Board:
     def request_rest(self, thousandths: int) -> None:
         """Slow the worker down between its steps, or hold it there (1000), or let it go (0)."""
         self._words[_Word.REST] = max(0, min(1000, thousandths))
+
+    def hear(self) -> None:
+        """One more of the worker's logged numbers is written down."""
+        self._words[_Word.HEARD] += 1
 
     # -- everybody reads -----------------------------------------------------------------------------------
 

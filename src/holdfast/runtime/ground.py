@@ -27,6 +27,7 @@ from holdfast.runtime.loader import Loader
 from holdfast.runtime.peers import Alone, Peers
 from holdfast.runtime.quarantine import MOST_LISTED
 from holdfast.runtime.state import Protected
+from holdfast.runtime.unheard import Unheard
 from holdfast.settings import Settings
 
 
@@ -75,6 +76,7 @@ class Ground:
         self.replaying = False
         """A step is computed off the record."""
         self.position = Position()
+        self.unheard = Unheard(link.board)
         self.objects: dict[str, Any] = {}
         """What is protected, by name."""
         self.loss: torch.Tensor | None = None
@@ -150,6 +152,7 @@ class Ground:
                 "skipped": skipped,
                 "repeated": repeated,
                 "quarantined": self._quarantined(),
+                "unheard": self.unheard.records(),
             }
         }
         snapshots.take(

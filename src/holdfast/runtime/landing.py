@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from holdfast.errors import UserError
-from holdfast.runtime import snapshot
+from holdfast.runtime import snapshot, unheard
 from holdfast.runtime.ground import Ground, Position
 from holdfast.runtime.layout import read_meta
 from holdfast.runtime.rng import restore_rng
@@ -69,6 +69,8 @@ def restore(ground: Ground) -> Landing | None:
     at, of, stamp = str(session["at"]), session.get("of"), protected.stamp()
     landing = Landing(at, of, payload, meta, protected.tensors(), stamp)
     ground.snapshots.start_after(int(session["sequence"]))
+    for record in unheard.kept_in(session):
+        ground.link.send("unheard", **record)
     landing.restore_generators(ground.device)
     return landing
 

@@ -70,6 +70,9 @@ class LocalLink:
     def send(self, kind: str, **data: Any) -> None:
         if kind == "log":
             self.teller.log(int(data["step"]), int(data["epoch"]), data["values"])
+            self.board.hear()
+        elif kind == "unheard":
+            self.teller.log_missing(int(data["step"]), int(data["epoch"]), data["values"])
         elif kind == "fault":
             fault = Fault.from_json(data["fault"])
             self.accounts.fault(fault.kind.value)

@@ -6,23 +6,23 @@
     scalars.undo(step)                            # what came after it was computed wrongly and comes again
 
 After a resume a new file goes on where the run does: what an earlier file has beyond that step is dropped by readers,
-and what was logged at that very step is not written again. A disk that takes nothing costs the numbers, not the run.
+and what was logged at that very step is not written again. Numbers come here before they go to metrics.jsonl, so what
+that file knows is here. A disk that takes nothing costs the numbers, not the run.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from holdfast.eventfile import EventFile
-from holdfast.files import open_regular, whole
-from holdfast.linefile import objects
+from holdfast.files import whole
 from holdfast.runfolder import RunFolder
 
 FOLDER = "tb"
-_TAIL = 1 << 16
-"""Bytes at the end of metrics.jsonl that tell what was logged last."""
+_NOT_NUMBERS = ("time", "step", "epoch")
+"""What a record of metrics.jsonl has besides the numbers that were logged."""
 
 
 class Scalars:
@@ -40,10 +40,19 @@ class Scalars:
         """The run goes on after `step`."""
         if self._events is None or not (self._run.path / FOLDER).is_dir():
             return
-        for record in _last_records(self._run):
+        for record in self._run.last_metrics():
             for tag in record:
                 self._events.known(tag, min(step, whole(record.get("step"))))
         self._events.taken_back(step, time.time())
+
+    def again(self, step: int) -> None:
+        """What comes next belongs to this step, and a file of a sitting that was killed may have it or not."""
+        if self._events is None:
+            return
+        self._events.taken_back(step - 1, time.time())
+        for record in self._run.last_metrics():
+            if whole(record.get("step")) == step:
+                self.log(step, {tag: value for tag, value in record.items() if tag not in _NOT_NUMBERS})
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         if self._events is None:
@@ -66,14 +75,3 @@ class Scalars:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and (abs(value) < 1e300 or value != value)
-
-
-def _last_records(run: RunFolder) -> Iterator[dict[str, Any]]:
-    try:
-        with open_regular(run.path / "metrics.jsonl") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL))
-            lines = file.read(_TAIL).split(b"\n")
-    except OSError:
-        return
-    yield from objects(lines)

@@ -512,7 +512,9 @@ class Session:
         if self._ground.replaying:
             return
         values = {name: _number(name, value) for name, value in numbers.items()}
-        self._ground.link.send("log", step=self._position.step, epoch=self._position.epoch, values=values)
+        record = {"step": self._position.step, "epoch": self._position.epoch, "values": values}
+        self._ground.unheard.add(record)
+        self._ground.link.send("log", **record)
 
     def progress(self, done: int, total: int, label: str = "") -> None:
         """Long work before the loop: shown to the user, and a sign of life for the watchdog."""

@@ -236,6 +236,9 @@ class Supervisor:
                 self.crew.launcher.warm()
         elif kind == "log":
             self.teller.log(int(message["step"]), int(message["epoch"]), message["values"])
+            worker.board.hear()
+        elif kind == "unheard":
+            self.teller.log_missing(int(message["step"]), int(message["epoch"]), message["values"])
         elif kind == "epoch":
             self.teller.pump_output()  # what the script printed in it comes first
             self._saving.epoch(message)

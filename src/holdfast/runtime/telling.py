@@ -81,9 +81,7 @@ class Teller:
         self.scalars.say(fault.step, f"{fault.code} {fault.sentence()}")
 
     def log(self, step: int, epoch: int, values: dict[str, Any]) -> None:
-        self.run.append_metrics({"time": utc_now(), "step": step, "epoch": epoch, **values})
-        self.emit("log", step=step, epoch=epoch, values=values)
-        self.scalars.log(step, values)
+        self._write_down(step, epoch, values)
         name = self._metric(values)
         value = values.get(name)
         if not isinstance(value, (int, float)):
@@ -92,6 +90,17 @@ class Teller:
         if self.best is None or (value < self.best["value"] if smaller else value > self.best["value"]):
             self.best = {"name": name, "value": float(value), "step": step, "epoch": epoch}
             self.best_due = True
+
+    def log_missing(self, step: int, epoch: int, values: dict[str, Any]) -> None:
+        """What an earlier supervisor may have died over. The weights of that moment are gone: it is never the best."""
+        if not any(record.get("step") == step and values.keys() <= record.keys() for record in self.run.last_metrics()):
+            self.scalars.again(step)
+            self._write_down(step, epoch, values)
+
+    def _write_down(self, step: int, epoch: int, values: dict[str, Any]) -> None:
+        self.scalars.log(step, values)
+        self.run.append_metrics({"time": utc_now(), "step": step, "epoch": epoch, **values})
+        self.emit("log", step=step, epoch=epoch, values=values)
 
     def undo(self, step: int) -> None:
         """What was logged after this step is not believed: it cannot be the best."""
