@@ -135,3 +135,20 @@ def test_workloads_name_their_own() -> None:
         assert workload is not None
         named = presets.from_table(list(workload.presets))
         assert named and all(each.name and (each.arguments or each.share < 1) for each in named)
+
+
+def test_a_preset_is_offered_where_it_makes_the_job_smaller() -> None:
+    from holdfast.workloads import registry
+
+    def offered(name: str, given: dict[str, str]) -> dict[str, float | None]:
+        workload = registry.find(name)
+        assert workload is not None and workload.script is not None
+        named = presets.from_table(list(workload.presets))
+        return {each.name: each.score for each in presets.smaller_than(given, named, workload.script)}
+
+    assert "the small network" in offered("ecosystem", {"preset": "full"})
+    assert "the small network" not in offered("ecosystem", {}), "it is the small one by itself"
+    assert "half the worlds" in offered("ecosystem", {"worlds": "8"})
+    assert "half the worlds" not in offered("ecosystem", {"worlds": "2"})
+    assert "the small net" not in offered("detection", {"size": "nano"})
+    assert all(score is None for score in offered("detection", {"epochs": "3"}).values()), "nobody measured that"

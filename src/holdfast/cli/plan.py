@@ -259,8 +259,7 @@ def _forms(asked: str, orders: list[Order]) -> tuple[tuple[Preset, ...], tuple[f
     if workload is None:
         return presets.for_script(orders[0].facts.path, given), None
     named = presets.from_table(list(workload.presets))
-    free = tuple(each for each in named if not any(key in given for key, _ in each.arguments))
-    return free, workload.score if not given else None
+    return presets.smaller_than(given, named, orders[0].facts.path), workload.score if not given else None
 
 
 def _seconds(text: str) -> float:

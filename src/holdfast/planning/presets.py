@@ -1,6 +1,6 @@
 """Smaller forms of a job: those that its workload names, and fewer epochs or smaller input for any script. No torch.
 
-for_workload(table["presets"])               # from workload.toml
+from_table(table["presets"])                 # from workload.toml
 for_script(Path("train.py"), {"lr": "0.1"})  # from the arguments that its train() has, by their usual names
 
 [[detection.presets]]
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,21 @@ def from_table(rows: object) -> tuple[Preset, ...]:
             )
         )
     return tuple(found)
+
+
+def smaller_than(given: Mapping[str, str], named: Iterable[Preset], path: Path) -> tuple[Preset, ...]:
+    """Those that make this script with these arguments smaller. Their scores are known for the job as it comes only."""
+    now = {key: str(value) for key, value in _defaults(path).items() if value is not None} | dict(given)
+    found = [each for each in named if all(_is_less(value, now.get(key)) for key, value in each.arguments)]
+    return tuple(replace(each, score=None, basis="") if given else each for each in found)
+
+
+def _is_less(value: str, now: str | None) -> bool:
+    """A smaller number than there is now, or another word."""
+    try:
+        return now is None or float(value) < float(now)
+    except ValueError:
+        return value != now
 
 
 def for_script(path: Path, given: Mapping[str, str]) -> tuple[Preset, ...]:
