@@ -110,7 +110,7 @@ def _net(windows: Any, name: str = "transformer", **options: Any) -> Any:
     sizes = {"channels": len(windows.channels), "samples": windows.samples, "rate": windows.rate}
     backbone = models.build(name, **sizes, **options)
     backbone.norm.fit(torch.from_numpy(windows.batch(np.arange(0, len(windows), max(1, len(windows) // 64)))))
-    return heads.Net(backbone, heads.ScalarHead(backbone, mean=0.0))
+    return heads.Net(backbone, heads.ScalarHead(backbone, mean=0.0, pooled=True))
 
 
 def _loss(net: Any, batch: Any) -> Any:

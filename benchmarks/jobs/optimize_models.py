@@ -18,7 +18,7 @@ def transformer(attention_dropout: bool = True) -> nn.Module:
     """The EEG baseline as it was first written: 129 x 1000, a token per sample, dropout of attention; training mode."""
     torch.manual_seed(0)
     backbone = models.build("transformer", attention_dropout=attention_dropout, **SHAPE)
-    net = heads.Net(backbone, heads.ScalarHead(backbone))
+    net = heads.Net(backbone, heads.ScalarHead(backbone, pooled=True))
     if os.environ.get(WEIGHTS):
         from safetensors.torch import load_file
 

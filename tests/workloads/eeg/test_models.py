@@ -29,7 +29,7 @@ def test_shapes_are_as_promised(name: str, rate: float) -> None:
 
 def test_the_baseline_has_about_550_thousand_parameters() -> None:
     net = models.build("transformer", channels=129, samples=1000, rate=500.0)
-    head = heads.Net(net, heads.ScalarHead(net))
+    head = heads.Net(net, heads.ScalarHead(net, pooled=True))
     assert 500_000 < models.parameters(head) < 600_000
 
 
@@ -161,6 +161,14 @@ def test_its_loss_is_smallest_where_the_press_is() -> None:
 def test_a_press_outside_of_the_window_has_a_finite_loss(press: float) -> None:
     head = heads.TimeHead(Given(100))
     assert torch.isfinite(head.loss(torch.zeros(1, 100), torch.tensor([[press]])))
+
+
+def test_plain_regression_can_tell_moments_apart_and_the_pooled_one_cannot() -> None:
+    early, late = torch.zeros(1, 4, 6), torch.zeros(1, 4, 6)
+    early[0, 1, 1], late[0, 1, 4] = 5.0, 5.0
+    plain, pooled = heads.ScalarHead(Given(6)), heads.ScalarHead(Given(6), pooled=True)
+    assert float(plain.raw(Given(6), early)) != pytest.approx(float(plain.raw(Given(6), late)))
+    assert float(pooled.raw(Given(6), early)) == pytest.approx(float(pooled.raw(Given(6), late)))
 
 
 def test_factors_are_counted_only_where_they_are_known() -> None:

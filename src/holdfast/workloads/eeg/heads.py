@@ -117,16 +117,23 @@ class TimeHead(nn.Module):
 
 
 class ScalarHead(nn.Module):
-    """Response time as plain regression from the summary of the window."""
+    """Response time as plain regression: every feature at every moment of the window has a weight.
 
-    def __init__(self, backbone: Any, mean: float = 1.6) -> None:
+    `pooled`: of the summary of the window, as the baseline was first written. A mean over the window cannot tell when
+    something happened, so that would be too easy to beat.
+    """
+
+    def __init__(self, backbone: Any, mean: float = 1.6, *, pooled: bool = False) -> None:
         super().__init__()
         self.outputs = 1
-        self.out = nn.Linear(int(backbone.summary_width), 1)
+        self.pooled = pooled
+        width = int(backbone.summary_width) if pooled else int(backbone.width) * max(1, int(backbone.steps))
+        self.out = nn.Linear(width, 1)
         nn.init.constant_(self.out.bias, mean)
 
     def raw(self, backbone: Any, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.out(backbone.summary(x)).float()
+        features = backbone.summary(x) if self.pooled else backbone.sequence(x).flatten(1)
+        found: torch.Tensor = self.out(features).float()
         return found
 
     def read(self, raw: torch.Tensor) -> torch.Tensor:
