@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -16,6 +17,7 @@ pytest.importorskip("textual", reason="the extra `monitor` is not installed")
 
 from textual.pilot import Pilot
 
+from holdfast.monitor.terminal import app as terminal
 from holdfast.monitor.terminal.app import Page, Watch
 from tests.monitor.folders import NOW, make_run
 
@@ -187,3 +189,17 @@ def test_nothing_in_the_run_folder_changes(tmp_path: Path) -> None:
     before = state()
     pressing(Watch([run.path]), "e", "enter", "escape", "l", "g", "r", "w", "q")
     assert state() == before
+
+
+def test_where_all_cpus_are_busy_it_looks_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.3, 2.0, 2.0))
+    assert terminal.pause(1.0, 0.010) == 1.0, "what it takes, nobody else wants"
+    monkeypatch.setattr(os, "getloadavg", lambda: (2.5, 2.0, 2.0))
+    assert terminal.pause(1.0, 0.010) == pytest.approx(2.5)
+    assert terminal.pause(1.0, 0.001) == 1.0
+    assert terminal.pause(1.0, 5.0) == terminal.SLOWEST
+    assert terminal.pause(0.2, 5.0) == 0.2, "somebody asked for it"
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "getloadavg", lambda: (70.0, 70.0, 70.0))
+    assert terminal.pause(1.0, 0.010) == 1.0

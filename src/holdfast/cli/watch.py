@@ -50,7 +50,13 @@ examples:
     parser.add_argument("names", metavar="RUN", nargs="*", help="names such as calm-heron, folders, or `latest`")
     parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
     parser.add_argument("-1", "--once", action="store_true", help="print one picture and leave")
-    parser.add_argument("--every", type=float, default=1.0, metavar="S", help="seconds between two looks (default 1)")
+    parser.add_argument(
+        "--every",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="seconds between two looks (default 1; more where all CPUs are busy)",
+    )
     parser.add_argument("--control", action="store_true", help="also allow the key `s`, which stops a run")
     web = parser.add_argument_group("in a browser")
     web.add_argument("--web", action="store_true", help="serve a page on this machine and print its address")

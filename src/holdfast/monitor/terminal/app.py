@@ -2,12 +2,14 @@
 
     Watch([folder, …], explain=lambda code: […]).run()
 
-It only reads, twice a second, and in small portions, so that a journal of a million lines does not hold the keys.
+It only reads, once a second, or less often where all CPUs are busy with the run, and in small portions, so that a
+journal of a million lines does not hold the keys.
 Whatever a run folder holds, or does while it is looked at, is at worst a line on the screen that says so.
 """
 
 from __future__ import annotations
 
+import os
 import textwrap
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +35,9 @@ from holdfast.monitor.terminal.scene import curve_of, look
 
 EVERY = 1.0
 """Seconds between two looks: a run writes its beat as often."""
+SLOWEST = 4.0
+SHARE = 0.002
+"""Of a machine whose CPUs are all busy, that looking may take: then looks come less often, up to SLOWEST."""
 PORTION = 0.15
 """Seconds a look may take."""
 RUNS_EVERY = 5.0
@@ -92,6 +97,7 @@ class Watch(App[None]):
         self._why: list[str] = []
         self._trust: dict[str, str] = {}
         self._listed = time.monotonic()
+        self._spent = time.process_time()
         self._states: dict[Path, str] = {}
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -102,11 +108,16 @@ class Watch(App[None]):
     def on_mount(self) -> None:
         if self._ledger is not None:
             self._trust = self._ledger()
-        self.set_interval(self._every, self.tick)
+        self.set_timer(self._every, self._look_again)
         self.call_after_refresh(self.draw)
 
     def on_resize(self, _: events.Resize) -> None:
         self.call_after_refresh(self.draw)
+
+    def _look_again(self) -> None:
+        self.tick()
+        spent, self._spent = time.process_time() - self._spent, time.process_time()
+        self.set_timer(pause(self._every, spent), self._look_again)
 
     def tick(self) -> None:
         """Look again, and draw."""
@@ -350,6 +361,14 @@ def colored(line: str) -> Text:
     text = Text(line, no_wrap=True, overflow="crop", end="")
     text.highlight_regex(COLORS)
     return text
+
+
+def pause(every: float, cost_s: float) -> float:
+    """Seconds to the next look, which costs about as much CPU time as the last one did."""
+    cores = os.cpu_count() or 1
+    if every < EVERY or not hasattr(os, "getloadavg") or os.getloadavg()[0] < 0.8 * cores:
+        return every
+    return min(SLOWEST, max(every, cost_s / (SHARE * cores)))
 
 
 class Page(Widget):
