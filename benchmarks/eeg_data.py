@@ -79,12 +79,18 @@ def at_least(what: str, measured: float, limit: float, *, quick: bool = True) ->
 
 
 def windows_per_second(folder: Path, rounds: int, seconds: float, rate: int) -> dict[str, Any]:
-    """Shuffled batches of 4-s windows of the same recordings as tensors: ours from the disk, theirs from RAM."""
+    """Shuffled batches of 4-s windows of the same recordings as tensors: ours from the disk, theirs from RAM.
+
+    Ours come out of the loader that the workload trains with, with targets and nothing varied.
+    """
     import mne
     import torch
     from braindecode.datasets import BaseConcatDataset, RawDataset
     from braindecode.preprocessing import create_fixed_length_windows
     from torch.utils.data import DataLoader
+
+    import holdfast
+    from holdfast.workloads.eeg.training import Samples
 
     torch.set_num_threads(1)
     data = simulate.write(folder / "data", subjects=4, runs=0, rate=rate, rest_seconds=seconds, flaws=False)
@@ -103,15 +109,16 @@ def windows_per_second(folder: Path, rounds: int, seconds: float, rate: int) -> 
         float(np.abs(theirs[i][0] - windows[i][0]).max() / np.abs(theirs[i][0]).max()) for i in (0, 7, len(windows) - 1)
     )
     loader = DataLoader(theirs, batch_size=BATCH, shuffle=True)
+    samples = Samples(windows, np.arange(len(windows)), np.zeros((len(windows), 1), np.float32))
+    mine = holdfast.Loader(samples, batch_size=BATCH, shuffle=True)
 
     def with_braindecode() -> None:
         for batch in loader:
             assert batch[0].shape[1:] == (129, 4 * rate)
 
     def with_holdfast() -> None:
-        order = np.random.default_rng(0).permutation(len(windows))
-        for batch in windows.batches(order, BATCH):
-            assert torch.from_numpy(batch).shape[1:] == (129, 4 * rate)
+        for batch in mine:
+            assert batch[0].shape[1:] == (129, 4 * rate)
 
     ours, braindecode = _turns(with_holdfast, with_braindecode, rounds)
     return {

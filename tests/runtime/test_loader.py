@@ -911,3 +911,41 @@ def test_numbers_of_numpy_are_numbers() -> None:
     ten: Any = np.int64(10)
     assert len(Loader(Augmented(), ten)) == 4
     assert len(Loader(Augmented(), 10, drop_last=True)) == 3
+
+
+class InOneGo(Augmented):
+    """Gives whole batches, unless it is told not to."""
+
+    def __init__(self, wrong: int = -1) -> None:
+        super().__init__()
+        self.wrong = wrong
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.wrong:
+            raise ValueError("this one is damaged")
+        return torch.tensor([index, 1])
+
+    def batch_of(self, indices: list[int]) -> torch.Tensor:
+        if self.wrong in indices:
+            raise RuntimeError("something in here is damaged")
+        return torch.tensor([[index, 2] for index in indices])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_may_give_whole_batches(workers: int) -> None:
+    loader = Loader(InOneGo(), SIZE, shuffle=True, seed=5, num_workers=workers)
+    values = list(loader)
+    assert sorted(int(row[0]) for value in values for row in value) == list(range(LENGTH))
+    assert all(int(row[1]) == 2 for value in values for row in value)
+    loader.close()
+
+
+def test_with_a_collate_function_samples_come_one_by_one() -> None:
+    values = list(Loader(InOneGo(), SIZE, collate_fn=torch.stack))
+    assert all(int(row[1]) == 1 for value in values for row in value)
+
+
+def test_what_a_whole_batch_raises_names_its_sample() -> None:
+    with pytest.raises(ValueError, match="this one is damaged") as caught:
+        list(Loader(InOneGo(wrong=7), SIZE))
+    assert any("dataset[7]" in note for note in getattr(caught.value, "__notes__", []))

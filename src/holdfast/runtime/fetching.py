@@ -82,6 +82,8 @@ class Fetcher:
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None) -> None:
         self.dataset = dataset
         self.collate_fn = default_collate if collate_fn is None else collate_fn
+        self.batch_of = getattr(dataset, "batch_of", None) if collate_fn is None else None
+        """The dataset's own way to a whole batch: what one copy can do is not done in two for each sample."""
         self.draws = collate_fn is not None or _may_draw(dataset)
         """False where nothing can draw a random number: seeding costs more than indexing a tensor."""
         self.by_value = False
@@ -128,6 +130,9 @@ class Fetcher:
         """The value of one batch. Leaves the three global generators seeded."""
         at = at or _nowhere
         samples = ticket.samples.tolist()
+        whole = self._whole(ticket, samples)
+        if whole is not None:
+            return whole
         seeds = sample_seeds(ticket.seed, ticket.epoch, ticket.samples) if self.draws else None
         items = []
         for place, index in enumerate(samples):
@@ -151,6 +156,20 @@ class Fetcher:
             raise
         self.failure = Failure("send")
         return value
+
+    def _whole(self, ticket: Ticket, samples: list[int]) -> Any:
+        """The batch in one go; None if the dataset has no such way, or does not take it now.
+
+        What it raises does not count: sample by sample the same is raised again, with the sample named.
+        """
+        if self.batch_of is None or ticket.alone or not samples:
+            return None
+        self.failure = Failure("send")
+        try:
+            return self.batch_of(samples)
+        except Exception as error:
+            log.debug("batch_of raised, its samples are read one by one: %s", error)
+            return None
 
     def _collate(self, ticket: Ticket, items: list[Any]) -> Any:
         if self.draws:

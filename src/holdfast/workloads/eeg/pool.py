@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing.context import SpawnContext, SpawnProcess
+from types import ModuleType
 from typing import Any, TypeVar
 
 from holdfast import machine
 
 Item = TypeVar("Item")
+_lock = threading.Lock()
 _AHEAD = 4
 """Items that may be begun or wait for their turn, for each worker: recordings are not all of one length."""
 _ROOM = 0.7
@@ -91,7 +94,27 @@ def _one_by_one(work: Callable[[Item], Any], items: Sequence[Item]) -> Iterator[
 
 def _executor(workers: int) -> ProcessPoolExecutor:
     # spawn: the caller may have threads (torch, a training run), and a fork of those can hang
-    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_at_start, initargs=(os.getpid(),))
+    return ProcessPoolExecutor(workers, mp_context=_Context(), initializer=_at_start, initargs=(os.getpid(),))
+
+
+class _Process(SpawnProcess):
+    """A new process imports the caller's script first, and what that imports (torch, a framework) takes longer than
+    many a recording. Nothing of it is needed here, so it is not told which script that was.
+    """
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        with _lock:
+            script = sys.modules["__main__"]
+            sys.modules["__main__"] = ModuleType("__main__")
+            try:
+                return SpawnProcess._Popen(process_obj)
+            finally:
+                sys.modules["__main__"] = script
+
+
+class _Context(SpawnContext):
+    Process = _Process
 
 
 def _at_start(parent: int) -> None:

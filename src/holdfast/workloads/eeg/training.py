@@ -10,6 +10,7 @@ Everything here uses the session like any script would: what must survive is pro
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,35 @@ class Plan:
     """Knobs that are not measured but given."""
 
 
+def _unused() -> int:
+    """What getrefcount says, in a loop over a list, of something that only the list has. Pythons differ."""
+    for each in [np.empty(0)]:
+        return sys.getrefcount(each)
+    raise AssertionError
+
+
+_UNUSED = _unused()
+
+
+class Places:
+    """Memory for batches, used again when nobody has the batch any more: new pages cost more than reading into them."""
+
+    def __init__(self, most: int = 4) -> None:
+        self._most = most
+        self._made: list[Floats] = []
+
+    def take(self, shape: tuple[int, ...]) -> Floats:
+        for place in self._made:
+            if place.shape == shape and sys.getrefcount(place) == _UNUSED:  # tensors and views of it count
+                return place
+        place = np.empty(shape, np.float32)
+        self._made = [*self._made[-self._most + 1 :], place]
+        return place
+
+    def __reduce__(self) -> tuple[type[Places], tuple[int]]:
+        return Places, (self._most,)  # a loader child has its own
+
+
 class Samples(Dataset[tuple[torch.Tensor, ...]]):
     """Windows with their targets. Random numbers are those of numpy, which the Loader seeds for each sample."""
 
@@ -68,6 +98,7 @@ class Samples(Dataset[tuple[torch.Tensor, ...]]):
         """Samples that a window may be moved by; its first target, a time, moves along."""
         self.domain = np.zeros(len(rows), np.int64) if domain is None else domain
         self.fold = np.full(len(rows), -1, np.int64) if fold is None else fold
+        self._places = Places()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -94,6 +125,15 @@ class Samples(Dataset[tuple[torch.Tensor, ...]]):
             torch.tensor(self.domain[index]),
             torch.tensor(self.fold[index]),
         )
+
+    def batch_of(self, indices: list[int]) -> tuple[torch.Tensor, ...] | None:
+        """A whole batch with a single copy, the same bits as one by one; None where each window is varied."""
+        if self.augment or self.length != self.windows.samples:
+            return None
+        signals = self._places.take((len(indices), len(self.windows.channels), self.length))
+        self.windows.batch(self.rows[indices], out=signals)
+        beside = (torch.from_numpy(self.domain[indices]), torch.from_numpy(self.fold[indices]))
+        return torch.from_numpy(signals), self.targets[indices], *beside
 
     def _varied(self, signal: Floats) -> tuple[Floats, int]:
         """A little louder or softer, some channels missing, a little earlier or later."""
