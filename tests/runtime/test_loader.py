@@ -949,3 +949,14 @@ def test_what_a_whole_batch_raises_names_its_sample() -> None:
     with pytest.raises(ValueError, match="this one is damaged") as caught:
         list(Loader(InOneGo(wrong=7), SIZE))
     assert any("dataset[7]" in note for note in getattr(caught.value, "__notes__", []))
+
+
+@pytest.mark.parametrize("draw", [torch.randn, np.random.standard_normal, lambda _: random.random()])
+def test_a_whole_batch_that_draws_is_refused(draw: Callable[[int], object]) -> None:
+    class Careless(InOneGo):
+        def batch_of(self, indices: list[int]) -> torch.Tensor:
+            draw(1)
+            return super().batch_of(indices)
+
+    with pytest.raises(UserError, match="`batch_of` of Careless drew a random number"):
+        list(Loader(Careless(), SIZE))

@@ -29,12 +29,14 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate, get_worker_info
 from torch.utils.data._utils import worker
 
+from holdfast.errors import UserError
 from holdfast.runtime.collating import odd_ones
 from holdfast.runtime.marks import IDLE
 from holdfast.runtime.sampling import (
     Indices,
     borrowed_generators,
     collate_seeds,
+    generator_states,
     sample_seeds,
     seed_generators,
 )
@@ -84,6 +86,8 @@ class Fetcher:
         self.collate_fn = default_collate if collate_fn is None else collate_fn
         self.batch_of = getattr(dataset, "batch_of", None) if collate_fn is None else None
         """The dataset's own way to a whole batch: what one copy can do is not done in two for each sample."""
+        self.calm = False
+        """It has given a whole batch without drawing a random number."""
         self.draws = collate_fn is not None or _may_draw(dataset)
         """False where nothing can draw a random number: seeding costs more than indexing a tensor."""
         self.by_value = False
@@ -130,7 +134,7 @@ class Fetcher:
         """The value of one batch. Leaves the three global generators seeded."""
         at = at or _nowhere
         samples = ticket.samples.tolist()
-        whole = self._whole(ticket, samples)
+        whole = self.whole(ticket)
         if whole is not None:
             return whole
         seeds = sample_seeds(ticket.seed, ticket.epoch, ticket.samples) if self.draws else None
@@ -157,19 +161,28 @@ class Fetcher:
         self.failure = Failure("send")
         return value
 
-    def _whole(self, ticket: Ticket, samples: list[int]) -> Any:
+    def whole(self, ticket: Ticket) -> Any:
         """The batch in one go; None if the dataset has no such way, or does not take it now.
 
         What it raises does not count: sample by sample the same is raised again, with the sample named.
         """
-        if self.batch_of is None or ticket.alone or not samples:
+        if self.batch_of is None or ticket.alone or not len(ticket.samples):
             return None
         self.failure = Failure("send")
+        before = None if self.calm else generator_states()
         try:
-            return self.batch_of(samples)
+            value = self.batch_of(ticket.samples.tolist())
         except Exception as error:
             log.debug("batch_of raised, its samples are read one by one: %s", error)
             return None
+        if before is not None and generator_states() != before:
+            raise UserError(
+                f"`batch_of` of {type(self.dataset).__name__} drew a random number",
+                cause="whole batches are not seeded, so a run that goes on would see others",
+                hints=["return None from it where samples are varied: they are then read, and seeded, one by one"],
+            )
+        self.calm = True
+        return value
 
     def _collate(self, ticket: Ticket, items: list[Any]) -> Any:
         if self.draws:
@@ -189,6 +202,9 @@ def fetch_here(fetcher: Fetcher, ticket: Ticket, at: Callable[[int], None] | Non
     try:
         if not fetcher.draws:
             return fetcher.fetch(ticket, at)
+        whole = fetcher.whole(ticket) if fetcher.calm else None
+        if whole is not None:
+            return whole
         threads = torch.get_num_threads()
         with borrowed_generators():
             # One thread, as in a loader child: some sums come out differently with two.

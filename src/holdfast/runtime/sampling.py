@@ -143,6 +143,11 @@ def seed_generators(words: Sequence[int]) -> None:
     random.seed(words[2])
 
 
+def generator_states() -> tuple[bytes, str, object]:
+    """What the three global CPU generators are at, to be compared."""
+    return torch.default_generator.get_state().numpy().tobytes(), str(np.random.get_state()), random.getstate()
+
+
 @contextmanager
 def borrowed_generators() -> Iterator[None]:
     """Whatever is drawn or seeded inside leaves no trace outside."""

@@ -131,9 +131,10 @@ class Samples(Dataset[tuple[torch.Tensor, ...]]):
         if self.augment or self.length != self.windows.samples:
             return None
         signals = self._places.take((len(indices), len(self.windows.channels), self.length))
-        self.windows.batch(self.rows[indices], out=signals)
-        beside = (torch.from_numpy(self.domain[indices]), torch.from_numpy(self.fold[indices]))
-        return torch.from_numpy(signals), self.targets[indices], *beside
+        chosen = np.asarray(indices)
+        self.windows.batch(self.rows[chosen], out=signals)
+        beside = (torch.from_numpy(self.domain[chosen]), torch.from_numpy(self.fold[chosen]))
+        return torch.from_numpy(signals), self.targets[torch.from_numpy(chosen)], *beside
 
     def _varied(self, signal: Floats) -> tuple[Floats, int]:
         """A little louder or softer, some channels missing, a little earlier or later."""
