@@ -101,9 +101,13 @@ PARTS = {
 
 
 def _restrictions() -> str:
-    """Variables that make a part smaller belong to the command that repeats it."""
+    """Variables that make a part smaller belong to the command that repeats it; where a set lies does not."""
     chosen = sorted((key, value) for key, value in os.environ.items() if key.startswith("HOLDFAST_BENCH_"))
-    return "".join(f"{key}={shlex.quote(value)} " for key, value in chosen)
+    return "".join(f"{key}={shlex.quote(_short(value))} " for key, value in chosen)
+
+
+def _short(value: str) -> str:
+    return "/".join(["…", *Path(value).parts[-2:]]) if Path(value).is_absolute() else value
 
 
 def main() -> int:
