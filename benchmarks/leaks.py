@@ -180,12 +180,12 @@ def _detached(words: list[str], folder: Path, tally: Tally) -> int:
     run, supervisor = Path(said["folder"]), int(said["pid"])
     try:
         assert _until(lambda: step(folder / "runs") > 0), "the detached run made no step"
-        # What is opened once, after a while, is open now: the sensors' pipe, the file for TensorBoard.
         assert _until(lambda: bool(_beat(run).get("readings"))), "the sensors said nothing"
-        assert _until(lambda: any((run / "tb").glob("*"))), "nothing was logged"
-        before = _descriptors_of(supervisor)
-        killed = 0
-        for number in range(KILLS):
+        before, killed = 0, 0
+        for number in range(1 + KILLS):
+            if number == 1:  # what is opened once is open now: the sensors' pipe, and TensorBoard's file for the fault
+                assert _until(lambda: any((run / "tb").glob("*"))), "the fault was not told"
+                before = _descriptors_of(supervisor)
             assert _until(lambda old=killed: _worker(run) not in (0, old)), "no new worker"
             killed = _worker(run)
             os.kill(killed, signal.SIGKILL)
