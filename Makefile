@@ -39,7 +39,7 @@ demo: $(READY)
 	$(PY) scripts/demo.py
 
 test: check
-	$(PYTEST) -n $(JOBS) --dist loadfile
+	$(PYTEST) -n $(JOBS) --dist loadfile --durations 25
 
 check: check-fast
 	$(PY) -m ruff format --check .
