@@ -46,8 +46,7 @@ TYPED_BY = {
     r"watch --web": ("monitor/test_web.py", '"--web"'),
     r"run -- (yolo|accelerate)": ("external/test_commands.py", '"yolo"'),
     r"notify \w+-": ("monitor/test_notify.py", '"notify"'),
-    r"chaos \S+$": ("workloads/eeg/test_runs.py", '"chaos"'),
-    r"chaos \S+ --faults": ("faults/test_hangs.py", '"chaos"'),
+    r"chaos \S+ --faults": ("workloads/eeg/test_runs.py", '"--faults"'),
 }
 """`holdfast …` that a test of its own types, with the machinery around it: a bucket, two machines, a card."""
 NOT_HERE = {
