@@ -104,7 +104,13 @@ def _to_its_end(run: subprocess.Popen[str], runs: Path, patience: float) -> str:
 
 
 def end_group(run: subprocess.Popen[bytes]) -> None:
-    """End a process that was started in a session of its own, with everything it has started there."""
+    """End a process that was started in a session of its own, with everything it has started, wherever."""
+    import psutil
+
+    try:
+        started = psutil.Process(run.pid).children(recursive=True)  # torchrun gives its workers sessions of their own
+    except psutil.NoSuchProcess:
+        started = []
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(run.pid, number)
@@ -113,6 +119,9 @@ def end_group(run: subprocess.Popen[bytes]) -> None:
             break
     with contextlib.suppress(ProcessLookupError):  # its children may have outlived it
         os.killpg(run.pid, signal.SIGKILL)
+    for each in started:
+        with contextlib.suppress(psutil.NoSuchProcess):  # psutil knows a number that another process has by now
+            each.kill()
 
 
 def step(runs: Path) -> int:

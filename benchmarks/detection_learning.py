@@ -114,7 +114,9 @@ def _presets(epochs: int | None) -> dict[str, dict[str, str]]:
 
     whole = epochs or int(GENERATED["epochs"])
     found: dict[str, dict[str, str]] = {"as asked": {}}
-    for row in registry._tables(registry.ROOT / "detection" / "workload.toml")["detection"]["presets"]:
+    workload = registry.find("detection")
+    assert workload is not None
+    for row in workload.presets:
         changed = {key: value for key, value in row.get("arguments", {}).items() if GENERATED.get(key) != value}
         if "epochs" in row:
             changed[row["epochs"]["argument"]] = str(max(1, round(whole * row["epochs"]["share"])))
