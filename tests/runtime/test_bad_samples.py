@@ -344,6 +344,26 @@ def test_one_that_is_too_large_for_memory_each_time_is_quarantined(events: list[
     assert same(train(loader), train(known_from_the_start([9])))
 
 
+class InOneGo(Recordings):
+    """Reads whole batches, and dies of the same sample either way."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index in self.bad:
+            self.bad[index]()
+        return torch.tensor([index, 0.0, 0.0], dtype=torch.float64)
+
+    def batch_of(self, indices: list[int]) -> torch.Tensor:
+        return torch.stack([self[index] for index in indices])
+
+
+@pytest.mark.parametrize("act", [segfault, leave])
+def test_one_that_ends_whole_batches_is_found_among_them(act: Callable[[], None]) -> None:
+    loader = make(InOneGo({9: act}))
+    values = train(loader)
+    assert [index for index, *_ in torch.cat(values).tolist()] == [index for index in range(LENGTH) if index != 9]
+    assert [each["index"] for each in loader.quarantined] == [9]
+
+
 def test_code_that_kills_with_every_sample_is_not_quarantined_away() -> None:
     loader = make(Recordings(dict.fromkeys(range(LENGTH), leave)), 1)
     with pytest.raises(BadSamples) as caught:

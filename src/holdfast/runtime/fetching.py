@@ -134,7 +134,7 @@ class Fetcher:
         """The value of one batch. Leaves the three global generators seeded."""
         at = at or _nowhere
         samples = ticket.samples.tolist()
-        whole = self.whole(ticket)
+        whole = self.whole(ticket, at)
         if whole is not None:
             return whole
         seeds = sample_seeds(ticket.seed, ticket.epoch, ticket.samples) if self.draws else None
@@ -161,14 +161,16 @@ class Fetcher:
         self.failure = Failure("send")
         return value
 
-    def whole(self, ticket: Ticket) -> Any:
+    def whole(self, ticket: Ticket, at: Callable[[int], None]) -> Any:
         """The batch in one go; None if the dataset has no such way, or does not take it now.
 
-        What it raises does not count: sample by sample the same is raised again, with the sample named.
+        What it raises does not count: sample by sample the same is raised again, with the sample named. If it ends a
+        loader child, any sample of the batch is a suspect, and they are tried one by one.
         """
         if self.batch_of is None or ticket.alone or not len(ticket.samples):
             return None
         self.failure = Failure("send")
+        at(COLLATING)
         before = None if self.calm else generator_states()
         try:
             value = self.batch_of(ticket.samples.tolist())
@@ -202,7 +204,7 @@ def fetch_here(fetcher: Fetcher, ticket: Ticket, at: Callable[[int], None] | Non
     try:
         if not fetcher.draws:
             return fetcher.fetch(ticket, at)
-        whole = fetcher.whole(ticket) if fetcher.calm else None
+        whole = fetcher.whole(ticket, at) if fetcher.calm else None
         if whole is not None:
             return whole
         threads = torch.get_num_threads()
