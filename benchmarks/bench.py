@@ -100,9 +100,15 @@ PARTS = {
 }
 
 
-def _restrictions() -> str:
+def _restrictions(part: str) -> str:
     """Variables that make a part smaller belong to the command that repeats it; where a set lies does not."""
-    chosen = sorted((key, value) for key, value in os.environ.items() if key.startswith("HOLDFAST_BENCH_"))
+    only = {detection_learning.BCCD: "detection-learning", detection_learning.HITUAV: "detection-thermal"}
+    chosen = sorted(
+        (key, value)
+        for key, value in os.environ.items()
+        if key.startswith("HOLDFAST_BENCH_")
+        and all(part == of for variable, of in only.items() if key.startswith(variable))
+    )
     return "".join(f"{key}={shlex.quote(_short(value))} " for key, value in chosen)
 
 
@@ -173,7 +179,7 @@ def _one(name: str, results: Path, *, quick: bool) -> list[Bound]:
     record = {
         "part": name,
         "date": time.strftime("%Y-%m-%d"),
-        "command": f"{_restrictions()}python benchmarks/bench.py --parts {name}{' --quick' if quick else ''}",
+        "command": f"{_restrictions(name)}python benchmarks/bench.py --parts {name}{' --quick' if quick else ''}",
         "machine": machine(),
         "versions": versions(),
         "seconds": round(time.monotonic() - began, 1),
