@@ -27,7 +27,7 @@ from typing import Any
 
 from common import JOBS, Bound, at_most, command, say, spread
 
-STRETCH, SETTLE = 7.0, 2.0
+STRETCH, SETTLE = 5.0, 1.5
 """Seconds of one speed, and those at its beginning that are not counted. Sensors that are silent for 15 s are ended."""
 FEWEST = 5
 """Steps in a stretch that make a speed; where others had the machine, a pair may have fewer, and does not count."""
@@ -36,7 +36,7 @@ STATUS_LIMIT, SLOWER_LIMIT = 0.3, 0.5
 
 def watching(scratch: Path, quick: bool) -> dict[str, Any]:
     """The same run watched and not watched, in turns; and the time `holdfast status` takes."""
-    pairs, alone = (1, 4.0) if quick else (24, 30.0)
+    pairs, alone = (1, 4.0) if quick else (32, 30.0)
     runs, times = scratch / "runs", scratch / "times.txt"
     runs.mkdir()
     words = ["batch=256", "width=3000", "epochs=100000", f"times={times}", f"run.folder={runs}", "-q"]
