@@ -36,7 +36,7 @@ from holdfast.workloads.detection.model import SIZES, Detector, parameters
 from holdfast.workloads.detection.samples import Samples, Still
 from holdfast.workloads.detection.weights import inherit, keep_about
 
-GENERATED: dict[str, Any] = {"imgsz": 128, "epochs": 16, "size": "nano"}
+GENERATED: dict[str, Any] = {"imgsz": 128, "epochs": 10, "size": "nano"}
 USUAL: dict[str, Any] = {"imgsz": 416, "epochs": 30, "size": "tiny"}
 
 
