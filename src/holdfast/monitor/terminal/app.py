@@ -366,7 +366,7 @@ def colored(line: str) -> Text:
 def pause(every: float, cost_s: float) -> float:
     """Seconds to the next look, which costs about as much CPU time as the last one did."""
     cores = os.cpu_count() or 1
-    if every < EVERY or not hasattr(os, "getloadavg") or os.getloadavg()[0] < 0.8 * cores:
+    if every < EVERY or not hasattr(os, "getloadavg") or os.getloadavg()[0] < 0.6 * cores:
         return every
     return min(SLOWEST, max(every, cost_s / (SHARE * cores)))
 
