@@ -68,7 +68,7 @@ def test_the_last_look_sees_what_is_left() -> None:
 def test_a_user_called_root_takes_no_word_away(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("USER", "LOGNAME"):
         monkeypatch.setenv(name, "root")
-    monkeypatch.setenv("HOME", "/srv/homes/root")
+    monkeypatch.setenv("HOME", "/srv/homes/superuser")
     monkeypatch.setattr(os, "getuid", lambda: 0, raising=False)
     assert scrub("the root of the tree") == "the root of the tree"
-    assert scrub("/srv/homes/root/x/y.py") == "~/x/y.py"
+    assert scrub("/srv/homes/superuser/x/y.py") == "~/x/y.py"
