@@ -18,6 +18,7 @@ from typing import Any
 from holdfast.runtime.board import Board
 
 _KEYS = {"step", "epoch", "values"}
+MOST = 64
 MOST_BYTES = 6 * 1024
 """Of JSON, the newest first: a supervisor hears within milliseconds, and the meta of a snapshot has room for this."""
 
@@ -28,7 +29,7 @@ class Unheard:
     def __init__(self, board: Board) -> None:
         self._board = board
         self._sent = 0
-        self._waiting: deque[dict[str, Any]] = deque()
+        self._waiting: deque[dict[str, Any]] = deque(maxlen=MOST)
 
     def add(self, record: dict[str, Any]) -> None:
         self._sent += 1
