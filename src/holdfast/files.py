@@ -5,6 +5,7 @@
     flush_to_disk(fd); forget_cached(fd)      # what is read after this comes from the disk, where the system lets us
     write_json(path, data)                    # replaced whole, never half
     read_json(path)                           # an object, or None for anything else
+    in_folder(folder, "*.json")               # what is there, while others put files in and take them away
 
 A run folder can come from anybody. A link in it may lead out of it, a named pipe may never answer and a device may
 never end: whoever reads a run folder he does not own reads it through here.
@@ -19,6 +20,7 @@ import os
 import shutil
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -141,6 +143,20 @@ def number(value: object, default: float = 0.0) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return default
     return float(value) if abs(value) < 1e300 else default
+
+
+def in_folder(folder: Path, pattern: str = "*") -> Iterator[tuple[Path, os.stat_result]]:
+    """What is in a folder that others write to: what goes while one looks, be it the folder itself, is not in it."""
+    try:
+        found = sorted(folder.glob(pattern))
+    except OSError:
+        return
+    for path in found:
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        yield path, status
 
 
 def sync_folder(path: Path) -> None:

@@ -61,6 +61,31 @@ def test_boards_of_living_ranks(tmp_path: Path) -> None:
     boards.close()
 
 
+def test_a_board_may_go_while_it_is_looked_for(tmp_path: Path) -> None:
+    """A rank that ends, or the launch, takes its board away at any moment: the one who watches goes on."""
+    job, over = Job(tmp_path / "job"), threading.Event()
+    job.path.mkdir()
+
+    def come_and_go() -> None:
+        while not over.is_set():
+            paths = [job.path / f"board-{rank}-{os.getpid()}" for rank in range(50)]
+            for path in paths:
+                path.write_bytes(b"x")
+            for path in paths:
+                path.unlink()
+
+    other = threading.Thread(target=come_and_go)
+    other.start()
+    try:
+        most = max(len(job.boards()) for _ in range(300))
+    finally:
+        over.set()
+        other.join()
+    assert most > 0, "they were met while they came and went"
+    job.path.rmdir()
+    assert job.boards() == {}
+
+
 def test_the_first_word_about_the_end_counts(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.end({"state": "FAILED", "error": {"message": "rank 1"}})

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.files import read_json, write_json
+from holdfast.files import in_folder, read_json, write_json
 from holdfast.runtime import process
 from holdfast.runtime.board import Board
 from holdfast.runtime.slots import Arena, Slot
@@ -81,9 +81,9 @@ class Job:
     def boards(self) -> dict[tuple[int, int], Path]:
         """By rank and process, those of processes that have ended too."""
         found = {}
-        for path in self.path.glob("board-*-*"):
+        for path, status in in_folder(self.path, "board-*-*"):
             _, rank, pid = path.name.split("-")
-            if path.stat().st_size:
+            if status.st_size:
                 found[int(rank), int(pid)] = path
         return found
 
@@ -97,8 +97,8 @@ class Job:
     def arenas(self, rank: int) -> list[Arena]:
         """The slots that earlier processes of this rank have left; all of one size belong together."""
         by_size: dict[int, list[Path]] = {}
-        for path in sorted(self.slots(rank).glob("slot-*")):
-            by_size.setdefault(path.stat().st_size, []).append(path)
+        for path, status in in_folder(self.slots(rank), "slot-*"):
+            by_size.setdefault(status.st_size, []).append(path)
         return [_open(paths) for _, paths in sorted(by_size.items())]
 
     # -- notes ---------------------------------------------------------------------------------------------

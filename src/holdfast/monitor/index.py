@@ -24,7 +24,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from holdfast.files import open_regular
+from holdfast.files import in_folder, open_regular
 
 MAGIC = b"holdfast index 3\n"
 KEEP, KEEP_DAYS = 200, 60
@@ -127,12 +127,12 @@ def _ours(file: BinaryIO) -> bool:
 
 def _clean(folder: Path) -> None:
     """Old ones go, and those of runs that were looked at long ago."""
-    with contextlib.suppress(OSError):
-        there = sorted(folder.glob("*.index"), key=lambda path: path.stat().st_mtime, reverse=True)
-        oldest = time.time() - KEEP_DAYS * 86400
-        for at, path in enumerate(there):
-            if at >= KEEP or path.stat().st_mtime < oldest:
-                path.unlink()
+    there = sorted(in_folder(folder, "*.index"), key=lambda each: each[1].st_mtime, reverse=True)
+    oldest = time.time() - KEEP_DAYS * 86400
+    for at, (path, status) in enumerate(there):
+        if at >= KEEP or status.st_mtime < oldest:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 def _private(path: str, flags: int) -> int:

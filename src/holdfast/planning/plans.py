@@ -123,8 +123,8 @@ def keep(plan: Plan) -> None:
         files.write_json(where, {"schema": SCHEMA, **write(plan)})
     except OSError:
         return
-    old = sorted(where.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-100]
-    for path in old:
+    newest_last = sorted(files.in_folder(where.parent, "*.json"), key=lambda each: each[1].st_mtime)
+    for path, _ in newest_last[:-100]:
         files.remove(path)
 
 

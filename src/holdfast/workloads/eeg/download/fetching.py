@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.errors import UserError
+from holdfast.files import in_folder
 from holdfast.human import size as in_words
 from holdfast.workloads.eeg import locking
 from holdfast.workloads.eeg.download.journal import Journal
@@ -62,7 +63,7 @@ def fetch(
 
 
 def _guard_space(plan: Plan) -> None:
-    parts = sum(each.stat().st_size for each in (plan.folder / KEPT / "parts").iterdir())
+    parts = sum(status.st_size for _, status in in_folder(plan.folder / KEPT / "parts"))
     free, needed = shutil.disk_usage(plan.folder).free, plan.bytes_to_get - parts
     if needed + RESERVE > free:
         raise UserError(
