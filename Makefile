@@ -16,8 +16,9 @@
 PYTHON ?= python3
 PY ?= .venv/bin/python
 PYTEST = $(PY) -m pytest
-# Tests run in this many processes, a file in one of them. Each process has a nursery of its own, so more need memory.
-JOBS ?= 2
+# Tests run in this many processes, a file in one of them. Many tests wait, for a limit or a restart: three keep two cores
+# busy. Each process has a nursery of its own, so more need memory.
+JOBS ?= 3
 
 # Every path here is relative: the folder may have blanks in its name.
 ifeq ($(PY),.venv/bin/python)
