@@ -72,6 +72,19 @@ def test_a_plain_script_finishes(tmp_path: Path, reference: Path, fault: str, ki
         assert "Segmentation fault" in (folder / "stacks-python.txt").read_text()
 
 
+def test_a_script_with_an_option_nobody_knows_goes_on_with_the_words_that_were_given(
+    tmp_path: Path, reference: Path
+) -> None:
+    script = tmp_path / "own_words.py"
+    script.write_text(PLAIN.read_text().replace('"--resume"', '"--begin-at", dest="resume"'))
+    words = ("--resume-with", "--begin-at {checkpoint}")
+    ran = under_run(tmp_path, script, "--steps", STEPS, settings=words, fault="kill@18")
+    assert (ran.code, ran.faults) == (0, ["killed"]), ran.story()
+    assert f"from checkpoint-00015.pt by --resume-with; {repeats(3)}" in ran.said, ran.story()
+    assert (ran.receipt["steps"], ran.receipt["steps_repeated"]) == (STEPS, 3), ran.story()
+    assert b"resumed at step 15" in ran.out and same_weights(reference, tmp_path)
+
+
 def test_an_error_of_its_own_is_passed_on_and_never_retried(tmp_path: Path) -> None:
     alone = by_itself(tmp_path / "alone", PLAIN, "--steps", STEPS, fault="own@9")
     ran = under_run(tmp_path / "watched", PLAIN, "--steps", STEPS, fault="own@9")
