@@ -1,7 +1,8 @@
-"""A fault, a probe, a remedy and a workload, each added from outside by one file, and at work in real processes."""
+"""A fault, a probe, a remedy, a workload and an engine, each added by one file and at work in real processes."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from holdfast import additions
@@ -19,6 +21,7 @@ from holdfast.devices.battery import Host, run_one
 from holdfast.devices.probes import catalog
 from holdfast.devices.results import ProbeResult
 from holdfast.errors import UserError
+from holdfast.optimize import engines
 from holdfast.runfolder import read_events
 from holdfast.runtime import added as added_kinds
 from holdfast.runtime import faults, ladder, process, signatures
@@ -104,7 +107,62 @@ def train(session: holdfast.Session, *, epochs: int = 2) -> None:
             session.step(lambda b: mse_loss(model(b[0]), b[1]), batch)
 '''
 
-CACHES = (faults.added, faults.signatures, faults.explanations, signatures._by_id, remedies.catalogue, catalog.probes)
+ENGINE = '''
+"""Linear layers with a ReLU between them, in numpy alone."""
+
+import numpy as np
+
+from holdfast.optimize.engines import Engine, Predict
+
+FILE = "model.npz"
+PRECISIONS = ("fp32",)
+PREDICT = Predict(
+    "numpy",
+    "",
+    """held = np.load(HERE / "{file}", allow_pickle=False)
+
+def predict(x):
+    for at in range(0, len(held.files), 2):
+        x = np.maximum(x, 0) if at else x
+        x = x @ held[f"p{{at}}"].T + held[f"p{{at + 1}}"]
+    return [x]
+""",
+)
+
+
+def build(work, about, target):
+    from holdfast.optimize.build import model_of
+
+    parameters = model_of(work, about).parameters()
+    np.savez(target, **{f"p{at}": each.detach().numpy() for at, each in enumerate(parameters)})
+
+
+def load(path, about):
+    with np.load(path, allow_pickle=False) as kept:
+        held = [kept[f"p{at}"] for at in range(len(kept.files))]
+
+    def run(inputs):
+        x = inputs[0]
+        for at in range(0, len(held), 2):
+            x = np.maximum(x, 0) if at else x
+            x = x @ held[at].T + held[at + 1]
+        return [x]
+
+    return Engine(run)
+'''
+
+NET = """
+import torch
+
+def small():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+"""
+
+CACHES = (
+    faults.added, faults.signatures, faults.explanations, signatures._by_id, remedies.catalogue, catalog.probes,
+    engines.kinds,
+)  # fmt: skip
 Add = Callable[[str, str], Path]
 
 
@@ -252,7 +310,42 @@ WRONG = {
         (PROBE.replace("big sort", "first step"), "called `first step` already"),
     ],
     "workloads/a.py": [("def train(session:", "cannot be read as a workload")],
+    "engines/a.py": [
+        ("FILE = ", "SyntaxError"),
+        (ENGINE.replace("def load(", "def lode("), "it has no `load`"),
+        (ENGINE.replace("FILE =", "NAME ="), "it has no `FILE`"),
+        (ENGINE.replace("PREDICT = Predict(", "PREDICT = ("), "PREDICT a `Predict`"),
+    ],
+    "engines/openvino.py": [(ENGINE, "an engine is called `openvino` already")],
 }
+
+
+# Engine ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_of_ours_is_tried_chosen_bundled_and_answers(add: Add, tmp_path: Path) -> None:
+    add("engines/by_hand.py", ENGINE)
+    (tmp_path / "net.py").write_text(NET)
+    rows = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
+    np.save(tmp_path / "rows.npy", rows)
+    words = ("--data", "rows.npy", "--engines", "eager,by_hand", "--seconds", "0.2", "--out", "bundle", "--json")
+    done = holdfast("optimize", "net.py:small", *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["profile"]["before"] and said["profile"]["after"] == []
+    assert "Where the time goes, after: by_hand does not say" in (tmp_path / "bundle/report.html").read_text()
+    manifest = json.loads((tmp_path / "bundle/manifest.json").read_text())
+    assert (manifest["engine"], manifest["file"]) == ("by_hand", "model.npz")
+    alone = subprocess.run(
+        [sys.executable, "-I", "bundle/predict.py", "rows.npy"], cwd=tmp_path, capture_output=True, check=True
+    )
+    answers = np.load(io.BytesIO(alone.stdout))
+    assert answers.shape == (8, 2)
+    asked = holdfast("predict", "bundle", "rows.npy", "--out", "answers.npy", folder=tmp_path)
+    assert asked.returncode == 0, asked.stderr
+    np.testing.assert_allclose(np.load(tmp_path / "answers.npy"), answers, rtol=1e-6)
+    without = holdfast("predict", "bundle", "rows.npy", folder=tmp_path, **{additions.VARIABLE: ""})
+    assert without.returncode == 2 and "by_hand" in without.stderr
 
 
 @pytest.mark.parametrize(("name", "text", "said"), [(name, *case) for name, cases in WRONG.items() for case in cases])

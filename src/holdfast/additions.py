@@ -1,4 +1,4 @@
-"""What is added from outside, one file each: faults, probes, remedies and workloads that are not in this package.
+"""What is added from outside, one file each: faults, probes, remedies, workloads, engines.
 
     HOLDFAST_ADD=~/mine holdfast doctor            # one folder, or several as in PATH
 
@@ -7,6 +7,7 @@
       probes/big_sort.py                           # a probe: PROBES, and the functions they name
       remedies/slow_clock.toml                     # a remedy: when to try it, what it sets, what it costs
       workloads/spirals.py                         # a workload: a script with `train(session)`
+      engines/by_hand.py                           # an engine: `build` makes a file of a model, `load` runs it
 
     for file in files("remedies", "*.toml"):       # by whoever keeps such things; nothing where nothing was added
         for name, table in tables(file).items(): ...

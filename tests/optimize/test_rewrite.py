@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.optimize import build, engines
+from holdfast.optimize import engines
 from holdfast.optimize.candidates import Candidate, Machine
 from holdfast.optimize.pipeline import Options, _Search, findings
 from holdfast.optimize.rewrite import factors, merged
@@ -62,7 +62,7 @@ def test_what_is_built_has_fewer_tokens_and_takes_batches(tmp_path: Path) -> Non
     np.savez(tmp_path / "inputs.npz", x=x)
     about = {**Candidate("torchscript", "fp32", 1, merge=4).to_json(), "file": "model.ts", "outputs": [{}]}
     about["spec"] = {"kind": "module", "factory": f"{nets.__file__}:tokens"}
-    build.build(tmp_path, about, tmp_path / "built")
+    engines.build(tmp_path, about, tmp_path / "built")
     with torch.inference_mode():
         wanted = nets.tokens().eval()(torch.from_numpy(x)).numpy()
     found = engines.load(tmp_path / "built", about).run([x])[0]

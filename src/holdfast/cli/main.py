@@ -137,6 +137,7 @@ def _dispatch(words: list[str]) -> int:
 
 def check_additions() -> None:
     """Read all that HOLDFAST_ADD names: what is wrong with it is said now, and not at a run's first fault."""
+    from holdfast import additions
     from holdfast.devices import remedies
     from holdfast.devices.probes import catalog
     from holdfast.runtime import kinds
@@ -144,6 +145,10 @@ def check_additions() -> None:
 
     for read in (kinds.check_added, remedies.catalogue, catalog.probes, registry.all_workloads):
         read()
+    if additions.files("engines", "*.py"):  # these need numpy, which is not there for every command
+        from holdfast.optimize import engines
+
+        engines.kinds()
 
 
 def _split(words: list[str]) -> tuple[list[str], str | None, list[str]]:

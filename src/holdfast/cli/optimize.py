@@ -96,12 +96,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _known(names: tuple[str, ...]) -> None:
     from holdfast.cli.usage import similar
-    from holdfast.optimize.candidates import ENGINES
+    from holdfast.optimize import candidates
 
+    there_are = candidates.names()
     for name in names:
-        if name.split(" ")[0] not in ENGINES:
-            raise UsageError(f"unknown engine `{name}`", command="optimize", cause=f"there are {', '.join(ENGINES)}",
-                             tips=similar(name, ENGINES, "engine"))  # fmt: skip
+        if name.split(" ")[0] not in there_are:
+            raise UsageError(f"unknown engine `{name}`", command="optimize", cause=f"there are {', '.join(there_are)}",
+                             tips=similar(name, there_are, "engine"))  # fmt: skip
 
 
 def _spec(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:

@@ -1,7 +1,10 @@
-"""Building a candidate: from a torch module to the file that an engine loads. Runs in a child process of its own.
+"""What engines make their files of: the module, its graph, or its ONNX file. Runs in a child process of its own.
 
-    export_onnx(model, inputs, Path("model.onnx"), names, outputs)     # once; ONNX Runtime and OpenVINO start from it
-    build(work, about, folder)                                         # the candidate `about` names, into `folder`
+    export_onnx(work, model, Path("model.onnx"), names, outputs)       # once; ONNX Runtime and OpenVINO start from it
+    model_of(work, about)                                              # the module, rewritten as the candidate asks
+    program(work, about)                                               # its graph, by torch.export
+    onnx_of(work, about)                                               # its ONNX file
+    calibration_rows(work, names)                                      # real inputs, one at a time
 
 A model that cannot be exported is told with the operator that stands in the way; the other engines go on.
 """
@@ -16,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.optimize.engines import quiet_openvino
 from holdfast.optimize.subject import arrays
 
 ONNX = "model.onnx"
@@ -93,18 +95,6 @@ def _operator(error: BaseException) -> str:
     return f"it cannot be exported to ONNX: {(lines or [type(error).__name__])[0][:200]}"
 
 
-def build(work: Path, about: dict[str, Any], folder: Path) -> None:
-    """Make the file of a candidate."""
-    folder.mkdir(parents=True, exist_ok=True)
-    {
-        "export": _export,
-        "torchscript": _torchscript,
-        "aot": _aot,
-        "onnxruntime": _onnxruntime,
-        "openvino": _openvino,
-    }[about["engine"]](work, about, folder / about["file"])
-
-
 def model_of(work: Path, about: dict[str, Any]) -> Any:
     """The module as this candidate wants it."""
     from holdfast.optimize.subject import load_model
@@ -117,7 +107,7 @@ def model_of(work: Path, about: dict[str, Any]) -> Any:
     return model
 
 
-def _program(work: Path, about: dict[str, Any]) -> Any:
+def program(work: Path, about: dict[str, Any]) -> Any:
     import torch
 
     given = tuple(examples(work))
@@ -126,28 +116,7 @@ def _program(work: Path, about: dict[str, Any]) -> Any:
         return torch.export.export(model_of(work, about), given, dynamic_shapes=tuple({0: batch} for _ in given))
 
 
-def _export(work: Path, about: dict[str, Any], target: Path) -> None:
-    import torch
-
-    torch.export.save(_program(work, about), target)
-
-
-def _torchscript(work: Path, about: dict[str, Any], target: Path) -> None:
-    import torch
-
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        traced = torch.jit.trace(model_of(work, about), tuple(examples(work)), check_trace=False)
-        torch.jit.freeze(traced).save(str(target))
-
-
-def _aot(work: Path, about: dict[str, Any], target: Path) -> None:
-    import torch
-
-    torch._inductor.aoti_compile_and_package(_program(work, about), package_path=str(target))
-
-
-def _onnx(work: Path, about: dict[str, Any]) -> Path:
+def onnx_of(work: Path, about: dict[str, Any]) -> Path:
     """The exported file that this candidate starts from; one of its own if the model was rewritten for it."""
     if about.get("merge", 1) == 1:
         return work / ONNX
@@ -158,90 +127,8 @@ def _onnx(work: Path, about: dict[str, Any]) -> Path:
     return target
 
 
-# ONNX Runtime ---------------------------------------------------------------------------------------------------
-
-
-def _onnxruntime(work: Path, about: dict[str, Any], target: Path) -> None:
-    source = _onnx(work, about)
-    if about["precision"] in ("fp32", "defaults"):
-        target.write_bytes(source.read_bytes())
-    elif about["precision"] == "fp16":
-        import onnx
-        from onnxruntime.transformers.float16 import convert_float_to_float16
-
-        onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=True), target)
-    elif about["precision"] == "int8-dynamic":
-        from onnxruntime.quantization import QuantType, quantize_dynamic
-
-        quantize_dynamic(source, target, weight_type=QuantType.QInt8, per_channel=True)
-    elif about["precision"] == "int8-weights":
-        import onnx
-        from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
-
-        smaller = MatMulNBitsQuantizer(onnx.load(source), bits=8, block_size=32, is_symmetric=True)
-        smaller.process()
-        smaller.model.save_model_to_file(str(target))
-    else:
-        _static_onnx(work, source, target, [each["name"] for each in about["inputs"]])
-
-
-class _Reader:
-    """Calibration inputs as ONNX Runtime wants them, one at a time."""
-
-    def __init__(self, rows: Iterator[dict[str, Any]]) -> None:
-        self._rows = rows
-
-    def get_next(self) -> dict[str, Any] | None:
-        return next(self._rows, None)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return self._rows
-
-    def set_range(self, start_index: int, end_index: int) -> None:
-        raise NotImplementedError
-
-
 def calibration_rows(work: Path, names: list[str]) -> Iterator[dict[str, Any]]:
     """Up to MOST_CALIBRATION real inputs."""
     found = arrays(work / "calibration.npz")
     for at in range(min(len(found[0]), MOST_CALIBRATION)):
         yield {name: each[at : at + 1] for name, each in zip(names, found, strict=True)}
-
-
-def _static_onnx(work: Path, source: Path, target: Path, names: list[str]) -> None:
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
-    ready = target.with_suffix(".ready.onnx")
-    quant_pre_process(source, ready, skip_symbolic_shape=True)
-    CalibrationDataReader.register(_Reader)
-    quantize_static(
-        ready, target, _Reader(calibration_rows(work, names)),  # type: ignore[arg-type,unused-ignore]
-        quant_format=QuantFormat.QDQ, per_channel=True, weight_type=QuantType.QInt8, activation_type=QuantType.QInt8,
-    )  # fmt: skip
-    ready.unlink(missing_ok=True)
-
-
-# OpenVINO -------------------------------------------------------------------------------------------------------
-
-
-def _openvino(work: Path, about: dict[str, Any], target: Path) -> None:
-    openvino = quiet_openvino()
-    if (work / ONNX).exists():
-        source = _onnx(work, about)
-        if about["precision"] == "int8-static":  # the ranges ONNX Runtime found; OpenVINO reads them
-            source = target.with_suffix(".ranges.onnx")
-            _static_onnx(work, _onnx(work, about), source, [each["name"] for each in about["inputs"]])
-        model = openvino.Core().read_model(source)
-    else:  # what ONNX has no operator for, OpenVINO may read off the module itself
-        given = examples(work)
-        if about["precision"] == "int8-static":
-            raise CannotExport("static int8 starts from ONNX, and it cannot be exported to that")
-        model = openvino.convert_model(
-            model_of(work, about), example_input=tuple(given) if len(given) > 1 else given[0]
-        )
-        for port, each in zip(model.inputs, about["inputs"], strict=True):
-            port.get_node().set_partial_shape(openvino.PartialShape([-1, *each["shape"]]))
-        model.validate_nodes_and_infer_types()
-    openvino.save_model(model, target, compress_to_fp16=False)
-    target.with_suffix(".ranges.onnx").unlink(missing_ok=True)

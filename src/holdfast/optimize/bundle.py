@@ -42,7 +42,6 @@ MOST_NUMBERS = 1 << 28
 CHECKED = 8
 """Inputs that travel with a bundle."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,100}")
-_ENGINES = tuple(engines.FILES)
 
 
 @dataclass
@@ -137,7 +136,7 @@ def write(
         for each in sorted(built.iterdir()):
             if each.is_file():
                 shutil.copyfile(each, beside / each.name)
-        about = {**chosen, "file": engines.FILES[chosen["engine"]]}
+        about = {**chosen, "file": engines.kinds()[chosen["engine"]].file}
         about |= {key: subject[key] for key in ("inputs", "outputs", "post", "contract")}
         (beside / "predict.py").write_text(script(about), encoding="utf-8")
         if subject.get("post"):
@@ -232,7 +231,7 @@ def _wrong(manifest: dict[str, Any]) -> str:
     """What is wrong with a manifest, which may come from anywhere."""
     if manifest.get("schema") != FORMAT:
         return f"its schema is {manifest.get('schema')!r}, this holdfast reads {FORMAT}"
-    if manifest.get("engine") not in _ENGINES:
+    if manifest.get("engine") not in engines.kinds():
         return f"engine is {manifest.get('engine')!r}"
     listed = manifest.get("files")
     if not isinstance(listed, dict) or not all(

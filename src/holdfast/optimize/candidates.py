@@ -4,8 +4,8 @@
     [each.name for each in offers if not each.skip]      # "onnxruntime fp32", "openvino fp16", …
     offers[-1].skip                                      # "this processor has no bf16 arithmetic"
 
-A candidate is an engine and a precision; threads and fixed shapes are varied for the one that comes out best. No torch
-here.
+A candidate is an engine and a precision; threads and fixed shapes are varied for the one that comes out best. Engines
+are files of their own (engines/); eager PyTorch and torch.compile, which need the user's own code, are here. No torch.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from holdfast.optimize.engines import Kind, kinds
+
 BASELINE, AS_CALLED = "eager fp32", "as called"
-ENGINES = ("eager", "torchscript", "export", "compile", "aot", "onnxruntime", "openvino")
 DEFAULTS = "defaults"
 """ONNX Runtime as it is without a setting: measured where it is asked for by name, as a peer, and never chosen."""
 EXTRA = "pip install 'holdfast[optimize]'"
+NO_COMPILER = "there is no C++ compiler on this machine"
 
+_IN_EXTRA = {"onnx", "onnxscript", "onnxruntime", "openvino"}
 _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 _FP16 = {"asimdhp", "fphp", "avx512_fp16", "amx_fp16"}
 _INT8 = {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "avx2"}
@@ -41,7 +44,7 @@ class Machine:
 
     @classmethod
     def look(cls) -> Machine:
-        names = ("onnx", "onnxscript", "onnxruntime", "openvino")
+        names = {"onnx", "onnxscript", *(name for kind in kinds().values() for name in kind.packages)}
         return cls(
             _flags(),
             _cores(),
@@ -49,6 +52,10 @@ class Machine:
             any(shutil.which(each) for each in (os.environ.get("CXX", ""), "g++", "clang++", "cl") if each),
             frozenset(name for name in names if importlib.util.find_spec(name)),
         )
+
+    def without(self, package: str) -> str:
+        """Why nothing that needs it is tried."""
+        return f"{package} is not installed" + (f": {EXTRA}" if package in _IN_EXTRA else "")
 
     def to_json(self) -> dict[str, Any]:
         interesting = sorted(self.flags & (_BF16 | _FP16 | _INT8 | {"avx512f", "amx_tile", "sve"}))
@@ -83,9 +90,9 @@ class Candidate:
         return self.build_name + (" fixed" if self.fixed else "")
 
     @property
-    def bundles(self) -> bool:
-        """Whether it can be put into a bundle: eager and torch.compile need your own code beside them."""
-        return self.engine in ("export", "torchscript", "aot", "onnxruntime", "openvino")
+    def kind(self) -> Kind | None:
+        """What can be put into a bundle has one: eager and torch.compile need your own code beside them."""
+        return kinds().get(self.engine)
 
     @classmethod
     def of_row(cls, row: dict[str, Any]) -> Candidate:
@@ -98,8 +105,9 @@ class Candidate:
 
 def candidates(machine: Machine, wanted: tuple[str, ...] = ()) -> list[Candidate]:
     """Everything there is, with the reason at each that is not tried. `wanted` keeps engines or whole names."""
+    pairs = [*_OF_TORCH, *((kind.name, precision) for kind in kinds().values() for precision in kind.precisions)]
     found = []
-    for engine, precision in _TABLE:
+    for engine, precision in pairs:
         each = Candidate(engine, precision, machine.cores)
         found.append(replace(each, skip=_why_not(each, machine)))
     if machine.gpu:
@@ -112,22 +120,12 @@ def candidates(machine: Machine, wanted: tuple[str, ...] = ()) -> list[Candidate
     return found
 
 
-_TABLE = (
-    ("export", "fp32"),
-    ("torchscript", "fp32"),
-    ("eager", "bf16"),
-    ("compile", "fp32"),
-    ("aot", "fp32"),
-    ("onnxruntime", "fp32"),
-    ("onnxruntime", "fp16"),
-    ("onnxruntime", "int8-dynamic"),
-    ("onnxruntime", "int8-static"),
-    ("onnxruntime", "int8-weights"),
-    ("openvino", "fp32"),
-    ("openvino", "fp16"),
-    ("openvino", "bf16"),
-    ("openvino", "int8-static"),
-)
+def names() -> tuple[str, ...]:
+    """Of all engines."""
+    return (*dict(_OF_TORCH), *kinds())
+
+
+_OF_TORCH = (("eager", "bf16"), ("compile", "fp32"))
 _ON_GPU = (
     ("eager", "fp32"),
     ("eager", "tf32"),
@@ -141,14 +139,13 @@ _ON_GPU = (
 
 
 def _why_not(each: Candidate, machine: Machine) -> str:
-    if each.engine in ("onnxruntime", "openvino"):
-        needs = [each.engine, *(["onnx"] if each.engine == "onnxruntime" else [])]
-        needs += ["onnx", "onnxruntime"] if each.precision == "int8-static" else []  # whose ranges OpenVINO takes
-        missing = [name for name in needs if name not in machine.packages]
-        if missing:
-            return f"{missing[0]} is not installed: {EXTRA}"
-    if each.engine in ("compile", "aot") and not machine.compiler:
-        return "there is no C++ compiler on this machine"
+    if each.kind is not None:
+        missing = [name for name in each.kind.packages if name not in machine.packages]
+        against = machine.without(missing[0]) if missing else each.kind.why_not(each.precision, machine)
+        if against:
+            return against
+    if each.engine == "compile" and not machine.compiler:
+        return NO_COMPILER
     if each.precision == "bf16" and not machine.flags & _BF16:
         return "this processor has no bf16 arithmetic"
     if each.precision == "fp16" and not machine.flags & _FP16:

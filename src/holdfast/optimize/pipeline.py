@@ -25,7 +25,7 @@ from holdfast.errors import ExitCode, HoldfastError, UserError
 from holdfast.optimize import bundle, measure, parity
 from holdfast.optimize.candidates import AS_CALLED, DEFAULTS, Candidate, Machine, candidates
 from holdfast.optimize.children import Child, Failed
-from holdfast.optimize.engines import FILES
+from holdfast.optimize.engines import kinds
 from holdfast.optimize.scoring import BETTER
 
 Tell = Callable[[str], None]
@@ -156,7 +156,7 @@ class _Search:
 
     def _offers(self) -> list[Candidate]:
         found = [replace(each, threads=self.threads) for each in candidates(self.machine, self.options.engines)]
-        if any(each.engine in ("onnxruntime", "openvino") and not each.skip for each in found):
+        if any(each.kind and each.kind.onnx and not each.skip for each in found):
             self._export()
         return found
 
@@ -176,7 +176,7 @@ class _Search:
         if each.skip:
             return
         self.tell(f"{each.name}, {each.threads} thread{'s' * (each.threads > 1)}")
-        if self.no_onnx and each.engine == "onnxruntime":
+        if self.no_onnx and each.kind and each.kind.onnx == "needed":
             row.update(state="failed", reason=self.no_onnx)
             return
         try:
@@ -189,11 +189,11 @@ class _Search:
         return self.work / "built" / each.build_name.replace(" ", "-")
 
     def _about(self, each: Candidate) -> dict[str, Any]:
-        return {**each.to_json(), "file": FILES.get(each.engine, ""), "spec": self.spec}
+        return {**each.to_json(), "file": each.kind.file if each.kind else "", "spec": self.spec}
 
     def _build(self, each: Candidate, row: dict[str, Any]) -> None:
         folder = self._folder(each)
-        if each.engine in FILES and not (folder / FILES[each.engine]).exists():
+        if each.kind and not (folder / each.kind.file).exists():
             with self._child(self.threads) as child:
                 command = {"do": "build", "about": self._about(each), "folder": str(folder)}
                 row["build_s"] = child.ask(command, self.options.build_deadline)["seconds"]
@@ -223,8 +223,8 @@ class _Search:
                 )
 
     def _fit(self) -> list[dict[str, Any]]:
-        kinds = tuple(FILES)
-        fit = [row for row in self.rows if row["state"] == "ok" and row["engine"] in kinds and row["device"] == "cpu"]
+        built = kinds()
+        fit = [row for row in self.rows if row["state"] == "ok" and row["engine"] in built and row["device"] == "cpu"]
         return [row for row in fit if row["precision"] != DEFAULTS]
 
     def _best(self) -> dict[str, Any] | None:
@@ -247,7 +247,7 @@ class _Search:
         if best is None:
             return []
         each = Candidate.of_row(best)
-        found = [replace(each, fixed=True)] if each.engine == "openvino" else []
+        found = [replace(each, fixed=True)] if each.kind and each.kind.fixed else []
         if not self.options.threads and each.threads > 1:
             found.append(replace(each, threads=1))
         return found

@@ -165,7 +165,7 @@ def page(result: dict[str, Any]) -> str:
     profiles = result.get("profile") or {}
     longest = max((sum(row["seconds"] for row in rows) for rows in profiles.values()), default=0.0)
     for name, rows in profiles.items():
-        body += _profile(name, rows, longest)
+        body += _profile(name, rows, longest) if rows else [f"<h2>{escape(_silent(name, result))}</h2>"]
     if profiles:
         body.append('<p class="note">Layers are timed one by one, and PyTorch without the fused kernel that would hide '
                     "them, so their sum may be more than a call takes. The grey line over each picture is its length "
@@ -192,10 +192,17 @@ def _profile(name: str, rows: list[dict[str, Any]], longest: float) -> list[str]
     return [*told, "</table>"]
 
 
+def _silent(name: str, result: dict[str, Any]) -> str:
+    return f"Where the time goes, {name}: {result['chosen']['engine']} does not say"
+
+
 def profile_lines(result: dict[str, Any], most: int = 8) -> list[str]:
     """The same as a table for the terminal, with bars."""
     told: list[str] = []
     for name, rows in (result.get("profile") or {}).items():
+        if not rows:
+            told += ["", _silent(name, result)]
+            continue
         total = sum(row["seconds"] for row in rows) or 1.0
         told += ["", f"Where the time goes, {name} ({milliseconds(total)}, batch 1):"]
         shares = [(row, row["seconds"] / total) for row in rows[:most]]

@@ -84,11 +84,11 @@ class Worker:
         return {"ok": True, "way": way, "seconds": time.perf_counter() - began}
 
     def _build(self, command: dict[str, Any]) -> dict[str, Any]:
-        from holdfast.optimize.build import build
+        from holdfast.optimize import engines
 
         self._read()
         began = time.perf_counter()
-        build(self.work, {**command["about"], **_ports(self.subject)}, Path(command["folder"]))
+        engines.build(self.work, {**command["about"], **_ports(self.subject)}, Path(command["folder"]))
         return {"seconds": time.perf_counter() - began}
 
     def _load(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Worker:
 
         self._read()
         self.about = {**command["about"], **_ports(self.subject)}
-        if self.about["engine"] in engines.FILES:
+        if self.about["engine"] in engines.kinds():
             self.engine = engines.load(Path(command["folder"]), self.about)
         else:
             self.engine = self._of_torch()

@@ -194,8 +194,6 @@ def test_through_a_bundle(tmp_path: Path, model: Path, capsys: pytest.CaptureFix
     """The same boxes as the trained weights find, from a bundle that needs no torch."""
     engines = pytest.importorskip("holdfast.optimize.engines", reason="holdfast optimize is not here")
     bundles = pytest.importorskip("holdfast.optimize.bundle")
-    if "torchscript" not in engines.FILES:
-        pytest.skip("no engine that comes with torch")
     net, about = weights.load(model)
     shape = (64, 64)
     at, stride = points(shape, torch.device("cpu"))
@@ -212,7 +210,7 @@ def test_through_a_bundle(tmp_path: Path, model: Path, capsys: pytest.CaptureFix
     built = tmp_path / "built"
     built.mkdir()
     example = torch.zeros(1, 1, *shape, dtype=torch.uint8)
-    torch.jit.trace(Decoded(), example).save(str(built / engines.FILES["torchscript"]))
+    torch.jit.trace(Decoded(), example).save(str(built / engines.kinds()["torchscript"].file))
     inputs = [{"name": "images", "shape": [1, *shape], "dtype": "uint8"}]
     outputs = [{"name": name, "shape": [84, 4], "dtype": "float32"} for name in ("boxes", "scores")]
     subject = {"inputs": inputs, "outputs": outputs, "contract": {"classes": about["names"]},

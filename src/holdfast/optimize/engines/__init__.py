@@ -1,0 +1,128 @@
+"""Engines: what makes a file of a model and runs it. One file of Python each; that is all an engine is.
+
+    kinds()["onnxruntime"].precisions                     # ("fp32", "fp16", …)
+    build(work, about, folder)                            # in a child process; may take minutes
+    engine = load(folder, {"engine": "onnxruntime", "file": "model.onnx", "threads": 2, "precision": "fp32", …})
+    engine.run([windows])                                 # a list of arrays, one for each output
+
+The file `NAME.py` in this folder, or below `engines/` of a folder that HOLDFAST_ADD names, has
+
+    FILE = "model.onnx"                                   # what `build` writes and `load` reads
+    PRECISIONS = ("fp32", "int8-dynamic")                 # one candidate for each
+    PREDICT = Predict(…)                                  # its part of a bundle's predict.py (running.py)
+    def build(work, about, target): …                     # from `model_of(work, about)` or `onnx_of(work, about)`
+    def load(path, about): return Engine(…)
+
+and may have
+
+    PACKAGES = ("onnxruntime", "onnx")                    # without which it is not tried
+    ONNX = "needed"                                       # or "used": begins with the exported file
+    FIXED = True                                          # is also tried for batches of one only
+    def why_not(precision, machine): return ""            # another reason not to try it here
+    def blanks(about): return {}                          # more to fill in in PREDICT
+    def profile(path, about, one): return {}              # Times by layer; without it none are shown
+
+What it needs is imported inside of its functions: the list of engines is asked for where nothing is installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from holdfast import additions
+from holdfast.errors import UserError
+from holdfast.optimize.engines.running import Arrays, Engine, Predict, Times, of_module
+
+if TYPE_CHECKING:
+    from holdfast.optimize.candidates import Machine
+
+__all__ = ["Arrays", "Engine", "Kind", "Predict", "Times", "build", "kinds", "load", "of_module"]
+
+OURS = ("export", "torchscript", "aot", "onnxruntime", "openvino")
+"""Those in this folder, in the order in which they are tried."""
+
+About = dict[str, Any]
+
+
+def _nothing_against(precision: str, machine: Machine) -> str:
+    return ""
+
+
+def _no_blanks(about: About) -> dict[str, str]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """An engine as its file describes it: each field is a name in the file, constants in capitals."""
+
+    name: str
+    file: str
+    precisions: tuple[str, ...]
+    predict: Predict
+    build: Callable[[Path, About, Path], None]
+    load: Callable[[Path, About], Engine]
+    packages: tuple[str, ...] = ()
+    onnx: str = ""
+    fixed: bool = False
+    why_not: Callable[[str, Machine], str] = _nothing_against
+    blanks: Callable[[About], dict[str, str]] = _no_blanks
+    profile: Callable[[Path, About, Sequence[Any]], Times] | None = None
+
+
+_FUNCTIONS = ("build", "load", "why_not", "blanks", "profile")
+
+
+@functools.lru_cache(maxsize=1)
+def kinds() -> dict[str, Kind]:
+    """Every engine there is, by name. UserError for a file from outside that is none."""
+    found = {name: _kind(name, importlib.import_module(f"{__name__}.{name}")) for name in OURS}
+    for file in additions.files("engines", "*.py"):
+        if file.stem in found or file.stem in ("eager", "compile"):
+            raise UserError(f"{file}: an engine is called `{file.stem}` already")
+        try:
+            found[file.stem] = _kind(file.stem, _from_outside(file))
+        except Exception as error:  # whatever it raises: it is not ours
+            raise UserError(f"{file} cannot be used as an engine", cause=f"{type(error).__name__}: {error}") from error
+    return found
+
+
+def build(work: Path, about: About, folder: Path) -> None:
+    """Make the file of a candidate."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kinds()[about["engine"]].build(work, about, folder / about["file"])
+
+
+def load(folder: Path, about: About) -> Engine:
+    """The engine of a built candidate or a bundle."""
+    return kinds()[about["engine"]].load(folder / about["file"], about)
+
+
+def _kind(name: str, module: ModuleType) -> Kind:
+    given: dict[str, Any] = {"name": name}
+    for each in (each.name for each in fields(Kind) if each.name != "name"):
+        named = each if each in _FUNCTIONS else each.upper()
+        if hasattr(module, named):
+            given[each] = getattr(module, named)
+    missing = [each for each in ("file", "precisions", "predict", "build", "load") if each not in given]
+    if missing:
+        raise ValueError(f"it has no `{missing[0] if missing[0] in _FUNCTIONS else missing[0].upper()}`")
+    if not isinstance(given["file"], str) or not isinstance(given["predict"], Predict):
+        raise ValueError("FILE is a name and PREDICT a `Predict`")
+    return Kind(**given)
+
+
+def _from_outside(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"holdfast_engine_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise ImportError("it is no file of Python")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

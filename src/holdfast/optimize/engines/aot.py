@@ -1,0 +1,33 @@
+"""AOTInductor: compiled to machine code beforehand; needs a C++ compiler, here and not where it is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.optimize.engines.running import Engine, of_module, torch_predict
+
+if TYPE_CHECKING:
+    from holdfast.optimize.candidates import Machine
+
+FILE = "model.pt2"
+PRECISIONS = ("fp32",)
+PREDICT = torch_predict('torch._inductor.aoti_load_package(str(HERE / "{file}"))')
+
+
+def why_not(precision: str, machine: Machine) -> str:
+    return "" if machine.compiler else "there is no C++ compiler on this machine"
+
+
+def build(work: Path, about: dict[str, Any], target: Path) -> None:
+    import torch
+
+    from holdfast.optimize.build import program
+
+    torch._inductor.aoti_compile_and_package(program(work, about), package_path=str(target))
+
+
+def load(path: Path, about: dict[str, Any]) -> Engine:
+    import torch
+
+    return of_module(torch._inductor.aoti_load_package(str(path)), about)
