@@ -128,6 +128,30 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, reference: Path) ->
     assert same_weights(reference, tmp_path)
 
 
+def test_a_disk_that_is_full_when_the_result_is_written_is_waited_for(tmp_path: Path) -> None:
+    """A file that small fails at its very end, with words of the C++ library that do not speak of space."""
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        work = tmp_path / "work"
+        work.mkdir()
+        fill(disk)
+        command = [sys.executable, str(SCRIPTS / "loop_script.py"), "2", "9"]
+        child = subprocess.Popen(
+            holdfast("run", f"run.folder={tmp_path / 'runs'}", "--", *command),
+            cwd=disk, env=environment(work), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert child.stderr is not None
+        said = b""
+        for line in child.stderr:
+            said += line
+            if b"waiting for room on the disk" in line:
+                make_room(disk)
+                break
+        out, err = child.communicate(timeout=100)
+        assert child.returncode == 0, (said + err).decode()[-3000:]
+        assert b"F021" in said and out.rstrip().endswith(b"steps 18")
+        assert (disk / "final.pt").stat().st_size > 0
+
+
 def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "8m") as disk:
         work = tmp_path / "work"

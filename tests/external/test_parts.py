@@ -324,6 +324,7 @@ def test_the_users_own_sitecustomize_is_still_his(tmp_path: Path) -> None:
         (["builtins.MemoryError"], "", "host_memory"),
         (["builtins.OSError"], "[Errno 28] No space left on device", "disk_full"),
         (["builtins.RuntimeError"], "[enforce fail at inline_container.cc:815] . unexpected pos 64 vs 0", "disk_full"),
+        (["builtins.RuntimeError"], "basic_ios::clear: iostream error", "disk_full"),
         (["builtins.ValueError"], "CUDA out of memory, says the script", None),
         (["my.Error", "builtins.Exception"], "nothing", None),
         (["builtins.UnicodeDecodeError", "builtins.UnicodeError", "builtins.ValueError"], "bad", None),

@@ -30,7 +30,8 @@ from holdfast.runtime.faults import Fault, Kind, classify_exception, classify_ex
 HOOK = Path(__file__).parent / "hook"
 FITS, TORCH, MARKS, MARKED = 40, 41, 192, 96
 """Words of the board that only the hook writes: calls of `fit`, is torch imported, when the last steps were."""
-_FULL = ("No space left on device", "Disk quota exceeded")
+_FULL = ("No space left on device", "Disk quota exceeded", "basic_ios::clear: iostream error")
+"""The last is what torch.save says of a file so small that it is written in one piece at its end."""
 _TORN_SAVE = ("inline_container.cc", "PytorchStreamWriter failed writing file")
 """How torch.save says that the disk is full."""
 _LAST_LINE = re.compile(
