@@ -62,6 +62,12 @@ def test_kills_in_both_phases_of_the_training_change_no_bit(
     assert receipt["steps"] == wanted["steps"] and receipt["steps_repeated"] <= 2 * 4
     assert receipt["steps_lost"] == receipt["samples_skipped"] == receipt["samples_repeated"] == 0
     assert (run.folder / "scores.json").read_bytes() == (undisturbed.folder / "scores.json").read_bytes()
+    assert _train_losses(run) == _train_losses(undisturbed), "the mean of an epoch has its first half in it, too"
+
+
+def _train_losses(run: Run) -> list[float]:
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+    return [row["train_loss"] for row in map(json.loads, lines) if "train_loss" in row]
 
 
 def test_an_image_that_breaks_after_the_check_does_not_stop_the_training(

@@ -35,6 +35,7 @@ from holdfast.workloads.detection.loss import detection_loss
 from holdfast.workloads.detection.model import SIZES, Detector, parameters
 from holdfast.workloads.detection.samples import Samples, Still
 from holdfast.workloads.detection.weights import inherit, keep_about
+from holdfast.workloads.losses import Losses
 
 GENERATED: dict[str, Any] = {"imgsz": 128, "epochs": 10, "size": "nano"}
 USUAL: dict[str, Any] = {"imgsz": 416, "epochs": 30, "size": "tiny"}
@@ -111,21 +112,23 @@ def train(
         holdfast.Loader(each, batch_size=batch, shuffle=True, drop_last=True, num_workers=choice.workers)
         for each in (lively, quiet)
     ]
+    losses = Losses(len(loaders[0]))
     session.protect(
-        model=net, average=average, optimizer=optimizer, schedule=schedule, mosaics=loaders[0], plain=loaders[1]
-    )
+        model=net, average=average, optimizer=optimizer, schedule=schedule, losses=losses,
+        mosaics=loaders[0], plain=loaders[1],
+    )  # fmt: skip
     compute = choice.loss(lambda b: loss_of(net, b), session.device)
     calm_from = epochs - round(calm * epochs) if mosaic else 0
     every = evaluate_every if evaluate_every > 0 else now_and_then(len(part), len(still))
     found: Found = []
 
     for epoch in session.epochs(epochs):
-        losses = []
+        losses.begin(epoch)
         for each in session.batches(loaders[epoch >= calm_from]):
-            losses.append(session.step(compute, each, clip=10.0, accumulate=choice.pieces))
+            losses.add(session.step(compute, each, clip=10.0, accumulate=choice.pieces))
             schedule.step()
             average.update_parameters(net)
-        numbers = {"train_loss": sum(float(each) for each in losses) / max(1, len(losses))}
+        numbers = {"train_loss": losses.mean()}
         if (epoch + 1) % every == 0 or epoch + 1 == epochs:
             with session.evaluating():
                 found = find_all(averaged, still, session.device, choice)

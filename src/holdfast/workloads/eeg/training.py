@@ -27,6 +27,7 @@ from holdfast.errors import UserError
 from holdfast.planning import measure
 from holdfast.workloads.eeg.heads import coral
 from holdfast.workloads.eeg.splits import Rows
+from holdfast.workloads.losses import Losses
 
 Floats = NDArray[np.float32]
 
@@ -203,20 +204,20 @@ def fit(
     optimizer = torch.optim.AdamW(net.parameters(), lr=plan.lr, weight_decay=plan.weight_decay)
     data = holdfast.Loader(samples, batch_size=size, shuffle=True, drop_last=True, num_workers=choice.workers)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _pace(step, steps))
-    best = Best(net, plan.patience)
-    session.protect(model=net, optimizer=optimizer, schedule=schedule, best=best, data=data)
+    best, losses = Best(net, plan.patience), Losses(20)
+    session.protect(model=net, optimizer=optimizer, schedule=schedule, best=best, losses=losses, data=data)
     compute = choice.loss(lambda batch: loss_of(net, batch), session.device)
 
-    for _ in session.epochs(plan.epochs):
+    for epoch in session.epochs(plan.epochs):
         if best.over:
             break
-        losses = []
+        losses.begin(epoch)
         for batch in session.batches(data):
-            losses.append(session.step(compute, batch, clip=1.0, accumulate=choice.pieces))
+            losses.add(session.step(compute, batch, clip=1.0, accumulate=choice.pieces))
             schedule.step()
         with session.evaluating():
             numbers = valid()
-        session.log(train_loss=sum(float(each) for each in losses[-20:]) / len(losses[-20:]), **numbers)
+        session.log(train_loss=losses.mean(), **numbers)
         best.seen(next(iter(numbers.values())))
     best.take()
     return choice
