@@ -10,7 +10,9 @@ import re
 import shlex
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
@@ -236,3 +238,18 @@ def test_every_page_is_in_the_index() -> None:
 def test_the_page_of_settings_is_up_to_date() -> None:
     done = run([str(ROOT / "scripts" / "make_settings_docs.py"), "--check"], ROOT)
     assert done.returncode == 0, "run scripts/make_settings_docs.py"
+
+
+def test_the_picture_shows_each_fault_and_both_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs behind it take two minutes; here only the drawing is looked at, of curves that are not the same."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    make_picture = importlib.import_module("make_picture")
+    peace, hit = [[(step, 10.0 ** -(step / 50) + shift) for step in range(1, 281)] for shift in (0.0, 0.01)]
+    receipt = {"steps_lost": 0, "recovery_s": {"p50": 0.25}}
+    drawn = ElementTree.fromstring(make_picture.picture(peace, hit, receipt))
+    words = {each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")}
+    assert set(make_picture.FAULTS.values()) <= words
+    lines = [each.get("points") for each in drawn.iter("{http://www.w3.org/2000/svg}polyline")]
+    assert len(lines) == 2 and lines[0] != lines[1]
+    kept = (ROOT / make_picture.PLACE).read_text(encoding="utf-8")
+    assert all(f">{escape(name)}<" in kept for name in make_picture.FAULTS.values()), "make it again"
