@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.train import read_script
+from holdfast.cli.order import read_script
 from holdfast.cli.usage import UsageError
 from holdfast.errors import UserError
 from holdfast.runtime import script

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cli import summary
+from holdfast.cli.order import add_device, add_script_arguments, read_order
 from holdfast.cli.output import Output, add_flags, counted, duration
-from holdfast.cli.train import add_device, add_script_arguments, read_order
 from holdfast.cli.usage import Parser
 from holdfast.errors import ExitCode
 

@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from holdfast.cli.order import read_script, split_words
 from holdfast.cli.output import Output, duration
 from holdfast.cli.runs import root_of
-from holdfast.cli.train import read_script, split_words
 from holdfast.cli.usage import Parser, UsageError
 from holdfast.distributed import sky
 from holdfast.errors import ExitCode, UserError

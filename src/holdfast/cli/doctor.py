@@ -133,7 +133,7 @@ def _script(asked: str | None, workload: str | None, words: list[str]) -> Probe 
             tips = ["name a script: `--script`"]
             raise UsageError(f"unexpected argument `{words[0]}`", command="doctor", tips=tips)
         return None
-    from holdfast.cli.train import read_script, split_words
+    from holdfast.cli.order import read_script, split_words
     from holdfast.devices.probes.catalog import script_probe
     from holdfast.runtime import script
 

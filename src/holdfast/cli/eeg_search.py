@@ -11,8 +11,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from holdfast.cli.order import read_order
 from holdfast.cli.output import Output, add_flags, counted
-from holdfast.cli.train import read_order
 from holdfast.cli.usage import Parser
 from holdfast.errors import ExitCode
 

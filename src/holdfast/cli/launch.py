@@ -16,9 +16,9 @@ from typing import Any
 
 from holdfast import __version__
 from holdfast.cli import cloud, faces, notify
+from holdfast.cli.order import Order, add_device, create, read_order, threads_for
 from holdfast.cli.output import Output, add_flags
 from holdfast.cli.runs import root_of
-from holdfast.cli.train import Order, add_device, create, read_order
 from holdfast.cli.usage import Parser, UsageError
 from holdfast.distributed import torchrun
 from holdfast.distributed.job import Job
@@ -137,7 +137,6 @@ def _new(args: argparse.Namespace) -> Order:
 def _resumed(args: argparse.Namespace, output: Output) -> tuple[RunFolder, Order]:
     """The run with the script, arguments and settings it has; words with a dot change a setting."""
     from holdfast.cli import resume
-    from holdfast.cli.supervise import threads_for
 
     if args.script and "=" in args.script:  # the place of the script, where there is none
         args.words, args.script = [args.script, *args.words], None

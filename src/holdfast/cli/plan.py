@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cli import plan_text
+from holdfast.cli.order import Order, add_device, read_order, read_script, split_words
 from holdfast.cli.output import Output, add_flags, print_error
-from holdfast.cli.train import Order, add_device, read_order, read_script, split_words
 from holdfast.cli.usage import Parser, UsageError
 from holdfast.errors import ExitCode, HoldfastError, ScriptFailed, UserError
 from holdfast.planning.option import RISKS

@@ -24,8 +24,8 @@ from holdfast.planning.history import Past
 from holdfast.settings import DEFAULT, Settings
 
 if TYPE_CHECKING:
+    from holdfast.cli.order import Order
     from holdfast.cli.reading import Look
-    from holdfast.cli.train import Order
     from holdfast.planning.option import Option, Part
     from holdfast.planning.plans import Plan
     from holdfast.runtime.ladder import Rung

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli import at_boot, resume_script, stages
+from holdfast.cli.order import add_device, threads_for
 from holdfast.cli.output import Output, add_flags, count
 from holdfast.cli.reading import Look
 from holdfast.cli.runs import root_of, supervisor_pid
 from holdfast.cli.text import without_control
-from holdfast.cli.train import add_device
 from holdfast.cli.usage import Parser, UsageError
 from holdfast.errors import ExitCode, UserError
 from holdfast.naming import handle
@@ -248,7 +248,7 @@ def _go_on(
     args: argparse.Namespace,
     output: Output,
 ) -> int:
-    from holdfast.cli.supervise import conduct, preload_for, rungs_for, threads_for
+    from holdfast.cli.supervise import conduct, preload_for, rungs_for
     from holdfast.runtime.supervisor import Plan
 
     info = folder.info

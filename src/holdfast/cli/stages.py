@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli import at_boot, planned
+from holdfast.cli.order import Order, create, read_order, read_script, split_words
 from holdfast.cli.output import Output
-from holdfast.cli.train import Order, create, read_order, read_script, split_words, supervise
 from holdfast.cli.usage import UsageError, similar
 from holdfast.errors import ExitCode, UserError
 from holdfast.runfolder import RunFolder, list_runs
@@ -152,7 +152,7 @@ def _all(
     first: RunFolder | None,
     plan: planned.Planned | None = None,
 ) -> int:
-    from holdfast.cli.supervise import rungs_for
+    from holdfast.cli.supervise import carry_out, rungs_for
 
     told = _Collecting(**{field.name: getattr(output, field.name) for field in dataclasses.fields(Output)})
     folders: list[Path] = []
@@ -168,7 +168,7 @@ def _all(
         if folder is None:
             folder = _create(workload, names[number:], words, parent, plan)
         folders.append(folder.path)
-        code = supervise(folder, order, rungs, told)
+        code = carry_out(folder, order, rungs, told)
         parent = parent or folder.path.name
         if code != ExitCode.OK:
             break

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import math
 import os
 from collections.abc import Callable
 from typing import Any
 
-from holdfast import __version__, machine
+from holdfast import __version__
 from holdfast.cli import faces, notify, planned, summary
+from holdfast.cli.order import Order
 from holdfast.cli.output import Output, print_error
 from holdfast.cli.reading import Look
 from holdfast.cli.text import without_control
@@ -62,15 +62,6 @@ def rungs_of(device: str, verdict: Verdict | None = None) -> list[Rung]:
     return plain if only_fp32 else [Rung(device, env=env), *plain]
 
 
-def threads_for(wanted: int | str) -> int:
-    """CPU threads for torch: as asked, or as many CPUs as this process may use."""
-    if isinstance(wanted, int):
-        return wanted
-    allowed = machine.usable_cpus() or 1
-    quota = machine.limits()["cpus"]
-    return max(1, min(allowed, math.ceil(quota)) if quota else allowed)
-
-
 def preload_for(facts: Facts) -> list[str]:
     """What the nursery may import ahead: installed modules, never files beside the script, which may change."""
     folder = facts.path.parent
@@ -83,6 +74,21 @@ def preload_for(facts: Facts) -> list[str]:
             if importlib.util.find_spec(top) is not None:
                 ready.append(name)
     return ready
+
+
+def carry_out(run_folder: RunFolder, order: Order, rungs: list[Rung], output: Output) -> int:
+    """One run to its end, as it was ordered."""
+    run_folder.lock()
+    plan = Plan(
+        script=order.facts.path,
+        argv=order.argv,
+        arguments=order.arguments,
+        rungs=rungs,
+        seed=order.settings.run.seed,
+        threads=order.threads,
+        preload=preload_for(order.facts),
+    )
+    return conduct(run_folder, plan, order.settings, output)
 
 
 def conduct(run: RunFolder, plan: Plan, settings: Settings, output: Output) -> int:

@@ -27,7 +27,7 @@ from typing import Any
 from holdfast.files import write_json
 from holdfast.runtime import process
 from holdfast.runtime.channel import Channel, Closed
-from holdfast.runtime.nursery import broken_torch
+from holdfast.runtime.launch import broken_torch
 
 _MODULE = "holdfast.devices.probes.child"
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)

@@ -27,7 +27,7 @@ from holdfast.runfolder import RunFolder
 from holdfast.runtime import process
 
 if TYPE_CHECKING:
-    from holdfast.cli.train import Order
+    from holdfast.cli.order import Order
     from holdfast.distributed.link import Follower, Writer
     from holdfast.runtime.board import Board
 

@@ -21,11 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast.errors import InternalError
+from holdfast.errors import InternalError, UserError
 from holdfast.runtime import process
 from holdfast.runtime.board import Board
 from holdfast.runtime.channel import Channel, Closed
-from holdfast.runtime.nursery import broken_torch
 from holdfast.runtime.slots import Arena
 
 _CONNECT_TIMEOUT = 120.0
@@ -305,3 +304,15 @@ def connect_back(port: int, token: str) -> Channel:
     channel = Channel(sock)
     channel.send({"token": token})
     return channel
+
+
+def broken_torch(cause: str) -> UserError:
+    """What is said where a nursery answers that torch cannot be imported."""
+    return UserError(
+        "torch cannot be imported",
+        cause=cause,
+        hints=[
+            "install it for your device: https://pytorch.org/get-started",
+            f"python is {sys.executable}",
+        ],
+    )

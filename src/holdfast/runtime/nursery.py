@@ -18,7 +18,6 @@ import time
 import traceback
 from typing import Any
 
-from holdfast.errors import UserError
 from holdfast.runtime import process
 from holdfast.runtime.channel import Channel, Closed
 
@@ -41,18 +40,6 @@ def main(argv: list[str]) -> int:
     for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
         signal.signal(number, signal.SIG_IGN)
     return Nursery(Channel.from_fd(fd), argv[2:]).serve()
-
-
-def broken_torch(cause: str) -> UserError:
-    """What is said where a nursery answers that torch cannot be imported."""
-    return UserError(
-        "torch cannot be imported",
-        cause=cause,
-        hints=[
-            "install it for your device: https://pytorch.org/get-started",
-            f"python is {sys.executable}",
-        ],
-    )
 
 
 class Nursery:
