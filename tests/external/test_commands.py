@@ -54,6 +54,16 @@ def test_yolo_goes_on_from_its_last_epoch(tmp_path: Path) -> None:
     assert "weights/last.pt by ultralytics" in ran.said, ran.said
 
 
+@pytest.mark.timeout(400)
+def test_yolo_from_python_goes_on_from_its_last_epoch(tmp_path: Path) -> None:
+    if importlib.util.find_spec("ultralytics") is None:
+        pytest.skip("ultralytics is not installed")
+    ran = under_run(tmp_path, SCRIPTS / "yolo_script.py", 8, fault="kill@6", patience=380, YOLO_OFFLINE="true")
+    assert (ran.code, ran.faults) == (0, ["killed"]), ran.story()
+    assert "weights/last.pt by ultralytics" in ran.said, ran.said
+    assert ran.receipt["steps_repeated"] < 4 and ran.out.rstrip().endswith(b"steps done"), ran.story()
+
+
 def pictures(folder: Path) -> Path:
     from PIL import Image
 

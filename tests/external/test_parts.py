@@ -153,7 +153,12 @@ def test_options_a_script_has_are_used(tmp_path: Path, text: str, words: list[st
 
 
 def test_frameworks_go_on_through_the_hook_if_they_fit_once(tmp_path: Path) -> None:
-    for seen, name in ((["lightning"], "Lightning"), (["transformers", "accelerate"], "HF Trainer")):
+    ways = (
+        (["lightning"], "Lightning"),
+        (["transformers", "accelerate"], "HF Trainer"),
+        (["ultralytics"], "ultralytics"),
+    )
+    for seen, name in ways:
         assert way_of(tmp_path, "", seen=seen, fits=1) == (name, [], {"HOLDFAST_RESUME": str(HERE)})
         assert way_of(tmp_path, "", seen=seen, fits=2) is None
         assert way_of(tmp_path, "", seen=seen, fits=0) is None

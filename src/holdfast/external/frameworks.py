@@ -11,6 +11,7 @@
       --resume, --ckpt_path
     Lightning                             *.ckpt                   Trainer.fit(ckpt_path=…), through the hook
     HF Trainer                            checkpoint-N/            Trainer.train(resume_from_checkpoint=…), the same
+    YOLO of ultralytics, from Python      weights/last.pt          YOLO(…).train(resume=True) of it, the same
     nanoGPT's init_from                   ckpt.pt                  --init_from=resume
 
 A script's text is read to see which options it has; nothing of it is executed.
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FILES = ("*.ckpt", "*.pt", "*.pth", "*.pth.tar", "*.safetensors")
+YOLO_FILES = ("last.pt", "epoch*.pt")
 FOLDERS = ("checkpoint-*", "checkpoint_*", "epoch_*", "step_*")
 _OPTION = re.compile(r"""['"](--(?:resume[-_]from[-_]checkpoint|resume[-_]from|resume|ckpt[-_]path))['"]""")
 _MOST_TEXT = 1 << 20
@@ -55,7 +57,7 @@ def find_way(
         return Way("--resume-with", (*FILES, *FOLDERS), _with_words(resume_with))
     words = list(command)
     if is_yolo(words):
-        return Way("ultralytics", ("last.pt", "epoch*.pt"), _yolo)
+        return Way("ultralytics", YOLO_FILES, _yolo)
     frameworks = set(seen)
     lightning = bool({"lightning", "pytorch_lightning"} & frameworks)
     text = script_text(words)
@@ -73,6 +75,8 @@ def find_way(
         return Way("Lightning", ("*.ckpt",), _through_the_hook)
     if fits == 1 and "transformers" in frameworks:
         return Way("HF Trainer", ("checkpoint-*",), _through_the_hook)
+    if fits == 1 and "ultralytics" in frameworks:
+        return Way("ultralytics", YOLO_FILES, _through_the_hook)
     return None
 
 

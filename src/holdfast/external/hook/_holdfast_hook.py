@@ -9,8 +9,8 @@ Python 3.8, nothing imported that a script has not imported itself, and no error
   checkpoints  the step of each torch.save, so that what is repeated after a restart is counted and not guessed
   exception    read from `sys` when the interpreter ends
   stacks       faulthandler, on a crash and on a signal that nobody else uses
-  resuming     after a restart, `Trainer.fit` of Lightning and `Trainer.train` of transformers begin at a checkpoint,
-               if the script does not name one itself
+  resuming     after a restart, `Trainer.fit` of Lightning, `Trainer.train` of transformers and `YOLO.train` of
+               ultralytics begin at a checkpoint, if the script does not name one itself
   remedies     what the doctor found to help a device is switched on, as soon as torch is there
   batches      after memory ran out, the Trainer of transformers computes a batch in pieces and adds their gradients
 """
@@ -373,12 +373,29 @@ _kept = []
 
 
 def _lightning_is_here(module):
-    _wrap(module.Trainer, "fit", "ckpt_path")
+    _wrap(module.Trainer, "fit", _by_argument(module.Trainer.fit, "ckpt_path"))
 
 
 def _transformers_is_here(module):
-    _wrap(module.Trainer, "train", "resume_from_checkpoint")
+    _wrap(module.Trainer, "train", _by_argument(module.Trainer.train, "resume_from_checkpoint"))
     _divide_batches(module.Trainer)
+
+
+def _ultralytics_is_here(module):
+    _wrap(module.Model, "train", _yolo)
+
+
+def _yolo(original, checkpoint, args, kwargs):
+    """`YOLO("last.pt").train(resume=True)` is how it goes on; what it was asked for is in the checkpoint."""
+    if kwargs.get("resume"):
+        return original(*args, **kwargs)
+    args[0].ckpt_path = checkpoint
+    try:
+        return original(*args, **dict(kwargs, resume=True))
+    except AssertionError as error:
+        if "nothing to resume" not in str(error):  # as it is where the training was over, and what follows it failed
+            raise
+    return original(*args, **kwargs)
 
 
 def _divide_batches(cls):
@@ -411,13 +428,30 @@ def _divide(training):
         training.gradient_accumulation_steps *= pieces
 
 
-def _wrap(cls, name, argument):
-    """The first call begins at the checkpoint we were given, if it names none itself. Calls are counted."""
-    import functools
+def _by_argument(method, argument):
+    """A checkpoint is given by this argument, if the script gives none."""
     import inspect
 
+    signature = inspect.signature(method)
+
+    def begin(original, checkpoint, args, kwargs):
+        try:
+            bound = signature.bind(*args, **kwargs)
+            if bound.arguments.get(argument) is None:
+                bound.arguments[argument] = checkpoint
+                args, kwargs = bound.args, bound.kwargs
+        except TypeError:
+            pass
+        return original(*args, **kwargs)
+
+    return begin
+
+
+def _wrap(cls, name, begin_at):
+    """The first call begins at the checkpoint we were given. Calls are counted."""
+    import functools
+
     original = getattr(cls, name)
-    signature = inspect.signature(original)
 
     @functools.wraps(original)
     def begin(*args, **kwargs):
@@ -432,13 +466,7 @@ def _wrap(cls, name, argument):
             pass
         checkpoint, _resume = _resume, ""
         if checkpoint and count == 1:
-            try:
-                bound = signature.bind(*args, **kwargs)
-                if bound.arguments.get(argument) is None:
-                    bound.arguments[argument] = checkpoint
-                    args, kwargs = bound.args, bound.kwargs
-            except TypeError:
-                pass
+            return begin_at(original, checkpoint, args, kwargs)
         return original(*args, **kwargs)
 
     setattr(cls, name, begin)
@@ -450,4 +478,5 @@ ACTS = {
     "lightning.pytorch.trainer.trainer": _lightning_is_here,
     "pytorch_lightning.trainer.trainer": _lightning_is_here,
     "transformers.trainer": _transformers_is_here,
+    "ultralytics.engine.model": _ultralytics_is_here,
 }
