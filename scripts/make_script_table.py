@@ -51,6 +51,8 @@ def table(record: dict[str, Any]) -> str:
 def _cell(cell: dict[str, Any] | None) -> str:
     if cell is None:
         return "-"
+    if not cell.get("came"):
+        return "the fault did not come"
     if not cell["finishes"]:
         return "no" if cell["how"] == "alone" else f"no (exit {cell['exit_code']})"
     if cell["steps_repeated"] is None:

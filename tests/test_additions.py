@@ -110,6 +110,10 @@ def train(session: holdfast.Session, *, epochs: int = 2) -> None:
 ENGINE = '''
 """Linear layers with a ReLU between them, in numpy alone."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+
 import numpy as np
 
 from holdfast.optimize.engines import Engine, Predict
@@ -135,6 +139,11 @@ def build(work, about, target):
 
     parameters = model_of(work, about).parameters()
     np.savez(target, **{f"p{at}": each.detach().numpy() for at, each in enumerate(parameters)})
+
+
+@dataclass
+class Layers:
+    held: list
 
 
 def load(path, about):
@@ -314,7 +323,12 @@ WRONG = {
         ("FILE = ", "SyntaxError"),
         (ENGINE.replace("def load(", "def lode("), "it has no `load`"),
         (ENGINE.replace("FILE =", "NAME ="), "it has no `FILE`"),
-        (ENGINE.replace("PREDICT = Predict(", "PREDICT = ("), "PREDICT a `Predict`"),
+        (ENGINE.replace("PREDICT = Predict(", "PREDICT = ("), "PREDICT is no `Predict`"),
+        (ENGINE.replace('PRECISIONS = ("fp32",)', 'PRECISIONS = ("fp32")'), "PRECISIONS is 'fp32': it is a tuple"),
+        (ENGINE.replace('"model.npz"', '"../model.npz"', 1), "FILE is '../model.npz'"),
+        (ENGINE.replace('"model.npz"', '"predict.py"', 1), "FILE is 'predict.py'"),
+        (ENGINE.replace("{{at}}", "{at}"), "a brace of its own is written twice"),
+        (ENGINE + 'ONNX = "need"', "ONNX is 'need'"),
     ],
     "engines/openvino.py": [(ENGINE, "an engine is called `openvino` already")],
 }
@@ -345,7 +359,10 @@ def test_an_engine_of_ours_is_tried_chosen_bundled_and_answers(add: Add, tmp_pat
     assert asked.returncode == 0, asked.stderr
     np.testing.assert_allclose(np.load(tmp_path / "answers.npy"), answers, rtol=1e-6)
     without = holdfast("predict", "bundle", "rows.npy", folder=tmp_path, **{additions.VARIABLE: ""})
-    assert without.returncode == 2 and "by_hand" in without.stderr
+    assert without.returncode == 2
+    assert (
+        "its engine is 'by_hand', which is none of" in without.stderr and "HOLDFAST_ADD names others" in without.stderr
+    )
 
 
 @pytest.mark.parametrize(("name", "text", "said"), [(name, *case) for name, cases in WRONG.items() for case in cases])

@@ -64,6 +64,50 @@ def test_yolo_from_python_goes_on_from_its_last_epoch(tmp_path: Path) -> None:
     assert ran.receipt["steps_repeated"] < 4 and ran.out.rstrip().endswith(b"steps done"), ran.story()
 
 
+STAND_IN = """
+import torch
+
+class Model:
+    def __init__(self, net):
+        self.ckpt_path = None
+
+    def train(self, trainer=None, **words):
+        if words.get("resume"):
+            words["resume"] = {resume}
+        net = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        first = 0
+        if words.get("resume"):
+            first = torch.load(words["resume"])["epoch"] + 1
+            assert first > 0, "to 8 epochs is finished, nothing to resume"
+        for epoch in range(first, 8):
+            net(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            torch.save({{"epoch": epoch}}, "last.pt")
+            print("epoch", epoch, flush=True)
+        torch.save({{"epoch": -1}}, "last.pt")
+"""
+
+
+@pytest.mark.parametrize("resume", ["self.ckpt_path", "str(words['resume'])"])
+@pytest.mark.parametrize(("fault", "epochs"), [("kill@5", list(range(8))), ("", list(range(8)) * 2)])
+def test_a_model_that_goes_on_by_its_last_file(tmp_path: Path, resume: str, fault: str, epochs: list[int]) -> None:
+    """A stand-in for two versions of ultralytics: one takes the model's own path, the other the one it is given. Where
+    its training was over when the script died, there is nothing to go on with, and it trains again."""
+    (tmp_path / "ultralytics" / "engine").mkdir(parents=True)
+    (tmp_path / "ultralytics" / "engine" / "model.py").write_text(STAND_IN.format(resume=resume))
+    (tmp_path / "ultralytics" / "__init__.py").write_text("from ultralytics.engine.model import Model as YOLO")
+    script = tmp_path / "train.py"
+    died = (
+        "" if fault else "import os, signal\nif not os.path.exists('was'): open('was', 'w'); os.kill(os.getpid(), 9)\n"
+    )
+    script.write_text(f"from ultralytics import YOLO\nYOLO('n.yaml').train(data='d')\n{died}print('steps done')\n")
+    ran = under_run(tmp_path, script, fault=fault)
+    assert (ran.code, ran.faults) == (0, ["killed"]), ran.story()
+    assert "from last.pt by ultralytics" in ran.said, ran.said
+    assert [int(line.split()[1]) for line in ran.out.decode().splitlines() if line.startswith("epoch")] == epochs
+
+
 def pictures(folder: Path) -> Path:
     from PIL import Image
 

@@ -153,15 +153,12 @@ def test_options_a_script_has_are_used(tmp_path: Path, text: str, words: list[st
 
 
 def test_frameworks_go_on_through_the_hook_if_they_fit_once(tmp_path: Path) -> None:
-    ways = (
-        (["lightning"], "Lightning"),
-        (["transformers", "accelerate"], "HF Trainer"),
-        (["ultralytics"], "ultralytics"),
-    )
-    for seen, name in ways:
-        assert way_of(tmp_path, "", seen=seen, fits=1) == (name, [], {"HOLDFAST_RESUME": str(HERE)})
-        assert way_of(tmp_path, "", seen=seen, fits=2) is None
-        assert way_of(tmp_path, "", seen=seen, fits=0) is None
+    ways = {"lightning": "Lightning", "transformers": "HF Trainer", "ultralytics": "ultralytics"}
+    for fitted, name in ways.items():
+        assert way_of(tmp_path, "", fitted=fitted, fits=1) == (name, [], {"HOLDFAST_RESUME": str(HERE)})
+        assert way_of(tmp_path, "", fitted=fitted, fits=2) is None
+        assert way_of(tmp_path, "", fitted=fitted, fits=0) is None
+    assert way_of(tmp_path, "", fitted="somebody", fits=1) is None
     assert way_of(tmp_path, "print(1)") is None
 
 
@@ -329,7 +326,7 @@ def test_the_users_own_sitecustomize_is_still_his(tmp_path: Path) -> None:
         (["builtins.MemoryError"], "", "host_memory"),
         (["builtins.OSError"], "[Errno 28] No space left on device", "disk_full"),
         (["builtins.RuntimeError"], "[enforce fail at inline_container.cc:815] . unexpected pos 64 vs 0", "disk_full"),
-        (["builtins.RuntimeError"], "basic_ios::clear: iostream error", "disk_full"),
+        (["builtins.RuntimeError"], "basic_ios::clear: iostream error", None),
         (["builtins.ValueError"], "CUDA out of memory, says the script", None),
         (["my.Error", "builtins.Exception"], "nothing", None),
         (["builtins.UnicodeDecodeError", "builtins.UnicodeError", "builtins.ValueError"], "bad", None),
@@ -341,6 +338,21 @@ def test_an_exception_is_judged_as_in_our_own_workers(tmp_path: Path, types: lis
     fault = notes.judge(watched, 1, "", device="cuda:0", oom_kills=0)
     assert (fault.kind.value if fault else None) == kind
     watched.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "full"),
+    [
+        ("basic_ios::clear: iostream error", "/x/torch/serialization.py:835", True),
+        ("basic_ios::clear: iostream error", "C:\\x\\torch\\serialization.py:835", True),
+        ("ios_base::clear: unspecified iostream_category error", "/x/torch/serialization.py:835", True),
+        ("basic_ios::clear: iostream error", "/home/me/my_csv.py:3", False),
+        ("basic_ios::clear: iostream error", "", False),
+    ],
+)
+def test_a_file_of_the_c_library_is_the_disk_only_where_torch_saves(text: str, where: str, full: bool) -> None:
+    error = notes.rebuild([{"types": ["builtins.RuntimeError"], "text": text, "where": where}])
+    assert notes.full_disk(error) is full
 
 
 def test_notes_are_read_like_a_file_from_anywhere(tmp_path: Path) -> None:

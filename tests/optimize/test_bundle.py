@@ -50,7 +50,8 @@ def test_a_missing_and_an_added_file_are_found(copy: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"schema": 99}, {"engine": "pickle"}, {"file": "../../etc/passwd"}, {"files": {"../x": {}}}, {"files": []},
+        {"schema": 99}, {"engine": "pickle"}, {"engine": []}, {"engine": None},
+        {"file": "../../etc/passwd"}, {"files": {"../x": {}}}, {"files": []},
         {"inputs": [{"name": "x", "shape": [1 << 40], "dtype": "float32"}]}, {"inputs": []}, {"threads": -1},
         {"inputs": [{"name": "x", "shape": [6], "dtype": "object"}]}, {"post": {"kind": "nms"}},
     ],

@@ -1,6 +1,6 @@
 """How scripts go on: which checkpoints they write, and how each is told to begin at one.
 
-    way = find_way(command, seen=["lightning"], fits=1, resume_with=None)      # a Way, or None: from the beginning
+    way = find_way(command, fitted="lightning", fits=1, resume_with=None)      # a Way, or None: from the beginning
     found = search(places(command, cwd), way.patterns, since_ns)
     command, env = way.begin(command, checkpoint)
 
@@ -22,13 +22,18 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 FILES = ("*.ckpt", "*.pt", "*.pth", "*.pth.tar", "*.safetensors")
 YOLO_FILES = ("last.pt", "epoch*.pt")
 FOLDERS = ("checkpoint-*", "checkpoint_*", "epoch_*", "step_*")
+_FITTED = {
+    "lightning": ("Lightning", ("*.ckpt",)),
+    "transformers": ("HF Trainer", ("checkpoint-*",)),
+    "ultralytics": ("ultralytics", YOLO_FILES),
+}
 _OPTION = re.compile(r"""['"](--(?:resume[-_]from[-_]checkpoint|resume[-_]from|resume|ckpt[-_]path))['"]""")
 _MOST_TEXT = 1 << 20
 
@@ -48,18 +53,14 @@ class Way:
     """The script looks for its checkpoint itself: if the newest is damaged, it would take that one."""
 
 
-def find_way(
-    command: Sequence[str], *, seen: Iterable[str] = (), fits: int = 0, resume_with: str | None = None
-) -> Way | None:
-    """How this script goes on; None if nobody knows. `fits` counts calls of a Trainer: which of several was under way
-    cannot be told, so then the script begins again."""
+def find_way(command: Sequence[str], *, fitted: str = "", fits: int = 0, resume_with: str | None = None) -> Way | None:
+    """How this script goes on; None if nobody knows. `fitted` is whose `fit` or `train` it called; which of several
+    calls was under way cannot be told, so with more than one it begins again."""
     if resume_with is not None:
         return Way("--resume-with", (*FILES, *FOLDERS), _with_words(resume_with))
     words = list(command)
     if is_yolo(words):
         return Way("ultralytics", YOLO_FILES, _yolo)
-    frameworks = set(seen)
-    lightning = bool({"lightning", "pytorch_lightning"} & frameworks)
     text = script_text(words)
     option = _option(text)
     if "LightningCLI(" in text and "fit" in words:
@@ -71,12 +72,8 @@ def find_way(
         return Way("HF Trainer", ("checkpoint-*",), _with_option("--resume_from_checkpoint"))
     if "init_from" in text and "'resume'" in text.replace('"', "'"):
         return Way("init_from", ("*.pt",), _init_from, chooses=True)
-    if fits == 1 and lightning:
-        return Way("Lightning", ("*.ckpt",), _through_the_hook)
-    if fits == 1 and "transformers" in frameworks:
-        return Way("HF Trainer", ("checkpoint-*",), _through_the_hook)
-    if fits == 1 and "ultralytics" in frameworks:
-        return Way("ultralytics", YOLO_FILES, _through_the_hook)
+    if fits == 1 and fitted in _FITTED:
+        return Way(*_FITTED[fitted], _through_the_hook)
     return None
 
 

@@ -77,10 +77,9 @@ class GoingOn:
         supervisor = self.supervisor
         order, seen = supervisor.order, supervisor.notes
         info = supervisor.run_folder.info  # of a run that goes on: what its last process was seen to use
-        known = info.get("frameworks")
         way = frameworks.find_way(
             order.command,
-            seen=seen.frameworks if seen is not None else known if isinstance(known, list) else (),
+            fitted=seen.fitted if seen is not None else str(info.get("fitted") or ""),
             fits=seen.fits if seen is not None else whole(info.get("fits")),
             resume_with=order.resume_with,
         )

@@ -30,8 +30,9 @@ from holdfast.runtime.faults import Fault, Kind, classify_exception, classify_ex
 HOOK = Path(__file__).parent / "hook"
 FITS, TORCH, MARKS, MARKED = 40, 41, 192, 96
 """Words of the board that only the hook writes: calls of `fit`, is torch imported, when the last steps were."""
-_FULL = ("No space left on device", "Disk quota exceeded", "basic_ios::clear: iostream error")
-"""The last is what torch.save says of a file so small that it is written in one piece at its end."""
+_FULL = ("No space left on device", "Disk quota exceeded")
+_AT_THE_END = re.compile(r"^(basic_ios|ios_base)::clear: ")
+"""What the C++ library says of any file; from torch.save, of one so small that it is written at once, at its end."""
 _TORN_SAVE = ("inline_container.cc", "PytorchStreamWriter failed writing file")
 """How torch.save says that the disk is full."""
 _LAST_LINE = re.compile(
@@ -73,6 +74,11 @@ class Notes:
     @property
     def fits(self) -> int:
         return int(self._words[FITS])
+
+    @property
+    def fitted(self) -> str:
+        """Whose `fit` or `train` was called first; empty if none was."""
+        return str((read_json(self.folder / "fitted.json") or {}).get("framework") or "")
 
     def who(self) -> dict[str, Any]:
         """The process that makes steps; empty before the first one."""
@@ -207,6 +213,8 @@ def full_disk(error: BaseException) -> bool:
         number = getattr(link, "errno", None)
         if number in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)) or any(part in text for part in _FULL):
             return True
+        if _AT_THE_END.match(text) and re.search(r"torch[/\\]serialization\.py:\d+$", getattr(link, "where", "")):
+            return True
         if all(part in text for part in _TORN_SAVE) or (_TORN_SAVE[0] in text and "unexpected pos" in text):
             return True
         link = link.__cause__
@@ -239,6 +247,7 @@ def _rebuild_one(link: dict[str, Any]) -> BaseException:
     if issubclass(made, UnicodeError):  # its constructor wants five arguments
         made = type(made.__name__, (ValueError,), {"__module__": made.__module__})
     error = made(text)
+    error.where = str(link.get("where") or "")  # type: ignore[attr-defined]
     for name in ("error_code", "errno"):
         if isinstance(link.get(name), int):
             with contextlib.suppress(AttributeError):

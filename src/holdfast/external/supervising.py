@@ -173,7 +173,7 @@ class ScriptSupervisor:
 
     def _see_frameworks(self, notes: Notes) -> None:
         """What the script is made of, written down once for whoever resumes the run."""
-        seen = {"frameworks": notes.frameworks, "fits": notes.fits}
+        seen = {"frameworks": notes.frameworks, "fits": notes.fits, "fitted": notes.fitted}
         if seen["frameworks"] and seen != self._seen:
             self._seen = seen
             self.run_folder.update_info(**seen)

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast import __version__, files
+from holdfast import __version__, additions, files
 from holdfast.errors import UserError
 from holdfast.optimize import engines
 from holdfast.optimize.post import apply
@@ -62,9 +62,10 @@ class Bundle:
             try:
                 self._engine = engines.load(self.folder, self.manifest)
             except ImportError as error:
+                ours = self.manifest["engine"] in engines.OURS
                 raise UserError(
                     f"this bundle needs {self.manifest['engine']}", cause=str(error),
-                    hints=["pip install 'holdfast[optimize]'"],
+                    hints=["pip install 'holdfast[optimize]'"] if ours else [],
                 ) from None  # fmt: skip
             except (RuntimeError, ValueError, OSError) as error:
                 raise UserError(f"the model in {self.folder} cannot be loaded", cause=str(error)[:300]) from None
@@ -231,8 +232,12 @@ def _wrong(manifest: dict[str, Any]) -> str:
     """What is wrong with a manifest, which may come from anywhere."""
     if manifest.get("schema") != FORMAT:
         return f"its schema is {manifest.get('schema')!r}, this holdfast reads {FORMAT}"
-    if manifest.get("engine") not in engines.kinds():
-        return f"engine is {manifest.get('engine')!r}"
+    engine = manifest.get("engine")
+    if not isinstance(engine, str):
+        return f"engine is {engine!r}"
+    if engine not in engines.kinds():
+        there_are = ", ".join(engines.kinds())
+        return f"its engine is {engine!r}, which is none of {there_are}; {additions.VARIABLE} names others"
     listed = manifest.get("files")
     if not isinstance(listed, dict) or not all(
         _NAME.fullmatch(name) and isinstance(told, dict) for name, told in listed.items()

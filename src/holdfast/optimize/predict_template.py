@@ -31,14 +31,7 @@ def script(about: dict[str, Any]) -> str:
     if post:
         imports += "\nsys.path.insert(0, str(Path(__file__).resolve().parent))\nfrom post import apply"
     wrapped = f"(lambda outputs: apply({post!r}, outputs))" if post else ""
-    text = kind.predict.body.format(
-        threads=int(about["threads"]),
-        file=about["file"],
-        post=wrapped,
-        kinds=repr([each["dtype"] for each in about["inputs"]]),
-        count=len(about["outputs"]),
-        **kind.blanks(about),
-    )
+    text = kind.predict.fill(about, wrapped, kind.blanks(about))
     single = "np.save(_out := io.BytesIO(), predict(*given)[0])\n    sys.stdout.buffer.write(_out.getvalue())"
     rows = "[print(row.tolist()) for row in predict(*given)]"
     return _HEAD.format(needs=kind.predict.needs, imports=imports) + text + _TAIL.format(save=rows if post else single)

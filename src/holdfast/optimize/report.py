@@ -193,7 +193,8 @@ def _profile(name: str, rows: list[dict[str, Any]], longest: float) -> list[str]
 
 
 def _silent(name: str, result: dict[str, Any]) -> str:
-    return f"Where the time goes, {name}: {result['chosen']['engine']} does not say"
+    engine = result["chosen"]["engine"] if name == "after" else "PyTorch"
+    return f"Where the time goes, {name}: {engine} does not say"
 
 
 def profile_lines(result: dict[str, Any], most: int = 8) -> list[str]:

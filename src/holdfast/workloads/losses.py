@@ -27,6 +27,7 @@ class Losses:
         self._ring = torch.zeros(max(1, most))
         self._count = 0
         self._epoch = -1
+        self._last: holdfast.Loss | None = None
 
     def begin(self, epoch: int) -> None:
         if epoch != self._epoch:
@@ -37,9 +38,12 @@ class Losses:
             self._ring = self._ring.to(loss.tensor.device)
         self._ring[self._count % len(self._ring)] = loss.tensor
         self._count += 1
+        self._last = loss
 
     def mean(self) -> float:
         """NaN if there were none."""
+        if self._last is not None:
+            self._last.item()  # waits as a step does: a kernel that hangs is found as soon as in any other
         return float(self._ring[: min(self._count, len(self._ring))].mean())
 
     def state_dict(self) -> dict[str, Any]:

@@ -62,6 +62,7 @@ def test_kills_in_both_phases_of_the_training_change_no_bit(
     assert receipt["steps"] == wanted["steps"] and receipt["steps_repeated"] <= 2 * 4
     assert receipt["steps_lost"] == receipt["samples_skipped"] == receipt["samples_repeated"] == 0
     assert (run.folder / "scores.json").read_bytes() == (undisturbed.folder / "scores.json").read_bytes()
+    assert len(_train_losses(run)) == 3, run.story()
     assert _train_losses(run) == _train_losses(undisturbed), "the mean of an epoch has its first half in it, too"
 
 

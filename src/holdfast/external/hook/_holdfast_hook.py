@@ -373,25 +373,25 @@ _kept = []
 
 
 def _lightning_is_here(module):
-    _wrap(module.Trainer, "fit", _by_argument(module.Trainer.fit, "ckpt_path"))
+    _wrap(module.Trainer, "fit", "lightning", _by_argument(module.Trainer.fit, "ckpt_path"))
 
 
 def _transformers_is_here(module):
-    _wrap(module.Trainer, "train", _by_argument(module.Trainer.train, "resume_from_checkpoint"))
+    _wrap(module.Trainer, "train", "transformers", _by_argument(module.Trainer.train, "resume_from_checkpoint"))
     _divide_batches(module.Trainer)
 
 
 def _ultralytics_is_here(module):
-    _wrap(module.Model, "train", _yolo)
+    _wrap(module.Model, "train", "ultralytics", _yolo)
 
 
 def _yolo(original, checkpoint, args, kwargs):
     """`YOLO("last.pt").train(resume=True)` is how it goes on; what it was asked for is in the checkpoint."""
     if kwargs.get("resume"):
         return original(*args, **kwargs)
-    args[0].ckpt_path = checkpoint
+    args[0].ckpt_path = checkpoint  # which one version takes for any `resume`; others take the path itself
     try:
-        return original(*args, **dict(kwargs, resume=True))
+        return original(*args, **dict(kwargs, resume=checkpoint))
     except AssertionError as error:
         if "nothing to resume" not in str(error):  # as it is where the training was over, and what follows it failed
             raise
@@ -447,8 +447,8 @@ def _by_argument(method, argument):
     return begin
 
 
-def _wrap(cls, name, begin_at):
-    """The first call begins at the checkpoint we were given. Calls are counted."""
+def _wrap(cls, name, framework, begin_at):
+    """The first call begins at the checkpoint we were given. Calls are counted, and whose the first was is noted."""
     import functools
 
     original = getattr(cls, name)
@@ -462,6 +462,8 @@ def _wrap(cls, name, begin_at):
             if words is not None:
                 words[FITS] += 1
                 count = words[FITS]
+                if count == 1:
+                    _write("fitted.json", {"framework": framework})
         except Exception:
             pass
         checkpoint, _resume = _resume, ""

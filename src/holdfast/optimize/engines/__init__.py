@@ -22,7 +22,8 @@ and may have
     def blanks(about): return {}                          # more to fill in in PREDICT
     def profile(path, about, one): return {}              # Times by layer; without it none are shown
 
-What it needs is imported inside of its functions: the list of engines is asked for where nothing is installed.
+What it needs is imported inside of its functions: the list of engines is asked for where nothing is installed, and by
+every command where HOLDFAST_ADD is set.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -77,6 +80,8 @@ class Kind:
     profile: Callable[[Path, About, Sequence[Any]], Times] | None = None
 
 
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,100}")
+_TAKEN = ("manifest.json", "predict.py", "post.py", "check.npz", "report.html")
 _FUNCTIONS = ("build", "load", "why_not", "blanks", "profile")
 
 
@@ -114,9 +119,32 @@ def _kind(name: str, module: ModuleType) -> Kind:
     missing = [each for each in ("file", "precisions", "predict", "build", "load") if each not in given]
     if missing:
         raise ValueError(f"it has no `{missing[0] if missing[0] in _FUNCTIONS else missing[0].upper()}`")
-    if not isinstance(given["file"], str) or not isinstance(given["predict"], Predict):
-        raise ValueError("FILE is a name and PREDICT a `Predict`")
-    return Kind(**given)
+    kind = Kind(**given)
+    wrong = _wrong(kind)
+    if wrong:
+        raise ValueError(wrong)
+    return kind
+
+
+def _wrong(kind: Kind) -> str:
+    """What would be noticed only after minutes of measuring."""
+    if not isinstance(kind.file, str) or not _NAME.fullmatch(kind.file) or kind.file in _TAKEN:
+        return f"FILE is {kind.file!r}: it is the name of a file that no bundle has already"
+    for name, value in (("PRECISIONS", kind.precisions), ("PACKAGES", kind.packages)):
+        if not isinstance(value, tuple | list) or not all(isinstance(each, str) and each for each in value):
+            return f"{name} is {value!r}: it is a tuple of names, `({value!r},)` for a single one"
+    if kind.onnx not in ("", "needed", "used"):
+        return f'ONNX is {kind.onnx!r}: it is "needed" or "used"'
+    if not isinstance(kind.predict, Predict):
+        return "PREDICT is no `Predict`"
+    if not all(callable(getattr(kind, name)) for name in _FUNCTIONS if getattr(kind, name) is not None):
+        return f"{', '.join(_FUNCTIONS)} are functions"
+    about = {"engine": kind.name, "precision": "fp32", "threads": 1, "file": kind.file, "inputs": [], "outputs": []}
+    try:
+        kind.predict.fill(about, "", kind.blanks(about))
+    except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
+        return f"PREDICT cannot be filled in ({type(error).__name__}: {error}): a brace of its own is written twice"
+    return ""
 
 
 def _from_outside(file: Path) -> ModuleType:
@@ -124,5 +152,10 @@ def _from_outside(file: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError("it is no file of Python")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[spec.name] = module  # a dataclass looks for its module there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
     return module

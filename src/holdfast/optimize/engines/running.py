@@ -32,6 +32,17 @@ class Predict:
     body: str
     """Defines `predict(*inputs)`. {threads}, {file}, {kinds}, {count}, {post} and what `blanks` gives are filled in."""
 
+    def fill(self, about: dict[str, Any], post: str, blanks: dict[str, str]) -> str:
+        """The body for this candidate; `post` is what its outputs go through."""
+        return self.body.format(
+            threads=int(about["threads"]),
+            file=about["file"],
+            post=post,
+            kinds=repr([each["dtype"] for each in about["inputs"]]),
+            count=len(about["outputs"]),
+            **blanks,
+        )
+
 
 class Engine:
     """What runs a model."""
