@@ -67,6 +67,11 @@ def test_too_little_time_says_nothing() -> None:
     assert judge({}) is None
 
 
+def test_a_script_whose_phases_nobody_sees_is_not_judged() -> None:
+    assert judge(beat(loop=60.0)) is None
+    assert judge(beat("cuda:0", 95.0, loop=60.0)) is None
+
+
 def test_a_beat_from_elsewhere_may_hold_anything() -> None:
     assert judge({"recent_s": {"forward": "much", "backward": True, "data": -5.0, "x": 9e9}}) is None
     found = judge({**beat(data=9.0, forward=1.0), "loaders": "two", "readings": [3], "device": 7})

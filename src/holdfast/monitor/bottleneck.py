@@ -78,7 +78,8 @@ def judge(
     """The verdict on the last minute, or with `whole` on the run so far. The beat may be somebody else's file."""
     seconds = _seconds(beat.get("phases_s" if whole else "recent_s"))
     total = sum(seconds.values())
-    if total < ENOUGH:
+    inside = sum(seconds.get(label, 0.0) for part in ("input", "compute") for label in _PARTS[part])
+    if total < ENOUGH or inside == 0:  # of a script that `holdfast run` only watches, steps are seen and no phases
         return None
     shares = {part: sum(seconds.get(label, 0.0) for label in labels) / total for part, labels in _PARTS.items()}
     device = str(beat.get("device") or "cpu").split(" ")[0]
