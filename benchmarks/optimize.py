@@ -116,8 +116,13 @@ def eeg_bounds(measured: dict[str, Any]) -> list[Bound]:
     return [
         at_least("times the way it was called (train mode, gradients on)", measured["times_as_called"], 20.0),
         at_least("times eager inference_mode", measured["times_eager"], 2.0),
+        at_least("r of the model itself: one that has learned nothing has nothing to lose", _r(measured), 0.3),
         *run_bounds(measured),
     ]
+
+
+def _r(measured: dict[str, Any]) -> float:
+    return float(measured["scores"]["before"]["r"])
 
 
 def eeg_run(scratch: Path, quick: bool) -> dict[str, Any]:

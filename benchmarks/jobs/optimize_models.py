@@ -15,10 +15,14 @@ SHAPE: dict[str, Any] = {"channels": 129, "samples": 1000, "rate": 500.0, "token
 
 
 def transformer(attention_dropout: bool = True) -> nn.Module:
-    """The EEG baseline as it was first written: 129 x 1000, a token per sample, dropout of attention; training mode."""
+    """The EEG baseline as it was first written: 129 x 1000, a token per sample, dropout of attention; training mode.
+
+    Its head has a weight for each moment: with a mean over the window it could not learn when something happened, and a
+    score that is nothing cannot get worse.
+    """
     torch.manual_seed(0)
     backbone = models.build("transformer", attention_dropout=attention_dropout, **SHAPE)
-    net = heads.Net(backbone, heads.ScalarHead(backbone, pooled=True))
+    net = heads.Net(backbone, heads.ScalarHead(backbone))
     if os.environ.get(WEIGHTS):
         from safetensors.torch import load_file
 
