@@ -64,6 +64,19 @@ def test_yolo_from_python_goes_on_from_its_last_epoch(tmp_path: Path) -> None:
     assert ran.receipt["steps_repeated"] < 4 and ran.out.rstrip().endswith(b"steps done"), ran.story()
 
 
+@pytest.mark.timeout(400)
+def test_yolo_gets_a_smaller_batch_where_memory_is_too_small(tmp_path: Path) -> None:
+    if importlib.util.find_spec("ultralytics") is None:
+        pytest.skip("ultralytics is not installed")
+    data = pictures(tmp_path / "pictures")
+    words = "epochs=2 imgsz=32 batch=4 device=cpu workers=0 plots=False val=False pretrained=False amp=False"
+    command = [program("yolo"), "detect", "train", f"data={data}", "model=yolov8n.yaml", *words.split()]
+    command.append(f"project={tmp_path}/out")
+    ran = under_run(tmp_path, command=command, fault="small_memory@2", patience=380, YOLO_OFFLINE="true")
+    assert ran.code == 0 and set(ran.faults) == {"out_of_memory"}, ran.story()
+    assert "batch=2" in ran.said or "2 pieces" in ran.said, ran.said
+
+
 STAND_IN = """
 import torch
 
