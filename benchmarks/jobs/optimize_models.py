@@ -42,7 +42,7 @@ def train(windows: Any, targets: Any, steps: int, target: str, batch: int = 8) -
     net.gain.fill_(float(y.std()))
     wanted = (y - y.mean()) / y.std()
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3, weight_decay=0.01)
-    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=max(2, steps))
+    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-4, total_steps=max(2, steps))
     losses = []
     for step in range(steps):
         rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(step))[:batch]
