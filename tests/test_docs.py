@@ -243,13 +243,13 @@ def test_the_page_of_settings_is_up_to_date() -> None:
 def test_the_picture_shows_each_fault_and_both_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs behind it take two minutes; here only the drawing is looked at, of curves that are not the same."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    make_picture = importlib.import_module("make_picture")
+    picture = importlib.import_module("picture")
     peace, hit = [[(step, 10.0 ** -(step / 50) + shift) for step in range(1, 281)] for shift in (0.0, 0.01)]
     receipt = {"steps_lost": 0, "recovery_s": {"p50": 0.25}}
-    drawn = ElementTree.fromstring(make_picture.picture(peace, hit, receipt))
+    drawn = ElementTree.fromstring(picture.picture(peace, hit, receipt))
     words = {each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")}
-    assert set(make_picture.FAULTS.values()) <= words
+    assert set(picture.FAULTS.values()) <= words
     lines = [each.get("points") for each in drawn.iter("{http://www.w3.org/2000/svg}polyline")]
     assert len(lines) == 2 and lines[0] != lines[1]
-    kept = (ROOT / make_picture.PLACE).read_text(encoding="utf-8")
-    assert all(f">{escape(name)}<" in kept for name in make_picture.FAULTS.values()), "make it again"
+    kept = (ROOT / picture.PLACE).read_text(encoding="utf-8")
+    assert all(f">{escape(name)}<" in kept for name in picture.FAULTS.values()), "make it again"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws docs/one-run.svg: one training that is hit ten times, and the curve of the same training in peace behind it.
 
-    python scripts/make_picture.py                 # about two minutes on two cores; both runs are real
+    python scripts/picture.py                 # about two minutes on two cores; both runs are real
 
 The job is the one of examples/windows.py, with a number for every step; this file is its script, too. Nothing is drawn
 unless all faults came and the weights are those of the undisturbed run, bit for bit.
@@ -131,7 +131,7 @@ def picture(peace: list[tuple[int, float]], hit: list[tuple[int, float]], receip
         f"{steps} steps, {receipt['steps_lost']} lost; every sample once; weights equal bit for bit; "
         f"from a death to the next step {seconds:.2f} s (median)"
     )
-    made = f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, CPU; python scripts/make_picture.py"
+    made = f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, CPU; python scripts/picture.py"
     parts.append(f'<text class="axis" x="{LEFT}" y="{HEIGHT - 14}">{escape(told)}</text>')
     parts.append(f'<text class="small" x="{WIDTH - RIGHT}" y="32" text-anchor="end">{escape(made)}</text>')
     return "\n".join([*parts, "</svg>", ""])
