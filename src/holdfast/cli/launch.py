@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast import __version__
 from holdfast.cli import cloud, faces, notify
-from holdfast.cli.order import Order, add_device, create, read_order, threads_for
+from holdfast.cli.order import Order, add_device, add_words, create, read_order, threads_for
 from holdfast.cli.output import Output, add_flags
 from holdfast.cli.runs import root_of
 from holdfast.cli.usage import Parser, UsageError
@@ -50,13 +50,7 @@ examples:
     )
     parser.for_script()
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="a Python file with `def train(session)`")
-    parser.add_argument(
-        "words",
-        nargs="*",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an argument of train(), or with a dot a setting: `holdfast config` lists them",
-    )
+    add_words(parser)
     ranks = parser.add_argument_group("how many")
     ranks.add_argument("--nproc", metavar="N", help="processes on this machine (default: one for each card, or 1)")
     ranks.add_argument("--nodes", type=int, default=1, metavar="N", help="machines (default: 1)")

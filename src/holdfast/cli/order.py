@@ -31,6 +31,10 @@ def add_script_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "script", metavar="SCRIPT", help="a Python file with `def train(session)`, or the name of a workload"
     )
+    add_words(parser)
+
+
+def add_words(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "words",
         nargs="*",

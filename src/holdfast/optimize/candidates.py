@@ -24,7 +24,6 @@ BASELINE, AS_CALLED = "eager fp32", "as called"
 DEFAULTS = "defaults"
 """ONNX Runtime as it is without a setting: measured where it is asked for by name, as a peer, and never chosen."""
 EXTRA = "pip install 'holdfast[optimize]'"
-NO_COMPILER = "there is no C++ compiler on this machine"
 
 _IN_EXTRA = {"onnx", "onnxscript", "onnxruntime", "openvino"}
 _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
@@ -56,6 +55,10 @@ class Machine:
     def without(self, package: str) -> str:
         """Why nothing that needs it is tried."""
         return f"{package} is not installed" + (f": {EXTRA}" if package in _IN_EXTRA else "")
+
+    def against_compiling(self) -> str:
+        """Why nothing can be compiled here; empty if it can."""
+        return "" if self.compiler else "there is no C++ compiler on this machine"
 
     def to_json(self) -> dict[str, Any]:
         interesting = sorted(self.flags & (_BF16 | _FP16 | _INT8 | {"avx512f", "amx_tile", "sve"}))
@@ -144,8 +147,8 @@ def _why_not(each: Candidate, machine: Machine) -> str:
         against = machine.without(missing[0]) if missing else each.kind.why_not(each.precision, machine)
         if against:
             return against
-    if each.engine == "compile" and not machine.compiler:
-        return NO_COMPILER
+    if each.engine == "compile" and machine.against_compiling():
+        return machine.against_compiling()
     if each.precision == "bf16" and not machine.flags & _BF16:
         return "this processor has no bf16 arithmetic"
     if each.precision == "fp16" and not machine.flags & _FP16:

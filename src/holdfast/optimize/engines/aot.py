@@ -16,7 +16,7 @@ PREDICT = torch_predict('torch._inductor.aoti_load_package(str(HERE / "{file}"))
 
 
 def why_not(precision: str, machine: Machine) -> str:
-    return "" if machine.compiler else "there is no C++ compiler on this machine"
+    return machine.against_compiling()
 
 
 def build(work: Path, about: dict[str, Any], target: Path) -> None:
