@@ -73,12 +73,20 @@ def _short(value: Any) -> Any:
 
 def eeg(scratch: Path, quick: bool) -> dict[str, Any]:
     """The EEG transformer at 129 x 1000, batch 1, against the way it was called and against eager inference_mode."""
+    sides = windows(8 if quick else 640, 4 if quick else 128)
+    steps = 2 if quick else int(os.environ.get("HOLDFAST_BENCH_STEPS", "300"))
+    spec, losses = transformer_of(scratch, sides, steps)
+    measured = found(spec, scratch / "bundle", quick)
+    tail = losses[-max(1, steps // 10) :]
+    return {"steps_trained": steps, "last_loss": _short(sum(tail) / len(tail)), **measured}
+
+
+def transformer_of(scratch: Path, sides: dict[str, tuple[Any, Any]], steps: int) -> tuple[dict[str, Any], list[float]]:
+    """The transformer, trained on these windows: what `holdfast optimize` is asked for, and the losses."""
     sys.path.insert(0, str(JOBS))
     from optimize_models import WEIGHTS, transformer
     from optimize_models import train as train_transformer
 
-    sides = _windows(8 if quick else 480, 4 if quick else 64)
-    steps = 2 if quick else int(os.environ.get("HOLDFAST_BENCH_STEPS", "160"))
     say(f"  training it for {steps} steps")
     losses = train_transformer(*sides["training"], steps, str(scratch / "w.safetensors"))
     os.environ[WEIGHTS] = str(scratch / "w.safetensors")
@@ -87,12 +95,10 @@ def eeg(scratch: Path, quick: bool) -> dict[str, Any]:
     np.save(scratch / "calibration.npy", sides["training"][0][:64])
     spec = {"kind": "module", "factory": f"{JOBS / 'optimize_models.py'}:{transformer.__name__}",
             "data": str(scratch / "val.npz"), "calibration": str(scratch / "calibration.npy")}  # fmt: skip
-    measured = found(spec, scratch / "bundle", quick)
-    tail = losses[-max(1, steps // 10) :]
-    return {"steps_trained": steps, "last_loss": _short(sum(tail) / len(tail)), **measured}
+    return spec, losses
 
 
-def _windows(training: int, test: int) -> dict[str, tuple[Any, Any]]:
+def windows(training: int, test: int) -> dict[str, tuple[Any, Any]]:
     """Simulated EEG, 129 x 1000: two seconds that were made at 100 Hz, at 500 Hz; and the response times."""
     from holdfast.workloads.eeg.demo import demo_data
     from holdfast.workloads.eeg.inputs import demo_folder

@@ -43,7 +43,7 @@ def serving(scratch: Path, quick: bool) -> dict[str, Any]:
         with Served(folder) as served:
             measured[name] = {
                 "engine": f"{chosen['name']}, {chosen['threads']} threads",
-                **_gain(served, 160 if quick else many),
+                **gain(served, 160 if quick else many),
                 "json_per_s_16_clients": _json(served, 32 if quick else many // 4),
             }
             if name == "policy":
@@ -53,7 +53,7 @@ def serving(scratch: Path, quick: bool) -> dict[str, Any]:
     return measured
 
 
-def _gain(served: Served, many: int) -> dict[str, Any]:
+def gain(served: Served, many: int) -> dict[str, Any]:
     """Five turns: one client, then sixteen."""
     one, all_of_them = [], []
     served.load(16, max(32, many // 10))

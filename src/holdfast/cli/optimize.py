@@ -50,6 +50,7 @@ examples:
     how = parser.add_argument_group("how")
     how.add_argument("--max-loss", metavar="PERCENT", type=float, default=0.5, help="of the score (default 0.5)")
     how.add_argument("--engines", metavar="A,B", default="", help="only these: onnxruntime, `openvino fp16`, …")
+    how.add_argument("--device", choices=("cpu", "cuda"), default="", help="only what runs there (default: both)")
     how.add_argument("--threads", type=int, default=0, help="for all candidates (default: all cores, and one)")
     how.add_argument("--seconds", type=float, default=2.0, help="measured for each candidate (default 2)")
     how.add_argument("--deadline", type=float, default=600.0, help="seconds a build may take (default 600)")
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     options = Options(
         max_loss=args.max_loss / 100, seconds=args.seconds, build_deadline=args.deadline, threads=args.threads,
         engines=tuple(each.strip() for each in args.engines.split(",") if each.strip()), profile=not args.no_profile,
-        merge=not args.no_merge,
+        merge=not args.no_merge, device=args.device,
     )  # fmt: skip
     _known(options.engines)
     result = optimize(spec, Path(args.out) if args.out else place, options, tell=lambda text: output.note(f"• {text}"))

@@ -108,12 +108,17 @@ def model_of(work: Path, about: dict[str, Any]) -> Any:
 
 
 def program(work: Path, about: dict[str, Any]) -> Any:
+    return exported(model_of(work, about), tuple(examples(work)))
+
+
+def exported(model: Any, given: tuple[Any, ...], *, gathered: bool = False) -> Any:
+    """The graph of a module, for batches of any size; `gathered` if its forward takes *inputs."""
     import torch
 
-    given = tuple(examples(work))
     batch = torch.export.Dim("batch", min=1, max=4096)
+    shapes: Any = tuple({0: batch} for _ in given)
     with torch.no_grad():
-        return torch.export.export(model_of(work, about), given, dynamic_shapes=tuple({0: batch} for _ in given))
+        return torch.export.export(model, given, dynamic_shapes=(shapes,) if gathered else shapes)
 
 
 def onnx_of(work: Path, about: dict[str, Any]) -> Path:

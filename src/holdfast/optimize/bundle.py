@@ -251,6 +251,8 @@ def _wrong(manifest: dict[str, Any]) -> str:
             return f"`{key}` does not describe arrays"
     if not 1 <= files.whole(manifest.get("threads")) <= 4096 or not isinstance(manifest.get("precision"), str):
         return "threads or precision are none"
+    if manifest.get("device", "cpu") not in ("cpu", "cuda"):
+        return f"its device is {manifest['device']!r}"
     post = manifest.get("post")
     if post is not None and not (
         isinstance(post, dict) and all(_number(post.get(k)) for k in ("score", "overlap", "most"))

@@ -106,12 +106,15 @@ class Candidate:
         return {"name": self.name, **{name: getattr(self, name) for name in fields}}
 
 
-def candidates(machine: Machine, wanted: tuple[str, ...] = ()) -> list[Candidate]:
-    """Everything there is, with the reason at each that is not tried. `wanted` keeps engines or whole names."""
-    pairs = [*_OF_TORCH, *((kind.name, precision) for kind in kinds().values() for precision in kind.precisions)]
+def candidates(machine: Machine, wanted: tuple[str, ...] = (), device: str = "") -> list[Candidate]:
+    """Everything there is, with the reason at each that is not tried.
+
+    `wanted` keeps engines or whole names, `device` what runs on one: `cpu` or `cuda`.
+    """
+    of_kinds = [(kind.name, precision, kind.device) for kind in kinds().values() for precision in kind.precisions]
     found = []
-    for engine, precision in pairs:
-        each = Candidate(engine, precision, machine.cores)
+    for engine, precision, on in [*_OF_TORCH, *(each for each in of_kinds if each[2] == "cpu" or machine.gpu)]:
+        each = Candidate(engine, precision, machine.cores, on)
         found.append(replace(each, skip=_why_not(each, machine)))
     if machine.gpu:
         for engine, precision in _ON_GPU:
@@ -120,15 +123,15 @@ def candidates(machine: Machine, wanted: tuple[str, ...] = ()) -> list[Candidate
         found.append(Candidate("onnxruntime", DEFAULTS, machine.cores))
     if wanted:
         found = [each for each in found if each.engine in wanted or each.name in wanted]
-    return found
+    return [each for each in found if device in ("", each.device)]
 
 
 def names() -> tuple[str, ...]:
     """Of all engines."""
-    return (*dict(_OF_TORCH), *kinds())
+    return (*dict.fromkeys(engine for engine, _, _ in _OF_TORCH), *kinds())
 
 
-_OF_TORCH = (("eager", "bf16"), ("compile", "fp32"))
+_OF_TORCH = (("eager", "bf16", "cpu"), ("compile", "fp32", "cpu"))
 _ON_GPU = (
     ("eager", "fp32"),
     ("eager", "tf32"),
@@ -149,6 +152,8 @@ def _why_not(each: Candidate, machine: Machine) -> str:
             return against
     if each.engine == "compile" and machine.against_compiling():
         return machine.against_compiling()
+    if each.device != "cpu":
+        return ""  # it is the GPU's arithmetic that counts
     if each.precision == "bf16" and not machine.flags & _BF16:
         return "this processor has no bf16 arithmetic"
     if each.precision == "fp16" and not machine.flags & _FP16:

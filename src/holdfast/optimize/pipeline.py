@@ -52,6 +52,8 @@ class Options:
     threads: int = 0
     """0: as many as there are, and one for the best of them."""
     profile: bool = True
+    device: str = ""
+    """`cpu` or `cuda`: only what runs there. Empty: whatever there is."""
     merge: bool = True
     """Whether a transformer's neighbouring tokens may be averaged, if parity allows it."""
 
@@ -155,7 +157,10 @@ class _Search:
     # Candidates ---------------------------------------------------------------------------------------------------
 
     def _offers(self) -> list[Candidate]:
-        found = [replace(each, threads=self.threads) for each in candidates(self.machine, self.options.engines)]
+        found = [
+            replace(each, threads=self.threads)
+            for each in candidates(self.machine, self.options.engines, self.options.device)
+        ]
         if any(each.kind and each.kind.onnx and not each.skip for each in found):
             self._export()
         return found
@@ -224,7 +229,7 @@ class _Search:
 
     def _fit(self) -> list[dict[str, Any]]:
         built = kinds()
-        fit = [row for row in self.rows if row["state"] == "ok" and row["engine"] in built and row["device"] == "cpu"]
+        fit = [row for row in self.rows if row["state"] == "ok" and row["engine"] in built]
         return [row for row in fit if row["precision"] != DEFAULTS]
 
     def _best(self) -> dict[str, Any] | None:
@@ -248,7 +253,7 @@ class _Search:
             return []
         each = Candidate.of_row(best)
         found = [replace(each, fixed=True)] if each.kind and each.kind.fixed else []
-        if not self.options.threads and each.threads > 1:
+        if not self.options.threads and each.threads > 1 and each.device == "cpu":
             found.append(replace(each, threads=1))
         return found
 
@@ -321,6 +326,8 @@ def findings(rows: list[dict[str, Any]], subject: dict[str, Any]) -> list[str]:
             "torch.set_num_threads(1), or compare the table with that row."
         )
     best = next((row for row in rows if row.get("chosen")), None)
+    if best is not None and best["device"] != "cpu":
+        told.append("The bundle is for a GPU like this machine's; `--device cpu` makes one that runs anywhere.")
     if best is not None and best["merge"] > 1:
         told.append(
             f"Between the transformer's layers {best['merge']} neighbouring tokens are one. That is an approximation, "

@@ -118,7 +118,7 @@ class Worker:
             return of_module(load_model(self.subject["spec"]), self.about, gradients=True)
         model = model_of(self.work, self.about).to(self.about.get("device", "cpu"))
         if self.about["engine"] == "compile":
-            mode = "max-autotune" if self.about.get("device") == "cuda" else "default"
+            mode = "reduce-overhead" if self.about.get("device") == "cuda" else "default"  # with CUDA graphs
             model = torch.compile(model, mode=mode)
         return of_module(model, self.about)
 

@@ -18,6 +18,7 @@ and may have
     PACKAGES = ("onnxruntime", "onnx")                    # without which it is not tried
     ONNX = "needed"                                       # or "used": begins with the exported file
     FIXED = True                                          # is also tried for batches of one only
+    DEVICE = "cuda"                                       # it is for a GPU, and tried only where there is one
     def why_not(precision, machine): return ""            # another reason not to try it here
     def blanks(about): return {}                          # more to fill in in PREDICT
     def profile(path, about, one): return {}              # Times by layer; without it none are shown
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Arrays", "Engine", "Kind", "Predict", "Times", "build", "kinds", "load", "of_module"]
 
-OURS = ("export", "torchscript", "aot", "onnxruntime", "openvino")
+OURS = ("export", "torchscript", "aot", "onnxruntime", "openvino", "cudagraph")
 """Those in this folder, in the order in which they are tried."""
 
 About = dict[str, Any]
@@ -75,6 +76,7 @@ class Kind:
     packages: tuple[str, ...] = ()
     onnx: str = ""
     fixed: bool = False
+    device: str = "cpu"
     why_not: Callable[[str, Machine], str] = _nothing_against
     blanks: Callable[[About], dict[str, str]] = _no_blanks
     profile: Callable[[Path, About, Sequence[Any]], Times] | None = None
@@ -135,6 +137,8 @@ def _wrong(kind: Kind) -> str:
             return f"{name} is {value!r}: it is a tuple of names, `({value!r},)` for a single one"
     if kind.onnx not in ("", "needed", "used"):
         return f'ONNX is {kind.onnx!r}: it is "needed" or "used"'
+    if kind.device not in ("cpu", "cuda"):
+        return f'DEVICE is {kind.device!r}: it is "cpu" or "cuda"'
     if not isinstance(kind.predict, Predict):
         return "PREDICT is no `Predict`"
     if not all(callable(getattr(kind, name)) for name in _FUNCTIONS if getattr(kind, name) is not None):

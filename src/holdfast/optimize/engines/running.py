@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 Arrays = list[NDArray[Any]]
 Times = dict[tuple[str, str], list[float]]
 """Seconds in each call, by layer and kind."""
+HALF = {"bf16": "bfloat16", "fp16": "float16"}
+"""Precisions that autocast gives, and what torch calls them."""
 CALLS = 5
 """Calls of a profile; their median is told."""
 
@@ -70,7 +72,7 @@ def of_module(module: Any, about: dict[str, Any], *, gradients: bool = False) ->
 
     torch.set_num_threads(int(about["threads"]))
     device = torch.device(about.get("device", "cpu"))
-    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(about["precision"])
+    kind = getattr(torch, HALF[about["precision"]]) if about["precision"] in HALF else None
     if about["precision"] == "tf32":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 
