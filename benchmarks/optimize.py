@@ -26,7 +26,8 @@ USUAL = "compile,onnxruntime,onnxruntime defaults,openvino fp32,openvino fp16,op
 ENGINES = tuple(os.environ.get("HOLDFAST_BENCH_ENGINES", USUAL).split(","))
 PEERS = {"compile fp32": "torch.compile alone", "onnxruntime defaults": "plain ONNX Runtime"}
 KEPT = ("name", "threads", "state", "reason", "p50", "p95", "p99", "ratio", "ratio_low", "ratio_high", "baseline_p50",
-        "agreement", "scores", "loss", "rss", "bytes", "cold_s", "throughput", "ratio_of_least")  # fmt: skip
+        "agreement", "scores", "loss", "rss", "bytes", "cold_s", "throughput", "ratio_of_least",
+        "ratio_on_device")  # fmt: skip
 
 
 def at_least(what: str, measured: float, limit: float) -> Bound:

@@ -71,14 +71,12 @@ def eeg(scratch: Path, engines: tuple[str, ...]) -> dict[str, Any]:
     options = Options(seconds=2.0, profile=False, batches=(16,), engines=engines)
     result = optimize(spec, scratch / "eeg", options, tell=lambda text: say(f"  {text}"))
     rows = [{key: _short(row[key]) for key in KEPT if row.get(key) not in (None, "")} for row in result["rows"]]
-    eager = next(row["ratio"] for row in rows if row["name"] == "eager fp32 cuda")
-    right = [row for row in rows if row["state"] == "ok" and " cuda" in row["name"]]
-    whole = [row for row in right if "merge" not in row["name"]]
+    right = {row["name"]: row["ratio_on_device"] for row in rows if row["state"] == "ok" and "ratio_on_device" in row}
     return {
         "chosen": result["chosen"]["name"],
-        "times_eager_on_gpu": round(result["chosen"]["ratio"] / eager, 2),
-        "times_eager_on_gpu_every_token": round(max(row["ratio"] for row in whole) / eager, 2),
-        "on_gpu_times_eager": {row["name"]: round(row["ratio"] / eager, 2) for row in right},
+        "times_eager_on_gpu": right.get(result["chosen"]["name"], 0.0),
+        "times_eager_on_gpu_every_token": max((each for name, each in right.items() if "merge" not in name), default=0),
+        "on_gpu_times_eager": right,
         "scores": {"before": _short(result["scores"]), "after": _short(result["chosen"]["scores"])},
         "rows": rows,
     }

@@ -83,21 +83,24 @@ class _Search:
         self.reference: list[Any] = []
         self.scores: dict[str, float] = {}
         self.no_onnx = ""
+        self.on_gpu: Child | None = None
         self.factors: list[int] = []
 
     def run(self, out: Path) -> dict[str, Any]:
         subject = self._prepare()
-        with self._child(self.threads) as baseline:
-            self._baseline(baseline)
-            self._as_called(baseline, subject)
+        with contextlib.ExitStack() as open_children:
+            self.open_children = open_children
+            self.baseline = open_children.enter_context(self._child(self.threads))
+            self._measure_baseline()
+            self._as_called(subject)
             if self.threads > 1 and not self.options.threads:
-                self._try(replace(BASELINE, threads=1), baseline)  # on a busy machine eager itself may want fewer
+                self._try(replace(BASELINE, threads=1))  # on a busy machine eager itself may want fewer
             for each in self._offers():
-                self._try(each, baseline)
-            self._fewer_tokens(baseline)
+                self._try(each)
+            self._fewer_tokens()
             best = self._best()
             for each in self._variants(best):
-                self._try(each, baseline)
+                self._try(each)
             best = self._best()
             if best is None:
                 raise NothingFits("no candidate can be put into a bundle", cause=self._why(),
@@ -130,9 +133,9 @@ class _Search:
         self.subject, self.factors = subject, said["merge"] if self.options.merge else []
         return subject
 
-    def _baseline(self, child: Child) -> None:
+    def _measure_baseline(self) -> None:
         """Eager fp32 under inference_mode: what all others are compared with."""
-        each = replace(BASELINE, threads=self.threads)
+        each, child = replace(BASELINE, threads=self.threads), self.baseline
         try:
             loaded = child.ask({"do": "load", "about": self._about(each)}, self.options.build_deadline)
             said = child.ask({"do": "score", "to": "reference.npz"}, self.options.build_deadline)
@@ -148,11 +151,31 @@ class _Search:
         same = {"ratio": 1.0, "agreement": 1.0, "scores": self.scores, "throughput": many}
         self.rows.append({**each.to_json(), "state": "baseline", **loaded, **found, **same})
 
-    def _as_called(self, baseline: Child, subject: dict[str, Any]) -> None:
+    def _as_called(self, subject: dict[str, Any]) -> None:
         """The model as its maker left it: often in training mode, with gradients on."""
         if subject["training_mode"]:
             each = Candidate(AS_CALLED, "fp32", self.threads)
-            self._try(each, baseline, judged=False)
+            self._try(each, judged=False)
+
+    def _beside(self, each: Candidate) -> tuple[Child, float]:
+        """Who takes turns with it, and how many times as fast as the baseline that one is.
+
+        On a GPU that is eager fp32 there: it takes so little of the processor's time that turns with the processor say
+        more about the processor.
+        """
+        if each.device == "cpu" or each == self._eager_on(each.device):
+            return self.baseline, 1.0
+        first = self._eager_on(each.device)
+        row = next((row for row in self.rows if row["name"] == first.name), None) or self._try(first)
+        if "ratio" not in row:
+            raise Failed("error", f"eager PyTorch does not run on the GPU: {row['reason']}")
+        if self.on_gpu is None:
+            self.on_gpu = self.open_children.enter_context(self._child(self.threads))
+            self.on_gpu.ask({"do": "load", "about": self._about(first)}, self.options.build_deadline)
+        return self.on_gpu, float(row["ratio"])
+
+    def _eager_on(self, device: str) -> Candidate:
+        return replace(BASELINE, threads=self.threads, device=device)
 
     # Candidates ---------------------------------------------------------------------------------------------------
 
@@ -175,20 +198,25 @@ class _Search:
         if not said["ok"]:
             self.no_onnx = said["why"]
 
-    def _try(self, each: Candidate, baseline: Child, *, judged: bool = True) -> None:
+    def _try(self, each: Candidate, *, judged: bool = True) -> dict[str, Any]:
+        found = next((row for row in self.rows if Candidate.of_row(row) == replace(each, skip="")), None)
+        if found is not None:
+            return found  # what others on the GPU were compared with
         row: dict[str, Any] = {**each.to_json(), "state": "skipped", "reason": each.skip}
         self.rows.append(row)
         if each.skip:
-            return
+            return row
         self.tell(f"{each.name}, {each.threads} thread{'s' * (each.threads > 1)}")
         if self.no_onnx and each.kind and each.kind.onnx == "needed":
             row.update(state="failed", reason=self.no_onnx)
-            return
+            return row
         try:
+            beside = self._beside(each)
             self._build(each, row)
-            self._measure(each, row, baseline, judged)
+            self._measure(each, row, *beside, judged=judged)
         except Failed as failed:
             row.update(state={"error": "failed", "crash": "crashed", "hang": "hung"}[failed.kind], reason=failed.why)
+        return row
 
     def _folder(self, each: Candidate) -> Path:
         return self.work / "built" / each.build_name.replace(" ", "-")
@@ -205,13 +233,18 @@ class _Search:
         if folder.exists():
             row["bytes"] = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
-    def _measure(self, each: Candidate, row: dict[str, Any], baseline: Child, judged: bool) -> None:
+    def _measure(
+        self, each: Candidate, row: dict[str, Any], beside: Child, times: float, *, judged: bool = True
+    ) -> None:
         options = self.options
         with self._child(each.threads) as child:
             command = {"do": "load", "about": self._about(each), "folder": str(self._folder(each))}
             loaded = child.ask(command, options.build_deadline)
             row.update(cold_s=loaded["cold_s"], rss=loaded["rss"])
-            row.update(measure.against(baseline, child, seconds=options.seconds, deadline=options.call_deadline))
+            row.update(measure.against(beside, child, seconds=options.seconds, deadline=options.call_deadline))
+            if beside is not self.baseline:
+                row["ratio_on_device"] = row["ratio"]
+                row.update({key: times * row[key] for key in ("ratio", "ratio_low", "ratio_high", "ratio_of_least")})
             if not judged:
                 row.update(state="as called", reason="training mode, gradients on")
                 return
@@ -235,16 +268,15 @@ class _Search:
     def _best(self) -> dict[str, Any] | None:
         return max(self._fit(), key=lambda row: float(row["ratio"]), default=None)
 
-    def _fewer_tokens(self, baseline: Child) -> None:
+    def _fewer_tokens(self) -> None:
         """The best engines with the largest merging of tokens that eager PyTorch shows to be harmless."""
         best: dict[str, dict[str, Any]] = {}
         for row in sorted(self._fit(), key=lambda row: -float(row["ratio"])):
             best.setdefault(row["engine"], row)
         for factor in self.factors if best else ():
-            self._try(replace(BASELINE, threads=self.threads, merge=factor), baseline)
-            if self.rows[-1]["state"] == "ok":
+            if self._try(replace(BASELINE, threads=self.threads, merge=factor))["state"] == "ok":
                 for row in list(best.values())[:2]:
-                    self._try(replace(Candidate.of_row(row), merge=factor), baseline)
+                    self._try(replace(Candidate.of_row(row), merge=factor))
                 break
 
     def _variants(self, best: dict[str, Any] | None) -> list[Candidate]:
@@ -327,7 +359,10 @@ def findings(rows: list[dict[str, Any]], subject: dict[str, Any]) -> list[str]:
         )
     best = next((row for row in rows if row.get("chosen")), None)
     if best is not None and best["device"] != "cpu":
-        told.append("The bundle is for a GPU like this machine's; `--device cpu` makes one that runs anywhere.")
+        told.append(
+            f"The bundle is for a GPU like this machine's, where it is {best.get('ratio_on_device', 1.0):.1f} times as "
+            "fast as eager PyTorch on the same GPU; `--device cpu` makes one that runs anywhere."
+        )
     if best is not None and best["merge"] > 1:
         told.append(
             f"Between the transformer's layers {best['merge']} neighbouring tokens are one. That is an approximation, "

@@ -31,6 +31,8 @@ class Measurement:
     """measured: all parts were seen; partly: steps were, and not all that comes after them; failed."""
     why: str = ""
     """What went wrong, in words that can stand alone."""
+    slow: bool = False
+    """Nothing went wrong, but the time was over before its first step was."""
     raised: bool = False
     """The script raised an error of its own, or asked for what cannot be."""
     start_s: float | None = None

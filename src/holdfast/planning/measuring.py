@@ -34,6 +34,9 @@ PREPARING_S = 900.0
 """The most that preparation may take beside the time for measuring."""
 LEAST_S = 2.0
 """Less is not worth starting a trial."""
+TUNING, TUNING_SMALLER = 0.5, 0.2
+"""Of the time for a trial: how much a script's tuner may take, without whose choice its steps are not those of a run. A
+smaller form has little time, and only has to be compared."""
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 _QUIET_S = 15.0
 """Preparation that says nothing for so long is not counted as such."""
@@ -135,6 +138,7 @@ class Bench:
             "arguments": dict(job.arguments), "seed": job.seed, "settings": dict(job.settings),
             "device": way.device, "precision": way.precision, "threads": way.threads,
             "seconds": max(1.0, allowed - (self.clock() - began) - 1.0),
+            "tuning": TUNING_SMALLER if job.preset else TUNING,
         }  # fmt: skip
         trial = _Trial(host, host.start(config), folder, self.clock, way.device, self.tell)
         try:
@@ -145,7 +149,7 @@ class Bench:
                 process.send_group(trial.child.pid, _KILL)  # loader processes that it left behind
         took = self.clock() - began
         self.spent_s += took - trial.prepared_s
-        known = {"why": why} if why else {}
+        known: dict[str, Any] = {"why": why, "slow": trial.slow} if why else {}
         found = heard(trial.words(), torch_s, **about, **known)
         if opened is not None and self.ledger is not None:
             self.ledger.close(opened, "fault" if why else "finished", found.steps_seen, took)
@@ -177,6 +181,7 @@ class _Trial:
         self.host, self.child, self.folder, self.clock = host, child, folder, clock
         self.device, self.tell = device, tell
         self.prepared_s = 0.0
+        self.slow = False
         self._powers: list[float] = []
         self._read = 0
         self._said: list[dict[str, Any]] = []
@@ -234,6 +239,7 @@ class _Trial:
         self._listen()
         if steps:
             return ""
+        self.slow = True
         doing = next((word["progress"] for word in reversed(self._said) if "progress" in word), None)
         said = f"; it was at: {doing[2]} {doing[0]} of {doing[1]}" if doing else ""
         if any("setup" in word for word in self._said):

@@ -25,9 +25,6 @@ WINDOW_S = 0.25
 IN_STEPS, IN_EPOCHS = 0.3, 0.75
 """Of the time for a trial: how much one epoch's steps may take, and when no other epoch is begun."""
 
-IN_TUNING = 0.5
-"""And how much a script's tuner may take: without what it chooses, steps of a run are not those of a trial."""
-
 Say = Callable[..., None]
 
 

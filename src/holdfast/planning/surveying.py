@@ -3,16 +3,17 @@
     world = look(jobs, settings, presets=…)              # devices, history, prices: milliseconds
     measurements = trials(jobs, world, bench)            # within the time of the bench
 
-What is tried, in this order: the job on each device that may train; what is left of the time goes to smaller forms of
-it, to other numbers of threads where the script has no tuner of its own, and to fp32 alone.
+What is tried, in this order: the job on each device that may train; then smaller forms of it, for which a part of the
+time is kept; then other numbers of threads where the script has no tuner of its own, and fp32 alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import platform
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from holdfast import machine
@@ -28,6 +29,9 @@ from holdfast.planning.world import Device, JobFacts, World
 from holdfast.settings import Settings
 
 Tell = Callable[[str], None]
+
+ALONE, FIRST = 0.9, 0.6
+"""Of the time that is left: what the job as it was asked for may take, without and with smaller forms to be tried."""
 
 
 def look(
@@ -120,13 +124,14 @@ def trials(
     found: list[Measurement] = []
     dead: set[Way] = set()
     wanted = [(job, way) for job in jobs for way in here]
+    first = FIRST if list(_smaller(jobs, world)) else ALONE
     for number, (job, way) in enumerate(wanted):
         if way in dead:
             continue
         tell(f"{job.name} on {way.label}")
-        once = _tried(bench, job, way, 0.9 / (len(wanted) - number))
+        once = _tried(bench, job, way, first / (len(wanted) - number))
         found.append(once)
-        if not once.usable:
+        if not once.usable and not once.slow:  # a smaller form may still be quick enough
             dead.add(way)
     alive = [way for way in here if way not in dead]
     if alive:
@@ -160,19 +165,27 @@ def both(first: Measurement, again: Measurement) -> Measurement:
 def _with_what_is_left(
     jobs: Sequence[Job], world: World, bench: Bench, alive: list[Way], found: list[Measurement], tell: Tell
 ) -> None:
-    fastest = min(alive, key=lambda way: sum(each.step_s or 0.0 for each in found if _is(each, way)))
-    for preset in world.presets:
-        for job, facts in zip(jobs, world.jobs, strict=True):
-            mine = {key: value for key, value in preset.arguments if key in facts.parameters}
-            if mine and bench.left_s > 2 * LEAST_S:
-                tell(f"{job.name}, {preset.name}, on {fastest.label}")
-                found.append(bench.measure(job.reduced(preset.name, mine), fastest, 0.5))
+    fastest = min(alive, key=lambda way: sum(each.step_s or math.inf for each in found if _is(each, way)))
+    smaller = list(_smaller(jobs, world))
+    for number, job in enumerate(smaller):
+        if bench.left_s > 2 * LEAST_S:
+            tell(f"{job.name}, {job.preset}, on {fastest.label}")
+            found.append(bench.measure(job, fastest, max(FIRST, ALONE / (len(smaller) - number))))
     for way in alive:
         for other in _others(way, [each for each in found if _is(each, way)]):
             for job in jobs:
                 if bench.left_s > 2 * LEAST_S:
                     tell(f"{job.name} on {other.label}, {other.threads} threads")
                     found.append(bench.measure(job, other, 0.5))
+
+
+def _smaller(jobs: Sequence[Job], world: World) -> Iterator[Job]:
+    """Forms of the jobs that have to be tried before anybody knows how fast they are."""
+    for preset in world.presets:
+        for job, facts in zip(jobs, world.jobs, strict=True):
+            mine = {key: value for key, value in preset.arguments if key in facts.parameters}
+            if mine:
+                yield job.reduced(preset.name, mine)
 
 
 def _is(found: Measurement, way: Way) -> bool:

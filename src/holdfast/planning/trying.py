@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from holdfast.devices import flags
-from holdfast.planning.stopwatch import IN_EPOCHS, IN_TUNING, WINDOW_S, Say, Watch
+from holdfast.planning.stopwatch import IN_EPOCHS, WINDOW_S, Say, Watch
 from holdfast.runfolder import RunFolder
 from holdfast.runtime import marks
 from holdfast.runtime.board import Phase
@@ -124,7 +124,7 @@ def conduct(config: dict[str, Any], say: Say, began: float) -> None:
         from holdfast.testing import pretend
 
         pretend.arm(session, label, config)
-    session.tuning_s = float(config["seconds"]) * IN_TUNING
+    session.tuning_s = float(config["seconds"]) * float(config.get("tuning", 0.5))
     wait = _waiting(device)
     session.watch = Watch(say, float(config["seconds"]), window_s=0.0 if device.type == "cpu" else WINDOW_S, wait=wait)
     marks.begin(folder.path, policy=marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)

@@ -126,17 +126,23 @@ def load(path: Path, about: dict[str, Any]) -> Engine:
     module = torch.export.load(path).module()
     recorded: dict[int, _Recorded] = {}
 
-    def run(inputs: Sequence[NDArray[Any]]) -> Arrays:
-        count = len(inputs[0])
+    def together(asked: Sequence[Sequence[NDArray[Any]]]) -> Arrays:
+        """Each one's rows go straight to the memory that the card reads."""
+        count = sum(len(inputs[0]) for inputs in asked)
         if count > MOST:
-            parts = [run([each[at : at + MOST] for each in inputs]) for at in range(0, count, MOST)]
-            return [np.concatenate(column) for column in zip(*parts, strict=True)]
+            return run([np.concatenate(column) for column in zip(*asked, strict=True)])
         size = 1 << (count - 1).bit_length()
         if size not in recorded:
-            recorded[size] = _Recorded(module, inputs, size)
-        return recorded[size](inputs)
+            recorded[size] = _Recorded(module, asked[0], size)
+        return recorded[size](asked)
 
-    return Engine(run)
+    def run(inputs: Sequence[NDArray[Any]]) -> Arrays:
+        if len(inputs[0]) <= MOST:
+            return together([inputs])
+        parts = [together([[each[at : at + MOST] for each in inputs]]) for at in range(0, len(inputs[0]), MOST)]
+        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+    return Engine(run, together=together)
 
 
 class _Recorded:
@@ -164,11 +170,15 @@ class _Recorded:
         self._answers = [each.numpy() for each in self._told]
         self._wait = torch.cuda.current_stream().synchronize
 
-    def __call__(self, inputs: Sequence[NDArray[Any]]) -> Arrays:
-        count = len(inputs[0])
-        for view, asked, given, each in zip(self._views, self._asked, self._given, inputs, strict=True):
-            view[:count] = each
-            given.copy_(asked, non_blocking=True)
+    def __call__(self, asked: Sequence[Sequence[NDArray[Any]]]) -> Arrays:
+        count = 0
+        for inputs in asked:
+            until = count + len(inputs[0])
+            for view, each in zip(self._views, inputs, strict=True):
+                view[count:until] = each
+            count = until
+        for mine, given in zip(self._asked, self._given, strict=True):
+            given[:count].copy_(mine[:count], non_blocking=True)
         self._graph.replay()
         for told, found in zip(self._told, self._found, strict=True):
             told.copy_(found, non_blocking=True)

@@ -49,8 +49,14 @@ class Predict:
 class Engine:
     """What runs a model."""
 
-    def __init__(self, run: Callable[[Sequence[NDArray[Any]]], Arrays], *, one_by_one: bool = False) -> None:
-        self._run, self._one_by_one = run, one_by_one
+    def __init__(
+        self,
+        run: Callable[[Sequence[NDArray[Any]]], Arrays],
+        *,
+        one_by_one: bool = False,
+        together: Callable[[Sequence[Sequence[NDArray[Any]]]], Arrays] | None = None,
+    ) -> None:
+        self._run, self._one_by_one, self._together = run, one_by_one, together
 
     def run(self, inputs: Sequence[NDArray[Any]]) -> Arrays:
         """All outputs for a batch."""
@@ -58,6 +64,12 @@ class Engine:
             return self._run(inputs)
         parts = [self._run([each[at : at + 1] for each in inputs]) for at in range(len(inputs[0]))]
         return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+    def run_together(self, asked: Sequence[Sequence[NDArray[Any]]]) -> Arrays:
+        """All outputs for the inputs of several callers, in their order."""
+        if self._together is not None:
+            return self._together(asked)
+        return self.run([np.concatenate(column) for column in zip(*asked, strict=True)])
 
     def run_all(self, inputs: Sequence[NDArray[Any]], batch: int = 32) -> Arrays:
         """As many inputs as there are, in pieces."""

@@ -146,12 +146,10 @@ class Batcher:
     def _together(self, chosen: list[Waiting]) -> list[Any]:
         """What each of them gets: outputs, or NotFinite."""
         if len(chosen) == 1:
-            inputs = chosen[0].inputs
-            outputs = self.engine.run_all(inputs, self.most)
+            outputs = self.engine.run_all(chosen[0].inputs, self.most)
         else:
-            inputs = [np.concatenate(column) for column in zip(*(each.inputs for each in chosen), strict=True)]
-            outputs = self.engine.run(inputs)
-        total = len(inputs[0])
+            outputs = self.engine.run_together([each.inputs for each in chosen])
+        total = sum(each.count for each in chosen)
         if any(len(each) != total for each in outputs):
             raise RuntimeError(f"the engine gave {[len(each) for each in outputs]} answers to {total} inputs")
         good = all(np.isfinite(each).all() for each in outputs)

@@ -28,7 +28,7 @@ class BadBody(Exception):
         self.status, self.message, self.cause = status, message, cause
 
 
-def read(body: bytes, kind: str, inputs: Sequence[dict[str, Any]], most: int) -> list[NDArray[Any]]:
+def read(body: bytes | bytearray, kind: str, inputs: Sequence[dict[str, Any]], most: int) -> list[NDArray[Any]]:
     """The arrays of a request, in the order of the model's inputs."""
     kind = kind.partition(";")[0].strip().lower()
     if kind in _NPY_KINDS:
@@ -52,7 +52,7 @@ _headers: dict[bytes, _Header] = {}
 _MOST_HEADERS, _LONGEST = 256, 4096
 
 
-def _npys(data: bytes, count: int) -> list[NDArray[Any]]:
+def _npys(data: bytes | bytearray, count: int) -> list[NDArray[Any]]:
     """So many arrays, one after the other, as repeated `np.save` leaves them in a file."""
     found, at = [], 0
     for _ in range(count):
@@ -74,11 +74,11 @@ def _cut(header: _Header, there: int) -> BadBody:
     return BadBody(400, "this .npy is cut or padded", told)
 
 
-def _header(data: bytes, at: int) -> tuple[_Header, int]:
+def _header(data: bytes | bytearray, at: int) -> tuple[_Header, int]:
     """What an array claims to be, and where its numbers begin. No memory is taken for what it claims."""
     length = int.from_bytes(data[at + 8 : at + 10], "little") if data[at + 6 : at + 7] == b"\x01" else -1
     if 0 <= length <= _LONGEST:
-        known = _headers.get(data[at : at + 10 + length])
+        known = _headers.get(bytes(data[at : at + 10 + length]))
         if known is not None:
             return known, at + 10 + length
     file = io.BytesIO(data)
@@ -97,11 +97,11 @@ def _header(data: bytes, at: int) -> tuple[_Header, int]:
     if length >= 0:
         if len(_headers) >= _MOST_HEADERS:
             _headers.clear()
-        _headers[data[at : file.tell()]] = header
+        _headers[bytes(data[at : file.tell()])] = header
     return header, file.tell()
 
 
-def _npz(data: bytes, inputs: Sequence[dict[str, Any]], most: int) -> list[NDArray[Any]]:
+def _npz(data: bytes | bytearray, inputs: Sequence[dict[str, Any]], most: int) -> list[NDArray[Any]]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
@@ -121,7 +121,7 @@ def _npz(data: bytes, inputs: Sequence[dict[str, Any]], most: int) -> list[NDArr
         raise BadBody(400, "this is no .npz", str(error)[:200]) from None
 
 
-def _json(data: bytes, inputs: Sequence[dict[str, Any]]) -> list[NDArray[Any]]:
+def _json(data: bytes | bytearray, inputs: Sequence[dict[str, Any]]) -> list[NDArray[Any]]:
     try:
         said = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -26,6 +26,10 @@ REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found",
            501: "Not Implemented", 503: "Service Unavailable"}  # fmt: skip
 
 MOST_KNOWN, MOST_KNOWN_HEAD = 256, 2048
+READ = 64 << 10
+"""Bytes that are read at once while it is not known how long a request is."""
+KEPT = 32 << 20
+"""Bytes of memory for bodies that are kept: fresh memory costs a large body more than reading it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,8 @@ class Request:
     method: str
     path: str
     headers: dict[str, str]
-    body: bytes = b""
+    body: bytes | bytearray = b""
+    """Lent: it is used again once the request is answered."""
     length: int = 0
     close: bool = False
     """Whether its client wants the connection to end with the answer."""
@@ -92,6 +97,9 @@ class Server:
         self.connections: set[Connection] = set()
         self.turned_away = 0
         self.pending = 0
+        self.room = memoryview(bytearray(READ))
+        """Where connections read heads to, one after the other."""
+        self.bodies = Bodies()
         self.heads: dict[bytes, Request] = {}
         """Heads that were understood and let in: a client sends the same one every time."""
         self._server: asyncio.AbstractServer | None = None
@@ -165,7 +173,32 @@ class Server:
         return int(text)
 
 
-class Connection(asyncio.Protocol):
+class Bodies:
+    """Memory for bodies, used again by the next one of its length."""
+
+    def __init__(self, most: int = KEPT) -> None:
+        self._free: dict[int, list[bytearray]] = {}
+        self._left = most
+
+    def take(self, length: int) -> bytearray:
+        """Holds anything; whoever takes it fills all of it."""
+        free = self._free.get(length)
+        if not free:
+            return bytearray(length)
+        self._left += length
+        return free.pop()
+
+    def give(self, body: bytearray) -> None:
+        """Nobody reads it any more."""
+        if len(body) <= self._left:
+            self._left -= len(body)
+            self._free.setdefault(len(body), []).append(body)
+        elif len(self._free) > 1 or len(body) not in self._free:  # lengths nobody asks for any more are in the way
+            self._left += sum(length * len(rest) for length, rest in self._free.items())
+            self._free.clear()
+
+
+class Connection(asyncio.BufferedProtocol):
     """One client. Requests are answered in the order they come."""
 
     def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
@@ -173,7 +206,8 @@ class Connection(asyncio.Protocol):
         self.transport: Any = None
         self.buffer = bytearray()
         self.request: Request | None = None
-        self.wanted = 0
+        self.body = bytearray()
+        self.wanted = self.filled = 0
         self.busy = False
         self.deadline = math.inf
         self.cancel: Cancel | None = None
@@ -206,13 +240,23 @@ class Connection(asyncio.Protocol):
         else:
             self.end()
 
-    def data_received(self, data: bytes) -> None:
-        self.buffer += data
-        if self.busy:
-            if len(self.buffer) > self.server.limits.head:  # pipelined faster than answered
-                self.transport.pause_reading()
-            return
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """A body is read to its place at once."""
+        return memoryview(self.body)[self.filled : self.wanted] if self._in_body() else self.server.room
+
+    def buffer_updated(self, count: int) -> None:
+        if self._in_body():
+            self.filled += count
+        else:
+            self.buffer += self.server.room[:count]
+            if self.busy:
+                if len(self.buffer) > self.server.limits.head:  # pipelined faster than answered
+                    self.transport.pause_reading()
+                return
         self._go_on()
+
+    def _in_body(self) -> bool:
+        return self.request is not None and self.filled < self.wanted
 
     def _go_on(self) -> None:
         try:
@@ -221,12 +265,11 @@ class Connection(asyncio.Protocol):
         except Refused as refused:
             self._send(refused.answer, close=True)
             return
-        if len(self.buffer) < self.wanted:
+        if self.filled < self.wanted:
             return
         request, self.request = self.request, None
         assert request is not None
-        body = bytes(memoryview(self.buffer)[: self.wanted])
-        del self.buffer[: self.wanted]
+        body, self.body, self.filled = self.body, bytearray(), 0
         self.busy, self.deadline = True, math.inf
         mine = Request(request.method, request.path, request.headers, body, request.length, request.close)
         answered = False
@@ -235,6 +278,7 @@ class Connection(asyncio.Protocol):
             nonlocal answered
             answered = True
             self._let_go()
+            self.server.bodies.give(body)
             self.busy, self.cancel = False, None
             self._send(answer, close=request.close, head=request.method == "HEAD")
 
@@ -261,7 +305,11 @@ class Connection(asyncio.Protocol):
         self.server.pending += self.wanted
         if self.server.pending > self.server.limits.pending:
             raise Refused(told(503, "too much is under way already", **{"Retry-After": "1"}))
-        if len(self.buffer) < self.wanted:
+        self.body = self.server.bodies.take(self.wanted)
+        self.filled = min(len(self.buffer), self.wanted)
+        self.body[: self.filled] = memoryview(self.buffer)[: self.filled]
+        del self.buffer[: self.filled]
+        if self.filled < self.wanted:
             self.deadline = self.loop.time() + self.server.limits.body_s
             if request.headers.get("expect", "").lower() == "100-continue":
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
