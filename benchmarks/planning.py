@@ -13,9 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,35 +37,39 @@ WITHIN = 0.20
 INSIDE = 0.9
 
 
-def measure(scratch: Path, quick: bool) -> dict[str, Any]:
+def measure(
+    scratch: Path, quick: bool, times: int = TIMES, keep: Callable[[Any], None] | None = None
+) -> dict[str, Any]:
     """Predicted against real time, and whether the interval held it."""
     asked = os.environ.get("HOLDFAST_BENCH_PLAN")
     jobs = QUICK if quick else {name: words for name, words in JOBS.items() if not asked or name in asked.split(",")}
     rows: list[dict[str, Any]] = []
+    told = scratch / "told"
+    if gpu():  # one is planned with only if it has a verdict
+        env = {**os.environ, STATE: str(told)}
+        subprocess.run(command("doctor", "-q"), env=env, cwd=scratch, capture_output=True, check=False)
     for name, words in jobs.items():
         state = scratch / f"state-{name}"
-        _prepared(name, words, scratch, state)
-        for number in range(1 if quick else TIMES):
+        if told.exists():
+            shutil.copytree(told, state)
+        # Data that a workload makes once are made before anything is timed, as a second run of a user would find them.
+        _plan(name, [*words, "--measure", "3s"], scratch, state)
+        for number in range(1 if quick else times):
             rows.append({"job": name, "history": number, **_once(name, words, scratch / f"runs-{name}", state)})
             say(f"  {json.dumps(rows[-1])}")
+            if keep is not None:
+                keep(_together(rows))
+    return _together(rows)
+
+
+def _together(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "rows": rows,
-        "off": {name: max(abs(row["off"]) for row in rows if row["job"] == name) for name in jobs},
+        "off": {row["job"]: max(abs(each["off"]) for each in rows if each["job"] == row["job"]) for row in rows},
         "off_without_history": {row["job"]: row["off"] for row in rows if row["history"] == 0},
         "inside": sum(row["inside"] for row in rows),
         "runs": len(rows),
     }
-
-
-def _prepared(name: str, words: list[str], scratch: Path, state: Path) -> None:
-    """Data that a workload makes once are made before anything is timed, as a second run of a user would find them.
-
-    A GPU is planned with only if it has a verdict: the doctor is asked first.
-    """
-    if gpu():
-        env = {**os.environ, STATE: str(state)}
-        subprocess.run(command("doctor", "-q"), env=env, cwd=scratch, capture_output=True, check=False)
-    _plan(name, words, scratch, state)
 
 
 def _plan(name: str, words: list[str], scratch: Path, state: Path) -> dict[str, Any]:
@@ -118,18 +125,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the result file")
     parser.add_argument("--quick", action="store_true", help="one short run: does it work?")
+    parser.add_argument("--times", type=int, default=TIMES, help=f"plans and runs of each (default {TIMES})")
     args = parser.parse_args()
     began = time.monotonic()
+
+    def keep(measured: dict[str, Any]) -> None:
+        """After each run: a lent machine may be taken back."""
+        record = {"part": "plan", "date": time.strftime("%Y-%m-%d"), "command": " ".join(["python", *sys.argv]),
+                  "machine": {**machine(), "gpu": gpu()}, "versions": versions(),
+                  "seconds": round(time.monotonic() - began, 1), "measured": measured}  # fmt: skip
+        write(args.out, record, bounds(measured))
+
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", ignore_cleanup_errors=True) as scratch:
         adopt(Path(scratch))
-        measured = measure(Path(scratch), args.quick)
-    found = bounds(measured)
-    how = f"python benchmarks/planning.py --out {args.out}"
-    record = {"part": "plan", "date": time.strftime("%Y-%m-%d"), "command": how,
-              "machine": {**machine(), "gpu": gpu()}, "versions": versions(),
-              "seconds": round(time.monotonic() - began, 1), "measured": measured}  # fmt: skip
-    write(args.out, record, found)
-    return 1 if told(found, quick=args.quick) else 0
+        measured = measure(Path(scratch), args.quick, args.times, keep)
+    return 1 if told(bounds(measured), quick=args.quick) else 0
 
 
 if __name__ == "__main__":

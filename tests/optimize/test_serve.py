@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from holdfast.optimize.serving.http import READ, Bodies
 from holdfast.runtime import process
 from tests.optimize import small
 
@@ -191,19 +193,53 @@ def test_sixteen_clients_at_once_get_their_own_answers(served: Served) -> None:
     assert not wrong
 
 
+def test_a_body_in_pieces_with_the_next_question_behind_it(served: Served) -> None:
+    """Its memory is lent to the next one: nothing of the one before may be left in it."""
+    questions = [np.random.default_rng(number).standard_normal((500, 6)).astype(np.float32) for number in range(6)]
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as sock, sock.makefile("rb") as file:
+        sent = b"".join(_question(each) for each in questions)
+        for at in range(0, len(sent), 5000):
+            sock.sendall(sent[at : at + 5000])
+            time.sleep(0.001)
+        for each in questions:
+            assert np.allclose(_told(file), each @ small.WEIGHT, atol=1e-4)
+
+
+def _question(array: np.ndarray) -> bytes:
+    body = npy(array)
+    head = f"POST /predict HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/x-npy\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _told(file: io.BufferedIOBase) -> np.ndarray:
+    assert file.readline().startswith(b"HTTP/1.1 200 ")
+    length = 0
+    while (line := file.readline().strip().lower()) != b"":
+        length = int(line[16:]) if line.startswith(b"content-length: ") else length
+    found: np.ndarray = np.load(io.BytesIO(file.read(length)))
+    return found
+
+
+def test_memory_for_bodies_is_lent_and_never_more_than_is_kept() -> None:
+    pool = Bodies(most=3 * READ)
+    first, second = pool.take(2 * READ), pool.take(2 * READ)
+    pool.give(first)
+    assert pool.take(2 * READ) is first
+    pool.give(first)
+    pool.give(second)  # there is no room for both
+    assert pool.take(2 * READ) is second and pool.take(2 * READ) is not first
+    small_one = pool.take(10)
+    pool.give(small_one)
+    assert pool.take(10) is not small_one, "what is small is cheaper made anew"
+
+
 def test_many_questions_before_the_first_answer_are_answered_in_order(served: Served) -> None:
     questions = [np.full((1, 6), float(number), np.float32) for number in range(50)]
     with socket.create_connection(("127.0.0.1", served.port), timeout=60) as sock, sock.makefile("rb") as file:
         for each in questions:
-            body = npy(each)
-            head = f"POST /predict HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/x-npy\r\n"
-            sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            sock.sendall(_question(each))
         for each in questions:
-            assert file.readline().startswith(b"HTTP/1.1 200 ")
-            length = 0
-            while (line := file.readline().strip().lower()) != b"":
-                length = int(line[16:]) if line.startswith(b"content-length: ") else length
-            assert np.allclose(np.load(io.BytesIO(file.read(length))), each @ small.WEIGHT, atol=1e-4)
+            assert np.allclose(_told(file), each @ small.WEIGHT, atol=1e-4)
 
 
 def test_a_head_that_was_let_in_opens_no_door_to_others(served: Served) -> None:

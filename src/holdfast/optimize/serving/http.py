@@ -174,11 +174,11 @@ class Server:
 
 
 class Bodies:
-    """Memory for bodies, used again by the next one of its length."""
+    """Memory for large bodies, used again by the next one of its length."""
 
     def __init__(self, most: int = KEPT) -> None:
+        self._most = self._left = most
         self._free: dict[int, list[bytearray]] = {}
-        self._left = most
 
     def take(self, length: int) -> bytearray:
         """Holds anything; whoever takes it fills all of it."""
@@ -190,12 +190,12 @@ class Bodies:
 
     def give(self, body: bytearray) -> None:
         """Nobody reads it any more."""
-        if len(body) <= self._left:
-            self._left -= len(body)
-            self._free.setdefault(len(body), []).append(body)
-        elif len(self._free) > 1 or len(body) not in self._free:  # lengths nobody asks for any more are in the way
-            self._left += sum(length * len(rest) for length, rest in self._free.items())
-            self._free.clear()
+        if not READ <= len(body) <= self._most:
+            return
+        if len(body) > self._left:  # of lengths that nobody asks for any more
+            self._free, self._left = {}, self._most
+        self._left -= len(body)
+        self._free.setdefault(len(body), []).append(body)
 
 
 class Connection(asyncio.BufferedProtocol):
