@@ -44,14 +44,14 @@ def measure(
     asked = os.environ.get("HOLDFAST_BENCH_PLAN")
     jobs = QUICK if quick else {name: words for name, words in JOBS.items() if not asked or name in asked.split(",")}
     rows: list[dict[str, Any]] = []
-    told = scratch / "told"
+    verdicts = scratch / "verdicts"
     if gpu():  # one is planned with only if it has a verdict
-        env = {**os.environ, STATE: str(told)}
+        env = {**os.environ, STATE: str(verdicts)}
         subprocess.run(command("doctor", "-q"), env=env, cwd=scratch, capture_output=True, check=False)
     for name, words in jobs.items():
         state = scratch / f"state-{name}"
-        if told.exists():
-            shutil.copytree(told, state)
+        if verdicts.exists():
+            shutil.copytree(verdicts, state)
         # Data that a workload makes once are made before anything is timed, as a second run of a user would find them.
         _plan(name, [*words, "--measure", "3s"], scratch, state)
         for number in range(1 if quick else times):

@@ -42,7 +42,7 @@ class Ranks:
 
     def start(self) -> list[int]:
         """All ranks until they have ended; their exit codes."""
-        port = _free_port()
+        port = free_port()
         pids = [self._fork(rank, port) for rank in range(self.ranks)]
         self.starts += 1
         codes = []
@@ -94,7 +94,7 @@ class Ranks:
         }
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with contextlib.closing(socket.socket()) as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])

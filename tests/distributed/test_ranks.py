@@ -21,7 +21,7 @@ import pytest
 from holdfast.distributed.job import Job
 from holdfast.distributed.watch import Boards
 from holdfast.runfolder import list_runs
-from tests.distributed.driving import DEATHS, SCRIPT
+from tests.distributed.driving import DEATHS, SCRIPT, free_port
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="ranks are forked by these tests")
@@ -198,3 +198,35 @@ def test_launch_survives_a_kill_and_a_stop_bit_for_bit(found: dict[str, Any], tm
     assert receipt["weights_sha256"] == found["two"]["sha256"]
     assert receipt["faults"] == {"hang": 1, "killed": 1} and receipt["steps_lost"] == 0
     assert not _jobs_of(launch.pid), "nothing is left in shared memory"
+
+
+@pytest.mark.timeout(600)
+def test_two_machines_and_a_rank_of_the_second_dies(found: dict[str, Any], tmp_path: Path) -> None:
+    """Two agents that meet over loopback, each with folders of its own: what two machines would be."""
+    (tmp_path / "seen").mkdir()
+    given = ["die=1:4:backward", f"seen={tmp_path / 'seen'}", "watchdog.floor=1s", "run.threads=1", "--json", "-q"]
+    meeting = ["--nproc", "1", "--nodes", "2", "--master", f"127.0.0.1:{free_port()}"]
+    machines = []
+    for number in ("0", "1"):
+        (tmp_path / number).mkdir()
+        words = [*meeting, "--node-rank", number, str(SCRIPT), *given, f"run.folder={tmp_path / number}"]
+        machines.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "holdfast", "launch", *words],
+                stdout=subprocess.PIPE,
+                env={**_environment(), "HOLDFAST_STATE": str(tmp_path / number / "state")},
+                cwd=tmp_path / number,
+            )
+        )
+    try:
+        first, second = (json.loads(each.communicate(timeout=300)[0]) for each in machines)
+    finally:
+        for each in machines:
+            if each.poll() is None:
+                each.terminate()
+    assert [each.returncode for each in machines] == [0, 0]
+    assert first["state"] == "FINISHED" and second == {"state": "ENDED", "exit_code": 0}
+    assert (tmp_path / "seen" / "died-1-4-backward").exists()
+    assert first["receipt"]["weights_sha256"] == found["two"]["sha256"]
+    assert first["receipt"]["steps_lost"] == 0 and sum(first["receipt"]["faults"].values()) == 1
+    assert len(list_runs(tmp_path / "0")) == 1 and not list_runs(tmp_path / "1")

@@ -217,6 +217,10 @@ def _tell(folder: RunFolder | None, outcome: dict[str, Any], stopped_by: int | N
     if folder is None:
         if error is not None:
             raise error
+        if output.as_json:
+            output.json({"state": outcome["state"], "exit_code": code})
+        else:
+            output.print("the ranks of this machine have ended; the run and how it ended are on the first machine")
         return code
     rank.settle(folder, {**outcome, "code": code})
     folder.append(Event.now("end", state=outcome["state"], exit_code=code, error=found))

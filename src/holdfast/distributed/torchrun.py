@@ -114,8 +114,8 @@ class Launch:
         self._journal = 0 if run is None else _size(run.path / "journal.jsonl")
         self._times = dict.fromkeys(("beat", "strangers", "asked"), 0.0)
         self._now = False
-        log = (job.path if run is None else run.path) / AGENT_LOG
-        with open(log, "ab") as file:
+        self.log = (job.path if run is None else run.path) / AGENT_LOG
+        with open(self.log, "ab") as file:
             self.agent = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -146,10 +146,13 @@ class Launch:
     def _without_a_word(self) -> dict[str, Any]:
         if self.stop_signal is not None:
             return {"state": "STOPPED"}
+        if self.run is None and self.agent.returncode == 0:
+            return {"state": "ENDED"}  # the rank that knows more is on the first machine
         error = {
             "error": "GaveUp",
             "message": f"torchrun ended with code {self.agent.returncode}, and no rank has said why",
-            "hints": [f"its own words are in {AGENT_LOG}"],
+            "cause": _last_line(self.log) if self.run is None else None,
+            "hints": [f"its own words are in {AGENT_LOG}"] if self.run is not None else [],
             "exit_code": 4,
         }
         return {"state": "GAVE_UP", "error": error}
@@ -282,6 +285,14 @@ def _end_with_us() -> None:
     import ctypes
 
     ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM, 0, 0, 0)
+
+
+def _last_line(path: Path) -> str | None:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return None
+    return next((f"torchrun: {line.strip()[:300]}" for line in reversed(lines) if line.strip()), None)
 
 
 def _size(path: Path) -> int:
