@@ -156,9 +156,9 @@ class Load:
 class Served:
     """`holdfast serve` in a process of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, readers: int = 0) -> None:
         self.folder = folder
-        words = command("serve", str(folder), "--port", "0", "--batch", "16")
+        words = command("serve", str(folder), "--port", "0", "--batch", "16", "--readers", str(readers))
         self.child = subprocess.Popen(
             words, stdout=subprocess.PIPE, text=True, env={**os.environ, "HOLDFAST_SERVE_TOKEN": TOKEN}
         )
@@ -166,7 +166,11 @@ class Served:
         found = re.search(r":(\d+)/predict", self.child.stdout.readline())
         assert found
         self.port = int(found[1])
-        self.clients = Load(self, "npy")
+        try:
+            self.clients = Load(self, "npy")
+        except BaseException:
+            self.child.terminate()
+            raise
 
     def __enter__(self) -> Served:
         return self

@@ -15,9 +15,11 @@ import hmac
 import json
 import signal
 import socket
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from holdfast.optimize.post import apply
 from holdfast.optimize.serving import bodies
 from holdfast.optimize.serving.batching import Batcher, Full, NotFinite
 from holdfast.optimize.serving.http import Answer, Cancel, Limits, Reply, Request, Server, told
+from holdfast.optimize.serving.readers import Readers, fitting
 
 PORT = 8377
 RECENT = 4096
@@ -38,12 +41,14 @@ RECENT = 4096
 class App:
     """Answers requests about one bundle."""
 
-    def __init__(self, bundle: Bundle, token: str, limits: Limits, *, most: int = 16) -> None:
+    def __init__(self, bundle: Bundle, token: str, limits: Limits, *, most: int = 16, readers: int = 1) -> None:
         self.bundle, self.token, self.limits = bundle, token.encode(), limits
         self.post = bundle.manifest.get("post")
         finish = None if self.post is None else self._suppressed
         self.batcher = Batcher(bundle.engine(), most=most, finish=finish)
-        self.server = Server(self.answer, limits, self.early)
+        share = replace(limits, connections=max(1, limits.connections // readers))
+        self.servers = [Server(self.answer, share, self.early) for _ in range(readers)]
+        self._keeping = threading.Lock()
         self.counts: Counter[int] = Counter()
         self.recent: deque[float] = deque(maxlen=RECENT)
         self.names = [each["name"] for each in bundle.manifest["outputs"]]
@@ -55,7 +60,7 @@ class App:
             return None
         scheme, _, said = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(said.strip().encode("latin-1", "replace"), self.token):
-            self.counts[401] += 1
+            self._count(401)
             return told(401, "this needs the token that `holdfast serve` printed",
                         "send the header `Authorization: Bearer TOKEN`", **{"WWW-Authenticate": "Bearer"})  # fmt: skip
         if request.path == "/predict" and request.method != "POST":
@@ -80,9 +85,15 @@ class App:
             answer = Answer(200, json.dumps(about, indent=2).encode() + b"\n")
         else:
             answer = told(404, "there is nothing here", "there are /predict, /metrics, /healthz and /")
-        self.counts[answer.status] += 1
+        self._count(answer.status)
         reply(answer)
         return None
+
+    def _count(self, status: int, took_s: float | None = None) -> None:
+        with self._keeping:  # several threads may be answering
+            self.counts[status] += 1
+            if took_s is not None:
+                self.recent.append(took_s)
 
     def _predict(self, request: Request, reply: Reply) -> Cancel | None:
         began = time.perf_counter()
@@ -90,9 +101,7 @@ class App:
 
         def done(found: Any) -> None:
             answer = self._told(found) if isinstance(found, Exception) else self._written(found, kind)
-            if answer.status == 200:
-                self.recent.append(time.perf_counter() - began)
-            self.counts[answer.status] += 1
+            self._count(answer.status, time.perf_counter() - began if answer.status == 200 else None)
             reply(answer)
 
         try:
@@ -120,12 +129,11 @@ class App:
 
     def metrics(self) -> str:
         """For Prometheus."""
-        batcher, server = self.batcher, self.server
+        batcher = self.batcher
+        with self._keeping:
+            counts, recent = sorted(self.counts.items()), list(self.recent)
         lines = ["# TYPE holdfast_serve_requests_total counter"]
-        lines += [
-            f'holdfast_serve_requests_total{{status="{code}"}} {count}' for code, count in sorted(self.counts.items())
-        ]
-        recent = list(self.recent)
+        lines += [f'holdfast_serve_requests_total{{status="{code}"}} {count}' for code, count in counts]
         if recent:
             lines.append("# TYPE holdfast_serve_latency_seconds summary")
             lines += [
@@ -138,8 +146,8 @@ class App:
             ("engine_failures_total", "counter", batcher.failed),
             ("engine_busy_seconds_total", "counter", round(batcher.busy_s, 3)),
             ("waiting_inputs", "gauge", batcher.depth),
-            ("connections", "gauge", server.open),
-            ("connections_turned_away_total", "counter", server.turned_away),
+            ("connections", "gauge", sum(each.open for each in self.servers)),
+            ("connections_turned_away_total", "counter", sum(each.turned_away for each in self.servers)),
         ):
             lines += [f"# TYPE holdfast_serve_{name} {kind}", f"holdfast_serve_{name} {value}"]
         return "\n".join(lines) + "\n"
@@ -153,11 +161,12 @@ def serve(
     port: int = PORT,
     most: int = 16,
     limits: Limits | None = None,
+    readers: int = 0,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serve until the process is asked to end."""
+    """Serve until the process is asked to end; `readers` threads read requests, 0: as many as are worth it here."""
     limits = limits or Limits(connections=_connections())
-    app = App(bundle, token, limits, most=most)
+    app = App(bundle, token, limits, most=most, readers=readers or fitting())
     app.batcher.engine.run([np.zeros((1, *each["shape"]), each["dtype"]) for each in bundle.inputs])  # warm
     listening = _listen(host, port)
 
@@ -166,16 +175,31 @@ def serve(
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError, RuntimeError):
                 loop.add_signal_handler(number, stop.set)
-        await app.server.start(listening)
         chosen = listening.getsockname()[1]
-        say(f"serving {bundle.manifest['name']} at http://{host}:{chosen}/predict")
-        await stop.wait()
-        await app.server.close()
+        async with _answering(app.servers, listening):
+            say(f"serving {bundle.manifest['name']} at http://{host}:{chosen}/predict")
+            await stop.wait()
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(main())
     app.batcher.close()
     say(f"{app.batcher.rows} inputs answered in {app.batcher.batches} batches")
+
+
+@contextlib.asynccontextmanager
+async def _answering(servers: list[Server], listening: socket.socket) -> AsyncIterator[None]:
+    """One server in this loop, or several in threads of their own that are handed what comes."""
+    if len(servers) == 1:
+        await servers[0].start(listening)
+        yield
+        await servers[0].close()
+        return
+    readers = Readers(servers)
+    accepting = asyncio.create_task(readers.accept(listening))
+    yield
+    accepting.cancel()
+    readers.close()
+    listening.close()
 
 
 def _connections() -> int:
