@@ -50,11 +50,8 @@ def main() -> int:
         for part, bundle, many in (("serve-eeg", _given, 1000), ("serve-policy", _policy, 6000)):
             if part in parts:
                 say(f"  {part}")
-                folder = bundle(scratch)
-                for readers, name in ((0, part), (1, f"{part}, one reader")):
-                    with Served(folder, readers) as served:
-                        measured[name] = {**gain(served, many), "inputs_per_batch": served.inputs_per_batch()}
-                    keep(args.out, measured, bounds, began)
+                with Served(bundle(scratch)) as served:
+                    measured[part] = {**gain(served, many), "inputs_per_batch": served.inputs_per_batch()}
                 bounds += _served(part, measured[part])
                 keep(args.out, measured, bounds, began)
     return 1 if told(bounds, quick=False) else 0

@@ -47,10 +47,9 @@ class Served:
         return status, json.loads(said)["error"]
 
 
-@pytest.fixture(scope="module", params=["1", "3"], ids=["one-reader", "three-readers"])
-def served(made: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+@pytest.fixture(scope="module")
+def served(made: Path) -> Iterator[Served]:
     words = [sys.executable, "-m", "holdfast.cli.main", "serve", str(made), "--port", "0", "--max-body", "100KB"]
-    words += ["--readers", request.param]
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, text=True, env={**os.environ, "HOLDFAST_SERVE_TOKEN": TOKEN}
     ) as child:

@@ -41,7 +41,6 @@ examples:
     parser.add_argument("--port", type=int, default=8377, help="default 8377; 0 takes any that is free")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (default 127.0.0.1)")
     parser.add_argument("--batch", type=int, default=16, help="inputs that are answered together at most (default 16)")
-    parser.add_argument("--readers", type=int, default=0, help="threads that read requests (default: by the cores)")
     parser.add_argument("--max-body", default="64MiB", metavar="SIZE", help="largest request (default 64MiB)")
     add_flags(parser, json=False)
     parser.set_defaults(run=run)
@@ -61,10 +60,8 @@ def run(args: argparse.Namespace) -> int:
         body = parse_bytes(args.max_body)
     except ValueError as error:
         raise UsageError(f"--max-body: {error}", command="serve") from None
-    if args.batch < 1 or not 0 <= args.port < 65536 or body < 1 or not 0 <= args.readers <= 64:
-        raise UsageError(
-            "--batch and --max-body are above 0, --port is below 65536, --readers is up to 64", command="serve"
-        )
+    if args.batch < 1 or not 0 <= args.port < 65536 or body < 1:
+        raise UsageError("--batch and --max-body are above 0, --port is below 65536", command="serve")
     token = os.environ.get(TOKEN, "")
     if token and (len(token) < 16 or not token.isascii() or any(each.isspace() for each in token)):
         raise UserError(f"{TOKEN} is no token", cause="it has fewer than 16 characters, or others than plain ones")
@@ -75,8 +72,5 @@ def run(args: argparse.Namespace) -> int:
     if args.host not in ("127.0.0.1", "localhost", "::1"):
         output.note("others can reach this address, and nothing on the way is encrypted")
     limits = Limits(body=body, pending=4 * body, connections=_connections())
-    serve(
-        bundle, token=token, host=args.host, port=args.port, most=args.batch, limits=limits, readers=args.readers,
-        say=output.print,
-    )  # fmt: skip
+    serve(bundle, token=token, host=args.host, port=args.port, most=args.batch, limits=limits, say=output.print)
     return ExitCode.OK

@@ -15,11 +15,9 @@ import hmac
 import json
 import signal
 import socket
-import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,7 +29,6 @@ from holdfast.optimize.post import apply
 from holdfast.optimize.serving import bodies
 from holdfast.optimize.serving.batching import Batcher, Full, NotFinite
 from holdfast.optimize.serving.http import Answer, Cancel, Limits, Reply, Request, Server, told
-from holdfast.optimize.serving.readers import Readers, fitting
 
 PORT = 8377
 RECENT = 4096
@@ -41,14 +38,12 @@ RECENT = 4096
 class App:
     """Answers requests about one bundle."""
 
-    def __init__(self, bundle: Bundle, token: str, limits: Limits, *, most: int = 16, readers: int = 1) -> None:
+    def __init__(self, bundle: Bundle, token: str, limits: Limits, *, most: int = 16) -> None:
         self.bundle, self.token, self.limits = bundle, token.encode(), limits
         self.post = bundle.manifest.get("post")
         finish = None if self.post is None else self._suppressed
         self.batcher = Batcher(bundle.engine(), most=most, finish=finish)
-        share = replace(limits, connections=max(1, limits.connections // readers))
-        self.servers = [Server(self.answer, share, self.early) for _ in range(readers)]
-        self._keeping = threading.Lock()
+        self.server = Server(self.answer, limits, self.early)
         self.counts: Counter[int] = Counter()
         self.recent: deque[float] = deque(maxlen=RECENT)
         self.names = [each["name"] for each in bundle.manifest["outputs"]]
@@ -60,7 +55,7 @@ class App:
             return None
         scheme, _, said = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(said.strip().encode("latin-1", "replace"), self.token):
-            self._count(401)
+            self.counts[401] += 1
             return told(401, "this needs the token that `holdfast serve` printed",
                         "send the header `Authorization: Bearer TOKEN`", **{"WWW-Authenticate": "Bearer"})  # fmt: skip
         if request.path == "/predict" and request.method != "POST":
@@ -85,15 +80,9 @@ class App:
             answer = Answer(200, json.dumps(about, indent=2).encode() + b"\n")
         else:
             answer = told(404, "there is nothing here", "there are /predict, /metrics, /healthz and /")
-        self._count(answer.status)
+        self.counts[answer.status] += 1
         reply(answer)
         return None
-
-    def _count(self, status: int, took_s: float | None = None) -> None:
-        with self._keeping:  # several threads may be answering
-            self.counts[status] += 1
-            if took_s is not None:
-                self.recent.append(took_s)
 
     def _predict(self, request: Request, reply: Reply) -> Cancel | None:
         began = time.perf_counter()
@@ -101,7 +90,9 @@ class App:
 
         def done(found: Any) -> None:
             answer = self._told(found) if isinstance(found, Exception) else self._written(found, kind)
-            self._count(answer.status, time.perf_counter() - began if answer.status == 200 else None)
+            if answer.status == 200:
+                self.recent.append(time.perf_counter() - began)
+            self.counts[answer.status] += 1
             reply(answer)
 
         try:
@@ -129,11 +120,12 @@ class App:
 
     def metrics(self) -> str:
         """For Prometheus."""
-        batcher = self.batcher
-        with self._keeping:
-            counts, recent = sorted(self.counts.items()), list(self.recent)
+        batcher, server = self.batcher, self.server
         lines = ["# TYPE holdfast_serve_requests_total counter"]
-        lines += [f'holdfast_serve_requests_total{{status="{code}"}} {count}' for code, count in counts]
+        lines += [
+            f'holdfast_serve_requests_total{{status="{code}"}} {count}' for code, count in sorted(self.counts.items())
+        ]
+        recent = list(self.recent)
         if recent:
             lines.append("# TYPE holdfast_serve_latency_seconds summary")
             lines += [
@@ -146,8 +138,8 @@ class App:
             ("engine_failures_total", "counter", batcher.failed),
             ("engine_busy_seconds_total", "counter", round(batcher.busy_s, 3)),
             ("waiting_inputs", "gauge", batcher.depth),
-            ("connections", "gauge", sum(each.open for each in self.servers)),
-            ("connections_turned_away_total", "counter", sum(each.turned_away for each in self.servers)),
+            ("connections", "gauge", server.open),
+            ("connections_turned_away_total", "counter", server.turned_away),
         ):
             lines += [f"# TYPE holdfast_serve_{name} {kind}", f"holdfast_serve_{name} {value}"]
         return "\n".join(lines) + "\n"
@@ -161,12 +153,11 @@ def serve(
     port: int = PORT,
     most: int = 16,
     limits: Limits | None = None,
-    readers: int = 0,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serve until the process is asked to end; `readers` threads read requests, 0: as many as are worth it here."""
+    """Serve until the process is asked to end."""
     limits = limits or Limits(connections=_connections())
-    app = App(bundle, token, limits, most=most, readers=readers or fitting())
+    app = App(bundle, token, limits, most=most)
     app.batcher.engine.run([np.zeros((1, *each["shape"]), each["dtype"]) for each in bundle.inputs])  # warm
     listening = _listen(host, port)
 
@@ -175,31 +166,16 @@ def serve(
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError, RuntimeError):
                 loop.add_signal_handler(number, stop.set)
+        await app.server.start(listening)
         chosen = listening.getsockname()[1]
-        async with _answering(app.servers, listening):
-            say(f"serving {bundle.manifest['name']} at http://{host}:{chosen}/predict")
-            await stop.wait()
+        say(f"serving {bundle.manifest['name']} at http://{host}:{chosen}/predict")
+        await stop.wait()
+        await app.server.close()
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(main())
     app.batcher.close()
     say(f"{app.batcher.rows} inputs answered in {app.batcher.batches} batches")
-
-
-@contextlib.asynccontextmanager
-async def _answering(servers: list[Server], listening: socket.socket) -> AsyncIterator[None]:
-    """One server in this loop, or several in threads of their own that are handed what comes."""
-    if len(servers) == 1:
-        await servers[0].start(listening)
-        yield
-        await servers[0].close()
-        return
-    readers = Readers(servers)
-    accepting = asyncio.create_task(readers.accept(listening))
-    yield
-    accepting.cancel()
-    readers.close()
-    listening.close()
 
 
 def _connections() -> int:

@@ -166,10 +166,10 @@ class Batcher:
 
 
 def _deliver(answers: list[tuple[Waiting, Any]]) -> None:
-    """All answers of a batch for the same loop in one call: waking it costs more than an answer."""
-    for loop in {id(each.loop): each.loop for each, _ in answers}.values():
+    """All answers of a batch in one call: waking the loop costs more than an answer."""
+    if answers:
         with contextlib.suppress(RuntimeError):  # the loop is gone, and nobody waits any more
-            loop.call_soon_threadsafe(_settle, [each for each in answers if each[0].loop is loop])
+            answers[0][0].loop.call_soon_threadsafe(_settle, answers)
 
 
 def _settle(answers: list[tuple[Waiting, Any]]) -> None:

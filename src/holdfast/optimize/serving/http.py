@@ -112,15 +112,6 @@ class Server:
     async def start(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: Connection(self, loop), sock=sock, backlog=1024)
-        self.watch(loop)
-
-    async def take(self, sock: socket.socket) -> None:
-        """A connection that somebody else has accepted."""
-        loop = asyncio.get_running_loop()
-        await loop.connect_accepted_socket(lambda: Connection(self, loop), sock)
-
-    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on whoever is too late is told so."""
         self._sweep(loop)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
