@@ -1,4 +1,4 @@
-"""A small transformer learns response times from windows of simulated recordings. The default of `make demo`.
+"""A small transformer learns response times from windows of simulated recordings.
 
     holdfast train examples/windows.py
     holdfast chaos examples/windows.py --faults sigkill@40,hang@70,oom_in_step@100

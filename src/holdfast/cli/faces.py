@@ -124,7 +124,8 @@ class Epochs:
         """The values of the epoch that ended, and its seconds."""
         now = event.seconds()
         seconds = None if now is None or self.began is None else now - self.began
-        values = self.values or ({} if self.loss is None else {"loss": self.loss})
+        loss = event.data.get("loss", self.loss)
+        values = self.values or ({} if loss is None else {"loss": loss})
         self.values, self.began = {}, now
         return values, seconds
 

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
+from holdfast.better import smaller_is_better
 from holdfast.monitor import scenes
 from holdfast.monitor.columns import Series
 from holdfast.monitor.places import files_of
@@ -32,7 +33,6 @@ FINDINGS = frozenset(
 )
 """Events that tell what was found out and decided."""
 _SPLIT = re.compile(r"^(train|training|trn|valid|validation|val|test|eval|dev)[_/.\-](.+)$")
-_LOSSES = ("loss", "error", "mse", "mae", "perplexity", "nll")
 _UNITS = {
     "load_pct": ("load", "%", 1.0),
     "memory_used_bytes": ("memory", "GB", 1e-9),
@@ -184,9 +184,7 @@ def charts(run: Run) -> list[dict[str, Any]]:
         match = _SPLIT.match(name)
         groups.setdefault(together.get(name) or (match[2] if match else name), []).append(name)
     ranks = {name: at for at, name in enumerate([*list(wanted)[:1], *first])}
-    ordered = sorted(
-        groups, key=lambda base: (ranks.get(base, len(ranks)), not any(word in base.lower() for word in _LOSSES))
-    )
+    ordered = sorted(groups, key=lambda base: (ranks.get(base, len(ranks)), not smaller_is_better(base)))
     found: list[dict[str, Any]] = []
     for base in ordered[:MOST_CHARTS]:
         lines = [{"key": f"m:{name}", "label": name, "scale": 1.0} for name in groups[base]]

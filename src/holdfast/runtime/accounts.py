@@ -1,6 +1,5 @@
 """The accounts of a run: what was repeated, lost and waited for, counted from what was observed.
 
-    accounts.generation_ended(attempts, step)      # a worker is gone
     accounts.fault(kind)                           # something happened
     accounts.receipt(...)                          # what the user gets at the end, and chaos compares
 

@@ -77,7 +77,7 @@ class Affairs:
 
     @classmethod
     def open(cls, run: RunFolder, plan: Plan, settings: Settings, face: Face) -> Affairs:
-        portable = process.portable() or settings.run.portable
+        portable = process.cannot_fork() or settings.run.portable
         teller = Teller(run, face, settings.checkpoint.best)
         teller.scalars.resume(plan.resume.step if plan.resume else 0)
         memory = Memory(run, settings, portable=portable, say=teller.emit)

@@ -1,7 +1,7 @@
 """Trying a step until it is done: roll back, ask the ladder, try again, or say that this process cannot.
 
     attempts = Attempts(ground, rungs, rung)
-    result = attempts.until_done(perform, work, samples=64)      # whole or not at all; raises LostWorker
+    result = attempts.until_done(perform, work, samples)         # whole or not at all; raises LostWorker
 
 A fault this process survives is mended here: another try, the batch in more pieces, this one batch on the CPU.
 For every other the worker is lost, and the supervisor asks the same ladder.
@@ -186,7 +186,7 @@ class Attempts:
 
     def lose(self, fault: Fault) -> NoReturn:
         """This process must not go on. The supervisor asks the ladder again, with the whole history."""
-        self.ground.over = LostWorker(fault, next_move(fault, self._history, self._rungs, self._rung))
+        self.ground.over = LostWorker(fault)
         raise self.ground.over
 
     def explain(self, error: BaseException) -> Verdict | None:
@@ -273,7 +273,7 @@ class Attempts:
         move = ground.peers.agree_on(next_move(fault, self._history, self._rungs, self._rung, limits=limits))
         in_process = move.action in (Action.RETRY, Action.SPLIT, Action.CPU_BATCH)
         if not in_process or fault.health is not Health.ALIVE or not begun.exact:
-            ground.over = LostWorker(fault, move)
+            ground.over = LostWorker(fault)
             raise ground.over from error
         self._history.append(Past(fault, move, self._rung))
         ground.link.send("fault", fault=fault.to_json(), move=move.to_json())

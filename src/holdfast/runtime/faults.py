@@ -7,8 +7,8 @@
     # "the worker on cuda:0 crashed (SIGSEGV) at step 3 862 in backward"
 
 Types and error codes are asked first, texts last: `signatures.json` holds the messages that are known, most
-telling first. A word found here is a suspicion, not a verdict: the ladder proves blame by running the step
-again elsewhere. Texts about devices count in errors of the RuntimeError family alone, and never on the CPU,
+telling first. A word found here is a suspicion, not a verdict: blame is proven by computing the step
+again (blame.py). Texts about devices count in errors of the RuntimeError family alone, and never on the CPU,
 so a script's own ValueError that quotes such a text stays the script's own.
 """
 

@@ -19,7 +19,6 @@ it that a run cannot live with:
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 import signal
 import sys
@@ -36,6 +35,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader
 
+from holdfast.runtime import process
 from holdfast.runtime.fetching import Failure, Fetcher, Parcel, Start, Ticket, as_it_is, unpack_error
 from holdfast.runtime.marks import IDLE
 
@@ -95,8 +95,7 @@ class _Plan:
 
 def start_method() -> str:
     """Fork where it is fast and safe; spawn on macOS and Windows, and where HOLDFAST_PORTABLE asks for it."""
-    portable = os.environ.get("HOLDFAST_PORTABLE", "0") not in ("", "0")
-    return "fork" if sys.platform == "linux" and not portable else "spawn"
+    return "fork" if sys.platform == "linux" and not process.portable() else "spawn"
 
 
 class Feed:

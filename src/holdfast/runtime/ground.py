@@ -5,8 +5,8 @@
     ground.enter(Phase.FORWARD)                        # on the board, for the watchdog
     ground.take("batch", "data", resumable=True)       # a snapshot of everything protected, at this position
 
-The session (loop and public calls), its attempts (attempting.py) and its landing (landing.py) all work on it, and none
-of them on each other.
+The session (loop and public calls), its attempts (attempting.py) and its landing (landing.py) all work on it; the
+session drives the other two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from holdfast.errors import UserError
 from holdfast.runtime import snapshot
 from holdfast.runtime.board import Phase
 from holdfast.runtime.faults import Fault
-from holdfast.runtime.ladder import Move
 from holdfast.runtime.loader import Loader
 from holdfast.runtime.peers import Alone, Peers
 from holdfast.runtime.quarantine import MOST_LISTED
@@ -38,10 +37,9 @@ class StopRun(BaseException):
 class LostWorker(BaseException):
     """This process cannot go on with the device; a new one will, from the last commit. Let it propagate as well."""
 
-    def __init__(self, fault: Fault, move: Move) -> None:
+    def __init__(self, fault: Fault) -> None:
         super().__init__(fault.sentence())
         self.fault = fault
-        self.move = move
 
 
 class Link(snapshot.Link, Protocol):

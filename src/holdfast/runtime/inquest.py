@@ -76,8 +76,8 @@ class Inquest:
 
     def _another(self, fault: Fault) -> bool:
         """A sample that cannot be read says nothing about a step that failed in the computing."""
-        reading = fault.kind is Kind.BAD_DATA and _reading(fault)
-        return reading and self.case is not None and not _reading(self.case.fault)
+        reading = fault.kind is Kind.BAD_DATA and _while_reading(fault)
+        return reading and self.case is not None and not _while_reading(self.case.fault)
 
     def conclude(self, fault: Fault) -> Path:
         """Close the case with the verdict the worker sent; returns the folder of the fault it is about."""
@@ -111,7 +111,7 @@ class Inquest:
 
     def quarantined(self, message: dict[str, Any]) -> None:
         """A sample has ended a process that was there to try it: then it has ended the one before, too."""
-        if self.case is not None and message.get("fatal") and _reading(self.case.fault):
+        if self.case is not None and message.get("fatal") and _while_reading(self.case.fault):
             sample = {"index": message.get("index"), "source": message.get("source")}
             verdict = Verdict(Blame.DATA, str(message.get("why")), repeatable=True, samples=(sample,))
             self.case.fault = self.case.fault.at(verdict=verdict.to_json())
@@ -150,8 +150,8 @@ class Inquest:
         self._note(fault, verdict)
 
 
-def _reading(fault: Fault) -> bool:
-    """Whether somebody was lost while data were read."""
+def _while_reading(fault: Fault) -> bool:
+    """Whether somebody was lost while data were read: whatever it was, also in an evaluation. Wider than blame's."""
     return fault.kind in (Kind.LOADER_DIED, Kind.LOADER_STUCK) or fault.phase in ("data", "evaluate")
 
 

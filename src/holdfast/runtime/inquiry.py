@@ -1,6 +1,6 @@
 """The replay of a failed step, in the worker that took over: the CPU first, sample by sample where it objects.
 
-    finding = inquire(replay, work, kind, budget_s=20.0)
+    finding = Inquiry(…).into(kind)
     finding.cpu, finding.samples, finding.tensor
 
 The CPU is asked before the device: a class label out of range is an IndexError there, and on some cards a page fault

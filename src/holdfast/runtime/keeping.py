@@ -1,6 +1,6 @@
 """The supervisor's side of the keeper: one save at a time, wishes joined while it is busy.
 
-keeping = Keeping(run_folder, settings, memory, portable=False)
+keeping = Keeping(run_folder, settings, memory, scratch, portable=False)
 keeping.wish("epoch", weights=["best"])
 for report in keeping.hear(): ...          # what was saved, or why not; raises KeeperDied
 keeping.finish(weights=["final"])          # the last save of a run, waited for

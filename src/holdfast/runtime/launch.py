@@ -1,6 +1,6 @@
 """Starting processes: workers from the nursery or by spawn, and the keeper. The supervisor's hands.
 
-launcher = make_launcher(portable=...)         # NurseryLauncher where fork is safe, else SpawnLauncher
+launcher = NurseryLauncher(…)                  # where fork is safe, else SpawnLauncher(env, folder)
 worker = launcher.start(config, arenas)        # a WorkerProcess: channel, board, pid, exit code
 launcher.poll()                                # events of the nursery; call it when its channel is readable
 """
@@ -209,7 +209,9 @@ class SpawnLauncher:
         config["board"] = str(board.path)
         config["arenas"] = [{"paths": slot_paths(arena)} for arena in arenas]
         popen, channel = spawn(
-            ["holdfast.runtime.worker"], self._server, {**self.env, "HOLDFAST_SUPERVISOR": str(os.getpid())}
+            ["holdfast.runtime.worker"],
+            self._server,
+            {**self.env, "HOLDFAST_SUPERVISOR": str(os.getpid()), "HOLDFAST_PORTABLE": "1"},  # its loaders, too
         )
         channel.send(config)
         worker = WorkerProcess(generation, board, channel, popen=popen)

@@ -25,7 +25,7 @@ from holdfast.runtime import checkpoint, layout, marks
 from holdfast.runtime.accounts import Accounts
 from holdfast.runtime.board import Board
 from holdfast.runtime.faults import Fault
-from holdfast.runtime.ladder import Rung
+from holdfast.runtime.ladder import Move, Rung
 from holdfast.runtime.memory import Memory
 from holdfast.runtime.session import LostWorker, Run, Session, StopRun
 from holdfast.runtime.slots import Arena, Slot
@@ -76,7 +76,7 @@ class LocalLink:
         elif kind == "fault":
             fault = Fault.from_json(data["fault"])
             self.accounts.fault(fault.kind.value)
-            self.teller.emit("fault", sentence=fault.sentence(), code=fault.code, **data)
+            self.teller.emit_fault(fault, Move.from_json(data["move"]))
         elif kind == "epoch":
             best, self.teller.best_due = self.teller.best_due, False
             sequence = data.pop("sequence", None)

@@ -1,6 +1,6 @@
 """The memory of a run: which slots there are, where they live, and the newest snapshot in them.
 
-    memory = Memory(run_folder, settings, portable=False)
+    memory = Memory(run_folder, settings, portable=False, say=teller.emit)
     arena = memory.grow(capacity)        # the worker's state needs slots of this size
     memory.newest()                      # the last commit, whatever happened to the worker that made it
 

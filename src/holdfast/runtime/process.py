@@ -19,9 +19,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def portable() -> bool:
-    """True where workers are started by spawn over plain files: no fork, or HOLDFAST_PORTABLE=1."""
-    wanted = os.environ.get("HOLDFAST_PORTABLE", "").lower() in ("1", "true", "yes", "on")
-    return wanted or not hasattr(os, "fork") or sys.platform == "darwin"
+    """True where processes are started by spawn over plain files: no fork, or HOLDFAST_PORTABLE=1."""
+    return os.environ.get("HOLDFAST_PORTABLE", "").lower() in ("1", "true", "yes", "on") or cannot_fork()
+
+
+def cannot_fork() -> bool:
+    """Where there is no fork, or none that is safe."""
+    return not hasattr(os, "fork") or sys.platform == "darwin"
 
 
 def die_with_parent(parent: int | None = None) -> None:

@@ -1,6 +1,6 @@
 """What follows when a worker is lost: count it, keep the evidence, ask the ladder, do what it says. No torch here.
 
-    recovery = Recovery(affairs, crew, ending, watch)
+    recovery = Recovery(affairs, crew, ending, watch, trusting)
     recovery.after_death(worker, fault)      # a new worker, on the rung the ladder chose, or the end of the run
     recovery.in_process(fault, move)         # the worker mended it by itself: it counts all the same
     recovery.notice_commit()                 # the first commit of the new worker ends the crisis
@@ -200,7 +200,7 @@ class Recovery:
 
     def begin_after_crash(self, last_commit_ns: int) -> None:
         """The supervisor before this one died: the time since then is lost as well."""
-        self.crisis = Crisis(time.monotonic(), last_commit_ns, self.affairs.accounts.steps)
+        self.crisis = Crisis(time.monotonic(), last_commit_ns, sequence=0)  # the memory is new, and empty
 
     def _begin_crisis(self) -> None:
         """One that is not over goes on: the time is counted from its first fault."""

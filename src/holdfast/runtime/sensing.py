@@ -4,8 +4,8 @@
     sensing.start()                     # a small process without torch; see holdfast.monitor.devices
     sensing.poll()                      # the newest reading, or None; never waits
 
-Nothing depends on the child: if it ends it is started again later, and if it is silent it is ended. Every tenth of a
-minute a reading is kept in readings.jsonl, so that temperatures can be looked at after the run.
+Nothing depends on the child: if it ends it is started again later, and if it is silent it is ended. Every ten
+seconds a reading is kept in readings.jsonl, so that temperatures can be looked at after the run.
 """
 
 from __future__ import annotations

@@ -253,7 +253,8 @@ class Session:
         snapshots.flush()
         self._attempts.check_numbers()
         sequence = snapshots.last.sequence if snapshots.last is not None else None
-        self._ground.link.send("epoch", epoch=epoch, step=self._position.step, sequence=sequence)
+        loss = self._ground.board.read().loss  # of its last step: for scripts that log nothing
+        self._ground.link.send("epoch", epoch=epoch, step=self._position.step, sequence=sequence, loss=loss)
 
     def batches(self, data: Loader) -> Iterator[Any]:
         """The batches of this epoch that are still to do; a batch is done when the loop comes back for the next."""

@@ -1,9 +1,10 @@
 """Snapshot slots: shared memory that holds a run's state outside the process that trains.
 
-    arena = Arena.create(capacity, slots=4)     # supervisor: owns the memory, reserved before use
-    arena = Arena.open(fds, capacity)           # worker and keeper
-    slot = arena.begin(sequence)                # worker: a slot that is neither the newest nor leased
-    slot.data[...] = ...; slot.commit(step)     # valid from here on; a torn one never becomes valid
+    arena = Arena.create(capacity, slots=5)     # supervisor: owns the memory, reserved before use
+    arena = Arena.open(fds)                     # worker and keeper
+    slot = arena.choose(busy)                   # worker: a slot that is neither the newest nor leased
+    slot.begin(sequence); slot.payload(size)[:] = …
+    slot.commit(sequence=…, step=…, …)          # valid from here on; a torn one never becomes valid
     arena.newest()                              # supervisor, keeper: the slot with the highest sequence
 
 A slot is a page of header and then the bytes of a safetensors file. The sequence number is odd while the

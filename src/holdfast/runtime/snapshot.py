@@ -1,13 +1,14 @@
 """Taking snapshots: every committed step, the whole state goes into a slot of shared memory.
 
     snapshots = Snapshots(protected, link, device)
-    snapshots.take(meta, step=12, loss=loss)       # at the step boundary; a device copies behind the next step
+    snapshots.take(meta, step=12, samples=768, loss=loss)    # at the boundary; a device copies behind the next step
     snapshots.poll()                               # commit copies that have arrived
-    snapshots.roll_back()                          # the state of the last take, in place
+    snapshots.roll_back(…)                         # the state of the last take, in place
 
 On the CPU a take is one pass of copies. On CUDA the state is gathered into one flat device buffer (small
 states) or copied tensor by tensor (large ones) on a side stream into page-locked slots, and the slot is
-committed when the copy has arrived, so no step ever waits for it.
+committed when the copy has arrived. A step waits for that only where no slot is free, or where it is about to change
+what is still being copied.
 """
 
 from __future__ import annotations

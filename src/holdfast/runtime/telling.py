@@ -1,6 +1,6 @@
 """What a run tells the world: journal, beat, metrics, the script's output, and a face if somebody looks.
 
-teller = Teller(run_folder, face)
+teller = Teller(run_folder, face, "valid_loss")    # the metric that says what is best
 teller.emit("fault", code="F005", step=3862)
 teller.log(step, epoch, {"valid_loss": 0.61})      # also: is it the best so far?
 teller.pump_output()                               # what the script printed since the last look
@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from holdfast.better import smaller_is_better
 from holdfast.events import Event, utc_now
 from holdfast.files import number, whole
 from holdfast.runfolder import RunFolder
@@ -24,8 +25,6 @@ from holdfast.runtime.faults import Fault
 from holdfast.runtime.ladder import Move
 from holdfast.runtime.scalars import Scalars
 from holdfast.runtime.spending import Spending
-
-_SMALLER_IS_BETTER = ("loss", "error", "mse", "mae", "rmse", "perplexity")
 
 
 class Face:
@@ -65,7 +64,7 @@ class Teller:
         self.run.append(event)
         self.face.event(event)
 
-    def emit_fault(self, fault: Fault, move: Move, folder: Path) -> None:
+    def emit_fault(self, fault: Fault, move: Move, folder: Path | None = None) -> None:
         self.emit(
             "fault",
             code=fault.code,
@@ -76,7 +75,7 @@ class Teller:
             sentence=fault.sentence(),
             action=move.action.value,
             reason=move.reason,
-            folder=str(folder),
+            **({} if folder is None else {"folder": str(folder)}),
         )
         self.scalars.say(fault.step, f"{fault.code} {fault.sentence()}")
 
@@ -86,7 +85,7 @@ class Teller:
         value = values.get(name)
         if not isinstance(value, (int, float)):
             return
-        smaller = any(word in name for word in _SMALLER_IS_BETTER)
+        smaller = smaller_is_better(name)
         if self.best is None or (value < self.best["value"] if smaller else value > self.best["value"]):
             self.best = {"name": name, "value": float(value), "step": step, "epoch": epoch}
             self.best_due = True

@@ -158,7 +158,7 @@ def _live(config: dict[str, Any], channel: Channel, board: Board, arenas: list[A
     except Closed:  # nobody listens: this worker was abandoned and has come back; its run goes on without it
         code = LOST
     except LostWorker as lost:
-        link.send("lost", fault=lost.fault.to_json(), move=lost.move.to_json())
+        link.send("lost", fault=lost.fault.to_json())
     except (LoaderFailed, BadSamples) as error:  # the ladder decides: a new worker, and new children, may read it
         code = _last_words(link, error, rungs[config["rung"]].device)
     except HoldfastError as error:
@@ -177,7 +177,7 @@ def _last_words(link: SupervisedLink, error: BaseException, device: str) -> int:
     if fault is not None and not (_is_data(charge) and fault.kind in _ALSO_SAMPLES):
         beat = link.board.read()
         fault = fault.at(step=beat.at, phase=beat.phase.label)
-        link.send("lost", fault=fault.to_json(), move=None)
+        link.send("lost", fault=fault.to_json())
         return LOST
     text = _own_traceback(error)
     print(text, file=sys.stderr, flush=True)
@@ -212,7 +212,7 @@ def _accuse(link: SupervisedLink, charge: dict[str, Any], device: str) -> None:
     beat = link.board.read()
     kind = Kind.BAD_DATA if charge["blame"] == "data" else Kind.USER_ERROR
     fault = Fault(kind, device, beat.at, beat.phase.label, message=charge["sentence"], evidence={"verdict": charge})
-    link.send("lost", fault=fault.to_json(), move=None)
+    link.send("lost", fault=fault.to_json())
 
 
 def _summary(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from holdfast import machine
+from holdfast.better import smaller_is_better
 from holdfast.human import count, counted, duration, percent
 from holdfast.monitor.bottleneck import Bottleneck, judge
 from holdfast.monitor.reader import Run
@@ -28,7 +29,6 @@ POINTS = 400
 """Of a curve: more than a terminal is wide."""
 CURVES_REST = 1.8
 """Seconds that curves stay as they are: drawing them is most of what a look costs the run beside it."""
-_SMALLER_IS_BETTER = ("loss", "error", "mse", "mae", "rmse", "perplexity")
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def curve_of(run: Run, name: str, points: int = POINTS) -> Curve:
     known = [value for value in values if math.isfinite(value)]
     best, best_at = None, ""
     if known:
-        best = min(known) if any(word in name for word in _SMALLER_IS_BETTER) else max(known)
+        best = min(known) if smaller_is_better(name) else max(known)
         place = at[values.index(best)]
         by_epoch = bool(run.progress.epochs or run.story.epochs_done)
         best_at = f"epoch {int(series.epochs[place]) + 1}" if by_epoch else f"step {count(int(series.steps[place]))}"
