@@ -93,6 +93,20 @@ def test_supervisor_killed_and_resumed(tmp_path: Path, reference: Drive) -> None
     assert_exact(run, reference(), faults=1)
 
 
+def test_the_time_since_a_supervisor_died_ends_with_the_first_commit(tmp_path: Path) -> None:
+    """Also where snapshots are fewer than steps: they are counted anew after a resume."""
+    with Command(tmp_path, "train", JOB, "pause=0.05", "snapshot.every=4", "--device", "cpu") as command:
+        command.wait_for_step(12)
+        command.process.kill()
+        command.process.wait()
+        assert wait_until(lambda: not alive(command.family)), alive(command.family)
+    saved = command.run().checkpoint().step
+    with Command(tmp_path, "resume", command.folder, "--json") as again:
+        assert again.end() == 0, again.words()
+    (recovered,) = again.run().of("recovered")
+    assert saved < recovered.data["step"] <= saved + 8 and again.run().receipt["recoveries"] == 1
+
+
 # The kernel's own kill for memory ----------------------------------------------------------------------------------
 
 
