@@ -61,8 +61,7 @@ def command_for(wanted: Wanted, words: Sequence[str], run_id: str) -> list[str]:
     if wanted.nodes > 1:
         meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", wanted.master, "--rdzv-id", run_id]
         meeting += ["--node-rank", str(wanted.node_rank)]
-        if wanted.node_rank == 0:
-            meeting += ["--rdzv-conf", "is_host=true"]
+        meeting += ["--rdzv-conf", f"is_host={str(wanted.node_rank == 0).lower()}"]  # torchrun would guess by addresses
     return [
         sys.executable,
         *("-m", "torch.distributed.run"),
