@@ -131,7 +131,7 @@ def trials(
         tell(f"{job.name} on {way.label}")
         once = _tried(bench, job, way, first / (len(wanted) - number))
         found.append(once)
-        if not once.usable and not once.slow:  # a smaller form may still be quick enough
+        if not once.usable and not (once.slow and way.device == "cpu"):  # on a card it may as well hang
             dead.add(way)
     alive = [way for way in here if way not in dead]
     if alive:
@@ -171,7 +171,7 @@ def _with_what_is_left(
         if bench.left_s > 2 * LEAST_S:
             tell(f"{job.name}, {job.preset}, on {fastest.label}")
             found.append(bench.measure(job, fastest, max(FIRST, ALONE / (len(smaller) - number))))
-    for way in alive:
+    for way in (each for each in alive if any(_is(one, each) and one.usable for one in found)):
         for other in _others(way, [each for each in found if _is(each, way)]):
             for job in jobs:
                 if bench.left_s > 2 * LEAST_S:

@@ -76,7 +76,7 @@ class LocalLink:
         elif kind == "fault":
             fault = Fault.from_json(data["fault"])
             self.accounts.fault(fault.kind.value)
-            self.teller.emit_fault(fault, Move.from_json(data["move"]))
+            self.teller.emit_fault(fault, Move.from_json(data["move"]), whole=True)
         elif kind == "epoch":
             best, self.teller.best_due = self.teller.best_due, False
             sequence = data.pop("sequence", None)

@@ -64,7 +64,8 @@ class Teller:
         self.run.append(event)
         self.face.event(event)
 
-    def emit_fault(self, fault: Fault, move: Move, folder: Path | None = None) -> None:
+    def emit_fault(self, fault: Fault, move: Move, folder: Path | None = None, *, whole: bool = False) -> None:
+        """`whole`: with all that is known, where no folder of the fault has it."""
         self.emit(
             "fault",
             code=fault.code,
@@ -76,6 +77,7 @@ class Teller:
             action=move.action.value,
             reason=move.reason,
             **({} if folder is None else {"folder": str(folder)}),
+            **({"fault": fault.to_json(), "move": move.to_json()} if whole else {}),
         )
         self.scalars.say(fault.step, f"{fault.code} {fault.sentence()}")
 
