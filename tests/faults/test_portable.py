@@ -14,21 +14,23 @@ from tests.faults.driving import JOB, SOON, Command, alive, assert_exact, drive,
 
 
 @pytest.mark.timeout(300)  # each worker is a fresh interpreter that imports torch
-def test_kill_hang_memory_and_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Drive) -> None:
+def test_kill_hang_memory_and_ctrl_c(tmp_path: Path, reference: Drive) -> None:
     wanted = reference()
-    monkeypatch.setenv("HOLDFAST_PORTABLE", "1")
+    portable = {"run.portable": "true"}
 
     def interrupt(supervisor: Supervisor) -> None:
         assert wait_until(lambda: supervisor.accounts.steps >= 12, 200.0)
         assert list((supervisor.run_folder.path / "slots").glob("slot-*"))  # plain files, by name
         os.kill(os.getpid(), signal.SIGINT)
 
-    run = drive(tmp_path, nursery=None, faults="sigkill@5,oom_in_step@9", pause=0.1, meanwhile=interrupt)
+    run = drive(
+        tmp_path, nursery=None, faults="sigkill@5,oom_in_step@9", pause=0.1, meanwhile=interrupt, settings=portable
+    )
     assert (run.outcome.state, run.outcome.exit_code) == ("STOPPED", 130), run.story()
     assert run.faults() == ["killed", "out_of_memory"]
     assert run.checkpoint().step >= 12
     assert not (run.folder / "slots").exists()
-    again = drive(tmp_path, nursery=None, resume=run.folder, faults="hang@19", settings=SOON)
+    again = drive(tmp_path, nursery=None, resume=run.folder, faults="hang@19", settings={**SOON, **portable})
     assert_exact(again, wanted, faults=3, stops=1)
     assert again.faults() == ["hang"]
     assert "_hang" in (again.evidence(3) / "stacks-python.txt").read_text()

@@ -74,15 +74,16 @@ def test_the_largest_harmless_merging_is_tried_with_the_two_best_engines(
     tmp_path: Path, harmless: int, tried: list[int]
 ) -> None:
     class Search(_Search):
-        def _try(self, each: Candidate, baseline: Any, *, judged: bool = True) -> None:
+        def _try(self, each: Candidate, *, judged: bool = True) -> dict[str, Any]:
             state = "ok" if each.merge <= harmless else "refused"
             self.rows.append({**each.to_json(), "state": state, "ratio": 2.0 * each.merge})
+            return self.rows[-1]
 
     search = Search({}, tmp_path, Machine(frozenset(), 2), Options(), lambda text: None)
     for engine, ratio in (("aot", 1.1), ("openvino", 1.4), ("onnxruntime", 1.3)):
         search.rows.append({**Candidate(engine, "fp32", 2).to_json(), "state": "ok", "ratio": ratio})
     search.factors = [10, 8, 5, 4, 2]
-    search._fewer_tokens(None)  # type: ignore[arg-type]
+    search._fewer_tokens()
     new = search.rows[3:]
     assert [row["merge"] for row in new] == tried
     assert [row["engine"] for row in new if row["engine"] != "eager"] == ["openvino", "onnxruntime"] * (harmless > 1)

@@ -98,6 +98,15 @@ def test_fixed_windows_and_a_file_that_is_too_short() -> None:
     assert windowing.fixed([event(3.0, "boundary")], 800, 100).drops == {"across a boundary": 2}
 
 
+@pytest.mark.parametrize("onset", [1.8e306, -1e300, math.inf, math.nan])
+def test_a_time_that_no_recording_has_is_no_time(onset: float) -> None:
+    assert windowing.fixed([event(onset, "boundary")], 800, 100).windows
+    cut = windowing.challenge1([event(onset, "left_target"), event(onset, "contrastTrial_start")], 800, 100)
+    assert not cut.windows and cut.drops
+    around = windowing.around([event(onset, "9999")], 800, 100, values=["9999"])
+    assert not around.windows and around.drops == {"onset not a number": 1}
+
+
 times = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.floats(-5, 40))
 names = st.sampled_from(["contrastTrial_start", "left_target", "right_buttonPress", "boundary", "9999", "", "[", "*"])
 events_ = st.lists(st.builds(event, times, names, duration=times), max_size=40)

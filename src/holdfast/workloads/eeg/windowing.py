@@ -61,8 +61,8 @@ class Trial:
 def trials(events: Sequence[Event], names: Names) -> tuple[list[Trial], int]:
     """The trials in order of time, and how many of the events that matter have no onset."""
     matter = [each for each in events if is_one(each, (names.trial, *names.stimulus, *names.response))]
-    timed = sorted((each for each in matter if math.isfinite(each.onset)), key=lambda each: each.onset)
-    lost = sum(1 for each in matter if not math.isfinite(each.onset) and is_one(each, names.stimulus))
+    timed = sorted((each for each in matter if _is_time(each.onset)), key=lambda each: each.onset)
+    lost = sum(1 for each in matter if not _is_time(each.onset) and is_one(each, names.stimulus))
     begins = (names.trial,) if names.trial else names.stimulus
     groups: list[list[Event]] = []
     for event in timed:
@@ -122,7 +122,7 @@ def around(
     for event in events:
         if not is_one(event, values):
             continue
-        if not math.isfinite(event.onset):
+        if not _is_time(event.onset):
             cut.drops["onset not a number"] += 1
             continue
         start = round(event.onset * rate) + round(shift * rate)
@@ -170,7 +170,12 @@ def _given(response: Event) -> float | None:
 
 def _boundaries(events: Sequence[Event], rate: float) -> list[int]:
     """Where the recording was cut: samples on both sides of it have nothing to do with each other."""
-    return [round(each.onset * rate) for each in events if each.value == "boundary" and math.isfinite(each.onset)]
+    return [round(each.onset * rate) for each in events if each.value == "boundary" and _is_time(each.onset)]
+
+
+def _is_time(onset: float) -> bool:
+    """Seconds that can be counted in samples: a number, and not of the size of nonsense."""
+    return math.isfinite(onset) and abs(onset) < 1e12
 
 
 def is_one(event: Event, names: Sequence[str]) -> bool:
