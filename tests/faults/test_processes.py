@@ -97,6 +97,7 @@ def test_the_time_since_a_supervisor_died_ends_with_the_first_commit(tmp_path: P
     """Also where snapshots are fewer than steps: they are counted anew after a resume."""
     with Command(tmp_path, "train", JOB, "pause=0.05", "snapshot.every=4", "--device", "cpu") as command:
         command.wait_for_step(12)
+        command.note_family()  # its keeper saves after it
         command.process.kill()
         command.process.wait()
         assert wait_until(lambda: not alive(command.family)), alive(command.family)
