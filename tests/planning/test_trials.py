@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -199,3 +203,36 @@ def test_no_time_left_is_said(tmp_path: Path) -> None:
     with Bench(0.5) as short:
         found = short.measure(Job("job", script, Settings().to_json()), Way("cpu"))
     assert not found.usable and "were over" in found.why
+
+
+SLOW = """
+import time
+
+import torch
+from torch import nn
+
+import holdfast
+
+
+def train(session: holdfast.Session, imgsz: int = 128, epochs: int = 2) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = holdfast.Loader(torch.utils.data.TensorDataset(torch.ones(64, 4)), batch_size=8)
+    session.protect(model=model, optimizer=optimizer, data=data)
+    for _ in session.epochs(epochs):
+        for (x,) in session.batches(data):
+            time.sleep(1000 if imgsz > 100 else 0.01)
+            session.step(lambda part: model(part).square().mean(), x)
+"""
+
+
+def test_a_job_that_is_too_slow_to_measure_leaves_time_for_a_smaller_one(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", "plan", "slow.py", "--measure", "15s", "--device", "cpu", "--json", "-q"],
+        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "HOLDFAST_STATE": str(tmp_path / "state")},
+        timeout=120, check=False,
+    )  # fmt: skip
+    rows = {row["preset"]: row for row in json.loads(done.stdout)["options"] if row["where"].startswith("cpu")}
+    assert rows["imgsz 64"]["time_s"] > 0 and rows["imgsz 64"]["basis"] == "measured"
+    assert "first step did not end" in json.dumps(rows["as asked"])
