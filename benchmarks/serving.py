@@ -156,9 +156,9 @@ class Load:
 class Served:
     """`holdfast serve` in a process of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *more: str) -> None:
         self.folder = folder
-        words = command("serve", str(folder), "--port", "0", "--batch", "16")
+        words = command("serve", str(folder), "--port", "0", "--batch", "16", *more)
         self.child = subprocess.Popen(
             words, stdout=subprocess.PIPE, text=True, env={**os.environ, "HOLDFAST_SERVE_TOKEN": TOKEN}
         )

@@ -1,22 +1,26 @@
-"""Clients of a served bundle, in a process of their own: each sends its next question when it has its answer.
+"""Clients of a served bundle, in processes of their own: each sends its next question when it has its answer.
 
     echo "16 10000" | python serve_load.py PORT BUNDLE npy      # 16 clients, 10,000 questions; a line of JSON
 
 Every question is one of the inputs that are kept in the bundle, whose answer is known, so an answer that is another
-question's is found. One thread and prepared bytes: what is measured is the server, not its clients.
+question's is found. The bytes are prepared, and the clients share half of the cores, a process on each: what is
+measured is the server. While a client sends a large body, the others of its process wait, so one process alone is
+hardly more than one client where bodies are large.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import multiprocessing
 import os
 import selectors
 import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -80,7 +84,7 @@ class Client:
     def __init__(self, port: int, number: int) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), timeout=120)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.rng = np.random.default_rng(number)
+        self.rng = np.random.default_rng((os.getpid(), number))
         self.rows: list[int] = []
         self.row, self.since, self.heard = 0, 0.0, b""
 
@@ -108,8 +112,20 @@ class Client:
         return int(data[9:12]), data[end + 4 :]
 
 
-def load(port: int, questions: Questions, clients: int, requests: int) -> dict[str, Any]:
+class Heard(NamedTuple):
+    """What the clients of one process found."""
+
+    times: list[float]
+    wrong: int
+    lost: int
+    began: float
+    ended: float
+    cpu_s: float
+
+
+def load(port: int, questions: Questions, clients: int, requests: int) -> Heard:
     """So many questions by so many clients."""
+    cpu = time.process_time()
     selector = selectors.DefaultSelector()
     everyone = [Client(port, number) for number in range(clients)]
     times: list[float] = []
@@ -147,26 +163,57 @@ def load(port: int, questions: Questions, clients: int, requests: int) -> dict[s
                 each.ask(questions)
             else:
                 waiting -= 1
-    spent = time.perf_counter() - began
+    ended = time.perf_counter()
     for each in everyone:
         each.sock.close()
-    lost += max(0, left)
-    times.sort()
-    told = {f"p{share}_ms": round(1000 * times[int(share / 100 * (len(times) - 1))], 3) for share in (50, 95, 99)}
-    return {"clients": clients, "requests": requests, "per_s": round(len(times) / spent, 1), **told, "wrong": wrong,
-            "lost": lost}  # fmt: skip
+    return Heard(times, wrong, lost + max(0, left), began, ended, time.process_time() - cpu)
+
+
+class Crowd:
+    """Processes with clients in them."""
+
+    def __init__(self, port: int, questions: Questions, processes: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        pairs = [context.Pipe() for _ in range(processes)]
+        self.ends = [mine for mine, _ in pairs]
+        for _, theirs in pairs:
+            context.Process(target=_member, args=(port, questions, theirs), daemon=True).start()
+            theirs.close()
+
+    def load(self, clients: int, requests: int) -> dict[str, Any]:
+        members = self.ends[:clients]
+        for number, (mine, each) in enumerate(zip(_shares(clients, len(members)), members, strict=True)):
+            each.send((mine, _shares(requests, len(members))[number]))
+        heard = [each.recv() for each in members]
+        times = sorted(spent for each in heard for spent in each.times)
+        spent = max(each.ended for each in heard) - min(each.began for each in heard)
+        told = {f"p{share}_ms": round(1000 * times[int(share / 100 * (len(times) - 1))], 3) for share in (50, 95, 99)}
+        return {
+            "clients": clients, "processes": len(members), "requests": requests, "per_s": round(len(times) / spent, 1),
+            **told, "wrong": sum(each.wrong for each in heard), "lost": sum(each.lost for each in heard),
+            "client_cpu_s": round(sum(each.cpu_s for each in heard), 3),
+        }  # fmt: skip
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    return [total // parts + (number < total % parts) for number in range(parts)]
+
+
+def _member(port: int, questions: Questions, end: Any) -> None:
+    with contextlib.suppress(EOFError):
+        while True:
+            end.send(load(port, questions, *end.recv()))
 
 
 def main() -> int:
     """Each line on stdin is a pair `clients requests`; each answer a line of JSON."""
     port, folder, form = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     questions = Questions(folder, os.environ["HOLDFAST_SERVE_TOKEN"], form)
+    crowd = Crowd(port, questions, max(1, (os.cpu_count() or 1) // 2))
     print(json.dumps({"questions": len(questions.asked)}), flush=True)
     for line in sys.stdin:
         clients, requests = map(int, line.split())
-        began = time.process_time()
-        found = load(port, questions, clients, requests)
-        print(json.dumps({**found, "client_cpu_s": round(time.process_time() - began, 3)}), flush=True)
+        print(json.dumps(crowd.load(clients, requests)), flush=True)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import json
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 
 from holdfast.optimize.serving.http import READ, Bodies
+from holdfast.optimize.serving.readers import possible
 from holdfast.runtime import process
 from tests.optimize import small
 
@@ -47,20 +49,35 @@ class Served:
         return status, json.loads(said)["error"]
 
 
-@pytest.fixture(scope="module")
-def served(made: Path) -> Iterator[Served]:
+@contextlib.contextmanager
+def serving(made: Path, readers: int) -> Iterator[Served]:
     words = [sys.executable, "-m", "holdfast.cli.main", "serve", str(made), "--port", "0", "--max-body", "100KB"]
     with subprocess.Popen(
-        words, stdout=subprocess.PIPE, text=True, env={**os.environ, "HOLDFAST_SERVE_TOKEN": TOKEN}
-    ) as child:
+        [*words, "--readers", str(readers)],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "HOLDFAST_SERVE_TOKEN": TOKEN},
+    ) as child:  # fmt: skip
         assert child.stdout is not None
         line = child.stdout.readline()
         match = re.search(r"http://127\.0\.0\.1:(\d+)/predict", line)
         assert match, line
-        yield Served(child, int(match[1]))
-        child.terminate()
-        assert "inputs answered" in child.stdout.read()
-        assert child.wait(20) == 0
+        try:
+            yield Served(child, int(match[1]))
+        finally:
+            child.terminate()
+            rest = child.stdout.read()
+            assert "inputs answered" in rest, rest
+            assert child.wait(20) == 0
+
+
+@pytest.fixture(
+    scope="module",
+    params=[0, pytest.param(2, marks=pytest.mark.skipif(not possible(), reason="this system hands no connections on"))],
+    ids=["alone", "readers"],
+)
+def served(made: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """One process that does everything, and one for which two others read."""
+    with serving(made, request.param) as found:
+        yield found
 
 
 def npy(array: np.ndarray) -> bytes:

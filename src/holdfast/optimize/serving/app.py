@@ -13,39 +13,57 @@ import asyncio
 import contextlib
 import hmac
 import json
+import os
 import signal
 import socket
 import time
-from collections import Counter, deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from holdfast.errors import UserError
 from holdfast.optimize.bundle import Bundle
-from holdfast.optimize.measure import percentile
 from holdfast.optimize.post import apply
 from holdfast.optimize.serving import bodies
-from holdfast.optimize.serving.batching import Batcher, Full, NotFinite
+from holdfast.optimize.serving.batching import Batcher, Done, Full, NotFinite, Tell
+from holdfast.optimize.serving.books import WIDTH, Books, gauge
 from holdfast.optimize.serving.http import Answer, Cancel, Limits, Reply, Request, Server, told
+from holdfast.optimize.serving.readers import Readers, readers_for
 
 PORT = 8377
-RECENT = 4096
-"""Requests whose latency /metrics speaks of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Outputs that are bytes already: .npy, or JSON where they are rows of boxes."""
+
+    body: bytes
+
+
+class Asks(Protocol):
+    """A batcher, here or in another process."""
+
+    def put(self, inputs: list[Any], done: Done, tell: Tell) -> Dropped: ...
+    def ask_numbers(self, done: Callable[[dict[str, float]], None]) -> None: ...
+
+
+class Dropped(Protocol):
+    def drop(self) -> None: ...
 
 
 class App:
     """Answers requests about one bundle."""
 
-    def __init__(self, bundle: Bundle, token: str, limits: Limits, *, most: int = 16) -> None:
-        self.bundle, self.token, self.limits = bundle, token.encode(), limits
-        self.post = bundle.manifest.get("post")
-        finish = None if self.post is None else self._suppressed
-        self.batcher = Batcher(bundle.engine(), most=most, finish=finish)
-        self.server = Server(self.answer, limits, self.early)
-        self.counts: Counter[int] = Counter()
-        self.recent: deque[float] = deque(maxlen=RECENT)
+    def __init__(
+        self, bundle: Bundle, token: str, limits: Limits, batcher: Asks, *, books: Books, everyone: Sequence[Books]
+    ) -> None:
+        self.bundle, self.token, self.limits, self.batcher = bundle, token.encode(), limits, batcher
+        self.books, self.everyone = books, everyone
+        """Its own, and those of all who read for the same engine."""
+        self.rows = bundle.manifest.get("post") is not None
+        self.server = Server(self.answer, limits, books, self.early)
         self.names = [each["name"] for each in bundle.manifest["outputs"]]
         self.inputs = bundle.inputs
 
@@ -55,7 +73,7 @@ class App:
             return None
         scheme, _, said = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(said.strip().encode("latin-1", "replace"), self.token):
-            self.counts[401] += 1
+            self.books.answered(401)
             return told(401, "this needs the token that `holdfast serve` printed",
                         "send the header `Authorization: Bearer TOKEN`", **{"WWW-Authenticate": "Bearer"})  # fmt: skip
         if request.path == "/predict" and request.method != "POST":
@@ -64,25 +82,26 @@ class App:
             return told(405, "only GET here", Allow="GET")
         return None
 
-    def _suppressed(self, outputs: Any) -> Any:
-        return apply(self.post, outputs)
-
     def answer(self, request: Request, reply: Reply) -> Cancel | None:
         if request.path == "/predict":
             return self._predict(request, reply)
         if request.path == "/healthz":
             answer = Answer(200, b"ok\n", "text/plain")
         elif request.path == "/metrics":
-            answer = Answer(200, self.metrics().encode(), "text/plain; version=0.0.4")
+            self.batcher.ask_numbers(lambda numbers: self._answered(reply, _metrics(self.everyone, numbers)))
+            return None
         elif request.path == "/":
             keys = ("name", "engine", "precision", "threads", "inputs", "outputs", "contract", "post", "made")
             about = {key: self.bundle.manifest.get(key) for key in keys}
             answer = Answer(200, json.dumps(about, indent=2).encode() + b"\n")
         else:
             answer = told(404, "there is nothing here", "there are /predict, /metrics, /healthz and /")
-        self.counts[answer.status] += 1
-        reply(answer)
+        self._answered(reply, answer)
         return None
+
+    def _answered(self, reply: Reply, answer: Answer) -> None:
+        self.books.answered(answer.status)
+        reply(answer)
 
     def _predict(self, request: Request, reply: Reply) -> Cancel | None:
         began = time.perf_counter()
@@ -90,21 +109,26 @@ class App:
 
         def done(found: Any) -> None:
             answer = self._told(found) if isinstance(found, Exception) else self._written(found, kind)
-            if answer.status == 200:
-                self.recent.append(time.perf_counter() - began)
-            self.counts[answer.status] += 1
+            self.books.answered(answer.status, time.perf_counter() - began if answer.status == 200 else None)
             reply(answer)
 
         try:
             arrays = bodies.read(request.body, kind, self.inputs, self.limits.body)
-            waiting = self.batcher.put(self.bundle.check_inputs(arrays), done, asyncio.get_running_loop())
+            tell = asyncio.get_running_loop().call_soon_threadsafe
+            waiting = self.batcher.put(self.bundle.check_inputs(arrays), done, tell)
         except (bodies.BadBody, UserError, Full) as error:
             done(error)
             return None
         return waiting.drop
 
     def _written(self, outputs: Any, kind: str) -> Answer:
-        return Answer(200, *bodies.write(outputs, self.names, kind, rows=self.post is not None))
+        if not isinstance(outputs, Written):
+            return Answer(200, *bodies.write(outputs, self.names, kind, rows=self.rows))
+        if self.rows:
+            return Answer(200, outputs.body)
+        if bodies.is_npy(kind):
+            return Answer(200, outputs.body, bodies.NPY)
+        return Answer(200, *bodies.write(bodies.npys(outputs.body, len(self.names)), self.names, kind, rows=False))
 
     def _told(self, error: Exception) -> Answer:
         if isinstance(error, bodies.BadBody):
@@ -118,31 +142,13 @@ class App:
         # an engine's own failure: told, and the server goes on
         return told(500, "the engine failed on this input", f"{type(error).__name__}: {str(error)[:200]}")
 
-    def metrics(self) -> str:
-        """For Prometheus."""
-        batcher, server = self.batcher, self.server
-        lines = ["# TYPE holdfast_serve_requests_total counter"]
-        lines += [
-            f'holdfast_serve_requests_total{{status="{code}"}} {count}' for code, count in sorted(self.counts.items())
-        ]
-        recent = list(self.recent)
-        if recent:
-            lines.append("# TYPE holdfast_serve_latency_seconds summary")
-            lines += [
-                f'holdfast_serve_latency_seconds{{quantile="{q}"}} {percentile(recent, q):.6f}'
-                for q in (0.5, 0.95, 0.99)
-            ]
-        for name, kind, value in (
-            ("batches_total", "counter", batcher.batches),
-            ("inputs_total", "counter", batcher.rows),
-            ("engine_failures_total", "counter", batcher.failed),
-            ("engine_busy_seconds_total", "counter", round(batcher.busy_s, 3)),
-            ("waiting_inputs", "gauge", batcher.depth),
-            ("connections", "gauge", server.open),
-            ("connections_turned_away_total", "counter", server.turned_away),
-        ):
-            lines += [f"# TYPE holdfast_serve_{name} {kind}", f"holdfast_serve_{name} {value}"]
-        return "\n".join(lines) + "\n"
+
+def _metrics(everyone: Sequence[Books], numbers: dict[str, float]) -> Answer:
+    """For Prometheus."""
+    lines = Books.told(everyone)
+    for name, value in numbers.items():
+        lines += gauge(name, "counter" if name.endswith("_total") else "gauge", value)
+    return Answer(200, "\n".join([*lines, ""]).encode(), "text/plain; version=0.0.4")
 
 
 def serve(
@@ -153,12 +159,21 @@ def serve(
     port: int = PORT,
     most: int = 16,
     limits: Limits | None = None,
+    readers: int | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serve until the process is asked to end."""
+    """Serve until the process is asked to end. So many other processes read requests (None: as many as help)."""
     limits = limits or Limits(connections=_connections())
-    app = App(bundle, token, limits, most=most)
-    app.batcher.engine.run([np.zeros((1, *each["shape"]), each["dtype"]) for each in bundle.inputs])  # warm
+    post, engine = bundle.manifest.get("post"), bundle.engine()
+    batcher = Batcher(engine, most=most, finish=None if post is None else lambda outputs: apply(post, outputs))
+    engine.run([np.zeros((1, *each["shape"]), each["dtype"]) for each in bundle.inputs])  # warm
+    count = readers_for(bundle, os.cpu_count() or 1) if readers is None else readers
+    front: Readers | Server
+    if count:
+        front = Readers(bundle, batcher, token, limits, count=count, say=say)
+    else:
+        books = Books(np.zeros(WIDTH))
+        front = App(bundle, token, limits, batcher, books=books, everyone=[books]).server
     listening = _listen(host, port)
 
     async def main() -> None:
@@ -166,16 +181,19 @@ def serve(
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError, RuntimeError):
                 loop.add_signal_handler(number, stop.set)
-        await app.server.start(listening)
+        await front.start(listening)
         chosen = listening.getsockname()[1]
-        say(f"serving {bundle.manifest['name']} at http://{host}:{chosen}/predict")
-        await stop.wait()
-        await app.server.close()
+        beside = f", {count} processes read requests" if count else ""
+        say(f"serving {bundle.manifest['name']} at http://{host}:{chosen}/predict{beside}")
+        try:
+            await stop.wait()
+        finally:
+            await front.close()
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(main())
-    app.batcher.close()
-    say(f"{app.batcher.rows} inputs answered in {app.batcher.batches} batches")
+    batcher.close()
+    say(f"{batcher.rows} inputs answered in {batcher.batches} batches")
 
 
 def _connections() -> int:

@@ -2,7 +2,7 @@
 
     batcher = Batcher(bundle.engine(), most=16)
     outputs = await batcher.submit([array])        # (rows, …) for exactly these rows
-    batcher.put([array], done, loop)               # the same without a future: done(outputs) in the loop
+    batcher.put([array], done, tell)               # without a future: tell(settle, answers) calls done(outputs)
     batcher.close()
 
 Nobody is kept waiting for company: a lone request runs at once, alone. If a batch fails, its requests are tried one by
@@ -34,7 +34,9 @@ class NotFinite(Exception):
 
 
 Done = Callable[[Any], None]
-"""Called with the outputs, or with an Exception, in the thread that asked."""
+"""Called with the outputs, or with an Exception, where `tell` calls it."""
+Tell = Callable[..., Any]
+"""Calls a function with its arguments where the answers are wanted: `loop.call_soon_threadsafe`, for one."""
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class Waiting:
     inputs: list[Any]
     count: int
     done: Done
-    loop: asyncio.AbstractEventLoop
+    tell: Tell
     dropped: bool = False
 
     def drop(self) -> None:
@@ -70,9 +72,22 @@ class Batcher:
     def depth(self) -> int:
         return self._rows_waiting
 
-    def put(self, inputs: list[Any], done: Done, loop: asyncio.AbstractEventLoop) -> Waiting:
-        """Ask; `done` is called in the loop. Full if too many wait already."""
-        mine = Waiting(inputs, len(inputs[0]), done, loop)
+    def numbers(self) -> dict[str, float]:
+        """What it has done, for /metrics."""
+        return {
+            "batches_total": self.batches,
+            "inputs_total": self.rows,
+            "engine_failures_total": self.failed,
+            "engine_busy_seconds_total": round(self.busy_s, 3),
+            "waiting_inputs": self._rows_waiting,
+        }
+
+    def ask_numbers(self, done: Callable[[dict[str, float]], None]) -> None:
+        done(self.numbers())
+
+    def put(self, inputs: list[Any], done: Done, tell: Tell) -> Waiting:
+        """Ask; `tell` calls `done`. Full if too many wait already."""
+        mine = Waiting(inputs, len(inputs[0]), done, tell)
         with self._changed:
             if self._closing or (self._queue and self._rows_waiting + mine.count > self.limit):
                 raise Full
@@ -91,7 +106,7 @@ class Batcher:
             if not future.done():
                 future.set_exception(found) if isinstance(found, Exception) else future.set_result(found)
 
-        mine = self.put(inputs, done, loop)
+        mine = self.put(inputs, done, loop.call_soon_threadsafe)
         try:
             return await future
         finally:
@@ -166,10 +181,13 @@ class Batcher:
 
 
 def _deliver(answers: list[tuple[Waiting, Any]]) -> None:
-    """All answers of a batch in one call: waking the loop costs more than an answer."""
-    if answers:
+    """All answers of a batch for one place in one call: waking it costs more than an answer."""
+    places: dict[Tell, list[tuple[Waiting, Any]]] = {}
+    for each in answers:
+        places.setdefault(each[0].tell, []).append(each)
+    for tell, mine in places.items():
         with contextlib.suppress(RuntimeError):  # the loop is gone, and nobody waits any more
-            answers[0][0].loop.call_soon_threadsafe(_settle, answers)
+            tell(_settle, mine)
 
 
 def _settle(answers: list[tuple[Waiting, Any]]) -> None:

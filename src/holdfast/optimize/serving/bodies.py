@@ -30,14 +30,23 @@ class BadBody(Exception):
 
 def read(body: bytes | bytearray, kind: str, inputs: Sequence[dict[str, Any]], most: int) -> list[NDArray[Any]]:
     """The arrays of a request, in the order of the model's inputs."""
-    kind = kind.partition(";")[0].strip().lower()
+    kind = _plain(kind)
     if kind in _NPY_KINDS:
-        return _npys(body, len(inputs))
+        return npys(body, len(inputs))
     if kind == NPZ:
         return _npz(body, inputs, most)
     if kind in (JSON, ""):
         return _json(body, inputs)
     raise BadBody(415, f"a body of the type {kind[:100]} is not taken", f"send {JSON}, {NPY} or {NPZ}")
+
+
+def is_npy(kind: str) -> bool:
+    """Whether an answer to a question of this kind is written as .npy."""
+    return _plain(kind) not in (JSON, "", NPZ)
+
+
+def _plain(kind: str) -> str:
+    return kind.partition(";")[0].strip().lower()
 
 
 class _Header(NamedTuple):
@@ -52,7 +61,7 @@ _headers: dict[bytes, _Header] = {}
 _MOST_HEADERS, _LONGEST = 256, 4096
 
 
-def _npys(data: bytes | bytearray, count: int) -> list[NDArray[Any]]:
+def npys(data: bytes | bytearray, count: int) -> list[NDArray[Any]]:
     """So many arrays, one after the other, as repeated `np.save` leaves them in a file."""
     found, at = [], 0
     for _ in range(count):
@@ -115,7 +124,7 @@ def _npz(data: bytes | bytearray, inputs: Sequence[dict[str, Any]], most: int) -
             for each in inputs:
                 entry = names[each["name"]]
                 with archive.open(entry) as file:
-                    found += _npys(file.read(entry.file_size + 1), 1)
+                    found += npys(file.read(entry.file_size + 1), 1)
             return found
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
         raise BadBody(400, "this is no .npz", str(error)[:200]) from None
@@ -154,7 +163,7 @@ def write(outputs: Any, names: Sequence[str], kind: str, *, rows: bool) -> tuple
     """Answers as the client sent its question: arrays for arrays, JSON for JSON; rows of boxes are always JSON."""
     if rows:
         return json.dumps({"rows": [each.tolist() for each in outputs]}).encode() + b"\n", JSON
-    kind = kind.partition(";")[0].strip().lower()
+    kind = _plain(kind)
     if kind in (JSON, ""):
         data = {name: each.tolist() for name, each in zip(names, outputs, strict=True)}
         return json.dumps(data, allow_nan=False).encode() + b"\n", JSON

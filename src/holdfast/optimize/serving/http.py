@@ -2,7 +2,7 @@
 
     server = Server(handler, Limits(body=64 << 20))
     await server.start(sock)                    # handler(request, reply) for each request
-    server.open, server.turned_away             # for /metrics
+    server.take(connected)                      # one that somebody else has accepted
 
 A connection that says nothing is closed after a while; when there are too many, the ones that have been silent longest
 go first, so that ten thousand of them do not keep a client out. Bodies need a Content-Length.
@@ -18,7 +18,7 @@ import socket
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed",
            408: "Request Timeout", 411: "Length Required", 413: "Content Too Large", 415: "Unsupported Media Type",
@@ -87,15 +87,22 @@ Handler = Callable[[Request, Reply], "Cancel | None"]
 Early = Callable[[Request], Answer | None]
 
 
-class Server:
-    """Listens, and keeps the books of its connections."""
+class Counts(Protocol):
+    """Who is told of connections."""
 
-    def __init__(self, handler: Handler, limits: Limits, early: Early = lambda request: None) -> None:
-        self.handler, self.limits, self.early = handler, limits, early
+    def opened(self) -> None: ...
+    def closed(self) -> None: ...
+    def turned_away(self) -> None: ...
+
+
+class Server:
+    """Listens, and keeps its connections within limits."""
+
+    def __init__(self, handler: Handler, limits: Limits, counts: Counts, early: Early = lambda request: None) -> None:
+        self.handler, self.limits, self.counts, self.early = handler, limits, counts, early
         self.silent: OrderedDict[Connection, None] = OrderedDict()
         """Connections between requests, the one that has been so longest first."""
         self.connections: set[Connection] = set()
-        self.turned_away = 0
         self.pending = 0
         self.room = memoryview(bytearray(READ))
         """Where connections read heads to, one after the other."""
@@ -104,15 +111,22 @@ class Server:
         """Heads that were understood and let in: a client sends the same one every time."""
         self._server: asyncio.AbstractServer | None = None
         self._sweeping: asyncio.TimerHandle | None = None
+        self._taking: set[asyncio.Task[Any]] = set()
 
-    @property
-    def open(self) -> int:
-        return len(self.connections)
-
-    async def start(self, sock: socket.socket) -> None:
+    async def start(self, sock: socket.socket | None = None) -> None:
+        """Listen, or wait for what is given to `take`."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self, loop), sock=sock, backlog=1024)
+        if sock is not None:
+            self._server = await loop.create_server(lambda: Connection(self, loop), sock=sock, backlog=1024)
         self._sweep(loop)
+
+    def take(self, sock: socket.socket) -> None:
+        """A connection that is made already."""
+        loop = asyncio.get_running_loop()
+        sock.setblocking(False)
+        task = loop.create_task(loop.connect_accepted_socket(lambda: Connection(self, loop), sock))
+        self._taking.add(task)
+        task.add_done_callback(self._taking.discard)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Whoever is too late is told so: looked at now and then, as a timer for each would cost more."""
@@ -131,14 +145,17 @@ class Server:
 
     def admit(self, connection: Connection) -> None:
         self.connections.add(connection)
+        self.counts.opened()
         self.silent[connection] = None
         if len(self.connections) > self.limits.connections:
-            self.turned_away += 1
+            self.counts.turned_away()
             oldest = next(iter(self.silent), connection)
             oldest.end()
 
     def forget(self, connection: Connection) -> None:
-        self.connections.discard(connection)
+        if connection in self.connections:
+            self.connections.remove(connection)
+            self.counts.closed()
         self.silent.pop(connection, None)
 
     def understood(self, head: bytes) -> Request:
