@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli import plan_text
 from holdfast.cli.main import main
 from holdfast.planning.decide import Wanted
 from holdfast.planning.measurement import MEASURED, Measurement
@@ -244,6 +245,65 @@ def test_a_row_with_fewer_epochs_trains_fewer(tmp_path: Path) -> None:
     info = json.loads((Path(run.json["folder"]) / "run.json").read_text())
     assert info["arguments"] == {"epochs": "1"} and info["plan"]["preset"] == "half the epochs"
     assert run.json["receipt"]["steps"] == 8
+
+
+def commands(text: str) -> dict[str, str]:
+    """What the lines below the table say a command does, by what it does."""
+    found = (re.split(r"  +", line.strip()) for line in text.splitlines() if line.startswith("  holdfast "))
+    return {what: command for command, what in found}
+
+
+def test_the_line_below_the_table_starts_the_row_it_names(tmp_path: Path) -> None:
+    plan = kept(tmp_path, wanted=Wanted(deadline_s=17.0), words=("epochs=2",))
+    rows = plan.rows()
+    text = "\n".join(plan_text.page(plan, rows, plan.decided(rows)))
+    assert re.search(r"half the epochs .*←", text) and "Chosen: row 2." in text
+    line = commands(text)["start row 2"]
+    assert line == f"holdfast train {tmp_path / 'job.py'} epochs=2 --row 2"
+    run = holdfast(*line.split()[1:], "--json", cwd=tmp_path)
+    assert run.code == 0, run.err
+    info = json.loads((Path(run.json["folder"]) / "run.json").read_text())
+    assert info["arguments"] == {"epochs": "1"} and info["plan"]["preset"] == "half the epochs"
+    assert run.json["receipt"]["steps"] == 8
+
+
+def test_an_argument_that_was_given_is_changed_only_by_a_row_that_was_named(tmp_path: Path) -> None:
+    from holdfast.cli import planned
+    from holdfast.cli.train import add_parser
+    from holdfast.cli.usage import One
+    from holdfast.settings import Settings
+
+    kept(tmp_path, wanted=Wanted(deadline_s=17.0), words=("epochs=2",))
+    script, told = str(tmp_path / "job.py"), list[str]()
+    settings = Settings.load({}, cwd=tmp_path, env={})
+    assert planned.find(add_parser(One()).parse([script, "epochs=2"]), settings, told.append) is None
+    start = f"`holdfast train {script} epochs=2 --row 2` starts it"
+    assert told == [f"• the plan chose row 2, half the epochs: {start}; this run has epochs=2 as given"]
+    named = planned.find(add_parser(One()).parse([script, "epochs=2", "--row", "2"]), settings, told.append)
+    assert named is not None and named.option.preset == "half the epochs"
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ((), "holdfast train job.py --row 1"),
+        (("--risk", "low"), "holdfast train job.py --row 2"),  # the card is a risk
+    ],
+)
+def test_what_is_decided_from_a_file_is_started_by_its_row(
+    saved: Path, here: Callable[..., Done], flags: tuple[str, ...], line: str
+) -> None:
+    """`holdfast train` by itself follows what was decided when it was measured."""
+    said = commands(here("plan", "--from", "plan.json", *flags).out)
+    assert said[f"start row {line[-1]}"] == line
+
+
+def test_the_commands_can_be_typed(tmp_path: Path) -> None:
+    plan = made(asked="my job.py", words=("note=a b",), argv=("--data", "/x y"))
+    said = commands("\n".join(plan_text.page(plan, plan.rows(), plan.decided())))
+    assert said["start row 1"] == "holdfast train 'my job.py' 'note=a b' -- --data '/x y'"
+    assert said["start row 2"] == "holdfast train 'my job.py' 'note=a b' --row 2 -- --data '/x y'"
+    assert said["every number, and where it came from"] == "holdfast plan 'my job.py' 'note=a b' --why -- --data '/x y'"
 
 
 @pytest.mark.parametrize("how", ["device", "words", "old", "changed"])

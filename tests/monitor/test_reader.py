@@ -42,7 +42,7 @@ def logged(path: Path, *records: dict[str, object]) -> None:
             file.write(json.dumps({"time": stamp(0), **record}) + "\n")
 
 
-def at(step: int, epoch: int = 0, **values: float) -> dict[str, object]:
+def at(step: int, epoch: int = 0, **values: object) -> dict[str, object]:
     return {"step": step, "epoch": epoch, **values}
 
 
@@ -214,6 +214,46 @@ def test_a_metric_that_is_logged_with_different_others_is_one(tmp_path: Path) ->
     assert run.metrics.last() == {"loss": 3.0, "lr": 0.05}
 
 
+def epochs(path: Path, *records: dict[str, object]) -> None:
+    """Ends of epochs, as the journal has them."""
+    with open(path / "journal.jsonl", "a", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps({"time": stamp(0), "event": "epoch", **record}) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("named", "drawn"),
+    [
+        ((), ["epoch_loss"]),
+        (("accuracy",), ["epoch_loss", "accuracy"]),
+        (("accuracy", "valid_loss"), ["accuracy", "valid_loss"]),
+        (("epoch_loss",), ["epoch_loss"]),
+    ],
+)
+def test_the_loss_of_epochs_is_drawn_where_no_loss_was_logged(
+    tmp_path: Path, named: tuple[str, ...], drawn: list[str]
+) -> None:
+    path = plain(tmp_path / "run")
+    epochs(path, at(10, 0, loss=0.5), at(20, 1, loss=0.4))
+    logged(path, *(at(step, **dict.fromkeys(named, 7.0)) for step in (10, 20) if named))
+    run = reader.open(path)
+    assert (list(run.metrics), list(run.curves)) == (list(named), drawn)
+    ours = "epoch_loss" in drawn and "epoch_loss" not in named
+    assert [run.curves.about(name) for name in drawn] == ["last step of each epoch"] * ours + [""] * len(named)
+    assert [value for _, value in run.curves[drawn[0]]] == ([0.5, 0.4] if ours else [7.0, 7.0])
+
+
+def test_an_epoch_that_ends_again_counts_once_and_one_without_a_loss_not_at_all(tmp_path: Path) -> None:
+    path = plain(tmp_path / "run")
+    epochs(path, at(10, 0, loss=0.5), at(20, 1, loss=0.4), at(30, 2, loss=0.3))
+    epochs(path, at(20, 1, loss=0.41), {**at(30, 2), "loss": None}, at(40, 3), {**at(50, 4), "loss": "low"})
+    run = reader.open(path)
+    assert list(run.curves["epoch_loss"]) == [(10, 0.5), (20, 0.41)]
+    epochs(path, at(60, 5, loss=0.2))
+    run.refresh()
+    assert list(run.curves["epoch_loss"])[-1] == (60, 0.2)
+
+
 def test_numbers_that_are_none(tmp_path: Path) -> None:
     path = plain(tmp_path / "run")
     logged(path, at(1, loss=math.nan), at(2, loss=math.inf), {"step": 3, "epoch": 0, "loss": "x"}, at(4, loss=10**400))
@@ -248,6 +288,20 @@ def test_the_second_look_reads_nothing_again(tmp_path: Path, cache: Path) -> Non
     again.refresh()
     assert len(again.metrics["loss"]) == 5000 and again.metrics["loss"].last == 5.0
     assert again.events(last=5) == first.events(last=5)
+
+
+def test_the_second_look_knows_the_losses_of_epochs(tmp_path: Path, cache: Path) -> None:
+    path = plain(tmp_path / "run")
+    epochs(path, *(at(10 * epoch, epoch, loss=1 / (1 + epoch), filler="x" * 100) for epoch in range(3000)))
+    logged(path, at(1, accuracy=0.1))
+    first = reader.open(path)
+    assert len(list(cache.rglob("*.index"))) == 1
+    again = reader.Run(path)
+    assert again.books.journal.offset == (path / "journal.jsonl").stat().st_size  # before anything was read
+    assert (
+        list(again.curves["epoch_loss"]) == list(first.curves["epoch_loss"]) and len(again.curves["epoch_loss"]) == 3000
+    )
+    assert list(again.metrics["accuracy"]) == [(1, 0.1)] and list(again.curves) == ["epoch_loss", "accuracy"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "noise", "other file", "older"])

@@ -96,13 +96,14 @@ def run(args: argparse.Namespace) -> int:
         plan = _measured(args, wanted, output, wrong)
     rows = plan.rows()
     decided = plan.decided(rows)
-    if not args.source and not wrong and plan.measurements:
+    kept = not args.source and not wrong and bool(plan.measurements)
+    if kept:
         plans.keep(plan)
     if args.save:
         plans.save(plan, Path(args.save))
     wrong += _about_the_script(plan, rows)
     code = _code(decided, wrong)
-    _tell(plan, rows, decided, args, output, wrong, code)
+    _tell(plan, rows, decided, args, output, wrong, code, kept)
     return code
 
 
@@ -114,13 +115,14 @@ def _code(decided: Decided, wrong: list[HoldfastError]) -> int:
 
 def _tell(
     plan: Plan, rows: list[Option], decided: Decided, args: argparse.Namespace, output: Output,
-    wrong: list[HoldfastError], code: int,
+    wrong: list[HoldfastError], code: int, kept: bool,
 ) -> None:  # fmt: skip
     if output.as_json:
         more = {"error": wrong[0].to_json(), "exit_code": code} if wrong else {}
         output.json({**plan_text.as_json(plan, rows, decided), **more})
     else:
-        for line in plan_text.page(plan, rows, decided, width=output.out.width, all_rows=args.all, why=args.why):
+        width = output.out.width
+        for line in plan_text.page(plan, rows, decided, width=width, all_rows=args.all, why=args.why, kept=kept):
             output.print(line)
     for error in wrong:
         output.note()

@@ -5,6 +5,7 @@ for line in page(plan, plan.rows(), plan.decided()): print(line)
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -30,10 +31,23 @@ def numbers(rows: Sequence[Option]) -> dict[int, int]:
     return {place: number for number, place in enumerate(able, 1)}
 
 
+def command(plan: Plan, verb: str, *flags: str) -> str:
+    """`holdfast …` for the words that were planned, to be typed."""
+    argv = ("--", *plan.argv) if plan.argv else ()
+    return shlex.join(["holdfast", verb, plan.asked, *plan.words, *flags, *argv])
+
+
 def page(
-    plan: Plan, rows: Sequence[Option], decided: Decided, *, width: int = 100, all_rows: bool = False, why: bool = False
+    plan: Plan,
+    rows: Sequence[Option],
+    decided: Decided,
+    *,
+    width: int = 100,
+    all_rows: bool = False,
+    why: bool = False,
+    kept: bool = True,
 ) -> list[str]:
-    """All of it, in the order of the design."""
+    """All of it, in the order of the design. `kept`: the choice is the one that `holdfast train` follows by itself."""
     called = numbers(rows)
     shown = _shown(rows, decided, all_rows)
     lines = [_head(plan), ""]
@@ -44,7 +58,7 @@ def page(
     lines += ["", *_sentences(rows, decided, called, width), *_wrapped(_basis(plan, rows), width)]
     if why:
         lines += ["", *_why(plan, rows, decided, called, width)]
-    lines += ["", *_next(plan, rows, decided, called)]
+    lines += ["", *_next(plan, rows, decided, called, kept)]
     return [without_control(line) for line in lines]
 
 
@@ -201,15 +215,20 @@ def _why(plan: Plan, rows: Sequence[Option], decided: Decided, called: dict[int,
     return lines
 
 
-def _next(plan: Plan, rows: Sequence[Option], decided: Decided, called: dict[int, int]) -> list[str]:
-    words = " ".join([plan.asked, *plan.words])
-    commands = []
+def _next(plan: Plan, rows: Sequence[Option], decided: Decided, called: dict[int, int], kept: bool) -> list[str]:
+    commands: list[tuple[str, str]] = []
+
+    def start(place: int, *, plainly: bool = False) -> None:
+        number = str(called[place])
+        words = command(plan, "train", *(() if plainly else ("--row", number)))
+        commands.append((f"  {words}", f"start row {number}"))
+
     if decided.chosen is not None and rows[decided.chosen].kind == "local":
-        commands.append((f"  holdfast train {words}", f"start row {called[decided.chosen]}"))
+        start(decided.chosen, plainly=kept and not rows[decided.chosen].rank)  # a smaller form is taken by its name
     other = next((p for p, row in enumerate(rows) if row.kind == "local" and p in called and p != decided.chosen), None)
     if other is not None:
-        commands.append((f"  holdfast train {words} --row {called[other]}", f"start row {called[other]}"))
-    commands.append((f"  holdfast plan {words} --why", "every number, and where it came from"))
+        start(other)
+    commands.append((f"  {command(plan, 'plan', '--why')}", "every number, and where it came from"))
     return table(commands, gap=6)
 
 

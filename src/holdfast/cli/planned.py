@@ -44,7 +44,7 @@ class Planned:
     def applied(self, order: Order, rungs: list[Rung]) -> tuple[Order, list[Rung]]:
         """The order with what the row changes; its device first, in its precision."""
         part = self._part(order)
-        changes = {} if part is None else {k: v for k, v in part.arguments.items() if k not in order.arguments}
+        changes = {} if part is None else part.arguments
         threads, settings = order.threads, order.settings
         if self.option.threads and settings.source("run.threads") == DEFAULT:
             threads = self.option.threads
@@ -118,7 +118,7 @@ def find(args: argparse.Namespace, settings: Settings, tell: Callable[[str], Non
 
 
 def _chosen(plan: Plan, row: int | None, tell: Callable[[str], None]) -> Planned | None:
-    from holdfast.cli.plan_text import numbers
+    from holdfast.cli.plan_text import command, numbers
 
     rows = plan.rows()
     called = numbers(rows)
@@ -138,9 +138,20 @@ def _chosen(plan: Plan, row: int | None, tell: Callable[[str], None]) -> Planned
             raise UserError(f"row {row} is {option.where}, which is not here", hints=[hint])
         tell(f"• the plan chose {option.where}: {hint}; this run is here")
         return None
+    given = _given(plan, option)
+    if row is None and given:
+        start = f"`{command(plan, 'train', '--row', str(called[chosen]))}` starts it"
+        tell(f"• the plan chose row {called[chosen]}, {option.preset}: {start}; this run has {given} as given")
+        return None
     planned = Planned(plan, option, called[chosen])
     tell(planned.words())
     return planned
+
+
+def _given(plan: Plan, option: Option) -> str:
+    """The words of the command that a smaller form would change: only who names its row has said that it may."""
+    changed = {key for part in option.parts for key in part.arguments}
+    return ", ".join(word for word in plan.words if word.partition("=")[0].strip() in changed)
 
 
 def remember(look: Look, job: str) -> None:

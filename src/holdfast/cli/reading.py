@@ -90,14 +90,18 @@ class Look:
 
     def series(self, name: str) -> list[float | None]:
         """The values of a metric, in order; of very many, those that make up the picture."""
-        series = self.seen.metrics[name]
+        series = self.seen.curves[name]
         values = series.values if len(series) <= _MOST_POINTS else series.points(_MOST_POINTS)[1]
         return [number(value) for value in values]
 
+    def about(self, name: str) -> str:
+        """What a curve is, where its name alone does not say that."""
+        return self.seen.curves.about(name)
+
     @property
     def names(self) -> list[str]:
-        """The metrics, in the order in which they were first logged."""
-        return list(self.seen.metrics)
+        """What has a curve: the metrics in the order in which they were first logged, or the loss of each epoch."""
+        return list(self.seen.curves)
 
     @property
     def age_s(self) -> float | None:

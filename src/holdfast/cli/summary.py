@@ -95,7 +95,8 @@ def curves(look: Look) -> list[str]:
         values = look.series(name)
         known = [value for value in values if value is not None]
         if known:
-            rows.append((f"  {name}", sparkline(values), f" {metric(known[0])} → {metric(values[-1])}"))
+            about = f"  ({look.about(name)})" if look.about(name) else ""
+            rows.append((f"  {name}", sparkline(values), f" {metric(known[0])} → {metric(values[-1])}{about}"))
     more = len(look.names) - _MOST_METRICS
     return table(rows) + ([f"  and {counted(more, 'more metric')} in metrics.jsonl"] if more > 0 else [])
 

@@ -4,6 +4,7 @@
     books.read()                        # what is new; True if anything was
     books.story.faults                  # see story.py
     books.table.series("valid_loss")    # see columns.py
+    books.losses.series(EPOCH_LOSS)     # as the ends of epochs in the journal have it
     books.readings.series("cuda:0 temperature_c")
     books.events(last=20)               # lines of the journal, found by where they begin
 
@@ -24,13 +25,15 @@ from holdfast.files import open_regular
 from holdfast.monitor.columns import Column, Shape, Table
 from holdfast.monitor.downsample import Peaks
 from holdfast.monitor.index import Index, Part
-from holdfast.monitor.story import Story, seconds
+from holdfast.monitor.story import Story, amount, seconds
 from holdfast.monitor.tail import LONGEST, Tail
 
 _LOGGED = b'"event": "log"'
 """Numbers are in metrics.jsonl as well: their lines in the journal are not even parsed."""
 WORTH_KEEPING = 256 << 10
 """Bytes that are read faster than an index is."""
+EPOCH_LOSS = "epoch_loss"
+OF_AN_EPOCH = "last step of each epoch"
 _KINDS = 250
 AHEAD = 64 << 10
 """Bytes at the end of the metrics that are looked at first, as long as what lies before is not read."""
@@ -61,6 +64,8 @@ class Books:
         self._begins = Column("Q")
         self._kinds = Column("B")
         self._names: list[str] = []
+        self.losses = Table(OF_AN_EPOCH)
+        """What the loss was when an epoch ended, whether or not the script logs anything."""
 
     def _clear_metrics(self) -> None:
         self.table = Table()
@@ -140,6 +145,9 @@ class Books:
             self._begins.append(at)
             self._kinds.append(codes.get(kind, _KINDS))
             self.story.tell(record)
+            if kind == "epoch" and amount(record.get("loss")) is not None:
+                known = {key: record.get(key) for key in ("time", "step", "epoch")}
+                self.losses.add({**known, EPOCH_LOSS: record["loss"]})
 
     def _note(self, lines: list[bytes]) -> None:
         self.table.add_all(record for record in self._parsed([line for line in lines if line]) if record is not None)
@@ -212,9 +220,12 @@ class Books:
         try:
             story = Story.from_json(header["story"])
             shapes = [_shape(tuple(names), at, columns) for at, names in enumerate(header["shapes"])]
+            tables = [(self.table, self.losses, self.readings)[number] for number in header["tables"]]
+            if len(tables) != len(shapes):
+                raise ValueError("shapes of no table")
             if not all(tail.go_on_from(header[tail.path.stem]) for tail in (self.journal, self.metrics, self.sensors)):
                 raise ValueError("another file")
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (LookupError, TypeError, ValueError, AttributeError):
             tails = (self.journal, self.metrics, self.sensors)
             self.journal, self.metrics, self.sensors = (Tail(tail.path) for tail in tails)
             return
@@ -222,7 +233,7 @@ class Books:
         self._begins, self._kinds = Column("Q", columns["begins"]), Column("B", columns["kinds"])
         self._names = [str(name) for name in header["kinds"]]
         for at, shape in enumerate(shapes):
-            (self.table if at < header["logged"] else self.readings).take(shape)
+            tables[at].take(shape)
         self.table.version = self._kept_bytes = self._read_bytes
         self._page = page
 
@@ -242,10 +253,11 @@ class Books:
         if self._index is None or read - self._kept_bytes < enough:
             return
         self._kept_bytes = read
-        shapes = [*self.table.shapes.values(), *self.readings.shapes.values()]
+        tables = (self.table, self.losses, self.readings)
+        shapes = [shape for table in tables for shape in table.shapes.values()]
         header = {
             **{tail.path.stem: tail.to_json() for tail in (self.journal, self.metrics, self.sensors)},
-            "logged": len(self.table.shapes),
+            "tables": [number for number, table in enumerate(tables) for _ in table.shapes],
             "story": self.story.to_json(),
             "kinds": self._names,
             "shapes": [shape.names for shape in shapes],

@@ -161,7 +161,9 @@ class Series:
 class Table:
     """Everything that was logged."""
 
-    def __init__(self) -> None:
+    def __init__(self, about: str = "") -> None:
+        self.about = about
+        """What its numbers are, where their names alone do not say it."""
         self.shapes: dict[tuple[str, ...], Shape] = {}
         self.left_out = 0
         """Records, or numbers of a record, that are more than we keep apart."""
@@ -175,6 +177,9 @@ class Table:
     def names(self) -> list[str]:
         """The metrics, in the order in which they were first logged."""
         return list(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
     def __len__(self) -> int:
         return sum(len(shape) for shape in self.shapes.values())
@@ -302,24 +307,40 @@ class Table:
 
 
 class Metrics(Mapping[str, Series]):
-    """Every metric by name, in the order in which they were first logged."""
+    """Every metric by name, in the order in which they were first logged, table by table."""
 
-    def __init__(self, table: Table, ahead: Callable[[], dict[str, float]] = dict) -> None:
-        self._table = table
+    def __init__(self, *tables: Table, ahead: Callable[[], dict[str, float]] = dict) -> None:
+        self._tables = tables
         self._ahead = ahead
 
+    def _table_of(self, name: str) -> Table:
+        for table in self._tables:
+            if name in table:
+                return table
+        raise KeyError(name)
+
     def __getitem__(self, name: str) -> Series:
-        return self._table.series(name)
+        return self._table_of(name).series(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._table.names)
+        return iter([name for table in self._tables for name in table.names])
 
     def __len__(self) -> int:
-        return len(self._table.names)
+        return sum(len(table.names) for table in self._tables)
+
+    def about(self, name: str) -> str:
+        """What it is, where its name alone does not say that."""
+        return self._table_of(name).about
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """All records."""
+        return [shape for table in self._tables for shape in table.shapes.values()]
 
     def last(self) -> dict[str, float]:
         """Each metric's last value, without reading any column; also of a file that is still being read."""
-        return {**self._table.last(), **self._ahead()}
+        known = {name: value for table in self._tables for name, value in table.last().items()}
+        return {**known, **self._ahead()}
 
 
 def _is_number(value: object) -> bool:

@@ -26,8 +26,8 @@ _ROWS = 2000
 
 def csv_text(run: Run, names: list[str] | None = None) -> Iterator[str]:
     """All records in the order of steps, or those that have one of `names`; unknown is an empty cell."""
-    wanted = list(run.metrics) if names is None else names
-    shapes = [shape for shape in run.books.table.shapes.values() if set(shape.names) & set(wanted)]
+    wanted = list(run.curves) if names is None else names
+    shapes = [shape for shape in run.curves.shapes if set(shape.names) & set(wanted)]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["time", "step", "epoch", *map(_cell, wanted)])

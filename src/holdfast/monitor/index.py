@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 
 from holdfast.files import in_folder, open_regular
 
-MAGIC = b"holdfast index 3\n"
+MAGIC = b"holdfast index 4\n"
 KEEP, KEEP_DAYS = 200, 60
 """Runs whose index is kept, and for how long after it was last written."""
 _MOST_HEADER = 64 << 20

@@ -94,7 +94,7 @@ def head(run: Run, ident: str) -> dict[str, Any]:
                 "readings": run.readings.last(),
                 "charts": charts(run),
                 "anchors": anchors(run),
-                "points": len(run.books.table) + len(run.books.readings),
+                "points": len(run.books.table) + len(run.books.losses) + len(run.books.readings),
                 "events_total": run.books.event_count,
                 "bottleneck": bottleneck,
                 "world": scenes.mark(run.world),
@@ -180,7 +180,8 @@ def charts(run: Run) -> list[dict[str, Any]]:
     groups: dict[str, list[str]] = {}
     wanted, first = scenes.charts_of(run.world), scenes.facts_of(run.world)
     together = {name: title for title, names in wanted.items() for name in names}
-    for name in run.metrics:
+    curves = run.curves
+    for name in curves:
         match = _SPLIT.match(name)
         groups.setdefault(together.get(name) or (match[2] if match else name), []).append(name)
     ranks = {name: at for at, name in enumerate([*list(wanted)[:1], *first])}
@@ -189,7 +190,7 @@ def charts(run: Run) -> list[dict[str, Any]]:
     for base in ordered[:MOST_CHARTS]:
         lines = [{"key": f"m:{name}", "label": name, "scale": 1.0} for name in groups[base]]
         title = base if len(lines) > 1 else groups[base][0]
-        found.append({"title": title, "unit": "", "kind": "metric", "lines": lines})
+        found.append({"title": title, "unit": curves.about(groups[base][0]), "kind": "metric", "lines": lines})
     if run.metrics:
         rate = {"key": "rate", "label": "steps/s"}
         found.append({"title": "rate", "unit": "steps/s", "kind": "system", "lines": [rate]})
@@ -211,7 +212,7 @@ def series(
         if key == "rate":
             found[key] = rate(run)
             continue
-        table = run.metrics if key.startswith("m:") else run.readings if key.startswith("r:") else None
+        table = run.curves if key.startswith("m:") else run.readings if key.startswith("r:") else None
         if table is None or key[2:] not in table:
             continue
         each = table[key[2:]]

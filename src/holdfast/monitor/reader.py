@@ -6,6 +6,7 @@
     run.settings                             # [Setting("watchdog.floor", 5.0, "5 s", "default"), …]
     run.lanes, run.faults                    # a lane a worker; faults with blame and what it took to recover
     run.metrics["valid_loss"].points(400)    # steps and values; every peak is in them
+    run.curves                               # what is drawn: these; where no loss is among them, that of each epoch too
     run.readings["cuda:0 temperature_c"]     # what the sensors said, the same way
     run.events(last=20, kinds={"fault"})     # lines of the journal
     run.beat_age_s, run.best, run.checkpoints, run.receipt, run.environment, run.log_tail(50), run.problems
@@ -26,6 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from holdfast.better import smaller_is_better
 from holdfast.errors import UserError
 from holdfast.events import Event
 from holdfast.monitor.books import Books
@@ -281,7 +283,14 @@ class Run:
 
     @property
     def metrics(self) -> Metrics:
-        return Metrics(self.books.table, self.books.ahead)
+        return Metrics(self.books.table, ahead=self.books.ahead)
+
+    @property
+    def curves(self) -> Metrics:
+        """What every face draws: the metrics; where no loss is among them, that of each epoch comes first."""
+        if any(map(smaller_is_better, self.books.table.names)):
+            return self.metrics
+        return Metrics(self.books.losses, self.books.table, ahead=self.books.ahead)
 
     @property
     def readings(self) -> Metrics:

@@ -213,7 +213,7 @@ class Watch(App[None]):
             wanted = pages.matching(run.log_tail(2000), self.wanted)
             return self._framed(f"{title} · log", pages.log(wanted, width, height - 3, self._back), width, height)
         if self.mode == "graph":
-            names = list(run.metrics)
+            names = list(run.curves)
             if not names:
                 return self._framed(f"{title} · graph", ["nothing was logged yet"], width, height)
             each = curve_of(run, names[self._metric % len(names)], 2 * width)

@@ -108,8 +108,10 @@ def _charts(curves: list[Curve], width: int, rows: int, ascii: bool) -> tuple[st
     widths[-1] += (width - 1) - sum(widths)
     rule, lines = "├", [""] * rows
     for at, (each, size) in enumerate(zip(curves[:number], widths, strict=True)):
-        title = f" {cut(each.name, size - 20)} {metric(each.last)} "
         best = f" best {metric(each.best)} " if each.best is not None and size > 40 else ""
+        whole = f"{each.name} ({each.about})" if each.about else each.name
+        name = whole if len(whole) + len(best) <= size - 14 else each.name
+        title = f" {cut(name, size - 20)} {metric(each.last)} "
         rule += title + "─" * max(0, size - 1 - len(title) - len(best)) + best
         rule += "┤" if at == number - 1 else "┬"
         drawn = _chart(each, size - 2, rows, ascii)

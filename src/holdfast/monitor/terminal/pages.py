@@ -168,7 +168,8 @@ def graph(each: Curve, width: int, height: int, *, ascii: bool) -> list[str]:
     labels = [
         metric(high - (high - low) * row / (rows - 1)) if row % 4 == 0 or row == rows - 1 else "" for row in range(rows)
     ]
-    title = f"{each.name}   {metric(each.first)} → {metric(each.last)}   best {metric(each.best)} @ {each.best_at}"
+    name = f"{each.name} ({each.about})" if each.about else each.name
+    title = f"{name}   {metric(each.first)} → {metric(each.last)}   best {metric(each.best)} @ {each.best_at}"
     lines = [f"{cut(label, 9):>9} {line}" for label, line in zip(labels, body, strict=True)]
     return [cut(title, width), " " * 10 + marks(each.faults, room), *lines]
 

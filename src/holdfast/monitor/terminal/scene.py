@@ -44,6 +44,8 @@ class Curve:
     """epoch 18, or step 900."""
     faults: tuple[float, ...]
     """Where faults were, 0 to 1 along the curve."""
+    about: str = ""
+    """What it is, where its name alone does not say that."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +130,7 @@ def look(
         left="" if left is None else f"{duration(left)} left",
         rate="" if not progress.rate else rate_words(progress.rate),
         facts=_facts(run),
-        curves=_unless_kept(
-            kept, "curves", (run.books.table.version, run.faults_total), lambda: _curves(run), rest=CURVES_REST
-        ),
+        curves=_unless_kept(kept, "curves", _version(run), lambda: _curves(run), rest=CURVES_REST),
         devices=_devices(run, trust or {}),
         lanes=_lanes(run, now, left),
         began=began,
@@ -215,14 +215,18 @@ def trouble(run: Run) -> str:
     return f"{counted(faults, 'fault')}, {how}" + (f" · {duration(lost)} lost{share}" if lost else "")
 
 
+def _version(run: Run) -> tuple[int, ...]:
+    """Another one where a curve is."""
+    return run.books.table.version, run.books.losses.version, run.faults_total
+
+
 def _curves(run: Run) -> list[Curve]:
-    metrics = run.metrics
-    return [curve_of(run, name) for name in list(metrics)[:12]]
+    return [curve_of(run, name) for name in list(run.curves)[:12]]
 
 
 def curve_of(run: Run, name: str, points: int = POINTS) -> Curve:
     """One metric, with every peak: its best value is among the points that are kept."""
-    series = run.metrics[name]
+    series = run.curves[name]
     at = series.picked(points)
     values = [series.values[each] for each in at]
     known = [value for value in values if math.isfinite(value)]
@@ -243,6 +247,7 @@ def curve_of(run: Run, name: str, points: int = POINTS) -> Curve:
         best=best,
         best_at=best_at,
         faults=tuple((step - low) / span for step in steps),
+        about=run.curves.about(name),
     )
 
 

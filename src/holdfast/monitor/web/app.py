@@ -203,7 +203,7 @@ class _Web:
     def csv(self, request: Request) -> Response:
         try:
             with self.hub.run(request.path_params["ident"]) as each:
-                names = [name for name in request.query_params.getlist("name") if name in each.run.metrics]
+                names = [name for name in request.query_params.getlist("name") if name in each.run.curves]
                 made = export.csv_text(each.run, names or None)
         except KeyError:
             return _json({"error": "no such run"}, 404)
