@@ -100,12 +100,16 @@ PARTS = {
 }
 
 
+GIVEN = dict(os.environ)
+"""Before a part sets variables for its own processes."""
+
+
 def _restrictions(part: str) -> str:
     """Variables that make a part smaller belong to the command that repeats it; where a set lies does not."""
     only = {detection_learning.BCCD: "detection-learning", detection_learning.HITUAV: "detection-thermal"}
     chosen = sorted(
         (key, value)
-        for key, value in os.environ.items()
+        for key, value in GIVEN.items()
         if key.startswith("HOLDFAST_BENCH_")
         and all(part == of for variable, of in only.items() if key.startswith(variable))
     )

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import io
 import json
-import os
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 import zipfile
@@ -24,49 +20,7 @@ from holdfast.optimize.serving.http import READ, Bodies
 from holdfast.optimize.serving.readers import possible
 from holdfast.runtime import process
 from tests.optimize import small
-
-TOKEN = "a-token-for-the-tests"
-HEAD = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/x-npy"}
-
-
-class Served:
-    def __init__(self, child: subprocess.Popen[str], port: int) -> None:
-        self.child, self.port = child, port
-
-    def ask(
-        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
-    ) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            connection.request(method, path, body, HEAD if headers is None else headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
-
-    def error(self, body: bytes, **headers: str) -> tuple[int, str]:
-        status, said = self.ask("POST", "/predict", body, {**HEAD, **headers})
-        return status, json.loads(said)["error"]
-
-
-@contextlib.contextmanager
-def serving(made: Path, readers: int) -> Iterator[Served]:
-    words = [sys.executable, "-m", "holdfast.cli.main", "serve", str(made), "--port", "0", "--max-body", "100KB"]
-    with subprocess.Popen(
-        [*words, "--readers", str(readers)],
-        stdout=subprocess.PIPE, text=True, env={**os.environ, "HOLDFAST_SERVE_TOKEN": TOKEN},
-    ) as child:  # fmt: skip
-        assert child.stdout is not None
-        line = child.stdout.readline()
-        match = re.search(r"http://127\.0\.0\.1:(\d+)/predict", line)
-        assert match, line
-        try:
-            yield Served(child, int(match[1]))
-        finally:
-            child.terminate()
-            rest = child.stdout.read()
-            assert "inputs answered" in rest, rest
-            assert child.wait(20) == 0
+from tests.optimize.serving import HEAD, TOKEN, Served, npy, serving
 
 
 @pytest.fixture(
@@ -78,12 +32,7 @@ def served(made: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     """One process that does everything, and one for which two others read."""
     with serving(made, request.param) as found:
         yield found
-
-
-def npy(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=True)
-    return file.getvalue()
+    assert "inputs answered" in found.said and found.child.returncode == 0
 
 
 def npz(**arrays: np.ndarray) -> bytes:

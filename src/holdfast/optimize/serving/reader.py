@@ -133,6 +133,7 @@ async def read(channel: Channel, frames: socket.socket, memory: mmap.mmap, setup
 
     await app.server.start()
     loop.add_reader(channel.fileno(), handed)
+    loop.call_soon(handed)  # what came together with the setup is read already
     channel.send({"ready": os.getpid()})
     await stop.wait()
     await app.server.close()

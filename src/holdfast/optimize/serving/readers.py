@@ -35,6 +35,7 @@ from holdfast.optimize.serving import bodies, shared
 from holdfast.optimize.serving.batching import Batcher, Full, NotFinite
 from holdfast.optimize.serving.books import WIDTH, Books
 from holdfast.optimize.serving.http import Limits
+from holdfast.runtime import process
 from holdfast.runtime.channel import Channel, Closed
 
 LARGE = 128 << 10
@@ -49,7 +50,7 @@ _PAGE = 1 << 16
 
 def possible() -> bool:
     """Whether this system can share memory and hand on connections as it is done here."""
-    return hasattr(os, "memfd_create") and hasattr(socket, "send_fds")
+    return not process.portable() and hasattr(os, "memfd_create") and hasattr(socket, "send_fds")
 
 
 def readers_for(bundle: Bundle, cores: int) -> int:
