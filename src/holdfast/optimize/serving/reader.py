@@ -23,7 +23,7 @@ import numpy as np
 from holdfast.optimize.bundle import Bundle, open_bundle
 from holdfast.optimize.serving import shared
 from holdfast.optimize.serving.app import App, Written
-from holdfast.optimize.serving.batching import Done, Full, NotFinite
+from holdfast.optimize.serving.batching import Done, Full, NotFinite, Tell
 from holdfast.optimize.serving.books import WIDTH, Books
 from holdfast.optimize.serving.http import Limits
 from holdfast.runtime.channel import Channel, Closed
@@ -53,7 +53,7 @@ class Far(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._lost()
 
-    def put(self, inputs: list[Any], done: Done, loop: asyncio.AbstractEventLoop) -> Asked:
+    def put(self, inputs: list[Any], done: Done, tell: Tell) -> Asked:
         rows = len(inputs[0])
         size = self._layout.bytes(rows)
         at = self._arena.take(size)
