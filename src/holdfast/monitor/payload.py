@@ -191,7 +191,7 @@ def charts(run: Run) -> list[dict[str, Any]]:
         lines = [{"key": f"m:{name}", "label": name, "scale": 1.0} for name in groups[base]]
         title = base if len(lines) > 1 else groups[base][0]
         found.append({"title": title, "unit": curves.about(groups[base][0]), "kind": "metric", "lines": lines})
-    if run.metrics:
+    if run.curves:
         rate = {"key": "rate", "label": "steps/s"}
         found.append({"title": "rate", "unit": "steps/s", "kind": "system", "lines": [rate]})
     for quantity, (title, unit, scale) in _UNITS.items():
@@ -229,7 +229,7 @@ def series(
 
 
 def rate(run: Run, points: int = 240) -> dict[str, Any]:
-    """Steps a second between two logged steps, pauses and restarts included."""
+    """Steps a second between two points of a curve, pauses and restarts included."""
     longest = _longest(run)
     t: list[float | None] = []
     x: list[int] = []
@@ -266,12 +266,10 @@ def anchors(run: Run, points: int = 200) -> list[list[float]]:
 
 
 def _longest(run: Run) -> Series | None:
-    """The metric that was logged most often."""
-    table = run.books.table
-    shapes: Sequence[Any] = [shape for shape in table.shapes.values() if len(shape)]
-    if not shapes:
-        return None
-    return table.series(max(shapes, key=len).names[0])
+    """The curve with the most points."""
+    curves = run.curves
+    shapes: Sequence[Any] = [shape for shape in curves.shapes if len(shape)]
+    return curves[max(shapes, key=len).names[0]] if shapes else None
 
 
 # Numbers that JSON has no word for ------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def progress(scene: Scene, width: int) -> str:
 
 def curve_line(curve: Curve, width: int) -> str:
     """train_loss  ▇▆▅▅▄▄▃▃▃▂▂▂▂▁▁▁▁▁   0.693 → 0.412   best 0.409 @ epoch 18"""
-    name = f"{cut(curve.name, 12):<12}"
+    name = f"{cut(curve.name, 12):<11} "
     course = f"{metric(curve.first)} → {metric(curve.last)}"
     best = f"best {metric(curve.best)} @ {curve.best_at}" if curve.best is not None else ""
     room = width - len(name) - len(course) - 3

@@ -23,6 +23,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -175,11 +176,17 @@ class Readers:
             except OSError:  # no descriptors left, or the client is gone already
                 await asyncio.sleep(0.05)
                 continue
-            with sock, contextlib.suppress(Closed, OSError):
-                open_now = [each.given - books.ended for each, books in zip(self._readers, self._books, strict=True)]
-                chosen = self._readers[open_now.index(min(open_now))]
-                chosen.channel.send({}, fds=[sock.fileno()])
-                chosen.given += 1
+            with sock:
+                self._hand_on(sock)
+
+    def _hand_on(self, sock: socket.socket) -> None:
+        """To the one with the fewest; to the next if that one is dead."""
+        pairs = zip(self._readers, self._books, strict=True)
+        for each, _ in sorted(pairs, key=lambda pair: pair[0].given - pair[1].ended):
+            with contextlib.suppress(Closed, OSError):
+                each.channel.send({}, fds=[sock.fileno()])
+                each.given += 1
+                return
 
     def _serve(self, number: int) -> None:
         """In a thread for each: its questions, until this process ends."""
@@ -195,9 +202,17 @@ class Readers:
                 return
             reader.end()
             self._say(f"a process that reads requests ended ({reader.child.returncode}); another one begins")
-            self._readers[number] = self._begin(number)
-            with contextlib.suppress(UserError):  # then the next one
+            self._replace(number)
+
+    def _replace(self, number: int) -> None:
+        while not self._closing:
+            try:
+                self._readers[number] = self._begin(number)
                 self._ready(number)
+                return
+            except (UserError, OSError) as error:
+                self._say(f"{error}; it is tried again")
+                time.sleep(1.0)
 
     def _question(self, reader: Reader, number: int, payload: bytes) -> None:
         inputs = self._layout.views(self._memory, *shared.WHERE.unpack(payload))
