@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ from typing import Any
 from common import Bound, adopt, exactly, machine, say, told, versions, write
 from serving import Served, gain
 
+from holdfast.machine import usable_cpus
 from holdfast.optimize.bundle import open_bundle
 from holdfast.optimize.pipeline import Options, optimize
 from holdfast.optimize.serving.readers import readers_for
@@ -106,7 +106,7 @@ def _policy(scratch: Path) -> Path:
 
 def _served(folder: Path, many: int) -> dict[str, Any]:
     """As it is by default; where other processes read for the engine, also without them, a third as many questions."""
-    readers = readers_for(open_bundle(folder), os.cpu_count() or 1)
+    readers = readers_for(open_bundle(folder), usable_cpus() or 1)
     with Served(folder) as served:
         measured = {"readers": readers, **gain(served, many), "inputs_per_batch": served.inputs_per_batch()}
     if readers:

@@ -8,8 +8,12 @@ import http.client
 import io
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +27,7 @@ from hypothesis import strategies as st
 from holdfast.optimize.bundle import Bundle, open_bundle
 from holdfast.optimize.engines import Engine
 from holdfast.optimize.serving import shared
+from holdfast.optimize.serving.app import _front
 from holdfast.optimize.serving.batching import Batcher
 from holdfast.optimize.serving.books import WIDTH, Books
 from holdfast.optimize.serving.http import Limits
@@ -158,54 +163,152 @@ def test_they_end_with_the_process_they_read_for(made: Path) -> None:
 
 
 @real
-def test_one_that_takes_no_answers_is_given_up(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped, with more answers on the way than the system holds for it: the engine must not wait for ever."""
-    monkeypatch.setattr("holdfast.optimize.serving.readers.PATIENCE_S", 1.0)
-    stuck: list[int] = []
+def test_one_that_is_stopped_keeps_nobody_else_waiting(made: Path) -> None:
+    """More of an answer on the way to it than the system holds, and more clients than it could be handed."""
+    stop: list[int] = []
 
     def run(inputs: Sequence[Any]) -> list[Any]:
-        if len(stuck) == 1:
-            os.kill(stuck[0], signal.SIGSTOP)
-            stuck.append(0)
+        if inputs[0][0, 0] == 7:
+            os.kill(stop[0], signal.SIGSTOP)
         return [np.zeros((len(inputs[0]), 400_000), np.float32)]
 
     async def scenario(port: int, readers: Readers) -> None:
-        loop = asyncio.get_running_loop()
-        stuck.append(readers._readers[0].child.pid)
-        with pytest.raises((OSError, http.client.HTTPException)):
-            await loop.run_in_executor(None, ask, port, X)
-        for _ in range(100):  # the next one may be asked before it is there
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                assert (await loop.run_in_executor(None, ask, port, X))[0] == 200
-                return
+        with contextlib.ExitStack() as stack:
+            kept = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            while not any(each.begun for each in readers._books):
+                await asyncio.sleep(0.01)
+            first = readers._readers[next(at for at, each in enumerate(readers._books) if each.begun)]
+            stop.append(first.child.pid)
+            kept.sendall(question(np.full((3, 6), 7.0, np.float32)))
+            while not first._behind:
+                await asyncio.sleep(0.01)
+            before = first.given
+            while first.given == before:  # somebody has to find out
+                stack.enter_context(await asyncio.to_thread(socket.create_connection, ("127.0.0.1", port), 30))
+            await asyncio.sleep(1.0)
+            for _ in range(600):
+                stack.enter_context(await asyncio.to_thread(socket.create_connection, ("127.0.0.1", port), 30))
+            other = 1 - next(number for number, each in readers._readers.items() if each is first)
+            while readers._books[other].begun < readers._readers[other].given:
+                await asyncio.sleep(0.01)
+            for _ in range(10):
+                assert (await asyncio.to_thread(ask, port, X))[0] == 200
+            os.kill(first.child.pid, signal.SIGCONT)
+
+    inside(made, run, scenario, count=2)
+
+
+@real
+def test_what_a_dead_one_had_asked_is_not_computed(made: Path) -> None:
+    """The memory of its questions is another's soon."""
+    busy, go, seen = threading.Event(), threading.Event(), list[float]()
+
+    def run(inputs: Sequence[Any]) -> list[Any]:
+        seen.append(float(inputs[0][0, 0]))
+        busy.set()
+        go.wait(30)
+        return [np.zeros((len(inputs[0]), 2), np.float32)]
+
+    async def scenario(port: int, readers: Readers) -> None:
+        first = readers._readers[0]
+        with contextlib.ExitStack() as stack:
+            for number in (1.0, 2.0):
+                sock = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                sock.sendall(question(np.full((1, 6), number, np.float32)))
+                if number == 1.0:
+                    await asyncio.to_thread(busy.wait, 30)
+            while len(first.asked) < 2:
+                await asyncio.sleep(0.01)
+            first.child.kill()
+            while readers._readers[0] is first:
+                await asyncio.sleep(0.01)
+            answer = asyncio.create_task(asyncio.to_thread(ask, port, np.full((1, 6), 3.0, np.float32)))
             await asyncio.sleep(0.1)
-        pytest.fail("nobody followed")
+            go.set()
+            assert (await answer)[0] == 200
+        assert seen == [1.0, 3.0] and not readers._readers[0].asked
 
     inside(made, run, scenario, count=1)
 
 
 @real
-def test_failures_of_the_engine_are_told_as_without_readers(made: Path) -> None:
+def test_another_bundle_in_the_same_place_changes_nothing(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made, tmp_path / "bundle")
+    with serving(tmp_path / "bundle", 1) as served:
+        manifest = tmp_path / "bundle" / "manifest.json"
+        manifest.write_text(manifest.read_text().replace('"float32"', '"float64"'))
+        [first] = pids(served)
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: pids(served) not in ([first], []), "nobody followed")
+        status, body = served.ask("POST", "/predict", npy(X))
+        assert status == 200 and np.allclose(np.load(io.BytesIO(body)), X @ small.WEIGHT, atol=1e-5)
+
+
+@real
+def test_nothing_is_imported_from_where_it_was_started(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "hmac.py").write_text("raise SystemExit('a file of a stranger was run')")
+    words = [str(Path(sys.executable).with_name("holdfast")), "serve", str(made), "--port", "0", "--readers", "1"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None and child.stderr is not None
+        lines = [child.stdout.readline() for _ in range(2)]
+        child.terminate()
+        assert any("1 processes read requests" in line for line in lines), (lines, child.stderr.read())
+
+
+@pytest.mark.parametrize("count", [0, pytest.param(2, marks=real)])
+def test_failures_of_the_engine_are_told_the_same(made: Path, count: int) -> None:
     def run(inputs: Sequence[Any]) -> list[Any]:
         if inputs[0][0, 0] == 7:
-            raise RuntimeError("seven")
+            raise RuntimeError("seven \udcff")
         return [np.full((len(inputs[0]), 2), np.nan if inputs[0][0, 0] == 8 else 1.0, np.float32)]
 
-    async def scenario(port: int, readers: Readers) -> None:
-        loop = asyncio.get_running_loop()
-
+    async def scenario(port: int, front: Any) -> None:
         async def told(first: float) -> tuple[int, Any]:
-            return await loop.run_in_executor(None, ask, port, np.full((1, 6), first, np.float32))
+            return await asyncio.to_thread(ask, port, np.full((1, 6), first, np.float32))
 
-        assert await told(7) == (
-            500, {"error": "the engine failed on this input", "cause": "EngineFailed: RuntimeError: seven"}
-        )  # fmt: skip
+        status, said = await told(7)
+        assert (status, said["error"]) == (500, "the engine failed on this input")
+        assert said["cause"].startswith("RuntimeError: seven ")
         assert await told(8) == (500, {"error": "the model answered NaN or infinity"})
         assert (await told(9))[0] == 200
-        readers._batcher.close()
-        assert (await told(9))[0] == 503
 
-    inside(made, run, scenario, count=2)
+    inside(made, run, scenario, count=count)
+
+
+@real
+def test_an_answer_that_cannot_be_written_stops_nobody(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unable(outputs: Any, *_: Any, **__: Any) -> Any:
+        raise MemoryError("too much")
+
+    async def scenario(port: int, readers: Readers) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("holdfast.optimize.serving.bodies.write", unable)
+            status, said = await asyncio.to_thread(ask, port, X)
+        assert (status, said["cause"]) == (500, "MemoryError: too much")
+        assert (await asyncio.to_thread(ask, port, X))[0] == 200
+
+    inside(made, lambda inputs: [inputs[0][:, :2]], scenario, count=1)
+
+
+def test_more_readers_than_the_system_has_descriptors_for_is_said(made: Path) -> None:
+    if not possible():
+        pytest.skip("this system hands no connections on")
+    script = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (36, 36))
+from holdfast.cli.main import main
+sys.exit(main())
+"""
+    words = [sys.executable, "-c", script, "serve", str(made), "--port", "0", "--readers", "12"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2 and "error: a process that reads requests does not start" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def question(array: Any) -> bytes:
+    body = npy(array)
+    head = f"POST /predict HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/x-npy\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def ask(port: int, array: Any) -> tuple[int, Any]:
@@ -220,20 +323,20 @@ def ask(port: int, array: Any) -> tuple[int, Any]:
 
 
 def inside(
-    made: Path, run: Callable[[Sequence[Any]], list[Any]], scenario: Callable[[int, Readers], Any], count: int
+    made: Path, run: Callable[[Sequence[Any]], list[Any]], scenario: Callable[[int, Any], Any], count: int
 ) -> None:
-    """Real readers for an engine in this process."""
+    """Real readers, or none, for an engine in this process."""
     batcher = Batcher(Engine(run), most=8)
-    said: list[str] = []
 
     async def main() -> None:
-        readers = Readers(open_bundle(made), batcher, TOKEN, Limits(), count=count, say=said.append)
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            await readers.start(listening)
-            try:
-                await scenario(listening.getsockname()[1], readers)
-            finally:
-                await readers.close()
+        front, _ = _front(open_bundle(made), batcher, TOKEN, Limits(), count, lambda text: None)
+        listening = socket.create_server(("127.0.0.1", 0))
+        await front.start(listening)
+        try:
+            await asyncio.wait_for(scenario(listening.getsockname()[1], front), 90)
+        finally:
+            await front.close()
+            listening.close()
 
     try:
         asyncio.run(main())

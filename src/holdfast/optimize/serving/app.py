@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import hmac
 import json
-import os
 import signal
 import socket
 import time
@@ -24,13 +23,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from holdfast.errors import UserError
+from holdfast.machine import usable_cpus
 from holdfast.optimize.bundle import Bundle
 from holdfast.optimize.post import apply
 from holdfast.optimize.serving import bodies
-from holdfast.optimize.serving.batching import Batcher, Done, Full, NotFinite, Tell
+from holdfast.optimize.serving.batching import Batcher, Done, Full, NotFinite, Tell, in_words
 from holdfast.optimize.serving.books import WIDTH, Books, gauge
 from holdfast.optimize.serving.http import Answer, Cancel, Limits, Reply, Request, Server, told
-from holdfast.optimize.serving.readers import Readers, readers_for
+from holdfast.optimize.serving.readers import Readers, possible, readers_for
 
 PORT = 8377
 
@@ -140,7 +140,7 @@ class App:
         if isinstance(error, NotFinite):
             return told(500, "the model answered NaN or infinity")
         # an engine's own failure: told, and the server goes on
-        return told(500, "the engine failed on this input", f"{type(error).__name__}: {str(error)[:200]}")
+        return told(500, "the engine failed on this input", in_words(error))
 
 
 def _metrics(everyone: Sequence[Books], numbers: dict[str, float]) -> Answer:
@@ -163,17 +163,13 @@ def serve(
     say: Callable[[str], None] = print,
 ) -> None:
     """Serve until the process is asked to end. So many other processes read requests (None: as many as help)."""
+    if readers and not possible():
+        raise UserError("this system has no way to hand connections to other processes", hints=["--readers 0"])
     limits = limits or Limits(connections=_connections())
     post, engine = bundle.manifest.get("post"), bundle.engine()
     batcher = Batcher(engine, most=most, finish=None if post is None else lambda outputs: apply(post, outputs))
     engine.run([np.zeros((1, *each["shape"]), each["dtype"]) for each in bundle.inputs])  # warm
-    count = readers_for(bundle, os.cpu_count() or 1) if readers is None else readers
-    front: Readers | Server
-    if count:
-        front = Readers(bundle, batcher, token, limits, count=count, say=say)
-    else:
-        books = Books(np.zeros(WIDTH))
-        front = App(bundle, token, limits, batcher, books=books, everyone=[books]).server
+    front, beside = _front(bundle, batcher, token, limits, readers, say)
     listening = _listen(host, port)
 
     async def main() -> None:
@@ -181,11 +177,10 @@ def serve(
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError, RuntimeError):
                 loop.add_signal_handler(number, stop.set)
-        await front.start(listening)
-        chosen = listening.getsockname()[1]
-        beside = f", {count} processes read requests" if count else ""
-        say(f"serving {bundle.manifest['name']} at http://{host}:{chosen}/predict{beside}")
         try:
+            await front.start(listening)
+            chosen = listening.getsockname()[1]
+            say(f"serving {bundle.manifest['name']} at http://{host}:{chosen}/predict{beside}")
             await stop.wait()
         finally:
             await front.close()
@@ -194,6 +189,23 @@ def serve(
         asyncio.run(main())
     batcher.close()
     say(f"{batcher.rows} inputs answered in {batcher.batches} batches")
+
+
+def _front(
+    bundle: Bundle, batcher: Batcher, token: str, limits: Limits, readers: int | None, say: Callable[[str], None]
+) -> tuple[Readers | Server, str]:
+    """Who reads requests, and how that is said."""
+    count = readers_for(bundle, usable_cpus() or 1) if readers is None else readers
+    if count:
+        try:
+            front = Readers(bundle, batcher, token, limits, count=count, say=say)
+            return front, f", {count} processes read requests"
+        except OSError as error:
+            if readers:
+                raise UserError(f"{readers} readers are not possible here", cause=str(error)) from None
+            say(f"one process does everything, as there is no memory to share here: {error}")
+    books = Books(np.zeros(WIDTH))
+    return App(bundle, token, limits, batcher, books=books, everyone=[books]).server, ""
 
 
 def _connections() -> int:

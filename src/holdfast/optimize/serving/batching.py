@@ -33,6 +33,15 @@ class NotFinite(Exception):
     """The model answered NaN or infinity."""
 
 
+class EngineFailed(Exception):
+    """What an engine in another process said of its failure."""
+
+
+def in_words(error: Exception) -> str:
+    """What an engine's failure is, for whoever asked."""
+    return str(error) if isinstance(error, EngineFailed) else f"{type(error).__name__}: {str(error)[:200]}"
+
+
 Done = Callable[[Any], None]
 """Called with the outputs, or with an Exception, where `tell` calls it."""
 Tell = Callable[..., Any]
@@ -186,7 +195,7 @@ def _deliver(answers: list[tuple[Waiting, Any]]) -> None:
     for each in answers:
         places.setdefault(each[0].tell, []).append(each)
     for tell, mine in places.items():
-        with contextlib.suppress(RuntimeError):  # the loop is gone, and nobody waits any more
+        with contextlib.suppress(Exception):  # the loop is gone, and nobody waits any more: the others are told
             tell(_settle, mine)
 
 

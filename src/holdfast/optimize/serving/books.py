@@ -50,6 +50,11 @@ class Books:
         self._row[_TURNED_AWAY] += 1
 
     @property
+    def begun(self) -> int:
+        """Connections there have been."""
+        return int(self._row[_OPENED])
+
+    @property
     def ended(self) -> int:
         """Connections that are over."""
         return int(self._row[_CLOSED])

@@ -1,6 +1,6 @@
 """A small, strict HTTP/1.1 server: one handler, limits on everything, and silence costs nobody anything.
 
-    server = Server(handler, Limits(body=64 << 20))
+    server = Server(handler, Limits(body=64 << 20), books)
     await server.start(sock)                    # handler(request, reply) for each request
     server.take(connected)                      # one that somebody else has accepted
 

@@ -1,13 +1,13 @@
 """A process that reads requests, checks them and writes answers, for an engine in another process (see readers.py).
 
-python -m holdfast.optimize.serving.reader CHANNEL FRAMES MEMORY        # descriptors; started by readers.py alone
-
-It has HTTP, the checks and the forms of bodies; connections are handed to it. It ends with its parent.
+Its arguments are descriptors: a channel, frames, memory. It has HTTP, the checks and the forms of bodies; connections
+are handed to it. It ends with its parent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import mmap
 import os
@@ -20,19 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.optimize.bundle import Bundle, open_bundle
+from holdfast.optimize.bundle import Bundle
 from holdfast.optimize.serving import shared
 from holdfast.optimize.serving.app import App, Written
-from holdfast.optimize.serving.batching import Done, Full, NotFinite, Tell
+from holdfast.optimize.serving.batching import Done, EngineFailed, Full, NotFinite, Tell
 from holdfast.optimize.serving.books import WIDTH, Books
 from holdfast.optimize.serving.http import Limits
 from holdfast.runtime.channel import Channel, Closed
 
 SETUP_S = 60.0
-
-
-class EngineFailed(Exception):
-    """What the engine's process said of its failure."""
 
 
 class Far(asyncio.Protocol):
@@ -111,13 +107,12 @@ def _found(kind: int, payload: bytes) -> Any:
 async def read(channel: Channel, frames: socket.socket, memory: mmap.mmap, setup: dict[str, Any]) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     number, count, size = int(setup["number"]), int(setup["count"]), int(setup["arena"])
-    bundle = open_bundle(Path(setup["folder"]))
+    bundle = Bundle(Path(setup["folder"]), setup["manifest"])  # as the parent checked it, whatever lies there now
     everyone = [Books(row) for row in np.frombuffer(memory, np.float64, count * WIDTH).reshape(count, WIDTH)]
-    far = Far(bundle, memory, shared.Arena(int(setup["begin"]) + number * size, size), stop.set)
+    far = Far(bundle, memory, shared.Arena(int(setup["begin"]), size), stop.set)
     await loop.create_connection(lambda: far, sock=frames)
     limits = Limits(**setup["limits"])
     app = App(bundle, setup["token"], limits, far, books=everyone[number], everyone=everyone)
-    everyone[number].begin()
 
     def handed() -> None:
         """Connections that the parent accepted."""
@@ -144,10 +139,7 @@ def main() -> int:
         signal.signal(each, signal.SIG_IGN)  # meant for the parent, whose end is ours
     channel, frames, memory = (int(each) for each in sys.argv[1:4])
     talk = Channel.from_fd(channel)
-    setup, _ = talk.receive(SETUP_S)
-    asyncio.run(read(talk, socket.socket(fileno=frames), mmap.mmap(memory, 0), setup))
+    with contextlib.suppress(Closed):  # the parent ended before we began
+        setup, _ = talk.receive(SETUP_S)
+        asyncio.run(read(talk, socket.socket(fileno=frames), mmap.mmap(memory, 0), setup))
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

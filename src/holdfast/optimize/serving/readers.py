@@ -8,7 +8,8 @@
                           <---------- answers in frames ---------
 
 This process accepts, hands each connection to the reader that has the fewest, and computes. A reader that dies takes
-its connections with it; another one follows. Everything that HTTP needs is in the readers (reader.py).
+its connections with it; another one follows. One that is stuck keeps its own clients waiting and nobody else's: neither
+the engine nor the next client waits for it. Everything that HTTP needs is in the readers (reader.py).
 """
 
 from __future__ import annotations
@@ -19,12 +20,11 @@ import json
 import mmap
 import os
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -33,20 +33,22 @@ import numpy as np
 from holdfast.errors import UserError
 from holdfast.optimize.bundle import Bundle
 from holdfast.optimize.serving import bodies, shared
-from holdfast.optimize.serving.batching import Batcher, Full, NotFinite
+from holdfast.optimize.serving.batching import Batcher, Full, NotFinite, Waiting, in_words
 from holdfast.optimize.serving.books import WIDTH, Books
 from holdfast.optimize.serving.http import Limits
 from holdfast.runtime import process
-from holdfast.runtime.channel import Channel, Closed
+from holdfast.runtime.channel import Channel
 
 LARGE = 128 << 10
 """Bytes of an input from which on reading is what takes the time."""
 CORES = 8
 """With fewer of them, readers would take the engine's."""
 MOST = 4
-PATIENCE_S = 5.0
-"""A reader that does not take its answers for so long is given up, as the engine waits for it."""
+START_S = 60.0
+STUCK_S = 0.25
 _PAGE = 1 << 16
+_RUN = "import sys; sys.path[:] = {path!r}; from holdfast.optimize.serving.reader import main; sys.exit(main())"
+"""Not `-m`, which would import from the folder the server was started in."""
 
 
 def possible() -> bool:
@@ -68,11 +70,22 @@ class Reader:
         self.child, self.channel, self._sock = child, channel, sock
         self.given = 0
         """Connections that it has been handed."""
+        self._taken, self._since = 0, time.monotonic()
+        self.asked: dict[int, Waiting] = {}
+        """Its questions that are under way."""
         self._waiting: list[bytes] = []
-        self._lock = threading.Lock()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(PATIENCE_S), 0))
+        self._behind = b""
+        self._changed = threading.Condition()
+        self._over = False
+        threading.Thread(target=self._send_rest, name="holdfast-answers", daemon=True).start()
 
-    def frames(self) -> Any:
+    def stuck(self, taken: int, now: float) -> bool:
+        """Whether it has not taken any of what it was handed for a while."""
+        if taken != self._taken or taken >= self.given:
+            self._taken, self._since = taken, now
+        return now - self._since > STUCK_S
+
+    def frames(self) -> Iterator[tuple[int, int, bytes]]:
         """What it says, until it ends."""
         found = shared.Frames()
         with contextlib.suppress(OSError):
@@ -85,18 +98,42 @@ class Reader:
         self.flush()
 
     def add(self, kind: int, number: int, payload: bytes = b"") -> None:
-        with self._lock:
+        with self._changed:
             self._waiting.append(shared.frame(kind, number, payload))
 
     def flush(self) -> None:
-        with self._lock:
+        """What it does not take at once is sent by a thread of its own: the engine waits for nobody."""
+        with self._changed:
             data, self._waiting = b"".join(self._waiting), []
-            try:
+            if not self._behind:
+                with contextlib.suppress(OSError):  # it is full, or gone, which whoever listens to it notices
+                    data = data[self._sock.send(data, socket.MSG_DONTWAIT) :]
+            self._behind += data
+            if self._behind:
+                self._changed.notify()
+
+    def _send_rest(self) -> None:
+        while True:
+            with self._changed:
+                while not self._behind and not self._over:
+                    self._changed.wait()
+                if self._over:
+                    return
+                data = self._behind
+            with contextlib.suppress(OSError):
                 self._sock.sendall(data)
-            except OSError:  # it is gone, or stuck: whoever listens to it notices
-                self.child.kill()
+            with self._changed:
+                self._behind = self._behind[len(data) :]
 
     def end(self) -> None:
+        """It is over: what it had asked is not computed any more."""
+        for question in list(self.asked.values()):
+            question.drop()
+        with self._changed:
+            self._over = True
+            self._changed.notify()
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # whoever waits for it in another thread returns
         for each in (self.channel, self._sock):
             with contextlib.suppress(OSError):
                 each.close()
@@ -113,30 +150,34 @@ class Readers:
     def __init__(
         self, bundle: Bundle, batcher: Batcher, token: str, limits: Limits, *, count: int, say: Callable[[str], None]
     ) -> None:
-        if not possible():
-            raise UserError("this system has no way to hand connections to other processes", hints=["--readers 0"])
-        self._bundle, self._batcher, self._say = bundle, batcher, say
+        self._bundle, self._batcher, self._tell = bundle, batcher, say
         self._layout = shared.Layout(bundle.inputs)
-        begin = -(-count * WIDTH * 8 // _PAGE) * _PAGE
-        arena = 4 * limits.body // _PAGE * _PAGE + 16 * _PAGE  # a number has two bytes in JSON, eight here
+        self._count = count
+        self._start = -(-count * WIDTH * 8 // _PAGE) * _PAGE
+        self._arena = 8 * limits.body // _PAGE * _PAGE + 16 * _PAGE  # a byte may become a number of eight
         fewer = max(16, limits.connections // count)
         self._setup = {
-            "folder": str(bundle.folder), "token": token, "count": count, "begin": begin, "arena": arena,
+            "folder": str(bundle.folder), "manifest": bundle.manifest, "token": token, "count": count,
+            "arena": self._arena,
             "limits": {**asdict(limits), "connections": fewer, "pending": max(limits.body, limits.pending // count)},
         }  # fmt: skip
         self._fd = os.memfd_create("holdfast-serve")
-        os.truncate(self._fd, begin + count * arena)
+        os.truncate(self._fd, self._start + 2 * count * self._arena)
         self._memory = mmap.mmap(self._fd, 0)
         self._books = [Books(row) for row in np.frombuffer(self._memory, np.float64, count * WIDTH).reshape(count, -1)]
-        self._readers: list[Reader] = []
+        self._readers: dict[int, Reader] = {}
+        self._pieces = list(range(count))
+        """Of the memory for inputs, which each of them has."""
         self._closing = False
         self._accepting: asyncio.Task[None] | None = None
 
     async def start(self, listening: socket.socket) -> None:
-        self._readers = [self._begin(number) for number in range(len(self._books))]
-        for number in range(len(self._readers)):
-            self._ready(number)
-            threading.Thread(target=self._serve, args=(number,), daemon=True).start()
+        try:
+            await asyncio.gather(*(asyncio.to_thread(self._begin, number) for number in range(self._count)))
+        except OSError as error:
+            raise UserError("a process that reads requests does not start", cause=str(error)) from None
+        for number in self._readers:
+            threading.Thread(target=self._serve, args=(number,), name="holdfast-questions", daemon=True).start()
         listening.setblocking(False)
         self._accepting = asyncio.get_running_loop().create_task(self._accept(listening))
 
@@ -144,29 +185,39 @@ class Readers:
         self._closing = True
         if self._accepting is not None:
             self._accepting.cancel()
-        for each in self._readers:
+        for each in list(self._readers.values()):
             each.end()
+        os.close(self._fd)
 
-    def _begin(self, number: int) -> Reader:
+    def _begin(self, number: int) -> None:
+        """Start one and wait until it is there."""
         mine, theirs = Channel.pair()
         here, there = socket.socketpair()
         fds = (theirs.fileno(), there.fileno(), self._fd)
-        words = [sys.executable, "-m", "holdfast.optimize.serving.reader", *map(str, fds)]
+        words = [sys.executable, "-c", _RUN.format(path=sys.path), *map(str, fds)]
+        self._books[number].begin()
         try:
-            child = subprocess.Popen(words, pass_fds=fds, stdin=subprocess.DEVNULL)
+            child = subprocess.Popen(words, pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True)
+        except BaseException:
+            for each in (mine, here):
+                each.close()
+            raise
         finally:
-            theirs.close()
-            there.close()
-        mine.send({**self._setup, "number": number})
-        return Reader(child, mine, here)
-
-    def _ready(self, number: int) -> None:
-        reader = self._readers[number]
+            for each in (theirs, there):
+                each.close()
+        reader = Reader(child, mine, here)
+        # Another piece than the one before it had: what that one asked last may still be read by the engine.
+        self._pieces[number] = (self._pieces[number] + self._count) % (2 * self._count)
         try:
-            reader.channel.receive(60.0)
-        except (Closed, OSError):
+            mine.send({**self._setup, "number": number, "begin": self._start + self._pieces[number] * self._arena})
+            mine.receive(START_S)
+            mine.sock.setblocking(False)
+        except OSError:
             reader.end()
             raise UserError("a process that reads requests does not start", cause="its own words are above") from None
+        self._readers[number] = reader
+        if self._closing:
+            reader.end()
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -177,20 +228,27 @@ class Readers:
                 await asyncio.sleep(0.05)
                 continue
             with sock:
-                self._hand_on(sock)
+                while not self._hand_on(sock):  # until there is a reader again
+                    await asyncio.sleep(0.02)
 
-    def _hand_on(self, sock: socket.socket) -> None:
-        """To the one with the fewest; to the next if that one is dead."""
-        pairs = zip(self._readers, self._books, strict=True)
-        for each, _ in sorted(pairs, key=lambda pair: pair[0].given - pair[1].ended):
-            with contextlib.suppress(Closed, OSError):
-                each.channel.send({}, fds=[sock.fileno()])
-                each.given += 1
-                return
+    def _hand_on(self, sock: socket.socket) -> bool:
+        """To the one with the fewest that is not stuck; to the next if it is dead."""
+        now = time.monotonic()
+
+        def order(number: int) -> tuple[bool, int]:
+            reader, books = self._readers[number], self._books[number]
+            return reader.stuck(books.begun, now), reader.given - books.ended
+
+        for number in sorted(self._readers, key=order):
+            with contextlib.suppress(OSError):
+                self._readers[number].channel.send({}, fds=[sock.fileno()])
+                self._readers[number].given += 1
+                return True
+        return False
 
     def _serve(self, number: int) -> None:
         """In a thread for each: its questions, until this process ends."""
-        while True:
+        while not self._closing:
             reader = self._readers[number]
             for kind, asked, payload in reader.frames():
                 if kind == shared.NUMBERS:
@@ -198,40 +256,49 @@ class Readers:
                     reader.flush()
                 else:
                     self._question(reader, asked, payload)
-            if self._closing:
-                return
             reader.end()
-            self._say(f"a process that reads requests ended ({reader.child.returncode}); another one begins")
-            self._replace(number)
+            while not self._closing:
+                self._say(f"a process that reads requests ended ({reader.child.returncode}); another one begins")
+                try:
+                    self._begin(number)
+                    break
+                except (UserError, OSError):
+                    time.sleep(1.0)
 
-    def _replace(self, number: int) -> None:
-        while not self._closing:
-            try:
-                self._readers[number] = self._begin(number)
-                self._ready(number)
-                return
-            except (UserError, OSError) as error:
-                self._say(f"{error}; it is tried again")
-                time.sleep(1.0)
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            self._tell(text)
 
     def _question(self, reader: Reader, number: int, payload: bytes) -> None:
         inputs = self._layout.views(self._memory, *shared.WHERE.unpack(payload))
 
+        answered = False
+
         def done(found: Any) -> None:
-            if isinstance(found, NotFinite):
-                reader.add(shared.NOT_FINITE, number)
-            elif isinstance(found, Full):
-                reader.add(shared.FULL, number)
-            elif isinstance(found, Exception):
-                reader.add(shared.FAILED, number, f"{type(found).__name__}: {str(found)[:200]}".encode())
-            else:
-                reader.add(shared.ANSWER, number, self._written(found))
+            nonlocal answered
+            answered = True
+            reader.asked.pop(number, None)
+            reader.add(*self._framed(number, found))
 
         try:
-            self._batcher.put(inputs, done, reader.tell)
+            reader.asked[number] = self._batcher.put(inputs, done, reader.tell)
+            if answered:  # before it was noted
+                reader.asked.pop(number, None)
         except Full as full:
             done(full)
             reader.flush()
+
+    def _framed(self, number: int, found: Any) -> tuple[int, int, bytes]:
+        if isinstance(found, NotFinite):
+            return shared.NOT_FINITE, number, b""
+        if isinstance(found, Full):
+            return shared.FULL, number, b""
+        if not isinstance(found, Exception):
+            try:
+                return shared.ANSWER, number, self._written(found)
+            except Exception as error:  # told to whom it belongs, like a failure of the engine
+                found = error
+        return shared.FAILED, number, in_words(found).encode("utf-8", "replace")
 
     def _written(self, outputs: Any) -> bytes:
         names = [each["name"] for each in self._bundle.manifest["outputs"]]
