@@ -252,7 +252,7 @@ def test_nothing_is_imported_from_where_it_was_started(made: Path, tmp_path: Pat
         assert child.stdout is not None and child.stderr is not None
         lines = [child.stdout.readline() for _ in range(2)]
         child.terminate()
-        assert any("1 processes read requests" in line for line in lines), (lines, child.stderr.read())
+        assert any("1 process reads requests" in line for line in lines), (lines, child.stderr.read())
 
 
 @pytest.mark.parametrize("count", [0, pytest.param(2, marks=real)])

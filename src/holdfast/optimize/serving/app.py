@@ -28,7 +28,7 @@ from holdfast.optimize.bundle import Bundle
 from holdfast.optimize.post import apply
 from holdfast.optimize.serving import bodies
 from holdfast.optimize.serving.batching import Batcher, Done, Full, NotFinite, Tell, in_words
-from holdfast.optimize.serving.books import WIDTH, Books, gauge
+from holdfast.optimize.serving.books import WIDTH, Books, sample
 from holdfast.optimize.serving.http import Answer, Cancel, Limits, Reply, Request, Server, told
 from holdfast.optimize.serving.readers import Readers, possible, readers_for
 
@@ -147,7 +147,7 @@ def _metrics(everyone: Sequence[Books], numbers: dict[str, float]) -> Answer:
     """For Prometheus."""
     lines = Books.told(everyone)
     for name, value in numbers.items():
-        lines += gauge(name, "counter" if name.endswith("_total") else "gauge", value)
+        lines += sample(name, "counter" if name.endswith("_total") else "gauge", value)
     return Answer(200, "\n".join([*lines, ""]).encode(), "text/plain; version=0.0.4")
 
 
@@ -199,7 +199,7 @@ def _front(
     if count:
         try:
             front = Readers(bundle, batcher, token, limits, count=count, say=say)
-            return front, f", {count} processes read requests"
+            return front, f", {'1 process reads' if count == 1 else f'{count} processes read'} requests"
         except OSError as error:
             if readers:
                 raise UserError(f"{readers} readers are not possible here", cause=str(error)) from None

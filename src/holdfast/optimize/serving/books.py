@@ -82,9 +82,9 @@ class Books:
                 f'holdfast_serve_latency_seconds{{quantile="{q}"}} {percentile(recent, q):.6f}'
                 for q in (0.5, 0.95, 0.99)
             ]
-        lines += gauge("connections", "gauge", int(total[_OPENED] - total[_CLOSED]))
-        return lines + gauge("connections_turned_away_total", "counter", int(total[_TURNED_AWAY]))
+        lines += sample("connections", "gauge", int(total[_OPENED] - total[_CLOSED]))
+        return lines + sample("connections_turned_away_total", "counter", int(total[_TURNED_AWAY]))
 
 
-def gauge(name: str, kind: str, value: float) -> list[str]:
+def sample(name: str, kind: str, value: float) -> list[str]:
     return [f"# TYPE holdfast_serve_{name} {kind}", f"holdfast_serve_{name} {value}"]
