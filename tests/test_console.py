@@ -42,7 +42,7 @@ TYPED_BY = {
     r"push \S+ \w+:": ("distributed/test_moving.py", '"push"'),
     r"optimize": ("optimize/test_optimize.py", '"optimize"'),
     r"predict": ("optimize/test_bundle.py", '"predict"'),
-    r"serve": ("optimize/test_serve.py", '"serve"'),
+    r"serve": ("optimize/serving.py", '"serve"'),
     r"watch --web": ("monitor/test_web.py", '"--web"'),
     r"run -- (yolo|accelerate)": ("external/test_commands.py", '"yolo"'),
     r"notify \w+-": ("monitor/test_notify.py", '"notify"'),

@@ -223,6 +223,8 @@ def test_connections_that_send_nothing_keep_nobody_out(served: Served) -> None:
             try:
                 silent.append(socket.create_connection(("127.0.0.1", served.port), timeout=60))
             except OSError:  # this process may have fewer descriptors than the server
+                for each in silent[-50:]:  # and needs some itself
+                    each.close()
                 break
         assert len(silent) > 300
         assert served.ask("POST", "/predict", npy(X))[0] == 200

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from holdfast.errors import UserError
-from holdfast.runtime.flatten import DTYPES, Flattener, carrier, uncarry, unflatten
+from holdfast.runtime.flatten import DTYPES, Flattener, carrier, laid_out, order_of, uncarry, unflatten
 
 CPU = torch.device("cpu")
 
@@ -130,6 +132,29 @@ def test_carrier_is_a_live_view() -> None:
     value[1] = torch.tensor(2 + 3j)
     assert view.tolist() == [[0, 0], [2, 3], [0, 0]]
     assert torch.equal(uncarry(view, torch.complex64), value)
+
+
+@given(st.lists(st.integers(0, 4), max_size=5), st.randoms(use_true_random=False))
+def test_a_tensor_lies_in_memory_as_it_did(shape: list[int], chance: Any) -> None:
+    order = list(range(len(shape)))
+    chance.shuffle(order)
+    inverse = [order.index(axis) for axis in range(len(shape))]
+    there = torch.randn([shape[axis] for axis in order]).permute(inverse)
+    again = laid_out(there.clone(memory_format=torch.contiguous_format), order_of(there), CPU)
+    assert again.stride() == there.stride() and torch.equal(again, there)
+
+
+def test_channels_last_comes_back_as_it_was() -> None:
+    for shape in ((8, 3, 3, 3), (8, 4, 1, 1), (8, 1, 3, 3), (1, 4, 2, 2)):
+        there = torch.randn(shape).to(memory_format=torch.channels_last)
+        found = round_trip(there)
+        assert found.stride() == there.stride() and torch.equal(found, there)
+
+
+@pytest.mark.parametrize("order", [[0], [0, 0], [0, 2], ["a", 0], [True, False], [1.0, 0.0]])
+def test_an_order_that_is_none_is_passed_over(order: list[Any]) -> None:
+    stored = torch.arange(6.0).reshape(2, 3)
+    assert torch.equal(laid_out(stored, order, CPU), stored)
 
 
 def test_what_was_shared_is_shared_again() -> None:

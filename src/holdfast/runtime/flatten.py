@@ -79,6 +79,36 @@ def uncarry(stored: Tensor, dtype: torch.dtype) -> Tensor:
     return stored.view(dtype)
 
 
+def order_of(tensor: Tensor) -> tuple[int, ...] | None:
+    """The axes as they lie in memory, for a layout like channels_last; None for the usual one, and if there are gaps.
+
+    Kernels may round otherwise for another layout, so a tensor that is made again has to lie as it did.
+    """
+    shape, strides = tensor.shape, tensor.stride()
+    if len(shape) < 2 or strides == _strides(shape, range(len(shape))):
+        return None
+    order = tuple(sorted(range(len(shape)), key=lambda axis: (-strides[axis], -shape[axis])))
+    return order if strides == _strides(shape, order) else None
+
+
+def _strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Of a tensor without gaps whose axes lie in that order."""
+    found, step = [0] * len(shape), 1
+    for axis in reversed(order):
+        found[axis] = step
+        step *= max(1, shape[axis])
+    return tuple(found)
+
+
+def laid_out(stored: Tensor, order: Sequence[int] | None, device: torch.device) -> Tensor:
+    """A copy that lies in memory as `order_of` said."""
+    if order is None or not all(type(axis) is int for axis in order) or sorted(order) != list(range(stored.dim())):
+        return stored.to(device, copy=True)
+    return torch.empty_strided(
+        stored.shape, _strides(stored.shape, order), dtype=stored.dtype, device=device
+    ).copy_(stored)  # fmt: skip
+
+
 def check_tensor(tensor: Tensor, place: str) -> None:
     """Raise a UserError if the tensor has no plain bytes to save."""
     problem, hint = _tensor_problem(tensor)
@@ -224,6 +254,9 @@ class Flattener:
             node["device"] = 1
         if value.dtype not in DTYPES:
             node["dtype"] = str(value.dtype).removeprefix("torch.")
+        order = order_of(value)
+        if order is not None:
+            node["order"] = list(order)
         return node
 
     def _array(self, value: np.ndarray[Any, Any], path: tuple[Any, ...]) -> Node:
@@ -340,7 +373,7 @@ class _Unflattener:
             if "dtype" in node:
                 stored = uncarry(stored, getattr(torch, node["dtype"]))
             target = self._device if node.get("device") else torch.device("cpu")
-            self._made[name] = stored.to(target, copy=True)
+            self._made[name] = laid_out(stored, node.get("order"), target)
         return self._made[name]  # type: ignore[no-any-return]
 
     def array(self, node: Node) -> Any:

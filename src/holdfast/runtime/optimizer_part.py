@@ -9,7 +9,7 @@ position of their parameter: `optimizer.state.3.exp_avg`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from operator import is_
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from holdfast.errors import UserError
-from holdfast.runtime.flatten import DTYPES, Flattener, Node, Read, Slot, unflatten
+from holdfast.runtime.flatten import DTYPES, Flattener, Node, Read, Slot, laid_out, order_of, unflatten
 from holdfast.runtime.parts import ObjectPart, Part, fill, is_same, is_successor
 
 _HOOKS = (
@@ -131,6 +131,8 @@ class OptimizerPart(Part):
         self.slots = []
         self._loose: list[tuple[int, dict[str, Any]]] = []
         self._have: dict[int, tuple[str, ...]] = {}
+        self._orders: dict[int, tuple[Any, ...]] = {}
+        """How tensors lie in memory that do not lie as usual."""
         for index, param in enumerate(self.params()):
             row = state.get(param)
             if row:
@@ -139,6 +141,7 @@ class OptimizerPart(Part):
         self._values = list(self._look())
         self._value_names = [slot.name for slot in self.slots]
         self._have_node = _runs(self._have)
+        self._orders_node = _runs(self._orders)
 
     def _take_row(self, index: int, row: dict[str, Any]) -> None:
         if not all(type(value) is Tensor and value.dtype in DTYPES for value in row.values()):
@@ -146,6 +149,9 @@ class OptimizerPart(Part):
             return
         self._tensor_rows.append(row)
         self._have[index] = tuple(row)
+        orders = tuple((key, order) for key, tensor in row.items() if (order := order_of(tensor)) is not None)
+        if orders:
+            self._orders[index] = orders
         for key, tensor in row.items():
             self.slots.append(Slot(self._slot_name(index, key), tensor, lazy=True))
 
@@ -178,6 +184,8 @@ class OptimizerPart(Part):
 
     def _write_skeleton(self, groups: list[Node], loose: dict[str, Node], other: Node) -> None:
         node = {"groups": groups, "sizes": self._known_sizes, "have": self._have_node}
+        if self._orders_node:
+            node["orders"] = self._orders_node
         if loose:
             node["loose"] = loose
         if other is not None:
@@ -200,14 +208,14 @@ class OptimizerPart(Part):
 
     def restore(self, read: Read, node: Node, device: torch.device) -> None:
         self._restore_groups(read, node, device)
-        have = {index: keys for keys, runs in node["have"] for first, last in runs for index in range(first, last)}
+        have, orders = _positions(node["have"]), _positions(node.get("orders", []))
         loose = node.get("loose", {})
         state = self._optimizer.state
         groups = [group for group in self._optimizer.param_groups for _ in group["params"]]
         for index, (param, group) in enumerate(zip(self.params(), groups, strict=True)):
             if index in have:
                 stored = {key: read(self._slot_name(index, key)) for key in have[index]}
-                _fill_row(state[param], stored, param, group)
+                _fill_row(state[param], stored, dict(orders.get(index, ())), param, group)
             elif str(index) in loose:
                 row = unflatten(loose[str(index)], read, device)
                 state[param] = {key: _place(key, value, param, group) for key, value in row.items()}
@@ -302,14 +310,20 @@ def _states_per_param(cls: str, group: Mapping[str, Any]) -> float:
     return base + sum(1 for key in extras if group.get(key))
 
 
-def _fill_row(row: dict[str, Any], stored: Mapping[str, Tensor], param: Tensor, group: Mapping[str, Any]) -> None:
+def _fill_row(
+    row: dict[str, Any],
+    stored: Mapping[str, Tensor],
+    orders: Mapping[str, Sequence[int]],
+    param: Tensor,
+    group: Mapping[str, Any],
+) -> None:
     for key in [key for key in row if key not in stored]:
         del row[key]
     for key, value in stored.items():
         live = row.get(key)
         device = _device_of(key, param, group)
         if not isinstance(live, Tensor) or live.device != device or not is_same(live, value) or not fill(live, value):
-            row[key] = value.to(device, copy=True)
+            row[key] = laid_out(value, orders.get(key), device)
 
 
 def _device_of(key: str, param: Tensor, group: Mapping[str, Any]) -> torch.device:
@@ -328,9 +342,14 @@ def _place(key: str, value: Any, param: Tensor, group: Mapping[str, Any]) -> Any
     return value
 
 
-def _runs(have: Mapping[int, tuple[str, ...]]) -> Node:
+def _positions(node: Node) -> dict[int, Any]:
+    """What `_runs` said, by parameter position."""
+    return {index: keys for keys, runs in node for first, last in runs for index in range(first, last)}
+
+
+def _runs(have: Mapping[int, tuple[Any, ...]]) -> Node:
     """[keys, runs of parameter positions]: short where all parameters have the same state, as usual."""
-    by_keys: dict[tuple[str, ...], list[int]] = {}
+    by_keys: dict[tuple[Any, ...], list[int]] = {}
     for index, keys in have.items():
         by_keys.setdefault(keys, []).append(index)
     return [[list(keys), _intervals(indices)] for keys, indices in by_keys.items()]
