@@ -151,3 +151,17 @@ def test_whoever_left_is_not_computed_for() -> None:
     finally:
         batcher.close()
     assert seen == [0.0, 1.0]
+
+
+def test_whoever_cannot_be_told_does_not_stop_the_others(capfd: pytest.CaptureFixture[str]) -> None:
+    def broken(settle: Any, answers: Any) -> None:
+        raise ValueError("a bug in whoever is told")
+
+    batcher = Batcher(Engine(lambda inputs: [inputs[0] * 2]), most=8)
+    try:
+        batcher.put([np.ones((1, 1))], lambda found: None, broken)
+        found = asyncio.run(asyncio.wait_for(batcher.submit([np.full((1, 1), 3.0)]), 20))
+    finally:
+        batcher.close()
+    assert float(found[0][0, 0]) == 6.0
+    assert "a bug in whoever is told" in capfd.readouterr().err

@@ -12,9 +12,9 @@ one, so that one of them cannot take the others along.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -195,8 +195,12 @@ def _deliver(answers: list[tuple[Waiting, Any]]) -> None:
     for each in answers:
         places.setdefault(each[0].tell, []).append(each)
     for tell, mine in places.items():
-        with contextlib.suppress(Exception):  # the loop is gone, and nobody waits any more: the others are told
+        try:
             tell(_settle, mine)
+        except RuntimeError:
+            pass  # the loop is gone, and nobody waits any more
+        except Exception:  # a bug of ours: said, and the others are told all the same
+            traceback.print_exc()
 
 
 def _settle(answers: list[tuple[Waiting, Any]]) -> None:
