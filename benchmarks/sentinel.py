@@ -30,7 +30,7 @@ from windows import Windows  # noqa: E402
 from holdfast.runtime.replay import Replay  # noqa: E402
 from holdfast.runtime.sentinel import RECHECKS, Sentinel  # noqa: E402
 from holdfast.runtime.transaction import Work  # noqa: E402
-from holdfast.settings import SentinelSettings  # noqa: E402
+from holdfast.settinggroups import SentinelSettings  # noqa: E402
 from holdfast.testing.pretend import DEVICE as PRETEND  # noqa: E402
 
 BATCH = 16

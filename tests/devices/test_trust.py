@@ -17,7 +17,8 @@ from holdfast.devices.trust import (
     begin_probe,
     due,
 )
-from holdfast.settings import ProbationSettings, Settings
+from holdfast.settinggroups import ProbationSettings
+from holdfast.settings import Settings
 
 RULES = ProbationSettings(first_delay=60.0, factor=2.0, max_delay=600.0, steps=3, steady=10, returns=3)
 

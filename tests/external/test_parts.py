@@ -22,7 +22,7 @@ from holdfast.external.notes import Notes
 from holdfast.external.rungs import arguments, rungs_for
 from holdfast.runtime.board import _LABEL, SIZE, _Word
 from holdfast.runtime.ladder import Rung
-from holdfast.settings import WatchdogSettings
+from holdfast.settinggroups import WatchdogSettings
 
 WATCHDOG = WatchdogSettings()
 

@@ -9,7 +9,7 @@ import pytest
 from holdfast.runtime.board import Board, Phase
 from holdfast.runtime.limits import Limits, value_of
 from holdfast.runtime.resting import PAUSE, Resting
-from holdfast.settings import LimitsSettings
+from holdfast.settinggroups import LimitsSettings
 
 
 def reading(**values: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from holdfast.runtime.replay import CPU, Numbers, Replay
 from holdfast.runtime.rng import capture_rng
 from holdfast.runtime.sentinel import FIRST_STEP, Opinion, Sentinel, compare
 from holdfast.runtime.transaction import Work, take
-from holdfast.settings import SentinelSettings
+from holdfast.settinggroups import SentinelSettings
 from holdfast.testing.pretend import DEVICE
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from holdfast.runtime.board import Board, Phase, PhaseTimes
 from holdfast.runtime.watchdog import allowed_silence, merge_known
-from holdfast.settings import Settings, WatchdogSettings
+from holdfast.settinggroups import WatchdogSettings
+from holdfast.settings import Settings
 
 PHASES = {phase.label: phase for phase in Phase}
 STEP = ("data", "to-device", "forward", "backward", "optimizer", "snapshot")

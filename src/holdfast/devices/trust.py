@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from holdfast.human import counted, duration
-from holdfast.settings import ProbationSettings
+from holdfast.settinggroups import ProbationSettings
 
 
 class State(str, Enum):

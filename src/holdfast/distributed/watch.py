@@ -17,7 +17,7 @@ from holdfast.human import duration
 from holdfast.runtime import process
 from holdfast.runtime.board import Beat, Board, Phase
 from holdfast.runtime.watchdog import Known, allowed_silence
-from holdfast.settings import WatchdogSettings
+from holdfast.settinggroups import WatchdogSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 
-from holdfast.settings import WatchdogSettings
+from holdfast.settinggroups import WatchdogSettings
 
 
 def allowed(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from holdfast.human import size
-from holdfast.settings import LimitsSettings
+from holdfast.settinggroups import LimitsSettings
 
 PAUSE = 1000
 SLOW = (500, 750, 900)

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast.settings import DataSettings
+from holdfast.settinggroups import DataSettings
 
 IDLE = -1
 FEWEST = 10

@@ -27,7 +27,7 @@ from holdfast.runtime.faults import classify_exception
 from holdfast.runtime.precision import ROUNDING, Seen, coarsest, watch_precision
 from holdfast.runtime.replay import CPU, Numbers, Replay, belongs_elsewhere
 from holdfast.runtime.transaction import Work
-from holdfast.settings import SentinelSettings
+from holdfast.settinggroups import SentinelSettings
 
 FIRST_STEP = 3
 """The step of a worker before which it looks for the first time: a device that is wrong is wrong from the start."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.runtime.board import Beat, Phase, PhaseTimes
-from holdfast.settings import WatchdogSettings
+from holdfast.settinggroups import WatchdogSettings
 
 EVALUATION_SEEN = 0.5
 """Seconds from which on an evaluation counts as one."""

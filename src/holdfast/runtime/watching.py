@@ -16,7 +16,7 @@ import time
 from holdfast.runtime.board import Beat, Phase, PhaseTimes
 from holdfast.runtime.faults import Fault, Kind
 from holdfast.runtime.watchdog import allowed_silence, merge_known
-from holdfast.settings import WatchdogSettings
+from holdfast.settinggroups import WatchdogSettings
 
 PAUSE = 1.0
 """Seconds between two looks from which on this process itself was stopped: a closed lid, a paused container."""
