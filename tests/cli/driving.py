@@ -17,7 +17,6 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,13 +125,6 @@ def run_folder(cwd: Path, name: str | None = None) -> Path:
     found = [path.parent for path in (cwd / "runs").glob("*/run.json") if not name or name in path.parent.name]
     assert len(found) == 1, found
     return found[0]
-
-
-def wait_until(true: Callable[[], Any], *, seconds: float = 120, what: str = "") -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, what or "it did not happen in time"
-        time.sleep(0.05)
 
 
 class Terminal:

@@ -23,9 +23,10 @@ from holdfast.atboot import Job
 from holdfast.errors import UserError
 from holdfast.runfolder import RunFolder, read_events, write_json
 from tests.faults.driving import descendants
+from tests.waiting import wait_until
 
 from .conftest import Finished, job_folder
-from .driving import Done, environment, holdfast, run_folder, wait_until
+from .driving import Done, environment, holdfast, run_folder
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="systemd is on Linux")
 STRANGE = Path('/home/ann lee/50% "done" $HOME/it\'s ¼ back\\slash')
@@ -258,7 +259,7 @@ def power_off(run: RunFolder) -> None:
         for pid in family:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-    wait_until(lambda: not run.in_use(), what="the lock to be free")
+    assert wait_until(lambda: not run.in_use()), "the lock to be free"
 
 
 def boot(number: int, home: Path) -> subprocess.Popen[str]:
@@ -296,7 +297,7 @@ def test_a_run_outlives_the_machine(tmp_path_factory: pytest.TempPathFactory, fi
     """Killed with everything on it, booted, gone on with by the unit, finished with the same bits; the unit is gone."""
     cwd = job_folder(tmp_path_factory)
     run = train_and_install(cwd, "nap=0.2", "--device", "cpu")
-    wait_until(lambda: saved(run), what="a checkpoint")
+    assert wait_until(lambda: saved(run)), "a checkpoint"
     power_off(run)
     with boot(2, cwd / "home") as booted:
         _, said = booted.communicate(timeout=240)
@@ -318,11 +319,11 @@ def test_a_device_that_freezes_the_machine_twice_is_not_used_a_third_time(
     """With probation off, so that the first freeze alone keeps nobody from using it again at once."""
     cwd = job_folder(tmp_path_factory)
     run = train_and_install(cwd, "nap=0.5", "--device", "pretend:0", "probation.enabled=false")
-    wait_until(lambda: saved(run), what="a checkpoint")
+    assert wait_until(lambda: saved(run)), "a checkpoint"
     power_off(run)
     before = saved(run)
     with boot(2, cwd / "home") as booted:
-        wait_until(lambda: saved(run) > before, what="a checkpoint after the first reboot")
+        assert wait_until(lambda: saved(run) > before), "a checkpoint after the first reboot"
         assert run.info["device"] == "pretend:0"
         power_off(run)
         assert booted.stderr is not None

@@ -23,8 +23,9 @@ from holdfast.devices.verdicts import Verdicts
 from holdfast.runtime import process
 from holdfast.runtime.ladder import Rung
 from holdfast.workloads import registry
+from tests.waiting import wait_until
 
-from .driving import drawn, environment, holdfast, wait_until
+from .driving import drawn, environment, holdfast
 
 REMEDIES = (("HOLDFAST_REMEDIES", "fp16-off,microbatch=2"),)
 CARE = Verdict("pretend:0", "use_with_care", "wrong in fp16", Policy(("fp32", "bf16"), env=dict(REMEDIES)))
@@ -172,13 +173,13 @@ def test_interrupted_it_leaves_no_process_behind(tmp_path: Path) -> None:
         return [pid for pid, words in process.children(doctor.pid).items() if "probes.child" in words]
 
     try:
-        wait_until(torch, what="a child that imports torch")
+        assert wait_until(torch), "a child that imports torch"
         (child,) = torch()
         time.sleep(0.5)
         doctor.send_signal(signal.SIGINT)
         out, _ = doctor.communicate(timeout=60)
         assert (doctor.returncode, out) == (130, b"")
-        wait_until(lambda: not process.exists(child), what="the end of the child")
+        assert wait_until(lambda: not process.exists(child)), "the end of the child"
     finally:
         doctor.kill()
 

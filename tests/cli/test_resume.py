@@ -14,9 +14,10 @@ import pytest
 from holdfast.cli.resume import end_line, with_last_word
 from holdfast.runfolder import RunFolder, write_json
 from holdfast.runtime.accounts import Accounts
+from tests.waiting import wait_until
 
 from .conftest import Finished, job_folder
-from .driving import Done, holdfast, run_folder, wait_until
+from .driving import Done, holdfast, run_folder
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Crashed:
     started = holdfast(*words, cwd=cwd)
     assert started.code == 0, started.err
     run = RunFolder(run_folder(cwd))
-    wait_until(lambda: (json.loads((run.path / "beat.json").read_text())["step"] or 0) >= 5, what="5 steps")
+    assert wait_until(lambda: (json.loads((run.path / "beat.json").read_text())["step"] or 0) >= 5), "5 steps"
     os.kill(int(run.info["pid"]), signal.SIGKILL)
-    wait_until(lambda: not run.in_use(), what="the keeper to let go")
+    assert wait_until(lambda: not run.in_use()), "the keeper to let go"
     saved = sorted(int(path.name) for path in (run.path / "checkpoints").iterdir())
     return Crashed(cwd, run.path, saved[-1])
 

@@ -17,9 +17,10 @@ import pytest
 
 from holdfast.cli.runs import supervisor_pid
 from holdfast.runfolder import RunFolder, write_json
+from tests.waiting import wait_until
 
 from .conftest import Finished, job_folder
-from .driving import Terminal, holdfast, run_folder, wait_until
+from .driving import Terminal, holdfast, run_folder
 
 LIST_FIELDS = {"run", "workload", "state", "device", "step", "steps_total", "time_left_s", "recoveries"}
 SHOW_FIELDS = {"run", "folder", "state", "exit_code", "device_timeline", "metrics", "best", "receipt"}
@@ -53,7 +54,7 @@ def background(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Background]
     pid = int(json.loads((path / "run.json").read_text())["pid"])
     os.kill(pid, signal.SIGHUP)
     live = Background(cwd, path, pid, said)
-    wait_until(lambda: (path / "beat.json").exists() and live.step >= 20, what="20 steps")
+    assert wait_until(lambda: (path / "beat.json").exists() and live.step >= 20), "20 steps"
     yield live
     holdfast("stop", live.name, "--now", "-q", cwd=cwd)
 

@@ -10,13 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from holdfast.runtime import process
 from tests.external.driving import environment, holdfast, under_run
+from tests.waiting import wait_until
 
 BOTH = """
 import os, sys
@@ -32,15 +32,6 @@ def python(folder: Path, code: str) -> list[str]:
     folder.mkdir(exist_ok=True, parents=True)
     (folder / "program.py").write_text(code)
     return [sys.executable, "-S", "program.py"]
-
-
-def wait_until(true: Callable[[], object], patience: float = 30.0) -> bool:
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        if true():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def start(folder: Path, *words: str, settings: tuple[str, ...] = (), **pipes: object) -> subprocess.Popen[bytes]:

@@ -13,6 +13,7 @@ from holdfast.runtime import process
 from holdfast.runtime.launch import NurseryLauncher
 from tests.faults import driving
 from tests.faults.driving import Run
+from tests.waiting import wait_until
 
 Drive = Callable[..., Run]
 
@@ -58,4 +59,4 @@ def no_process_left(request: pytest.FixtureRequest) -> Iterator[None]:
     before = driving.descendants(os.getpid())
     yield
     left = lambda: driving.descendants(os.getpid()) - before  # noqa: E731
-    assert driving.wait_until(lambda: not left()), left()
+    assert wait_until(lambda: not left()), left()

@@ -21,7 +21,6 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +38,7 @@ from holdfast.runtime.supervisor import Outcome, Plan, Supervisor
 from holdfast.runtime.telling import Face
 from holdfast.settings import Settings
 from holdfast.testing import FaultPlan
+from tests.waiting import wait_until
 
 JOBS = Path(__file__).parent / "jobs"
 JOB = JOBS / "job.py"
@@ -373,15 +373,6 @@ def read_run(folder: Path) -> Run:
 
 
 # Processes -------------------------------------------------------------------------------------------------------
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def processes() -> dict[int, tuple[int, str]]:

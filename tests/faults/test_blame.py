@@ -12,7 +12,8 @@ import pytest
 
 from holdfast.testing import ailments
 from holdfast.testing.ailments import Ailment
-from tests.faults.driving import JOBS, SOON, Command, Run, wait_until
+from tests.faults.driving import JOBS, SOON, Command, Run
+from tests.waiting import wait_until
 
 JOB = JOBS / "doubt.py"
 Drive = Callable[..., Run]

@@ -8,8 +8,9 @@ import pytest
 
 from holdfast.runtime.supervisor import Supervisor
 from tests.faults.conftest import Drive
-from tests.faults.driving import JOBS, assert_exact, kill_worker, wait_until
+from tests.faults.driving import JOBS, assert_exact, kill_worker
 from tests.faults.jobs import job
+from tests.waiting import wait_until
 
 ONCE = JOBS / "once.py"
 PRETEND = "pretend:0"

@@ -11,7 +11,8 @@ from pathlib import Path
 from holdfast.runtime import layout
 from holdfast.runtime.supervisor import Supervisor
 from tests.faults.conftest import Drive
-from tests.faults.driving import JOBS, Command, Run, alive, assert_exact, kill_worker, wait_until
+from tests.faults.driving import JOBS, Command, Run, alive, assert_exact, kill_worker
+from tests.waiting import wait_until
 
 GROWING = JOBS / "growing.py"
 SLOTS = 5

@@ -13,7 +13,8 @@ from holdfast.events import Event
 from holdfast.runtime import evidence
 from holdfast.runtime.supervisor import Supervisor
 from tests.faults.conftest import Drive
-from tests.faults.driving import JOBS, SOON, Run, assert_exact, wait_until
+from tests.faults.driving import JOBS, SOON, Run, assert_exact
+from tests.waiting import wait_until
 
 SLOW = JOBS / "slow.py"
 HANGS = ("hang", "hang_c", "hang_gil", "sigstop")

@@ -16,7 +16,8 @@ from holdfast.runtime.launch import NurseryLauncher
 from holdfast.runtime.supervisor import Supervisor
 from tests.faults import driving
 from tests.faults.conftest import Drive
-from tests.faults.driving import JOBS, SOON, Run, descendants, kill_worker, wait_until
+from tests.faults.driving import JOBS, SOON, Run, descendants, kill_worker
+from tests.waiting import wait_until
 
 ONCE = JOBS / "once.py"
 ENDS: dict[str, tuple[str, Callable[[Drive], Run]]] = {

@@ -13,7 +13,7 @@ import pytest
 from holdfast.runfolder import read_json
 from holdfast.runtime.supervisor import Supervisor
 from tests.faults.conftest import Drive
-from tests.faults.driving import wait_until
+from tests.waiting import wait_until
 
 EPOCHS, PAUSE = 6, 0.05
 SETTINGS = {"limits.cpu_c": "80", "limits.patience": "0.4s"}

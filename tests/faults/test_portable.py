@@ -10,7 +10,8 @@ import pytest
 
 from holdfast.runtime.supervisor import Supervisor
 from tests.faults.conftest import Drive
-from tests.faults.driving import JOB, SOON, Command, alive, assert_exact, drive, wait_until
+from tests.faults.driving import JOB, SOON, Command, alive, assert_exact, drive
+from tests.waiting import wait_until
 
 
 @pytest.mark.timeout(300)  # each worker is a fresh interpreter that imports torch

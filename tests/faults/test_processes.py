@@ -17,7 +17,8 @@ from holdfast.errors import InternalError
 from holdfast.runtime import checkpoint, rescue
 from holdfast.runtime.supervisor import Supervisor
 from tests.faults.conftest import Drive
-from tests.faults.driving import JOB, JOBS, Command, alive, assert_exact, drive, wait_until
+from tests.faults.driving import JOB, JOBS, Command, alive, assert_exact, drive
+from tests.waiting import wait_until
 
 
 def test_keeper_killed(drive: Drive, reference: Drive) -> None:

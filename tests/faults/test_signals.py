@@ -11,7 +11,8 @@ import pytest
 
 from holdfast.runtime.supervisor import Supervisor
 from tests.faults.conftest import Drive
-from tests.faults.driving import JOB, SOON, Command, Run, Terminal, alive, assert_exact, wait_until
+from tests.faults.driving import JOB, SOON, Command, Run, Terminal, alive, assert_exact
+from tests.waiting import wait_until
 
 ENDLESS = 60.0
 """Seconds a step takes that no test waits for."""

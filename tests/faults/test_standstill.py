@@ -15,7 +15,8 @@ from holdfast.runtime import keeping
 from holdfast.runtime.supervisor import Supervisor
 from holdfast.testing import FaultPlan
 from tests.faults.conftest import Drive
-from tests.faults.driving import JOB, SOON, Command, alive, assert_exact, wait_until
+from tests.faults.driving import JOB, SOON, Command, alive, assert_exact
+from tests.waiting import wait_until
 
 # The keeper ------------------------------------------------------------------------------------------------------
 

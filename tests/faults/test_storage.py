@@ -21,7 +21,8 @@ from holdfast.runtime.supervisor import Supervisor
 from tests.disks import fill, make_room, read_only, small_disk
 from tests.faults import driving
 from tests.faults.conftest import Drive
-from tests.faults.driving import JOBS, Command, Run, kill_worker, read_run, wait_until
+from tests.faults.driving import JOBS, Command, Run, kill_worker, read_run
+from tests.waiting import wait_until
 
 JOB = JOBS / "talkative.py"
 OFTEN = {"checkpoint.every": "0.2s"}

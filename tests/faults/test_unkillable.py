@@ -17,7 +17,8 @@ from holdfast.runfolder import read_json
 from holdfast.testing import FaultPlan
 from tests.faults import unkillable
 from tests.faults.conftest import Drive
-from tests.faults.driving import JOBS, Command, Run, alive, assert_exact, wait_until
+from tests.faults.driving import JOBS, Command, Run, alive, assert_exact
+from tests.waiting import wait_until
 
 if reason := unkillable.missing():
     pytest.skip(reason, allow_module_level=True)

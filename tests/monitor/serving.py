@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,11 +97,3 @@ class Page:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-
-def until(what: Any, seconds: float = 30.0) -> None:
-    """Wait for something that must come."""
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.05)

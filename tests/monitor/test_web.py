@@ -17,8 +17,10 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.waiting import wait_until
+
 from .folders import make_run, stamp
-from .serving import Page, until
+from .serving import Page
 
 EVIL = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>'
 
@@ -244,7 +246,7 @@ def test_a_world_and_pictures_of_a_run(page: Page, runs: Path) -> None:
     (folder / "evil.gif").write_text(EVIL)
     (folder / "world.json").write_text(json.dumps({"size": 4.0, "turn": 3, "prey": [[1, 1, 1, 0, 1], EVIL]}))
     page.ask("/r/brisk-wren")
-    until(lambda: page.json("/api/run/brisk-wren/world")["world"] is not None)
+    assert wait_until(lambda: page.json("/api/run/brisk-wren/world")["world"] is not None)
     assert page.json("/api/run/brisk-wren/world")["world"]["frames"][0]["prey"] == [[1.0, 1.0, 1.0, 0.0, 1.0]]
     status, headers, data = page.ask("/api/run/brisk-wren/picture?path=hunt.gif")
     assert (status, headers["content-type"], headers["x-content-type-options"]) == (200, "image/gif", "nosniff")

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.runtime.loaders import Event, children, made, make, values, wait_until
+from tests.runtime.loaders import Event, children, made, make, values
+from tests.waiting import wait_until
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from holdfast.runtime.channel import Channel
 from holdfast.runtime.keeper import Keeper
 from holdfast.runtime.slots import Arena
 from tests.disks import fill, make_room, small_disk
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="descriptors are not inherited")
 
@@ -86,7 +87,7 @@ class Kept:
         child = subprocess.Popen(command, pass_fds=self.arena.fds, stdout=subprocess.PIPE)
         assert child.stdout is not None
         child.stdout.readline()
-        wait_until(lambda: self.newest_step() > 0)
+        assert wait_until(lambda: self.newest_step() > 0)
         try:
             yield child
         finally:
@@ -111,13 +112,6 @@ def kept(tmp_path: Path) -> Iterator[Kept]:
     made = Kept(tmp_path)
     yield made
     made.close()
-
-
-def wait_until(true: Any, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert true()
 
 
 def test_a_save_with_nothing_to_save_says_so(kept: Kept) -> None:
@@ -334,7 +328,7 @@ def test_the_last_snapshot_is_saved_when_the_supervisor_dies_and_the_lock_is_hel
     """`kill -9` of supervisor and worker: the kernel closes their descriptors, nobody says goodbye."""
     kept = Kept(tmp_path)
     with kept.writer(pause=0.001):
-        wait_until(lambda: kept.newest_step() > 20)
+        assert wait_until(lambda: kept.newest_step() > 20)
     last = kept.newest_step()
     kept.channel.close()
     kept.run.close()
@@ -349,7 +343,7 @@ def test_a_worker_that_outlives_its_supervisor_for_a_moment_loses_nothing(tmp_pa
     """The kernel ends workers with their parent, but not in the same instant."""
     kept = Kept(tmp_path)
     with kept.writer(pause=0.01):
-        wait_until(lambda: kept.newest_step() > 5)
+        assert wait_until(lambda: kept.newest_step() > 5)
         kept.channel.close()
         kept.run.close()
         time.sleep(0.5)

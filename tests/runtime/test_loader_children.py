@@ -16,7 +16,8 @@ import torch
 from holdfast.errors import UserError
 from holdfast.runtime.loader import Batch
 from holdfast.runtime.pool import Patience
-from tests.runtime.loaders import LENGTH, POSIX, TIDY, Event, children, make, record, values, wait_until
+from tests.runtime.loaders import LENGTH, POSIX, TIDY, Event, children, make, record, values
+from tests.waiting import wait_until
 
 pytestmark = [POSIX, TIDY]
 

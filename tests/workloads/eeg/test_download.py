@@ -12,10 +12,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,6 +22,7 @@ from holdfast.workloads.eeg import download
 from holdfast.workloads.eeg.download import Plan, Result, Selection, planning
 from holdfast.workloads.eeg.download.fetching import leftovers
 from holdfast.workloads.eeg.download.journal import entries
+from tests.waiting import wait_until
 
 from .bucket import Bucket, Corrupt, Drop, Harm, Lie, NoRanges, Refuse, Slow, Truncate
 
@@ -383,13 +382,6 @@ def command(bucket: Bucket, folder: Path, *more: str) -> list[str]:
     ]
 
 
-def until(condition: Any, seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
 def test_a_process_that_is_ended_in_the_middle(bucket: Bucket, tmp_path: Path, number: signal.Signals) -> None:
     """kill -9, Ctrl-C, SIGTERM while a body comes in: the next run fetches only what is missing."""
@@ -399,7 +391,7 @@ def test_a_process_that_is_ended_in_the_middle(bucket: Bucket, tmp_path: Path, n
         command(bucket, tmp_path / "data"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        until(lambda: parts.is_dir() and any(_size(each) >= 262_144 for each in parts.iterdir()))
+        assert wait_until(lambda: parts.is_dir() and any(_size(each) >= 262_144 for each in parts.iterdir()))
         child.send_signal(number)
         bucket.go_on.set() if number == signal.SIGINT else None
         _, err = child.communicate(timeout=60)
@@ -429,7 +421,7 @@ def test_two_processes_share_the_work(bucket: Bucket, tmp_path: Path) -> None:
         for _ in range(2)
     ]
     try:
-        until(lambda: bucket.gets(f"{COPY}/{RECORDING}") == 1 and len(list(entries(tmp_path))) >= 4)
+        assert wait_until(lambda: bucket.gets(f"{COPY}/{RECORDING}") == 1 and len(list(entries(tmp_path))) >= 4)
         bucket.go_on.set()
         told = [json.loads(child.communicate(timeout=60)[0]) for child in children]
     finally:
