@@ -29,6 +29,8 @@ _screen = os.dup(2)  # before pytest captures it
 
 def pytest_configure(config: pytest.Config) -> None:
     _hear_signals()
+    if hasattr(os, "register_at_fork"):  # a child that a test aborts on purpose need not show where it was
+        os.register_at_fork(after_in_child=faulthandler.disable)
     config.stash[_states] = Path(tempfile.mkdtemp(prefix="holdfast-test-state-"))
     _set_state(config)
 

@@ -21,7 +21,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -42,8 +42,8 @@ LAST_WORD = "last.json"
 """What the keeper leaves when its supervisor died: how far the last worker was."""
 LIVE_STATES = frozenset({"STARTING", "RUNNING", "RECOVERING", "MOVED", "PAUSED"})
 
-_METRICS_TAIL = 1 << 16
-"""Bytes at the end of metrics.jsonl that tell what was logged last."""
+_TAIL = 1 << 16
+"""Bytes at the end of metrics.jsonl and journal.jsonl that tell what came last."""
 _SECRET = re.compile(r"(token(?![a-z])|secret|passw|api[-_]?key|credential|private)", re.IGNORECASE)
 """`hf_token` is one, `max_tokens` and `tokenizer` are not: a resumed run needs them."""
 
@@ -327,11 +327,18 @@ class RunFolder:
 
     def last_metrics(self) -> list[dict[str, Any]]:
         """The newest of them as they were written, repeated steps included; a long file is not read whole."""
+        return self._tail("metrics.jsonl")
+
+    def last_events(self) -> list[Event]:
+        """The newest events of the journal, in the same way."""
+        return list(_events(self._tail("journal.jsonl")))
+
+    def _tail(self, name: str) -> list[dict[str, Any]]:
         try:
-            with open_regular(self.path / "metrics.jsonl") as file:
+            with open_regular(self.path / name) as file:
                 size = file.seek(0, 2)
-                file.seek(max(0, size - _METRICS_TAIL))
-                return list(objects(file.read(_METRICS_TAIL).split(b"\n")))
+                file.seek(max(0, size - _TAIL))
+                return list(objects(file.read(_TAIL).split(b"\n")))
         except OSError:
             return []
 
@@ -356,7 +363,11 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    for record in read_lines(path):
+    return _events(read_lines(path))
+
+
+def _events(records: Iterable[dict[str, Any]]) -> Iterator[Event]:
+    for record in records:
         kind, when = record.pop("event", None), str(record.pop("time", ""))
         if isinstance(kind, str):
             yield Event(kind, when, record)

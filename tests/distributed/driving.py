@@ -21,6 +21,8 @@ from holdfast.distributed import rank as life
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import JOB, RUN, Place
 from holdfast.runfolder import RunFolder
+from holdfast.runtime import layout
+from holdfast.runtime.weights import read_said
 
 SCRIPT = Path(__file__).parent / "job.py"
 PATIENCE = 60.0
@@ -88,10 +90,20 @@ class Ranks:
             "outcome": self.job.outcome,
             "sha256": receipt.get("weights_sha256"),
             "receipt": receipt,
+            "best": _best_of(self.run.path / "best.safetensors"),
+            "epochs": [event.data["epoch"] for event in self.run.events() if event.kind == "epoch"],
             "faults": [event.data for event in self.run.events() if event.kind == "fault"],
             "seen": {path.stem: path.read_text().splitlines() for path in sorted(self.seen.glob("rank*.txt"))},
             "checkpoints": sorted(path.name for path in (self.run.path / "checkpoints").glob("[0-9]*")),
         }
+
+
+def _best_of(path: Path) -> dict[str, Any] | None:
+    """What the file says of itself, and a digest of the weights in it."""
+    if not path.exists():
+        return None
+    said = read_said(path)
+    return {"best": json.loads(said["best"]), "sha256": layout.weights_sha256(path.read_bytes())}
 
 
 def free_port() -> int:
@@ -100,7 +112,16 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-DEATHS = ("0:3:peers", "1:3:backward", "0:4:optimizer", "1:4:snapshot", "0:5:data", "1:6:peers", "0:7:loop")
+DEATHS = (
+    "0:3:peers",
+    "1:3:backward",
+    "0:4:optimizer",
+    "1:4:snapshot",
+    "0:5:data",
+    "1:6:peers",
+    "0:7:loop",
+    "0:9:backward",
+)
 """Rank, step and phase."""
 
 

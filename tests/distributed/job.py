@@ -76,6 +76,7 @@ def train(
                 with open(Path(seen) / f"rank{session.rank}.txt", "a") as file:
                     file.write(f"{epoch} {session._position.step} {' '.join(map(str, values[2].tolist()))}\n")
             time.sleep(pause)
+        session.log(valid_loss=float(epoch))  # the first epoch is the best
 
 
 def _run_out(session: holdfast.Session, full: str, tries: list[int], rows: int) -> None:

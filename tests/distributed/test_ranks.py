@@ -62,6 +62,8 @@ def test_a_rank_killed_in_any_phase_costs_no_bit(found: dict[str, Any], die: str
     assert result["sha256"] == found["two"]["sha256"]
     assert [fault["kind"] for fault in result["faults"]] == ["killed"]
     assert result["faults"][0]["device"] == f"rank {rank}"
+    assert result["epochs"] == [0, 1]
+    assert result["best"] == found["two"]["best"] and result["best"]["best"]["value"] == 0.0
     receipt = result["receipt"]
     assert receipt["recoveries"] == 1 and receipt["steps_lost"] == 0 and receipt["steps_repeated"] <= 2
     assert receipt["samples_skipped"] == receipt["samples_repeated"] == 0

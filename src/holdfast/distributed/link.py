@@ -97,6 +97,8 @@ class Follower:
         self.snapshots.memory.drop_outgrown()
 
     def send(self, kind: str, **data: Any) -> None:
+        if kind in ("log", "unheard", "epoch"):
+            self.board.hear()  # the writing rank says the same to somebody
         if kind == "epoch":
             self.snapshots.memory.let_go(data.get("sequence"))
 

@@ -304,7 +304,7 @@ def _close_books(link: Any, job: Job, state: str, digest: str | None) -> None:
     link.accounts.attempts += link.board.read().attempts
     receipt = local._receipt(link, survived=state == "FINISHED", digest=digest)
     link.run.put("receipt.json", receipt)
-    link.run.update_info(accounts=link.accounts.to_json(), best=link.teller.best)
+    link.run.update_info(accounts=link.accounts.to_json(), best=link.teller.best.known)
     job.end({"state": state, "saved": None if link.saved is None else str(link.saved.path)})
 
 

@@ -80,7 +80,7 @@ class Ending:
         affairs.run_folder.put("receipt.json", receipt)
         self.outcome = Outcome(state, int(code), error, receipt)
         affairs.set_state(
-            state, exit_code=int(code), ended=utc_now(), accounts=accounts.to_json(), best=affairs.teller.best
+            state, exit_code=int(code), ended=utc_now(), accounts=accounts.to_json(), best=affairs.teller.best.known
         )
         data = error.to_json() if error else {}
         affairs.teller.emit("end", state=state, exit_code=int(code), step=accounts.steps, error=data or None)

@@ -223,7 +223,7 @@ class Ending:
             exit_code=int(code),
             ended=utc_now(),
             accounts=accounts.to_json(),
-            best=affairs.teller.best,
+            best=affairs.teller.best.known,
         )
         data = error.to_json() if error else {}
         affairs.teller.emit("end", state=state, exit_code=int(code), step=accounts.steps, error=data or None)

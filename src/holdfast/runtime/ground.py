@@ -133,8 +133,8 @@ class Ground:
         assert self._snapshots is not None, "protect() comes first"
         return self._snapshots
 
-    def take(self, at: str, of: str | None = None, *, resumable: bool) -> None:
-        """Everything protected, as it is now, with the place in the loop it belongs to."""
+    def take(self, at: str, of: str | None = None, *, resumable: bool, hold: bool = False) -> None:
+        """Everything protected, as it is now, with the place in the loop it belongs to; `hold`: it may be the best."""
         snapshots, position = self.snapshots, self.position
         snapshots.poll()
         skipped = sum(loader.skipped for loader in self.loaders())
@@ -161,7 +161,7 @@ class Ground:
             norm=self.norm,
             scaled=self.scaler() is not None,
             resumable=resumable,
-            hold=at == "epoch",
+            hold=hold,
         )
 
     def _quarantined(self) -> dict[str, Any] | None:

@@ -142,7 +142,8 @@ class Keeper:
         try:
             for name in request.get("weights", []):
                 path = run / f"{name}.safetensors"
-                write_weights(path, payload, step=commit.step, origin=self.origin, check=check)
+                best = request.get("best") if name == "best" else None
+                write_weights(path, payload, step=commit.step, best=best, origin=self.origin, check=check)
             if request.get("weights"):
                 report["weights_sha256"] = layout.weights_sha256(payload)
                 check()

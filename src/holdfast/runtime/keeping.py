@@ -1,7 +1,7 @@
 """The supervisor's side of the keeper: one save at a time, wishes joined while it is busy.
 
 keeping = Keeping(run_folder, settings, memory, scratch, portable=False)
-keeping.wish("epoch", weights=["best"])
+keeping.wish("epoch", weights=["best"], best={"name": "valid_loss", "value": 0.61, "step": 88, "epoch": 10})
 for report in keeping.hear(): ...          # what was saved, or why not; raises KeeperDied
 keeping.finish(weights=["final"])          # the last save of a run, waited for
 
@@ -37,7 +37,7 @@ LEAVE = 2.0
 """Seconds a killed keeper has to be gone: on a dead network disk it never is."""
 
 
-_END = {"reason": "end", "checkpoint": True, "sequence": None, "last": True}
+_END = {"reason": "end", "checkpoint": True, "sequence": None, "best": None, "last": True}
 
 
 class KeeperDied(Exception):
@@ -135,10 +135,17 @@ class Keeping:
                 self.channel.send({"board": path}, [] if path else [board.fd])
 
     def wish(
-        self, reason: str, *, weights: list[str] | None = None, checkpoint: bool = True, sequence: int | None = None
+        self,
+        reason: str,
+        *,
+        weights: list[str] | None = None,
+        best: dict[str, Any] | None = None,
+        checkpoint: bool = True,
+        sequence: int | None = None,
     ) -> None:
         """Ask for a save: of the newest snapshot, or of the one with this sequence, which is held until then."""
-        self._add({"reason": reason, "weights": weights or [], "checkpoint": checkpoint, "sequence": sequence})
+        wish = {"reason": reason, "weights": weights or [], "checkpoint": checkpoint, "sequence": sequence}
+        self._add({**wish, "best": best})
         self.send()
 
     def _add(self, wish: dict[str, Any]) -> None:
@@ -148,10 +155,10 @@ class Keeping:
             if (other["sequence"] is not None) == held:
                 other["weights"] = sorted({*other["weights"], *wish["weights"]})
                 other["checkpoint"] = other["checkpoint"] or wish["checkpoint"]
+                newest = max(other, wish, key=lambda each: each["sequence"] or 0)
                 if held and wish["sequence"] != other["sequence"]:
-                    older, newer = sorted((other["sequence"], wish["sequence"]))
-                    self.memory.let_go(older)
-                    other["sequence"] = newer
+                    self.memory.let_go(min(other["sequence"], wish["sequence"]))
+                other["sequence"], other["best"] = newest["sequence"], newest["best"] or other["best"] or wish["best"]
                 return
         self._wishes.append(wish)
 

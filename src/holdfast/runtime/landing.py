@@ -34,6 +34,8 @@ class Landing:
     tensors: list[torch.Tensor]
     stamp: tuple[object, ...]
     """What was protected, right after the first restore."""
+    ended: list[unheard.Record]
+    """Epochs that were over by then, of whose end nobody may have heard."""
 
     def here(self, at: str, of: str | None) -> bool:
         if at == "asked":  # the head of a loop without epochs and batches, before it draws its batch
@@ -67,10 +69,15 @@ def restore(ground: Ground) -> Landing | None:
     ground.position = Position.of(meta)
     ground.board.commit(ground.position.step, ground.position.samples)
     at, of, stamp = str(session["at"]), session.get("of"), protected.stamp()
-    landing = Landing(at, of, payload, meta, protected.tensors(), stamp)
+    logged, ended = unheard.kept_in(session)
+    if ended and ended[-1]["step"] == ground.position.step and (loss := snapshot.loss_in(payload)) is not None:
+        ended[-1]["loss"] = loss  # it was not known yet when the snapshot began
+    landing = Landing(at, of, payload, meta, protected.tensors(), stamp, ended)
     ground.snapshots.start_after(int(session["sequence"]))
-    for record in unheard.kept_in(session):
+    for record in logged:
+        ground.unheard.add(record)
         ground.link.send("unheard", **record)
+    ground.link.send("landed", step=ground.position.step, epoch=ground.position.epoch)
     landing.restore_generators(ground.device)
     return landing
 

@@ -73,17 +73,21 @@ class LocalLink:
             self.board.hear()
         elif kind == "unheard":
             self.teller.log_missing(int(data["step"]), int(data["epoch"]), data["values"])
+            self.board.hear()
+        elif kind == "landed":
+            self.teller.best.go_on(int(data["step"]), int(data["epoch"]))
         elif kind == "fault":
             fault = Fault.from_json(data["fault"])
             self.accounts.fault(fault.kind.value)
             self.teller.emit_fault(fault, Move.from_json(data["move"]), whole=True)
         elif kind == "epoch":
-            best, self.teller.best_due = self.teller.best_due, False
+            best = self.teller.best.taken()
             sequence = data.pop("sequence", None)
-            self.teller.emit("epoch", best=best, **data)
+            self.teller.epoch(data, best=best)
+            self.board.hear()
             if best:
                 try:
-                    self._save_weights("best")
+                    self._save_weights("best", best=self.teller.best.known)
                 except OSError as error:
                     self._storage.failed(str(error.strerror or error), "epoch")
             self.memory.let_go(sequence)
@@ -123,10 +127,11 @@ class LocalLink:
             ) from None
         return layout.weights_sha256(payload)
 
-    def _save_weights(self, name: str) -> None:
+    def _save_weights(self, name: str, best: dict[str, Any] | None = None) -> None:
         payload = self._payload()
         if payload is not None:
-            checkpoint.write_weights(self.run.path / f"{name}.safetensors", payload)
+            path = self.run.path / f"{name}.safetensors"
+            checkpoint.write_weights(path, payload, step=self.accounts.steps, best=best)
 
     def _payload(self) -> memoryview | None:
         found = self.memory.newest_slot()
@@ -195,7 +200,7 @@ def run_local(
         receipt = _receipt(link, survived=state == "FINISHED", digest=digest)
         run.put("receipt.json", receipt)
         run.update_info(
-            state=state, exit_code=code, ended=utc_now(), accounts=link.accounts.to_json(), best=link.teller.best
+            state=state, exit_code=code, ended=utc_now(), accounts=link.accounts.to_json(), best=link.teller.best.known
         )
         link.close()
     return receipt

@@ -53,12 +53,12 @@ class Saving:
     def epoch(self, message: dict[str, Any]) -> None:
         """Its snapshot is held until it is known whether it is the best; then it is saved or let go."""
         affairs, teller = self.affairs, self.affairs.teller
-        best, teller.best_due = teller.best_due, False
+        best = teller.best.taken()
         sequence = message.pop("sequence", None)
-        teller.emit("epoch", **message, best=best, device=affairs.device)
+        teller.epoch(message, best=best, device=affairs.device)
         due = affairs.settings.checkpoint.at_epochs and time.monotonic() - self.keeping.last_wish >= MIN_EPOCH_SAVE
         if best:
-            self.keeping.wish("epoch", weights=["best"], checkpoint=due, sequence=sequence)
+            self.keeping.wish("epoch", weights=["best"], best=teller.best.known, checkpoint=due, sequence=sequence)
             return
         affairs.memory.let_go(sequence)
         if due:

@@ -240,21 +240,25 @@ class Session:
             self._named[name].finish_epoch(left=not whole)
         self._passes.clear()
         self._position.epoch = epoch + 1
+        ended = {"epoch": epoch, "step": self._position.step, "loss": None}
+        self._ground.unheard.add(ended)
         try:
             self._commit("epoch")
         except StopRun:
-            self._tell_epoch(epoch)  # it may have been the best one
+            self._tell_epoch(ended)  # it may have been the best one
             raise
-        self._tell_epoch(epoch)
+        self._tell_epoch(ended)
 
-    def _tell_epoch(self, epoch: int) -> None:
-        """The epoch is over and committed; its snapshot is held until the supervisor knows whether it is the best."""
+    def _tell_epoch(self, ended: dict[str, Any], *, again: bool = False) -> None:
+        """An epoch is over and committed; its snapshot is held until the supervisor knows whether it is the best."""
         snapshots = self._ground.snapshots
         snapshots.flush()
         self._attempts.check_numbers()
-        sequence = snapshots.last.sequence if snapshots.last is not None else None
-        loss = self._ground.board.read().loss  # of its last step: for scripts that log nothing
-        self._ground.link.send("epoch", epoch=epoch, step=self._position.step, sequence=sequence, loss=loss)
+        if not again:
+            ended["loss"] = self._board.read().loss  # of its last step: for scripts that log nothing
+        here = ended["step"] == self._position.step
+        sequence = snapshots.last.sequence if snapshots.last is not None and here else None
+        self._ground.link.send("epoch", **ended, sequence=sequence, again=again)
 
     def batches(self, data: Loader) -> Iterator[Any]:
         """The batches of this epoch that are still to do; a batch is done when the loop comes back for the next."""
@@ -348,6 +352,18 @@ class Session:
         if landing is not None:
             self._uncommitted = 0
             landing.land(self._ground)
+            self._tell_again(landing)
+
+    def _tell_again(self, landing: Landing) -> None:
+        """Of the end of these epochs nobody may have heard. If the weights of the last one are here, they are held."""
+        ended = landing.ended
+        for each in ended:
+            self._ground.unheard.add(each)
+        if ended and ended[-1]["step"] == self._position.step:
+            self._enter(Phase.SNAPSHOT)
+            self._ground.take(landing.at, landing.of, resumable=True, hold=True)
+        for each in ended:
+            self._tell_epoch(each, again=True)
 
     # -- one step ------------------------------------------------------------------------------------------
 
@@ -453,7 +469,7 @@ class Session:
             due = False  # on its way to where the snapshot was taken: nothing of this counts
         if due:
             self._enter(Phase.SNAPSHOT)
-            self._ground.take(at, of, resumable=not last)
+            self._ground.take(at, of, resumable=not last, hold=at == "epoch")
             self._uncommitted = 0
             self._attempts.check_numbers()
         self._resting.at_boundary()

@@ -403,6 +403,12 @@ def reader(payload: memoryview) -> Callable[[str], Tensor]:
     return read
 
 
+def loss_in(payload: memoryview) -> float | None:
+    """The loss of the step a snapshot was taken after; None if it has none."""
+    loss = float(reader(payload)(layouts.LOSS)[0])
+    return loss if loss != NO_LOSS and math.isfinite(loss) else None
+
+
 def restore(protected: Protected, payload: memoryview) -> dict[str, Any]:
     """Put a snapshot's tensors and numbers into the protected objects; returns its meta."""
     meta = layouts.read_meta(payload)

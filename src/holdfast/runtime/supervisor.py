@@ -239,9 +239,13 @@ class Supervisor:
             worker.board.hear()
         elif kind == "unheard":
             self.teller.log_missing(int(message["step"]), int(message["epoch"]), message["values"])
+            worker.board.hear()
+        elif kind == "landed":
+            self.teller.best.go_on(int(message["step"]), int(message["epoch"]))
         elif kind == "epoch":
             self.teller.pump_output()  # what the script printed in it comes first
             self._saving.epoch(message)
+            worker.board.hear()
         elif kind == "fault":
             self._recovery.in_process(Fault.from_json(message["fault"]), Move.from_json(message["move"]))
         elif kind == "finding":

@@ -9,16 +9,14 @@ teller.pump_output()                               # what the script printed sin
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.better import smaller_is_better
 from holdfast.events import Event, utc_now
-from holdfast.files import number, whole
 from holdfast.runfolder import RunFolder
 from holdfast.runtime.accounts import Accounts
+from holdfast.runtime.best import Best
 from holdfast.runtime.board import Beat, Phase
 from holdfast.runtime.evidence import last_words
 from holdfast.runtime.faults import Fault
@@ -47,10 +45,7 @@ class Teller:
         self.readings: dict[str, Any] | None = None
         """What the sensors said last (sensing.py), for readers elsewhere."""
         self.energy_j: dict[str, float] = {}
-        self.best = _known_best(run.info.get("best"))
-        self.best_due = False
-        """True from a new best value to the end of its epoch, when the weights that made it are committed."""
-        self._best_metric = best_metric
+        self.best = Best(run, best_metric)
         self._batches = 0
         """Of the last epoch that had any: between two epochs the board knows none, and a total must not flicker."""
         self._epochs = 0
@@ -83,17 +78,10 @@ class Teller:
 
     def log(self, step: int, epoch: int, values: dict[str, Any]) -> None:
         self._write_down(step, epoch, values)
-        name = self._metric(values)
-        value = values.get(name)
-        if not isinstance(value, (int, float)):
-            return
-        smaller = smaller_is_better(name)
-        if self.best is None or (value < self.best["value"] if smaller else value > self.best["value"]):
-            self.best = {"name": name, "value": float(value), "step": step, "epoch": epoch}
-            self.best_due = True
+        self.best.consider(step, epoch, values)
 
     def log_missing(self, step: int, epoch: int, values: dict[str, Any]) -> None:
-        """What an earlier supervisor may have died over. The weights of that moment are gone: it is never the best."""
+        """What an earlier supervisor may have died over. Whether it is the best is seen when the worker has landed."""
         if not any(record.get("step") == step and values.keys() <= record.keys() for record in self.run.last_metrics()):
             self.scalars.again(step)
             self._write_down(step, epoch, values)
@@ -103,19 +91,21 @@ class Teller:
         self.run.append_metrics({"time": utc_now(), "step": step, "epoch": epoch, **values})
         self.emit("log", step=step, epoch=epoch, values=values)
 
+    def epoch(self, message: dict[str, Any], **more: Any) -> None:
+        """An epoch is over. One that is told again, as an earlier supervisor may have died over it, is told once."""
+        again = message.pop("again", False)
+        if not (again and self._told(message)):
+            self.emit("epoch", **message, **more)
+
+    def _told(self, message: dict[str, Any]) -> bool:
+        wanted = (message.get("epoch"), message.get("step"))
+        known = (event.data for event in self.run.last_events() if event.kind == "epoch")
+        return any((data.get("epoch"), data.get("step")) == wanted for data in known)
+
     def undo(self, step: int) -> None:
         """What was logged after this step is not believed: it cannot be the best."""
         self.scalars.undo(step)
-        if self.best is not None and self.best["step"] > step:
-            self.best = None
-            self.best_due = False
-
-    def _metric(self, values: dict[str, Any]) -> str:
-        if self._best_metric == "none":
-            return ""
-        if self._best_metric != "auto":
-            return self._best_metric
-        return str(self.best["name"]) if self.best else next((key for key in values if key.startswith("val")), "")
+        self.best.undo(step)
 
     def beat(self, beat: Beat, device: str, accounts: Accounts) -> None:
         """The board, mirrored for readers elsewhere."""
@@ -181,16 +171,6 @@ class Teller:
 
     def last_words(self) -> str:
         return last_words(self._output, self._worker_at)
-
-
-def _known_best(saved: object) -> dict[str, Any] | None:
-    """The best so far, of a run that goes on; the file may be somebody else's."""
-    if not isinstance(saved, dict) or not isinstance(saved.get("name"), str):
-        return None
-    value = number(saved.get("value"), math.nan)
-    if math.isnan(value):
-        return None
-    return {"name": saved["name"], "value": value, "step": whole(saved.get("step")), "epoch": whole(saved.get("epoch"))}
 
 
 class Rate:

@@ -48,7 +48,7 @@ def _set_aside(affairs: Affairs, step: int) -> None:
     for path in checkpoint.candidates(folder / "checkpoints"):
         if path.name.isdigit() and int(path.name) > step:
             _move(path, folder / DOUBTFUL)
-    if affairs.teller.best is None:
+    if affairs.teller.best.known is None:
         _move(folder / BEST, folder / DOUBTFUL)
 
 

@@ -1,26 +1,30 @@
-"""Numbers that were logged and that nobody has written yet: they go with the state, so none is lost.
+"""Numbers that were logged and epochs that ended, of which nobody has heard yet: they go with the state, none is lost.
 
     unheard = Unheard(board)
     unheard.add({"step": 88, "epoch": 10, "values": {"valid_loss": 0.61}})      # beside sending it
-    unheard.records()                                                           # in every snapshot; empty as a rule
+    unheard.add({"step": 88, "epoch": 10, "loss": 0.58})                        # an epoch, before it is committed
+    unheard.records()                                                           # in every snapshot; few as a rule
 
-The supervisor counts on the board what it has written of this worker. If it is killed with numbers in its mailbox, the
-snapshot that is resumed from has them, and the next worker says them again.
+The supervisor counts on the board what it has written of this worker. If it is killed with numbers in its mailbox, or
+the worker between the end of an epoch and the word about it, the snapshot that is gone on from has them, and the next
+worker says them again.
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from holdfast.runtime.board import Board
 
-_KEYS = {"step", "epoch", "values"}
+_LOGGED, _ENDED = {"step", "epoch", "values"}, {"step", "epoch", "loss"}
 MOST = 64
 MOST_BYTES = 6 * 1024
 """Of JSON, the newest first: a supervisor hears within milliseconds, and the meta of a snapshot has room for this."""
+
+Record = dict[str, Any]
 
 
 class Unheard:
@@ -29,13 +33,13 @@ class Unheard:
     def __init__(self, board: Board) -> None:
         self._board = board
         self._sent = 0
-        self._waiting: deque[dict[str, Any]] = deque(maxlen=MOST)
+        self._waiting: deque[Record] = deque(maxlen=MOST)
 
-    def add(self, record: dict[str, Any]) -> None:
+    def add(self, record: Record) -> None:
         self._sent += 1
         self._waiting.append(record)
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Record]:
         """Those that are not written yet, oldest first."""
         waiting = self._waiting
         while len(waiting) > self._sent - self._board.heard:
@@ -45,9 +49,9 @@ class Unheard:
         return list(waiting)
 
 
-def kept_in(session: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The records in the meta of a snapshot; what is none is passed over."""
+def kept_in(session: Mapping[str, Any]) -> tuple[list[Record], list[Record]]:
+    """What was logged and which epochs ended, by the meta of a snapshot; what is neither is passed over."""
     said = session.get("unheard")
-    for record in said if isinstance(said, list) else []:
-        if isinstance(record, dict) and record.keys() == _KEYS and isinstance(record["values"], dict):
-            yield record
+    records = [record for record in said if isinstance(record, dict)] if isinstance(said, list) else []
+    logged = [record for record in records if record.keys() == _LOGGED and isinstance(record["values"], dict)]
+    return logged, [record for record in records if record.keys() == _ENDED]

@@ -1,6 +1,7 @@
 """Files with the weights alone: plain safetensors, with the digest of the file in its own header. No torch.
 
 write_weights(run / "best.safetensors", payload, step=3600)       # what load_state_dict(load_file(path)) takes
+read_said(path)                                                   # what its header says: {"run": …, "step": "3600"}
 check_weights(path)                                               # None, or what is wrong with it
 """
 
@@ -9,9 +10,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from holdfast.files import forget_cached, open_regular, remove
 from holdfast.runfolder import sync_folder
@@ -28,17 +29,20 @@ def write_weights(
     payload: memoryview,
     *,
     step: int | None = None,
+    best: Mapping[str, Any] | None = None,
     origin: Origin | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> None:
     """Write the protected modules alone: what `model.load_state_dict(load_file(path))` takes.
 
     The file carries the digest of itself in its header, made with zeros in the digest's own place: so it can be
-    checked wherever it is copied to, and is replaced in one move.
+    checked wherever it is copied to, and is replaced in one move. `best` says what made these weights the best.
     """
     origin = origin or Origin.of_folder(path.parent)
     said = {"format": "pt", "holdfast": "1", "sha256": _NO_DIGEST.decode(), "run": origin.run if origin else "-"}
-    header, spans = layout.weights_only(payload, metadata={**said, **({} if step is None else {"step": str(step)})})
+    said |= {} if step is None else {"step": str(step)}
+    said |= {} if best is None else {"best": layout.dump_json(dict(best))}
+    header, spans = layout.weights_only(payload, metadata=said)
     pieces = [payload[start:stop] for start, stop in spans]
     digest = hashlib.sha256(header)
     for piece in pieces:
@@ -81,6 +85,15 @@ def check_weights(path: Path, origin: Origin | None = None) -> str | None:
         return "its bytes are not the ones written"
     run = said.get("run", "-")
     return None if origin is None or run in ("-", origin.run) else f"it belongs to another run: {run}"
+
+
+def read_said(path: Path) -> dict[str, str]:
+    """What the header of such a file says; {} if there is none, or it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return layout.metadata_of(_header_of(file))
+    except (OSError, layout.BadHeader):
+        return {}
 
 
 def _header_of(file: BinaryIO) -> bytes:

@@ -1,24 +1,55 @@
-"""Steps far faster than a save; the script keeps its own copy of the weights at each best value."""
+"""Steps far faster than a save; the script keeps its own copy of the weights at each best value.
+
+With `dies`, somebody is killed once, between the end of that epoch and the word about it: its worker, or before that
+the supervisor too.
+"""
 
 from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import Any
 
 import torch
 
 import holdfast
 
+VALUES = [5.0, 4.0, 4.5, 3.0, 2.0, 2.5, 1.0, 1.5, 0.5, 0.7, 0.2, 0.9]
 
-def train(session: holdfast.Session, *, epochs: int = 12) -> None:
+
+def train(
+    session: holdfast.Session, *, epochs: int = 12, dies: int = -1, who: str = "worker", pause: float = 0.0
+) -> None:
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = holdfast.Loader(torch.utils.data.TensorDataset(torch.randn(96, 64)), batch_size=4, shuffle=True)
     session.protect(model=model, optimizer=optimizer, data=data)
-    values = [5.0, 4.0, 4.5, 3.0, 2.0, 2.5, 1.0, 1.5, 0.5, 0.7, 0.2, 0.9]
+    if dies >= 0 and not (session.run.folder / "died").exists():
+        _die_at_the_end_of(session, dies, who)
     for epoch in session.epochs(epochs):
         for batch in session.batches(data):
             session.step(lambda b: model(b[0]).square().mean(), batch)
-        if values[epoch] == min(values[: epoch + 1]):
+            time.sleep(pause)
+        if VALUES[epoch] == min(VALUES[: epoch + 1]):
             (session.run.folder / "mine.bin").write_bytes(model.weight.detach().numpy().tobytes())
-        session.log(valid_loss=values[epoch])
+        session.log(valid_loss=VALUES[epoch])
+
+
+def _die_at_the_end_of(session: holdfast.Session, epoch: int, who: str) -> None:
+    link: Any = session._ground.link
+    send = link.send
+
+    def die(kind: str, **data: Any) -> None:
+        if kind == "epoch" and data["epoch"] == epoch:
+            (session.run.folder / "died").touch()
+            if who == "both":
+                os.kill(json.loads((session.run.folder / "run.json").read_text())["pid"], signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        send(kind, **data)
+
+    link.send = die
 
 
 if __name__ == "__main__":

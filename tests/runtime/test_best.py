@@ -1,0 +1,132 @@
+"""Which value is the best so far, and what a run that goes on believes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from holdfast import Loader
+from holdfast.runfolder import RunFolder
+from holdfast.runtime.best import FILE, Best
+from holdfast.runtime.state import Protected
+from holdfast.runtime.weights import read_said, write_weights
+from tests.runtime.local_runs import new_folder, survive
+from tests.runtime.saving import CPU, save
+
+KNOWN = {"name": "valid_loss", "value": 0.25, "step": 8, "epoch": 1}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return new_folder(tmp_path)
+
+
+def saved(run: RunFolder, best: dict[str, Any] | None) -> Path:
+    path = run.path / FILE
+    payload = memoryview(save(Protected({"model": nn.Linear(2, 2)}, CPU)))
+    write_weights(path, payload, step=8, best=best)
+    return path
+
+
+def logged(run: RunFolder, *records: dict[str, Any]) -> None:
+    for record in records:
+        run.append_metrics(record)
+
+
+def test_the_file_says_what_it_holds(run: RunFolder) -> None:
+    assert json.loads(read_said(saved(run, KNOWN))["best"]) == KNOWN
+    best = Best(RunFolder.open(run.path), "auto")
+    assert best.known == KNOWN
+    best.consider(16, 2, {"valid_loss": 0.5})
+    assert best.known == KNOWN and not best.taken()
+    best.consider(24, 3, {"valid_loss": 0.125})
+    assert best.taken() and not best.taken(), "once"
+
+
+def test_the_file_counts_more_than_what_was_said_at_the_end(run: RunFolder) -> None:
+    """Stopped between a better value and the end of its epoch: the weights of that value were never saved."""
+    run.update_info(best={**KNOWN, "value": 0.1, "step": 12})
+    saved(run, KNOWN)
+    assert Best(run, "auto").known == KNOWN
+
+
+def test_without_a_word_of_the_file_what_was_said_at_the_end_counts(run: RunFolder) -> None:
+    run.update_info(best=KNOWN)
+    assert Best(run, "auto").known == KNOWN
+    saved(run, None)
+    assert Best(run, "auto").known == KNOWN
+
+
+@pytest.mark.parametrize(
+    "best", [{}, {"name": 3, "value": 1}, {"name": "x", "value": "low"}, {"name": "x", "value": 1e308}]
+)
+def test_what_is_no_best_is_none(run: RunFolder, best: dict[str, Any]) -> None:
+    saved(run, best)
+    assert Best(run, "auto").known is None
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100, b"\xff" * 8, (2**40).to_bytes(8, "little") + b"{}"])
+def test_a_file_that_is_none(run: RunFolder, content: bytes) -> None:
+    (run.path / FILE).write_bytes(content)
+    assert read_said(run.path / FILE) == {}
+    assert Best(run, "auto").known is None
+
+
+def test_the_file_of_another_run(run: RunFolder, tmp_path: Path) -> None:
+    other = saved(new_folder(tmp_path), KNOWN)
+    (run.path / FILE).write_bytes(other.read_bytes())
+    assert Best(run, "auto").known is None
+
+
+def test_another_metric_begins_anew(run: RunFolder) -> None:
+    saved(run, KNOWN)
+    best = Best(run, "accuracy")
+    assert best.known is None
+    best.consider(16, 2, {"valid_loss": 0.1, "accuracy": 0.75})
+    assert best.known == {"name": "accuracy", "value": 0.75, "step": 16, "epoch": 2}
+
+
+def test_going_on_looks_at_this_epoch_and_at_these_weights(run: RunFolder) -> None:
+    saved(run, {**KNOWN, "value": 0.9})
+    logged(
+        run,
+        {"step": 10, "epoch": 2, "valid_loss": 0.1},  # its epoch is over, its weights were not saved and are gone
+        {"step": 20, "epoch": 4, "valid_loss": 0.2},  # computed again after a fault: the second one counts
+        {"step": 20, "epoch": 4, "valid_loss": 0.5},
+        {"step": 30, "epoch": 4, "valid_loss": 0.3},  # after the state that is gone on from: it comes again
+    )
+    best = Best(run, "auto")
+    best.go_on(24, 4)
+    assert best.known == {"name": "valid_loss", "value": 0.5, "step": 20, "epoch": 4} and best.due
+    at_its_end = Best(run, "auto")
+    at_its_end.go_on(30, 5)
+    assert at_its_end.known == {"name": "valid_loss", "value": 0.3, "step": 30, "epoch": 4} and at_its_end.due
+
+
+@pytest.mark.parametrize("death", ["backward 7", "optimizer 8", "snapshot 9", "snapshot 10", "snapshot 12"])
+def test_a_run_without_a_supervisor_that_dies(tmp_path: Path, death: str) -> None:
+    """The values get worse after the second epoch: whenever it died, the weights are those of the second."""
+    kept: dict[str, torch.Tensor] = {}
+
+    def train(session: Any) -> None:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data = Loader(TensorDataset(torch.randn(6, 4)), batch_size=2)
+        session.protect(model=model, optimizer=optimizer, data=data)
+        for epoch in session.epochs(4):
+            for batch in session.batches(data):
+                session.step(lambda part: model(part[0]).square().mean(), batch)
+            if epoch == 1:
+                kept["weight"] = model.weight.detach().clone()
+            session.log(valid_loss=[3.0, 1.0, 2.0, 4.0][epoch])
+
+    outcome = survive(tmp_path, train, [death])
+    assert torch.equal(load_file(outcome.folder.path / FILE)["weight"], kept["weight"])
+    assert [data["epoch"] for data in outcome.kinds("epoch")] == [0, 1, 2, 3]
