@@ -1,14 +1,21 @@
-"""What the tests of loaders share: a list of events, the batches of an undisturbed run, and a look at what is left."""
+"""What several files of tests share.
+
+Loaders      a list of events, the batches of an undisturbed run, and a look at what is left
+Checkpoints  a folder with three of them
+"""
 
 from __future__ import annotations
 
 import gc
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from holdfast.runtime import checkpoint
+from tests.runtime.checkpoints import payload
 from tests.runtime.loaders import Event, children, made, make, values, wait_until
 
 
@@ -33,3 +40,11 @@ def nothing_left_behind() -> Iterator[None]:
     gc.collect()
     assert wait_until(lambda: children() <= before), children() - before
     assert wait_until(lambda: not [t for t in threading.enumerate() if t.name == "holdfast-feed"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three checkpoints, steps 10, 20 and 30."""
+    for step in (10, 20, 30):
+        checkpoint.write(tmp_path, payload(step), step=step)
+    return tmp_path
