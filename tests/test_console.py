@@ -25,7 +25,7 @@ TYPED_BY = {
     r"eeg download": ("workloads/eeg/test_download.py", '"download"'),
     r"eeg simulate": ("workloads/eeg/test_check.py", '"simulate"'),
     r"eeg check": ("workloads/eeg/test_check.py", '"check"'),
-    r"eeg prepare": ("workloads/eeg/test_prepare.py", '"prepare"'),
+    r"eeg prepare": ("workloads/eeg/test_prepare_cache.py", '"prepare"'),
     r"eeg (score|submit)": ("workloads/eeg/test_runs.py", '"submit"'),
     r"eeg search": ("workloads/eeg/test_search.py", '"search"'),
     r"train eeg": ("workloads/eeg/test_runs.py", '"eeg-challenge2"'),

@@ -4,46 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
-import os
-import pty
 from pathlib import Path
-from typing import Any, TextIO
 
 import pytest
 
-from holdfast.cli import summary
-from holdfast.cli.faces import Careful, Header, PlainFace, QuietFace, choose, plain_value
+from holdfast.cli.faces import PlainFace, QuietFace, choose, plain_value
 from holdfast.cli.output import Output, Screen
-from holdfast.cli.reading import Look
 from holdfast.cli.terminal import TerminalFace, live_line, marked_lines, table_head, table_row
 from holdfast.cli.text import Lines, without_control
 from holdfast.events import Event
-from holdfast.runfolder import RunFolder, write_json
-
-HEADER = Header(
-    "0.1.0", "calm-heron", "calm-heron", "eeg", "runs/eeg-20261115-0912-calm-heron", "cuda:0 fp32", 7, ["lr=3e-4"]
-)
-
-HISTORY = """
-{"time": "2026-11-15T09:12:04.118Z", "event": "start", "run": "calm-heron"}
-{"time": "2026-11-15T09:12:09.000Z", "event": "worker", "generation": 0, "pid": 71, "device": "cuda:0"}
-{"time": "2026-11-15T09:15:12.000Z", "event": "log", "step": 8, "epoch": 0, "values": {"train_loss": 0.6931}}
-{"time": "2026-11-15T09:15:12.001Z", "event": "log", "step": 8, "epoch": 0, "values": {"valid_bacc": 0.563}}
-{"time": "2026-11-15T09:15:13.500Z", "event": "epoch", "epoch": 0, "step": 8, "best": true, "device": "cuda:0"}
-{"time": "2026-11-15T09:22:09.700Z", "event": "fault", "code": "F005", "kind": "hang", "device": "cuda:0", "step": 12,
- "phase": "backward", "sentence": "cuda:0 stopped answering at step 12 in backward", "action": "replace",
- "reason": "new worker on cuda:0 fp32, try 1 of 3", "folder": "runs/x/faults/01"}
-{"time": "2026-11-15T09:22:28.000Z", "event": "recovered", "step": 12, "seconds": 19.2, "lost_s": 20.0}
-{"time": "2026-11-15T09:23:00.000Z", "event": "fault", "code": "F009", "kind": "unsupported", "device": "cuda:0",
- "step": 13, "sentence": "cuda:0 cannot run this with the installed torch at step 13", "action": "next_rung",
- "reason": "cuda:0 fp32 → cpu fp32", "folder": "runs/x/faults/02"}
-{"time": "2026-11-15T09:23:00.100Z", "event": "moved", "step": 12, "before": "cuda:0 fp32", "after": "cpu fp32"}
-{"time": "2026-11-15T09:24:00.000Z", "event": "note", "text": "memory: trying 2 pieces again"}
-{"time": "2026-11-15T09:25:00.000Z", "event": "stopping", "signal": "SIGINT", "step": 3900}
-{"time": "2026-11-15T09:25:01.000Z", "event": "end", "state": "STOPPED", "exit_code": 130, "step": 3900,
- "error": {"message": "stopped at step 3900", "saved": "step 3900 in runs/x"}}
-"""
+from tests.cli.showing import BEAT, HEADER, history, screen
 
 PLAIN = """\
 2026-11-15T09:12:04Z start run=calm-heron workload=eeg device=cuda:0 dtype=fp32 seed=7 \
@@ -78,17 +48,6 @@ differs from default: lr=3e-4
  09:24:00  • memory: trying 2 pieces again
 saving step 3 900, ^C again to stop now
 """
-
-
-def history() -> list[Event]:
-    records = HISTORY.replace("\n {", "\n{").replace(",\n ", ", ").strip().splitlines()
-    events = [Event.from_line(line) for line in records]
-    assert all(events) and len(events) == 12
-    return [event for event in events if event]
-
-
-def screen(stream: TextIO, *, unicode: bool = True) -> Screen:
-    return Screen(stream, color=False, unicode=unicode, tty=True, width=80)
 
 
 @pytest.fixture(autouse=True)
@@ -241,22 +200,6 @@ def test_no_control_character_reaches_a_file() -> None:
     assert plain_value('say "x"\x1b[0m') == '"say \\"x\\""'
 
 
-BEAT = {
-    "time": "2026-11-15T09:33:00.000Z",
-    "phase": "backward",
-    "epoch": 6,
-    "epochs": 60,
-    "batch": 492,
-    "batches": 1200,
-    "step": 7692,
-    "steps_total": 72000,
-    "rate": 6.4,
-    "time_left_s": 10080.0,
-    "loss": 0.51,
-    "progress": None,
-}
-
-
 def test_the_live_line() -> None:
     wide = " epoch 7/60 ━━━━━━━━━━━━━━╸────────────────────   41 %  492/1200  6.4 it/s  2h 48m left"
     assert live_line(BEAT, 88) == wide
@@ -304,61 +247,6 @@ def test_a_long_sentence_goes_on_under_itself() -> None:
     ]
 
 
-# What may go wrong with a face ----------------------------------------------------------------------------
-
-
-def test_a_broken_pipe_silences_the_face() -> None:
-    read, write = os.pipe()
-    os.close(read)
-    stream = os.fdopen(write, "w")
-    face = Careful(PlainFace(screen(stream), HEADER))
-    for event in history():
-        face.event(event)
-    face.beat(BEAT)
-    face.output("more\n")
-    face.close()
-    assert face.face is None and face.why is not None and "BrokenPipeError" in face.why
-    with pytest.raises(OSError):
-        stream.close()
-
-
-def test_a_closed_terminal_silences_the_face() -> None:
-    """Rich would end the process on a broken pipe; a terminal that is gone gives EIO."""
-    master, slave = pty.openpty()
-    stream = os.fdopen(slave, "w")
-    face = Careful(TerminalFace(screen(stream), HEADER))
-    face.event(history()[0])
-    face.beat(BEAT)
-    os.close(master)
-    for event in history()[1:]:
-        face.event(event)
-    face.beat(BEAT)
-    face.close()
-    assert face.face is None
-
-
-def test_rich_may_not_exit_the_supervisor() -> None:
-    read, write = os.pipe()
-    os.close(read)
-    stream = os.fdopen(write, "w")
-    face = Careful(TerminalFace(screen(stream), HEADER))
-    face.event(history()[0])
-    assert face.face is None and face.why is not None and "BrokenPipeError" in face.why
-    with pytest.raises(OSError):
-        stream.close()
-
-
-def test_a_face_that_is_wrong_is_silent() -> None:
-    class Wrong(QuietFace):
-        def event(self, event: Event) -> None:
-            raise KeyError("a bug in a face")
-
-    face = Careful(Wrong())
-    face.event(history()[0])
-    face.event(history()[1])
-    assert face.why is not None and "a bug in a face" in face.why
-
-
 def test_which_face(tmp_path: Path) -> None:
     pipe, terminal = io.StringIO(), screen(io.StringIO())
     to_pipe = Screen(pipe, color=False, unicode=True, tty=False, width=100)
@@ -372,137 +260,3 @@ def test_which_face(tmp_path: Path) -> None:
     ]
     for output, kind in cases:
         assert type(choose(output, HEADER).face) is kind
-
-
-# The closing summary --------------------------------------------------------------------------------------
-
-
-def test_samples_that_were_left_out_are_in_the_closing_words() -> None:
-    receipt: dict[str, object] = {"steps": 3, "samples_skipped": 0, "samples_repeated": 0, "samples_quarantined": 2}
-    assert summary.receipt_words(receipt).endswith("samples: 0 skipped, 0 seen twice, 2 left out")
-    assert summary.receipt_words({**receipt, "samples_quarantined": 0}).endswith("0 seen twice")
-    assert summary.fault_words({"bad_data": 1}) == "1 error in the data"
-
-
-def make_run(root: Path, state: str, **info: Any) -> RunFolder:
-    path = root / "eeg-20261115-0912-calm-heron"
-    for part in ("checkpoints/000024", "faults/01"):
-        (path / part).mkdir(parents=True)
-    write_json(path / "checkpoints/000024/digest.json", {"step": 24, "bytes": 1000})
-    write_json(path / "run.json", {"schema": 1, "format": 1, "workload": "eeg", "state": state, **info})
-    events = [
-        {"time": "2026-11-15T09:00:00Z", "event": "start"},
-        {"time": "2026-11-15T09:10:00Z", "event": "fault", "kind": "hang", "code": "F005"},
-        {"time": "2026-11-15T09:59:00Z", "event": "epoch", "epoch": 2},
-        {"time": "2026-11-15T10:00:00Z", "event": "end", "state": state},
-    ]
-    (path / "journal.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"torn')
-    metrics = [
-        {"step": 8 * (n + 1), "epoch": n, "train_loss": 0.7 - 0.2 * n, "valid_bacc": 0.5 + 0.1 * n} for n in range(3)
-    ]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in metrics))
-    write_json(path / "beat.json", {"epochs": 3, "step": 24, "steps_total": 24})
-    receipt = {
-        "steps": 24,
-        "faults": {"hang": 2, "out_of_memory": 1},
-        "survived": state == "FINISHED",
-        "recoveries": 3,
-        "steps_repeated": 4,
-        "steps_lost": 0,
-        "samples_skipped": 0,
-        "samples_repeated": 0,
-        "seconds_lost": 170.0,
-        "weights_sha256": "3f" * 32 if state == "FINISHED" else None,
-    }
-    write_json(path / "receipt.json", receipt)
-    return RunFolder(path)
-
-
-BOOKS = {
-    "accounts": {"timeline": [{"device": "cuda:0", "from_step": 0, "to_step": 12}, {"device": "cpu", "from_step": 12}]},
-    "best": {"name": "valid_bacc", "value": 0.7, "step": 24, "epoch": 2},
-}
-
-CLOSING = """\
-✓ finished 3 epochs, 24 steps, in 1h 00m on cuda:0, then cpu
-  best valid_bacc 0.7000 at epoch 3
-
-  train_loss  █▅▁   0.7000 → 0.3000
-  valid_bacc  ▁▅█   0.5000 → 0.7000
-
-  faults   2 hangs, 1 out-of-memory fault; all recovered; 2m 50s lost (4.7 %)
-  receipt  24 steps: 4 repeated, 0 lost; samples: 0 skipped, 0 seen twice
-  weights  sha256 3f3f3f3f3f3f3f3f…
-
-  best     eeg-20261115-0912-calm-heron/best.safetensors
-  final    eeg-20261115-0912-calm-heron/final.safetensors
-
-  holdfast show calm-heron        everything about this run
-  holdfast report calm-heron      the same as one page, to keep or to send
-"""
-
-STOPPED = """\
-• stopped at step 24 in 1h 00m on cuda:0, then cpu · best valid_bacc 0.7000 at epoch 3
-
-  train_loss  █▅▁   0.7000 → 0.3000
-  valid_bacc  ▁▅█   0.5000 → 0.7000
-
-  faults   2 hangs, 1 out-of-memory fault; 2m 50s lost (4.7 %)
-  receipt  24 steps: 4 repeated, 0 lost; samples: 0 skipped, 0 seen twice
-
-  saved    step 24 in eeg-20261115-0912-calm-heron/checkpoints/000024
-
-  holdfast resume calm-heron      go on from what was saved
-  holdfast show calm-heron        everything about this run
-"""
-
-
-def test_the_closing_of_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOLDFAST_RUN_FOLDER", ".")
-    run = make_run(tmp_path, "FINISHED", exit_code=0, **BOOKS)
-    for name in ("best", "final"):
-        (run.path / f"{name}.safetensors").write_bytes(b"")
-    assert "\n".join(summary.closing(Look(run), 80)) + "\n" == CLOSING
-
-
-def test_the_closing_says_what_it_cost_what_bound_it_and_what_the_plan_said(tmp_path: Path) -> None:
-    plan = {"time_s": 11400, "time_low_s": 10200, "time_high_s": 12600, "cost_usd": 0.22, "usd_per_kwh": 0.17}
-    run = make_run(tmp_path, "FINISHED", exit_code=0, threads=1, plan=plan, **BOOKS)
-    beat = {"device": "cuda:0", "energy_wh": {"cuda:0": 1210.4, "cpu": 140.0}, "loaders": 0}
-    beat |= {"phases_s": {"data": 1800.0, "forward": 900.0, "backward": 700.0, "loop": 30.0}}
-    write_json(run.path / "beat.json", beat)
-    lines = summary.accounts(Look(run), 100)
-    text = " ".join(" ".join(lines).split())
-    assert "cost 1.35 kWh (cuda:0 1.21, cpu 0.14), $0.23; the plan said 3h 10m ±20m and $0.22, it took 1h" in text
-    assert "bound by input: 52 % reading data, 47 % computing; most worth changing: Loader(num_workers=" in text
-    write_json(run.path / "run.json", {**run.info, "plan": ["a", "list"]})
-    write_json(run.path / "beat.json", {"energy_wh": {"cpu": "much"}, "phases_s": 3})
-    assert not any("cost" in line or "bound" in line for line in summary.accounts(Look(run), 100))
-
-
-def test_a_plan_by_its_option_is_told_too(tmp_path: Path) -> None:
-    plan = {"seconds": 11400, "low": 11000, "high": 14400, "option": "cuda:0 fp32"}
-    run = make_run(tmp_path, "FINISHED", exit_code=0, plan=plan, **BOOKS)
-    cost = next(line for line in summary.accounts(Look(run), 140) if "cost" in line)
-    assert "the plan said 3h 10m ±28m 20s for cuda:0 fp32, it took 1h" in cost
-
-
-def test_the_closing_of_a_stopped_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = make_run(tmp_path, "STOPPED", exit_code=75, **BOOKS)
-    assert "\n".join(summary.closing(Look(run), 100)) + "\n" == STOPPED.replace(
-        "holdfast resume calm-heron ", f"holdfast resume {run.path.name} "
-    ).replace("holdfast show calm-heron ", f"holdfast show {run.path.name} "), "not where runs usually are"
-    monkeypatch.setenv("HOLDFAST_RUN_FOLDER", ".")
-    assert "\n".join(summary.closing(Look(run), 100)) + "\n" == STOPPED
-
-
-def test_a_folder_full_of_nonsense_can_still_be_closed(tmp_path: Path) -> None:
-    """A run folder may come from somebody else."""
-    run = make_run(tmp_path, "FINISHED", accounts=["no"], best="no", exit_code="no", settings=3)
-    (run.path / "beat.json").write_text('{"epochs": "many", "step": [], "steps_total": {}, "recoveries": null}')
-    (run.path / "metrics.jsonl").write_text('{"step": "x", "epoch": null, "loss": "low"}\n[1]\nno\n')
-    (run.path / "receipt.json").write_text('{"faults": [1], "steps": "x", "seconds_lost": "long"}')
-    assert summary.closing(Look(run), 80)
-    assert Look(run).row()["run"] == "calm-heron"

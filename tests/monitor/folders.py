@@ -1,4 +1,9 @@
-"""A run folder as a supervisor leaves it, written by hand: a run on cuda:0 that hung once and moved to the CPU once."""
+"""Run folders written by hand.
+
+make_run(tmp_path)                     # as a supervisor leaves it: on cuda:0, hung once, moved to the CPU once
+path = plain(tmp_path / "run")         # a run.json and nothing else
+logged(path, at(1, loss=1.0), ...)     # more lines of metrics.jsonl
+"""
 
 from __future__ import annotations
 
@@ -87,3 +92,19 @@ def make_run(root: Path, state: str = "RUNNING", *, name: str = "calm-heron", **
     write_json(path / "beat.json", beat)
     (path / "output.log").write_text("loading 128 subjects\nepoch 1 done\nwarning: channel Cz is flat\nepoch 2 done\n")
     return RunFolder(path)
+
+
+def plain(path: Path, **info: object) -> Path:
+    path.mkdir(parents=True)
+    write_json(path / "run.json", {"schema": 1, "format": 1, "run": path.name, "state": "STOPPED", **info})
+    return path
+
+
+def logged(path: Path, *records: dict[str, object]) -> None:
+    with open(path / "metrics.jsonl", "a", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps({"time": stamp(0), **record}) + "\n")
+
+
+def at(step: int, epoch: int = 0, **values: object) -> dict[str, object]:
+    return {"step": step, "epoch": epoch, **values}

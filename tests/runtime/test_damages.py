@@ -17,7 +17,7 @@ from holdfast.runfolder import RunFolder
 from holdfast.runtime import checkpoint
 from holdfast.runtime.checkpoint import Checkpoint, Damaged
 from holdfast.runtime.digests import BadDigests, Digests
-from tests.runtime.test_checkpoint import payload
+from tests.runtime.checkpoints import payload
 
 DAMAGES = 1_000
 STEPS = (10, 20, 30)
