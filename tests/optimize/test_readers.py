@@ -302,7 +302,7 @@ sys.exit(main())
     words = [sys.executable, "-c", script, "serve", str(made), "--port", "0", "--readers", "12"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2 and "error: a process that reads requests does not start" in done.stderr, done.stderr
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
 
 
 def question(array: Any) -> bytes:

@@ -172,10 +172,13 @@ class Readers:
         self._accepting: asyncio.Task[None] | None = None
 
     async def start(self, listening: socket.socket) -> None:
-        try:
-            await asyncio.gather(*(asyncio.to_thread(self._begin, number) for number in range(self._count)))
-        except OSError as error:
-            raise UserError("a process that reads requests does not start", cause=str(error)) from None
+        begins = [asyncio.to_thread(self._begin, number) for number in range(self._count)]
+        ends = await asyncio.gather(*begins, return_exceptions=True)  # who still begins needs what close() closes
+        for result in ends:
+            if isinstance(result, OSError):
+                raise UserError("a process that reads requests does not start", cause=str(result)) from None
+            if isinstance(result, BaseException):
+                raise result
         for number in self._readers:
             threading.Thread(target=self._serve, args=(number,), name="holdfast-questions", daemon=True).start()
         listening.setblocking(False)
