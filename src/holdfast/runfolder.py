@@ -44,6 +44,8 @@ LIVE_STATES = frozenset({"STARTING", "RUNNING", "RECOVERING", "MOVED", "PAUSED"}
 
 _TAIL = 1 << 16
 """Bytes at the end of metrics.jsonl and journal.jsonl that tell what came last."""
+_LONGEST_TAIL = _TAIL * 8**3
+"""32 MiB: a quarter of a million records in one epoch."""
 _SECRET = re.compile(r"(token(?![a-z])|secret|passw|api[-_]?key|credential|private)", re.IGNORECASE)
 """`hf_token` is one, `max_tokens` and `tokenizer` are not: a resumed run needs them."""
 
@@ -327,20 +329,33 @@ class RunFolder:
 
     def last_metrics(self) -> list[dict[str, Any]]:
         """The newest of them as they were written, repeated steps included; a long file is not read whole."""
-        return self._tail("metrics.jsonl")
+        return self._tail("metrics.jsonl", _TAIL)[0]
 
-    def last_events(self) -> list[Event]:
-        """The newest events of the journal, in the same way."""
-        return list(_events(self._tail("journal.jsonl")))
+    def newest_metrics(self, epoch: int) -> list[dict[str, Any]]:
+        """The newest of them in the same way, and all since this epoch began."""
+        return self._since("metrics.jsonl", epoch)
 
-    def _tail(self, name: str) -> list[dict[str, Any]]:
+    def newest_events(self, epoch: int) -> list[Event]:
+        """The newest events of the journal, and all since this epoch began."""
+        return list(_events(self._since("journal.jsonl", epoch)))
+
+    def _since(self, name: str, epoch: int) -> list[dict[str, Any]]:
+        size = _TAIL
+        while True:
+            records, whole_file = self._tail(name, size)
+            if whole_file or size >= _LONGEST_TAIL or any(whole(each.get("epoch"), epoch) < epoch for each in records):
+                return records
+            size *= 8
+
+    def _tail(self, name: str, most: int) -> tuple[list[dict[str, Any]], bool]:
+        """The records at the end of a file, and whether that is all of it."""
         try:
             with open_regular(self.path / name) as file:
                 size = file.seek(0, 2)
-                file.seek(max(0, size - _TAIL))
-                return list(objects(file.read(_TAIL).split(b"\n")))
+                file.seek(max(0, size - most))
+                return list(objects(file.read(most).split(b"\n"))), size <= most
         except OSError:
-            return []
+            return [], True
 
     def receipt(self) -> dict[str, Any] | None:
         return read_json(self.path / "receipt.json")

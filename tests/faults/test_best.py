@@ -46,6 +46,14 @@ def test_also_when_the_worker_dies_before_it_can_say_that_the_epoch_is_over(driv
     assert losses == [event.data["loss"] for event in reference(BEST, epochs=6).of("epoch")]
 
 
+def test_also_when_the_worker_dies_right_after_its_value(drive: Drive) -> None:
+    """An epoch is one batch: what is restored is the end of the epoch before, and its weights are not the best."""
+    run = drive(BEST, epochs=8, batch_size=96, dies=6, after="log")
+    _assert_best(run, 1.0)
+    (recovered,) = run.of("recovered")
+    assert recovered.data["step"] == 7, "the end of the epoch before is told again, but no step is done by that"
+
+
 def test_also_when_it_was_the_last_epoch(drive: Drive) -> None:
     _assert_best(drive(BEST, epochs=5, dies=4), 2.0)
 

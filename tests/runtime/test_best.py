@@ -16,6 +16,7 @@ from holdfast import Loader
 from holdfast.runfolder import RunFolder
 from holdfast.runtime.best import FILE, Best
 from holdfast.runtime.state import Protected
+from holdfast.runtime.telling import Face, Teller
 from holdfast.runtime.weights import read_said, write_weights
 from tests.runtime.local_runs import new_folder, survive
 from tests.runtime.saving import CPU, save
@@ -45,9 +46,10 @@ def test_the_file_says_what_it_holds(run: RunFolder) -> None:
     best = Best(RunFolder.open(run.path), "auto")
     assert best.known == KNOWN
     best.consider(16, 2, {"valid_loss": 0.5})
-    assert best.known == KNOWN and not best.taken()
+    assert best.known == KNOWN and not best.taken(16)
     best.consider(24, 3, {"valid_loss": 0.125})
-    assert best.taken() and not best.taken(), "once"
+    assert not best.taken(23), "these weights are older than the value"
+    assert best.taken(24) and not best.taken(24), "once"
 
 
 def test_the_file_counts_more_than_what_was_said_at_the_end(run: RunFolder) -> None:
@@ -57,11 +59,20 @@ def test_the_file_counts_more_than_what_was_said_at_the_end(run: RunFolder) -> N
     assert Best(run, "auto").known == KNOWN
 
 
-def test_without_a_word_of_the_file_what_was_said_at_the_end_counts(run: RunFolder) -> None:
+def test_a_file_that_does_not_say_it_holds_what_was_said_at_the_end(run: RunFolder) -> None:
     run.update_info(best=KNOWN)
-    assert Best(run, "auto").known == KNOWN
     saved(run, None)
     assert Best(run, "auto").known == KNOWN
+
+
+def test_without_the_file_there_is_no_best(run: RunFolder) -> None:
+    """Stopped in the epoch of the first value: its weights were never saved, so it may become the best again."""
+    run.update_info(best=KNOWN)
+    logged(run, {"step": 8, "epoch": 1, "valid_loss": 0.25})
+    best = Best(run, "auto")
+    assert best.known is None
+    best.go_on(10, 1, ended=False)
+    assert best.known == KNOWN and best.taken(16)
 
 
 @pytest.mark.parametrize(
@@ -103,11 +114,81 @@ def test_going_on_looks_at_this_epoch_and_at_these_weights(run: RunFolder) -> No
         {"step": 30, "epoch": 4, "valid_loss": 0.3},  # after the state that is gone on from: it comes again
     )
     best = Best(run, "auto")
-    best.go_on(24, 4)
+    best.go_on(24, 4, ended=False)
     assert best.known == {"name": "valid_loss", "value": 0.5, "step": 20, "epoch": 4} and best.due
     at_its_end = Best(run, "auto")
-    at_its_end.go_on(30, 5)
+    at_its_end.go_on(30, 5, ended=True)
     assert at_its_end.known == {"name": "valid_loss", "value": 0.3, "step": 30, "epoch": 4} and at_its_end.due
+
+
+def test_these_weights_without_the_end_of_an_epoch_are_nothing_to_save(run: RunFolder) -> None:
+    logged(run, {"step": 30, "epoch": 4, "valid_loss": 0.3})
+    best = Best(run, "auto")
+    best.go_on(30, 5, ended=False)
+    assert best.known is None and not best.due
+
+
+def test_a_value_of_steps_that_were_lost_comes_again(run: RunFolder) -> None:
+    """The worker died between a better value and the commit of its step: what is restored is older."""
+    saved(run, KNOWN)
+    best = Best(run, "auto")
+    best.consider(21, 5, {"valid_loss": 0.125})
+    best.go_on(20, 5, ended=True)
+    assert best.known == KNOWN and not best.taken(20)
+    best.consider(21, 5, {"valid_loss": 0.125})
+    assert best.taken(21)
+
+
+def test_a_long_epoch_is_looked_through_to_its_beginning(run: RunFolder) -> None:
+    logged(run, {"step": 1, "epoch": 3, "valid_loss": 0.1}, {"step": 2, "epoch": 4, "valid_loss": 0.5})
+    logged(run, *({"step": step, "epoch": 4, "train_loss": 1.0, "note": "x" * 200} for step in range(3, 2000)))
+    best = Best(run, "auto")
+    best.go_on(2000, 4, ended=False)
+    assert best.known == {"name": "valid_loss", "value": 0.5, "step": 2, "epoch": 4}
+
+
+def test_numbers_that_are_none(run: RunFolder) -> None:
+    strange: list[Any] = [10**400, True, None, "0.1", [], float("nan"), float("-inf")]
+    best = Best(run, "auto")
+    for each in strange:
+        best.consider(8, 1, {"valid_loss": each})
+    (run.path / "metrics.jsonl").write_text(
+        "".join(f'{{"step": 8, "epoch": 1, "valid_loss": {json.dumps(each)}}}\n' for each in strange)
+        + '{"step": null, "epoch": 1, "valid_loss": 0.1}\n[]\n{"step": [], "valid_loss": 1}\n'
+    )
+    best.go_on(8, 1, ended=True)
+    assert best.known is None
+
+
+def test_weights_that_are_doubtful_are_no_longer_the_best(run: RunFolder) -> None:
+    """By the step of the weights: the value may be older, from the middle of the epoch."""
+    best = Best(run, "auto")
+    best.consider(18, 2, {"valid_loss": 0.5})
+    assert best.taken(20)
+    assert best.undo(19) and best.known is None
+    best.consider(18, 2, {"valid_loss": 0.5})
+    assert best.taken(20)
+    assert not best.undo(20)
+
+
+def test_a_doubtful_value_costs_no_good_weights(run: RunFolder) -> None:
+    saved(run, KNOWN)
+    best = Best(run, "auto")
+    best.consider(25, 3, {"valid_loss": 0.1})
+    assert not best.undo(20)
+    assert best.known == KNOWN and not best.due
+
+
+def test_of_epochs_that_are_told_again_only_the_last_can_be_the_best(run: RunFolder) -> None:
+    teller = Teller(run, Face(), "auto")
+    teller.log(20, 4, {"valid_loss": 0.5})
+    earlier = {"epoch": 3, "step": 15, "loss": None, "sequence": None, "again": True}
+    last = {"epoch": 4, "step": 20, "loss": 0.25, "sequence": 9, "again": True}
+    assert teller.epoch(dict(earlier)) == (False, None)
+    assert teller.epoch(dict(last)) == (True, 9)
+    assert teller.epoch(dict(last)) == (False, 9), "and once"
+    told = [(event.data["epoch"], event.data["best"]) for event in run.events() if event.kind == "epoch"]
+    assert told == [(3, False), (4, True)]
 
 
 @pytest.mark.parametrize("death", ["backward 7", "optimizer 8", "snapshot 9", "snapshot 10", "snapshot 12"])

@@ -60,6 +60,8 @@ def test_a_supervisor_that_never_listens_costs_the_oldest(board: Board) -> None:
         {"unheard": {"step": 1}},
         {"unheard": ["x", 3, {"step": 1}, {"step": 1, "epoch": 0, "values": [1]}]},
         {"unheard": [{**record(1), "kind": "failed"}, {**ended(1), "again": True}]},
+        {"unheard": [{**record(1), "step": None}, {**record(1), "epoch": "0"}, {**record(1), "step": True}]},
+        {"unheard": [{**ended(1), "epoch": None}, {**ended(1), "step": -1}, {**ended(1), "loss": "low"}]},
     ],
 )
 def test_what_is_no_record_is_passed_over(session: dict[str, Any]) -> None:

@@ -42,6 +42,7 @@ class Snapshots:
         self.memory = Memory(RunFolder(job.path), settings, portable=True, say=_say_nothing)
         self.memory.folder = job.slots(place.rank)
         self.memory.arenas = job.arenas(place.rank)
+        self.memory.release_leases()  # who held them is gone
         self.start: memoryview | None = None
 
     def arena(self, capacity: int) -> Arena:

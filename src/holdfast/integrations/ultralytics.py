@@ -100,9 +100,10 @@ class _Training:
         epoch = int(trainer.epoch) + 1
         step = epoch * self._batches
         self._keep.commit(step=step, samples=step, epoch=epoch)
-        self._outside.send("epoch", epoch=int(trainer.epoch), step=step)
+        self._keep.flush()
         numbers = {str(name): float(value) for name, value in (getattr(trainer, "metrics", None) or {}).items()}
         self._outside.send("log", step=step, epoch=int(trainer.epoch), values=numbers)
+        self._outside.send("epoch", epoch=int(trainer.epoch), step=step)  # then it is known whether it is the best
         self._keep.stop_if_asked()
 
     def on_train_end(self, trainer: Any) -> None:

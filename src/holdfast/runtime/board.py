@@ -258,7 +258,7 @@ class Board:
 
     @property
     def heard(self) -> int:
-        """How many of this worker's logged numbers are written down."""
+        """How many of the numbers this worker logged and of the epochs it ended are written down."""
         return self._words[_Word.HEARD]
 
     @property
@@ -275,7 +275,7 @@ class Board:
         self._words[_Word.REST] = max(0, min(1000, thousandths))
 
     def hear(self) -> None:
-        """One more of the worker's logged numbers is written down."""
+        """One more of what the worker logged or ended is written down."""
         self._words[_Word.HEARD] += 1
 
     # -- everybody reads -----------------------------------------------------------------------------------

@@ -133,8 +133,11 @@ class Ground:
         assert self._snapshots is not None, "protect() comes first"
         return self._snapshots
 
-    def take(self, at: str, of: str | None = None, *, resumable: bool, hold: bool = False) -> None:
-        """Everything protected, as it is now, with the place in the loop it belongs to; `hold`: it may be the best."""
+    def take(self, at: str, of: str | None = None, *, resumable: bool, hold: bool = False, again: bool = False) -> None:
+        """Everything protected, as it is now, with the place in the loop it belongs to.
+
+        `hold`: its weights may be the best. `again`: it is what was restored, and no new commit.
+        """
         snapshots, position = self.snapshots, self.position
         snapshots.poll()
         skipped = sum(loader.skipped for loader in self.loaders())
@@ -162,6 +165,7 @@ class Ground:
             scaled=self.scaler() is not None,
             resumable=resumable,
             hold=hold,
+            again=again,
         )
 
     def _quarantined(self) -> dict[str, Any] | None:

@@ -47,6 +47,8 @@ class Keeper:
         self.saved_sequence = -1
         self.board: Board | None = None
         self.scratch: Scratch | None = None
+        self.owed: list[dict[str, Any]] = []
+        """Saves of snapshots that are held, which the supervisor will ask for unless it dies."""
         self.info: dict[str, Any] = {}
         """run.json, for the time when it cannot be read."""
 
@@ -67,7 +69,9 @@ class Keeper:
                     self.scratch = Scratch(Path(message["scratch"]))
                     self.info = message.get("info") or {}
                 elif "save" in message:
-                    self.channel.send(self._answer(message["save"]))
+                    self._say(self._answer(message["save"]))
+                elif "owed" in message:
+                    self.owed = message["owed"]
                 elif "quit" in message:
                     return
         except Closed:
@@ -85,7 +89,12 @@ class Keeper:
                 self.arenas.append(Arena.open(taken))
         for arena_object in old:
             arena_object.close()
-        self.channel.send({"adopted": len(self.arenas)})
+        self._say({"adopted": len(self.arenas)})
+
+    def _say(self, answer: dict[str, Any]) -> None:
+        """To a supervisor that may have died meanwhile: what it still asked for before is heard first."""
+        with contextlib.suppress(Closed):
+            self.channel.send(answer)
 
     def _watch(self, path: str | None, fds: list[int]) -> None:
         """The board of the worker there is now: what it says at the end is the dead supervisor's last count."""
@@ -120,6 +129,7 @@ class Keeper:
             slot.release()
             if wanted is not None and (refused is None or refused.errno is None):
                 slot.let_go()  # otherwise it is asked for again, once there is room
+                self.owed = [each for each in self.owed if each["sequence"] > wanted]
 
     def _write(
         self, request: dict[str, Any], slot: Slot, commit: Commit
@@ -213,7 +223,9 @@ class Keeper:
             raise OSError("the snapshot was overwritten while it was copied")
 
     def _last_rites(self) -> None:
-        """The supervisor is dead, so the worker is too: save what it committed last."""
+        """The supervisor is dead, so the worker is too: save what it owed, and what was committed last."""
+        for wish in self.owed:
+            self._save({**wish, "checkpoint": False})
         seen = self._newest()
         for _ in range(20):
             time.sleep(0.1)

@@ -147,6 +147,7 @@ class Keeping:
         wish = {"reason": reason, "weights": weights or [], "checkpoint": checkpoint, "sequence": sequence}
         self._add({**wish, "best": best})
         self.send()
+        self._tell_owed()
 
     def _add(self, wish: dict[str, Any]) -> None:
         """Join it with what is waiting already; of two snapshots that are held, the newer one is meant."""
@@ -155,12 +156,19 @@ class Keeping:
             if (other["sequence"] is not None) == held:
                 other["weights"] = sorted({*other["weights"], *wish["weights"]})
                 other["checkpoint"] = other["checkpoint"] or wish["checkpoint"]
-                newest = max(other, wish, key=lambda each: each["sequence"] or 0)
+                newest = wish if (wish["sequence"] or 0) >= (other["sequence"] or 0) else other
                 if held and wish["sequence"] != other["sequence"]:
                     self.memory.let_go(min(other["sequence"], wish["sequence"]))
                 other["sequence"], other["best"] = newest["sequence"], newest["best"] or other["best"] or wish["best"]
                 return
         self._wishes.append(wish)
+
+    def _tell_owed(self) -> None:
+        """The weights of a snapshot that is held, while the keeper is busy: should this process die, it saves them."""
+        owed = [wish for wish in self._wishes if wish["weights"] and wish["sequence"] is not None]
+        if owed and self.channel is not None:
+            with contextlib.suppress(Closed):
+                self.channel.send({"owed": owed})
 
     @property
     def awaited(self) -> set[int]:
@@ -234,7 +242,7 @@ class Keeping:
         """What the disk refused is owed: the weights of the snapshot that is held, and a checkpoint of the newest."""
         owed = []
         if wish["checkpoint"] and "path" not in done:
-            owed.append({**wish, "weights": [], "sequence": None})
+            owed.append({**wish, "weights": [], "best": None, "sequence": None})
         if wish["weights"] and "weights_sha256" not in done:
             owed.append({**wish, "checkpoint": False})
         else:
@@ -247,6 +255,7 @@ class Keeping:
         self._retry_at = time.monotonic() + self._delay
         for each in owed:
             self._add(each)
+        self._tell_owed()
 
     def finish(
         self, weights: list[str] | None = None, *, hurry: Callable[[], bool], folder: Path | None = None

@@ -70,14 +70,15 @@ def restore(ground: Ground) -> Landing | None:
     ground.board.commit(ground.position.step, ground.position.samples)
     at, of, stamp = str(session["at"]), session.get("of"), protected.stamp()
     logged, ended = unheard.kept_in(session)
-    if ended and ended[-1]["step"] == ground.position.step and (loss := snapshot.loss_in(payload)) is not None:
+    here = bool(ended) and ended[-1]["step"] == ground.position.step
+    if here and (loss := snapshot.loss_in(payload)) is not None:
         ended[-1]["loss"] = loss  # it was not known yet when the snapshot began
     landing = Landing(at, of, payload, meta, protected.tensors(), stamp, ended)
     ground.snapshots.start_after(int(session["sequence"]))
     for record in logged:
         ground.unheard.add(record)
         ground.link.send("unheard", **record)
-    ground.link.send("landed", step=ground.position.step, epoch=ground.position.epoch)
+    ground.link.send("restored", step=ground.position.step, epoch=ground.position.epoch, ended=here)
     landing.restore_generators(ground.device)
     return landing
 

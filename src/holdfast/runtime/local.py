@@ -74,16 +74,14 @@ class LocalLink:
         elif kind == "unheard":
             self.teller.log_missing(int(data["step"]), int(data["epoch"]), data["values"])
             self.board.hear()
-        elif kind == "landed":
-            self.teller.best.go_on(int(data["step"]), int(data["epoch"]))
+        elif kind == "restored":
+            self.teller.best.go_on(int(data["step"]), int(data["epoch"]), ended=bool(data["ended"]))
         elif kind == "fault":
             fault = Fault.from_json(data["fault"])
             self.accounts.fault(fault.kind.value)
             self.teller.emit_fault(fault, Move.from_json(data["move"]), whole=True)
         elif kind == "epoch":
-            best = self.teller.best.taken()
-            sequence = data.pop("sequence", None)
-            self.teller.epoch(data, best=best)
+            best, sequence = self.teller.epoch(data)
             self.board.hear()
             if best:
                 try:

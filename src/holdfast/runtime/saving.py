@@ -53,14 +53,13 @@ class Saving:
     def epoch(self, message: dict[str, Any]) -> None:
         """Its snapshot is held until it is known whether it is the best; then it is saved or let go."""
         affairs, teller = self.affairs, self.affairs.teller
-        best = teller.best.taken()
-        sequence = message.pop("sequence", None)
-        teller.epoch(message, best=best, device=affairs.device)
+        best, sequence = teller.epoch(message, device=affairs.device)
         due = affairs.settings.checkpoint.at_epochs and time.monotonic() - self.keeping.last_wish >= MIN_EPOCH_SAVE
         if best:
             self.keeping.wish("epoch", weights=["best"], best=teller.best.known, checkpoint=due, sequence=sequence)
             return
-        affairs.memory.let_go(sequence)
+        if sequence not in self.keeping.awaited:  # an epoch without steps ends with the snapshot of the one before
+            affairs.memory.let_go(sequence)
         if due:
             self.keeping.wish("epoch")
 

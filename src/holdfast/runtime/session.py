@@ -249,16 +249,14 @@ class Session:
             raise
         self._tell_epoch(ended)
 
-    def _tell_epoch(self, ended: dict[str, Any], *, again: bool = False) -> None:
+    def _tell_epoch(self, ended: dict[str, Any]) -> None:
         """An epoch is over and committed; its snapshot is held until the supervisor knows whether it is the best."""
         snapshots = self._ground.snapshots
         snapshots.flush()
         self._attempts.check_numbers()
-        if not again:
-            ended["loss"] = self._board.read().loss  # of its last step: for scripts that log nothing
-        here = ended["step"] == self._position.step
-        sequence = snapshots.last.sequence if snapshots.last is not None and here else None
-        self._ground.link.send("epoch", **ended, sequence=sequence, again=again)
+        ended["loss"] = self._board.read().loss  # of its last step: for scripts that log nothing
+        sequence = snapshots.last.sequence if snapshots.last is not None else None
+        self._ground.link.send("epoch", **ended, sequence=sequence)
 
     def batches(self, data: Loader) -> Iterator[Any]:
         """The batches of this epoch that are still to do; a batch is done when the loop comes back for the next."""
@@ -356,14 +354,16 @@ class Session:
 
     def _tell_again(self, landing: Landing) -> None:
         """Of the end of these epochs nobody may have heard. If the weights of the last one are here, they are held."""
-        ended = landing.ended
+        ended, ground, sequence = landing.ended, self._ground, None
         for each in ended:
-            self._ground.unheard.add(each)
+            ground.unheard.add(each)
         if ended and ended[-1]["step"] == self._position.step:
             self._enter(Phase.SNAPSHOT)
-            self._ground.take(landing.at, landing.of, resumable=True, hold=True)
+            ground.take(landing.at, landing.of, resumable=True, hold=True, again=True)
+            ground.snapshots.flush()
+            sequence = ground.snapshots.last.sequence if ground.snapshots.last is not None else None
         for each in ended:
-            self._tell_epoch(each, again=True)
+            ground.link.send("epoch", **each, sequence=sequence if each is ended[-1] else None, again=True)
 
     # -- one step ------------------------------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ class Taken:
     resumable: bool
     samples: int
     hold: bool = False
+    again: bool = False
     event: Any = None
     lazy: bool = False
     """Its copy reads straight from the state, which must not change until it has arrived."""
@@ -144,10 +145,12 @@ class Snapshots:
         scaled: bool = False,
         resumable: bool = True,
         hold: bool = False,
+        again: bool = False,
     ) -> None:
         """Copy the state as it is now. `resumable` is False for a savepoint inside a loop body.
 
-        `hold` keeps the slot until somebody lets it go: its weights may be the best so far.
+        `hold` keeps the slot until somebody lets it go: its weights may be the best so far. `again` is for a copy of
+        what was restored: it counts as the predecessor's, for this worker has done nothing yet.
         """
         rng_tensors, rng_json = capture_rng(self.device)
         changed = self.protected.changed()
@@ -160,7 +163,7 @@ class Snapshots:
         self._sequence += 1
         slot.begin(self._sequence)
         views = self._slot_views(slot, plan)
-        taken = Taken(slot, plan, self._sequence, step, resumable, samples, hold, scaled=scaled)
+        taken = Taken(slot, plan, self._sequence, step, resumable, samples, hold, again=again, scaled=scaled)
         slot.memory[views.meta] = plan.pack_meta(text)
         for name, source in rng_tensors.items():
             views.rng[name].copy_(source)
@@ -244,14 +247,14 @@ class Snapshots:
         taken.slot.commit(
             sequence=taken.sequence,
             step=taken.step,
-            generation=self.link.generation,
+            generation=self.link.generation - taken.again,
             size=taken.plan.total_bytes,
             resumable=taken.resumable,
         )
         taken.done = True
         if taken.agreed:
             self._agree(taken.slot)
-        if taken.resumable:
+        if taken.resumable and not taken.again:
             self.link.board.commit(taken.step, taken.samples)
             if loss != NO_LOSS and math.isfinite(loss):
                 self.link.board.loss(loss)

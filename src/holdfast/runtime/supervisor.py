@@ -240,8 +240,8 @@ class Supervisor:
         elif kind == "unheard":
             self.teller.log_missing(int(message["step"]), int(message["epoch"]), message["values"])
             worker.board.hear()
-        elif kind == "landed":
-            self.teller.best.go_on(int(message["step"]), int(message["epoch"]))
+        elif kind == "restored":
+            self.teller.best.go_on(int(message["step"]), int(message["epoch"]), ended=bool(message["ended"]))
         elif kind == "epoch":
             self.teller.pump_output()  # what the script printed in it comes first
             self._saving.epoch(message)

@@ -81,7 +81,7 @@ class Teller:
         self.best.consider(step, epoch, values)
 
     def log_missing(self, step: int, epoch: int, values: dict[str, Any]) -> None:
-        """What an earlier supervisor may have died over. Whether it is the best is seen when the worker has landed."""
+        """What an earlier supervisor may have died over. Whether it is the best is seen when all of it is known."""
         if not any(record.get("step") == step and values.keys() <= record.keys() for record in self.run.last_metrics()):
             self.scalars.again(step)
             self._write_down(step, epoch, values)
@@ -91,21 +91,25 @@ class Teller:
         self.run.append_metrics({"time": utc_now(), "step": step, "epoch": epoch, **values})
         self.emit("log", step=step, epoch=epoch, values=values)
 
-    def epoch(self, message: dict[str, Any], **more: Any) -> None:
-        """An epoch is over. One that is told again, as an earlier supervisor may have died over it, is told once."""
-        again = message.pop("again", False)
-        if not (again and self._told(message)):
-            self.emit("epoch", **message, **more)
+    def epoch(self, message: dict[str, Any], **more: Any) -> tuple[bool, int | None]:
+        """An epoch is over: whether its weights are the best so far, and the snapshot that is held for them.
 
-    def _told(self, message: dict[str, Any]) -> bool:
-        wanted = (message.get("epoch"), message.get("step"))
-        known = (event.data for event in self.run.last_events() if event.kind == "epoch")
-        return any((data.get("epoch"), data.get("step")) == wanted for data in known)
+        One that comes again, as somebody may have died over it, is told once; without a snapshot its weights are gone.
+        """
+        again, sequence = bool(message.pop("again", False)), message.pop("sequence", None)
+        best = (not again or sequence is not None) and self.best.taken(int(message["step"]))
+        if not (again and self._told(int(message["epoch"]), int(message["step"]))):
+            self.emit("epoch", **message, best=best, **more)
+        return best, sequence
 
-    def undo(self, step: int) -> None:
-        """What was logged after this step is not believed: it cannot be the best."""
+    def _told(self, epoch: int, step: int) -> bool:
+        told = (event.data for event in self.run.newest_events(epoch) if event.kind == "epoch")
+        return any((data.get("epoch"), data.get("step")) == (epoch, step) for data in told)
+
+    def undo(self, step: int) -> bool:
+        """What was logged after this step is not believed. True if the best weights on disk are not, either."""
         self.scalars.undo(step)
-        self.best.undo(step)
+        return self.best.undo(step)
 
     def beat(self, beat: Beat, device: str, accounts: Accounts) -> None:
         """The board, mirrored for readers elsewhere."""

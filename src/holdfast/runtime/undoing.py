@@ -15,9 +15,9 @@ from pathlib import Path
 
 from holdfast.runtime import checkpoint
 from holdfast.runtime.affairs import Affairs
+from holdfast.runtime.best import FILE
 
 DOUBTFUL = "doubtful"
-BEST = "best.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,17 @@ def undo(affairs: Affairs) -> Undone | None:
     step = affairs.newest_step
     undone = Undone(affairs.accounts.steps, step)
     affairs.accounts.undo(step)
-    affairs.teller.undo(step)
-    _set_aside(affairs, step)
+    _set_aside(affairs, step, best=affairs.teller.undo(step))
     return undone
 
 
-def _set_aside(affairs: Affairs, step: int) -> None:
+def _set_aside(affairs: Affairs, step: int, *, best: bool) -> None:
     folder = affairs.run_folder.path
     for path in checkpoint.candidates(folder / "checkpoints"):
         if path.name.isdigit() and int(path.name) > step:
             _move(path, folder / DOUBTFUL)
-    if affairs.teller.best.known is None:
-        _move(folder / BEST, folder / DOUBTFUL)
+    if best:
+        _move(folder / FILE, folder / DOUBTFUL)
 
 
 def _move(path: Path, folder: Path) -> None:

@@ -13,10 +13,12 @@ worker says them again.
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.files import number, whole
 from holdfast.runtime.board import Board
 
 _LOGGED, _ENDED = {"step", "epoch", "values"}, {"step", "epoch", "loss"}
@@ -52,6 +54,14 @@ class Unheard:
 def kept_in(session: Mapping[str, Any]) -> tuple[list[Record], list[Record]]:
     """What was logged and which epochs ended, by the meta of a snapshot; what is neither is passed over."""
     said = session.get("unheard")
-    records = [record for record in said if isinstance(record, dict)] if isinstance(said, list) else []
+    records = [record for record in said if _placed(record)] if isinstance(said, list) else []
     logged = [record for record in records if record.keys() == _LOGGED and isinstance(record["values"], dict)]
-    return logged, [record for record in records if record.keys() == _ENDED]
+    return logged, [record for record in records if record.keys() == _ENDED and _is_loss(record["loss"])]
+
+
+def _placed(record: object) -> bool:
+    return isinstance(record, dict) and all(whole(record.get(name), -1) >= 0 for name in ("step", "epoch"))
+
+
+def _is_loss(value: object) -> bool:
+    return value is None or not math.isnan(number(value, math.nan))

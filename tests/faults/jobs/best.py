@@ -1,7 +1,7 @@
 """Steps far faster than a save; the script keeps its own copy of the weights at each best value.
 
-With `dies`, somebody is killed once, between the end of that epoch and the word about it: its worker, or before that
-the supervisor too.
+With `dies`, somebody is killed once, between the end of that epoch and the word about it (or right after its value was
+logged): its worker, or before that the supervisor too.
 """
 
 from __future__ import annotations
@@ -20,14 +20,21 @@ VALUES = [5.0, 4.0, 4.5, 3.0, 2.0, 2.5, 1.0, 1.5, 0.5, 0.7, 0.2, 0.9]
 
 
 def train(
-    session: holdfast.Session, *, epochs: int = 12, dies: int = -1, who: str = "worker", pause: float = 0.0
+    session: holdfast.Session,
+    *,
+    epochs: int = 12,
+    batch_size: int = 4,
+    dies: int = -1,
+    after: str = "epoch",
+    who: str = "worker",
+    pause: float = 0.0,
 ) -> None:
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = holdfast.Loader(torch.utils.data.TensorDataset(torch.randn(96, 64)), batch_size=4, shuffle=True)
+    data = holdfast.Loader(torch.utils.data.TensorDataset(torch.randn(96, 64)), batch_size=batch_size, shuffle=True)
     session.protect(model=model, optimizer=optimizer, data=data)
     if dies >= 0 and not (session.run.folder / "died").exists():
-        _die_at_the_end_of(session, dies, who)
+        _die_at_the_end_of(session, dies, after, who)
     for epoch in session.epochs(epochs):
         for batch in session.batches(data):
             session.step(lambda b: model(b[0]).square().mean(), batch)
@@ -37,12 +44,15 @@ def train(
         session.log(valid_loss=VALUES[epoch])
 
 
-def _die_at_the_end_of(session: holdfast.Session, epoch: int, who: str) -> None:
+def _die_at_the_end_of(session: holdfast.Session, epoch: int, after: str, who: str) -> None:
     link: Any = session._ground.link
     send = link.send
 
     def die(kind: str, **data: Any) -> None:
-        if kind == "epoch" and data["epoch"] == epoch:
+        if kind == after and data["epoch"] == epoch:
+            if kind == "log":
+                send(kind, **data)
+                time.sleep(0.5)  # it is heard
             (session.run.folder / "died").touch()
             if who == "both":
                 os.kill(json.loads((session.run.folder / "run.json").read_text())["pid"], signal.SIGKILL)
