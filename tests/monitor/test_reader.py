@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.monitor import reader
 from holdfast.runfolder import write_json
-from tests.monitor.folders import BEGAN, make_run, stamp
+from tests.monitor.folders import BEGAN, at, logged, make_run, plain, stamp
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -77,6 +77,28 @@ def test_progress_settings_and_best(tmp_path: Path) -> None:
     ]
     assert run.log_tail(2) == ["warning: channel Cz is flat", "epoch 2 done"]
     assert run.metrics["train_loss"].last == pytest.approx(0.69 * 0.965**18)
+
+
+@pytest.mark.parametrize(
+    ("state", "said", "shown"),
+    [
+        ("RUNNING", None, (0.25, 20, 2)),  # killed: nobody wrote down which was the best
+        ("RUNNING", 0.5, (0.25, 20, 2)),  # resumed after a stop, and killed
+        ("RUNNING", 0.125, (0.125, 10, 1)),
+        ("STOPPED", 0.5, (0.5, 10, 1)),  # that was said when all was known
+        ("STOPPED", None, None),
+    ],
+)
+def test_the_best_of_a_run_that_has_not_said_it(
+    tmp_path: Path, state: str, said: float | None, shown: tuple[float, int, int] | None
+) -> None:
+    best = None if said is None else {"name": "valid_loss", "value": said, "step": 10, "epoch": 0}
+    path = plain(tmp_path / "run", state=state, best=best)
+    logged(path, at(10, 0, valid_loss=said or 1.0), at(20, 1, valid_loss=0.25), at(30, 2, valid_loss=0.75))
+    epochs = [{"epoch": number, "step": 10 * number + 10, "best": number < 2} for number in range(3)]
+    (path / "journal.jsonl").write_text("".join(json.dumps({"event": "epoch", **each}) + "\n" for each in epochs))
+    found = reader.open(path).best
+    assert (found and (found["value"], found["step"], found["epoch"])) == shown
 
 
 def test_a_glance_reads_no_journal(tmp_path: Path) -> None:

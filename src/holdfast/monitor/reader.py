@@ -300,23 +300,24 @@ class Run:
     @property
     def best(self) -> dict[str, Any] | None:
         """Name, value, step and epoch (counted from 1) of the best; None if nothing was judged."""
-        best = _dict(self.info.get("best"))
-        if amount(best.get("value")) is None:
-            return self._best_so_far()
-        epoch = whole(best.get("epoch"))
+        said, found = _dict(self.info.get("best")), self._best_by_the_journal()
+        value, epoch = amount(said.get("value")), whole(said.get("epoch"))
+        if value is None or (found is not None and _better(found, value)):
+            return found
         return {
-            "name": str(best.get("name")),
-            "value": amount(best.get("value")),
-            "step": whole(best.get("step")),
+            "name": str(said.get("name")),
+            "value": value,
+            "step": whole(said.get("step")),
             "epoch": None if epoch is None else epoch + 1,
         }
 
-    def _best_so_far(self) -> dict[str, Any] | None:
-        """While a run goes on its journal marks the best epoch; which metric that is, is a setting."""
+    def _best_by_the_journal(self) -> dict[str, Any] | None:
+        """A run says its best when it ends. Until then, or if it is killed, the marks of its journal are all there is;
+        which metric they are of is a setting."""
         step, epoch = self.story.best_step, self.story.best_epoch
         chosen = next((each.value for each in self.settings if each.key == "checkpoint.best"), "auto")
         names = [name for name in self.metrics if name == chosen or (chosen == "auto" and name.startswith("val"))]
-        if not self.live or step is None or not names:
+        if text(self.info.get("state")) not in LIVE_STATES or step is None or not names:
             return None
         series = self.metrics[names[0]]
         at = bisect_right(series.steps, step) - 1
@@ -387,3 +388,7 @@ def boot_id() -> str | None:
 
 def _dict(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _better(found: dict[str, Any], value: float) -> bool:
+    return bool(found["value"] < value if smaller_is_better(found["name"]) else found["value"] > value)

@@ -225,7 +225,10 @@ class Story:
 
     def _undone(self, record: dict[str, Any], now: float | None) -> None:
         step = whole(record.get("to_step"))
-        self.step = step if step is not None else self.step
+        if step is not None:
+            self.step = step
+            if self.best_step is not None and self.best_step > step:
+                self.best_step = self.best_epoch = None
 
     def _quarantined(self, record: dict[str, Any], now: float | None) -> None:
         self.quarantined += 1
