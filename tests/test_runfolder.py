@@ -256,19 +256,15 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     path = tmp_path / "beat.json"
     contents = [{"n": number, "text": "x" * 5000} for number in (1, 2)]
     write_json(path, contents[0])
-    stop = threading.Event()
 
     def write() -> None:
-        number = 0
-        while not stop.is_set():
-            number += 1
+        for number in range(300):
             write_json(path, contents[number % 2], durable=False)
 
     writer = threading.Thread(target=write)
     writer.start()
-    for _ in range(300):
+    while writer.is_alive():
         assert read_json(path) in contents
-    stop.set()
     writer.join()
     assert [entry.name for entry in tmp_path.iterdir()] == ["beat.json"]
 

@@ -13,6 +13,7 @@ import pytest
 import holdfast
 from holdfast.errors import UserError
 from tests.monitor.folders import make_run, stamp
+from tests.waiting import wait_until
 
 pytest.importorskip("IPython", reason="IPython is not installed")
 
@@ -45,7 +46,7 @@ def test_one_cell_is_updated_until_the_run_is_over(shell: Any, tmp_path: Path) -
     published = shell.user_ns["published"]
 
     def finish() -> None:
-        time.sleep(1.0)
+        assert wait_until(lambda: len(published.messages) > 1), "it is shown again while it goes on"
         with open(run.path / "journal.jsonl", "a", encoding="utf-8") as journal:
             journal.write(json.dumps({"time": stamp(3800), "event": "end", "state": "FINISHED", "step": 6000}) + "\n")
         run.update_info(state="FINISHED")
@@ -73,15 +74,10 @@ def test_in_the_background_the_next_cell_can_run(shell: Any, tmp_path: Path) -> 
     before = time.monotonic()
     shell.run_cell("import holdfast; holdfast.watch('calm-heron', folder=folder, every=0.1, wait=False)")
     assert time.monotonic() - before < 30
-    deadline = time.monotonic() + 30
-    while len(published.messages) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert wait_until(lambda: len(published.messages) >= 3)
     run.update_info(state="FINISHED")
     run.close()
-    while any(thread.name == "holdfast-watch" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert wait_until(lambda: all(thread.name != "holdfast-watch" for thread in threading.enumerate()))
 
 
 def test_without_a_notebook_it_prints_one_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
