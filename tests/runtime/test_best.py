@@ -139,6 +139,18 @@ def test_a_value_of_steps_that_were_lost_comes_again(run: RunFolder) -> None:
     assert best.taken(21)
 
 
+def test_a_value_of_steps_that_were_committed_stays(run: RunFolder) -> None:
+    """Of two values since the last epoch one was lost with its step: the other one is in the file of metrics."""
+    best = Best(run, "auto")
+    for step, value in ((18, 0.5), (21, 0.125)):
+        best.consider(step, 5, {"valid_loss": value})
+        logged(run, {"step": step, "epoch": 5, "valid_loss": value})
+    best.go_on(21, 5, ended=False)
+    assert best.known is not None and best.known["value"] == 0.125 and best.due
+    best.go_on(20, 5, ended=False)
+    assert best.known["value"] == 0.5 and best.taken(24)
+
+
 def test_a_long_epoch_is_looked_through_to_its_beginning(run: RunFolder) -> None:
     logged(run, {"step": 1, "epoch": 3, "valid_loss": 0.1}, {"step": 2, "epoch": 4, "valid_loss": 0.5})
     logged(run, *({"step": step, "epoch": 4, "train_loss": 1.0, "note": "x" * 200} for step in range(3, 2000)))

@@ -38,6 +38,8 @@ class Best:
         self.known = self._saved
         self.due = False
         """True from a new best value to the end of its epoch, when the weights that made it are committed."""
+        self._unread = True
+        """What was logged by an earlier supervisor, or beside a value that is not believed, may have to be read."""
 
     def consider(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
         name = self._name(values)
@@ -53,8 +55,10 @@ class Best:
 
         That are the values of this epoch, and if one has just `ended` with these very weights, those of its end.
         """
-        if self.due and self.known is not None and self.known["step"] > step:
-            self.known, self.due = self._saved, False
+        self._forget_after(step)
+        if not self._unread:
+            return
+        self._unread = False
         found: dict[int, dict[str, Any]] = {}
         for record in self._run.newest_metrics(epoch - 1 if ended else epoch):
             at = record.get("step")
@@ -74,10 +78,15 @@ class Best:
         """What came after this step is not believed. True if the weights in the file are not, either."""
         if self._weights_of > step:
             self.known, self._saved, self._weights_of, self.due = None, None, 0, False
+            self._unread = True
             return True
-        if self.due and self.known is not None and self.known["step"] > step:
-            self.known, self.due = self._saved, False
+        self._forget_after(step)
         return False
+
+    def _forget_after(self, step: int) -> None:
+        """A value whose weights were not saved yet: its steps were lost, or are not believed."""
+        if self.due and self.known is not None and self.known["step"] > step:
+            self.known, self.due, self._unread = self._saved, False, True
 
     def _name(self, values: Mapping[str, Any]) -> str:
         if self._metric == "none":
