@@ -19,6 +19,10 @@ PYTEST = $(PY) -m pytest
 # Tests run in this many processes, a file in one of them. Many tests wait, for a limit or a restart: three keep two cores
 # busy. Each process has a nursery of its own, so more need memory.
 JOBS ?= 3
+# Many tests watch the clock. A test that fails beside others runs once more alone, and fails for good if it fails again.
+# Only pytest's exit code 1 (some tests failed) leads here; with nothing to repeat, "none" makes it fail as well.
+AGAIN = { echo "== The tests that failed run once more, one at a time ==" && \
+    $(PYTEST) -n 0 --last-failed --last-failed-no-failures none; }
 
 # Every path here is relative: the folder may have blanks in its name.
 ifeq ($(PY),.venv/bin/python)
@@ -40,7 +44,7 @@ demo: $(READY)
 	$(PY) scripts/demo.py
 
 test: check
-	$(PYTEST) -n $(JOBS) --dist loadfile --durations 25
+	$(PYTEST) -n $(JOBS) --dist loadfile --durations 25 || { test $$? -eq 1 && $(AGAIN); }
 
 check: check-fast
 	$(PY) -m ruff format --check .
