@@ -68,6 +68,8 @@ def test_a_death_is_noticed_soon(undisturbed: torch.Tensor) -> None:
     times: list[float] = []
 
     def kill() -> None:
+        while not loader._pool.pids:  # they are being started
+            time.sleep(0.01)
         times.append(time.monotonic())
         os.kill(loader._pool.pids[0], signal.SIGKILL)
 
@@ -79,7 +81,7 @@ def test_a_death_is_noticed_soon(undisturbed: torch.Tensor) -> None:
     loader.on_event = leave
     with pytest.raises(KeyboardInterrupt):
         next(loader.batches(0, 0))
-    assert times[1] - times[0] < 1.0
+    assert times[1] - times[0] < 5.0  # a child that is only silent is called stuck much later
     loader.close()
 
 

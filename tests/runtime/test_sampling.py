@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from holdfast.runtime.generators import NAMES, borrowed, seed
 from holdfast.runtime.sampling import (
     Coverage,
     Epoch,
-    borrowed_generators,
     collate_seeds,
     fingerprint,
     permutation,
     sample_seeds,
-    seed_generators,
 )
 
 
@@ -78,7 +77,7 @@ def test_the_order_is_uniform() -> None:
 def test_seeds_fix_all_three_generators_and_differ_by_sample() -> None:
     drawn = []
     for words in sample_seeds(7, 0, np.array([1, 2, 1])):
-        seed_generators(words)
+        seed(words, NAMES)
         drawn.append(draw())
     assert drawn[0] == drawn[2]
     assert all(a != b for a, b in zip(drawn[0], drawn[1], strict=True))
@@ -86,24 +85,24 @@ def test_seeds_fix_all_three_generators_and_differ_by_sample() -> None:
 
 def test_borrowed_generators_come_back_as_they_were() -> None:
     for state in (draw, lambda: None):
-        seed_generators([1, 2, 3])
+        seed([1, 2, 3], NAMES)
         state()
-        with borrowed_generators():
-            seed_generators([4, 5, 6])
+        with borrowed(NAMES):
+            seed([4, 5, 6], NAMES)
             draw()
         after = draw()
-        seed_generators([1, 2, 3])
+        seed([1, 2, 3], NAMES)
         state()
         assert after == draw()
 
 
 def test_borrowed_generators_come_back_after_an_error() -> None:
-    seed_generators([1, 2, 3])
-    with pytest.raises(ValueError, match="boom"), borrowed_generators():
+    seed([1, 2, 3], NAMES)
+    with pytest.raises(ValueError, match="boom"), borrowed(NAMES):
         draw()
         raise ValueError("boom")
     after = draw()
-    seed_generators([1, 2, 3])
+    seed([1, 2, 3], NAMES)
     assert after == draw()
 
 

@@ -31,15 +31,9 @@ from torch.utils.data._utils import worker
 
 from holdfast.errors import UserError
 from holdfast.runtime.collating import odd_ones
+from holdfast.runtime.generators import Watch, borrowed, seed
 from holdfast.runtime.marks import IDLE
-from holdfast.runtime.sampling import (
-    Indices,
-    borrowed_generators,
-    collate_seeds,
-    generator_states,
-    sample_seeds,
-    seed_generators,
-)
+from holdfast.runtime.sampling import Indices, collate_seeds, sample_seeds
 from holdfast.runtime.scratch import note_child
 
 log = logging.getLogger(__name__)
@@ -78,18 +72,26 @@ class Parcel(NamedTuple):
     payload: bytes
 
 
+class _DrewEarly(Exception):
+    """The first sample of a batch used a generator that was not seeded for it."""
+
+
 class Fetcher:
-    """Reads the samples of a ticket and collates them, seeding every generator for each sample."""
+    """Reads the samples of a ticket and collates them, seeding for each sample every generator that is used."""
 
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None) -> None:
         self.dataset = dataset
         self.collate_fn = default_collate if collate_fn is None else collate_fn
         self.batch_of = getattr(dataset, "batch_of", None) if collate_fn is None else None
         """The dataset's own way to a whole batch: what one copy can do is not done in two for each sample."""
+        self.several_of = _several_of(dataset)
+        """The dataset's `__getitems__`, which torch's own loader would call, too."""
         self.calm = False
         """It has given a whole batch without drawing a random number."""
         self.draws = collate_fn is not None or _may_draw(dataset)
-        """False where nothing can draw a random number: seeding costs more than indexing a tensor."""
+        """False where nothing can draw a random number."""
+        self.used: set[str] = set()
+        """The global generators that the dataset or the collate function has used: they are seeded for each sample."""
         self.by_value = False
         """Send tensors through the pipe: slower, but needs neither shared memory nor file descriptors."""
         self.progress: Any = None
@@ -131,24 +133,36 @@ class Fetcher:
             return pickle.dumps(self.fetch(ticket, at), protocol=pickle.HIGHEST_PROTOCOL)
 
     def fetch(self, ticket: Ticket, at: Callable[[int], None] | None = None) -> Any:
-        """The value of one batch. Leaves the three global generators seeded."""
+        """The value of one batch. Leaves the generators that the dataset uses seeded, and the others as they are.
+
+        Samples that draw from a generator for the first time are read twice.
+        """
         at = at or _nowhere
-        samples = ticket.samples.tolist()
         whole = self.whole(ticket, at)
         if whole is not None:
             return whole
-        seeds = sample_seeds(ticket.seed, ticket.epoch, ticket.samples) if self.draws else None
-        items = []
-        for place, index in enumerate(samples):
-            at(index)
-            if seeds is not None:
-                seed_generators(seeds[place])
-            try:
-                items.append(self.dataset[index])
-            except Exception as error:
-                self.failure = Failure("read", (index,))
-                _note(error, f"raised by dataset[{index}], in batch {ticket.batch} of epoch {ticket.epoch}")
-                raise
+        if not self.draws:
+            return self._read(ticket, at, None)
+        while True:
+            with Watch(self.used) as watch:
+                try:
+                    value = self._read(ticket, at, watch)
+                except _DrewEarly:
+                    value = None
+                except Exception:
+                    if not watch.found():
+                        raise
+            found = watch.found()
+            if not found:
+                return value
+            self.used |= found  # at most three times: once more, with these generators seeded for each sample
+
+    def _read(self, ticket: Ticket, at: Callable[[int], None], watch: Watch | None) -> Any:
+        """Every sample, then the batch; the generators that are `used` are seeded before each."""
+        samples = ticket.samples.tolist()
+        items = None if self.used or ticket.alone else self._together(samples, at)
+        if items is None:
+            items = self._one_by_one(ticket, samples, at, watch)
         if ticket.alone or not items:  # a batch of which every sample is left out is nothing
             return None
         at(COLLATING)
@@ -161,6 +175,40 @@ class Fetcher:
         self.failure = Failure("send")
         return value
 
+    def _together(self, samples: list[int], at: Callable[[int], None]) -> list[Any] | None:
+        """The samples by one call of the dataset's `__getitems__`; None where that raises or gives another number.
+
+        One by one the same is raised again, with the sample named.
+        """
+        if self.several_of is None or not samples:
+            return None
+        at(COLLATING)
+        try:
+            items = list(self.several_of(samples))
+        except Exception as error:
+            log.debug("__getitems__ raised, the samples are read one by one: %s", error)
+            return None
+        return items if len(items) == len(samples) else None
+
+    def _one_by_one(
+        self, ticket: Ticket, samples: list[int], at: Callable[[int], None], watch: Watch | None
+    ) -> list[Any]:
+        seeds = sample_seeds(ticket.seed, ticket.epoch, ticket.samples) if self.used else None
+        items = []
+        for place, index in enumerate(samples):
+            at(index)
+            if seeds is not None:
+                seed(seeds[place], self.used)
+            try:
+                items.append(self.dataset[index])
+            except Exception as error:
+                self.failure = Failure("read", (index,))
+                _note(error, f"raised by dataset[{index}], in batch {ticket.batch} of epoch {ticket.epoch}")
+                raise
+            if place == 0 and watch is not None and watch.found():
+                raise _DrewEarly  # most that draw do so at every sample: then one is read twice, and not a batch
+        return items
+
     def whole(self, ticket: Ticket, at: Callable[[int], None]) -> Any:
         """The batch in one go; None if the dataset has no such way, or does not take it now.
 
@@ -171,13 +219,13 @@ class Fetcher:
             return None
         self.failure = Failure("send")
         at(COLLATING)
-        before = None if self.calm else generator_states()
-        try:
-            value = self.batch_of(ticket.samples.tolist())
-        except Exception as error:
-            log.debug("batch_of raised, its samples are read one by one: %s", error)
-            return None
-        if before is not None and generator_states() != before:
+        with Watch(()) as watch:
+            try:
+                value = self.batch_of(ticket.samples.tolist())
+            except Exception as error:
+                log.debug("batch_of raised, its samples are read one by one: %s", error)
+                return None
+        if watch.found():
             raise UserError(
                 f"`batch_of` of {type(self.dataset).__name__} drew a random number",
                 cause="whole batches are not seeded, so a run that goes on would see others",
@@ -187,8 +235,8 @@ class Fetcher:
         return value
 
     def _collate(self, ticket: Ticket, items: list[Any]) -> Any:
-        if self.draws:
-            seed_generators(collate_seeds(ticket.seed, ticket.epoch, ticket.batch))
+        if self.used:
+            seed(collate_seeds(ticket.seed, ticket.epoch, ticket.batch), self.used)
         return self.collate_fn(items)
 
     def _odd_ones(self, ticket: Ticket, items: list[Any]) -> Failure:
@@ -208,7 +256,7 @@ def fetch_here(fetcher: Fetcher, ticket: Ticket, at: Callable[[int], None] | Non
         if whole is not None:
             return whole
         threads = torch.get_num_threads()
-        with borrowed_generators():
+        with borrowed(fetcher.used):
             # One thread, as in a loader child: some sums come out differently with two.
             torch.set_num_threads(1)
             try:
@@ -243,6 +291,17 @@ def _may_draw(dataset: Any) -> bool:
     if type(dataset) is ConcatDataset:
         return any(_may_draw(part) for part in dataset.datasets)
     return True
+
+
+def _several_of(dataset: Any) -> Callable[[list[int]], Any] | None:
+    """A `Subset` has one of its own, which asks for one sample after the other unless the dataset behind it has one."""
+    inner = dataset
+    while type(inner) is Subset:
+        inner = inner.dataset
+    if not callable(getattr(inner, "__getitems__", None)):
+        return None
+    several: Callable[[list[int]], Any] | None = getattr(dataset, "__getitems__", None)
+    return several
 
 
 def _nowhere(index: int) -> None:

@@ -3,7 +3,7 @@
     epoch = Epoch(seed=7, number=3, length=50_000, batch_size=64, shuffle=True, drop_last=False)
     epoch.samples(12)                       # the int64 indices of batch 12, the same everywhere, for ever
     for words in sample_seeds(7, 3, epoch.samples(12)):
-        seed_generators(words)              # torch, numpy and random, before dataset[index]
+        seed(words, NAMES)                  # generators.py: torch, numpy and random, before dataset[index]
 
 The order depends on no library's generator: it is a sort by a 64-bit hash of our own. `torch.randperm` and
 numpy's `permutation` may change between versions, and a run resumed under another version in the middle of an
@@ -12,15 +12,11 @@ epoch would then repeat some samples and skip others.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 Indices = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -131,30 +127,3 @@ def collate_seeds(seed: int, epoch: int, batch: int) -> list[int]:
     """Three words for the collate function of a batch (mixup and the like draw there)."""
     base = _key(seed, _COLLATE, epoch, batch)
     return [_mix_word((base + k) & _MASK) for k in range(3)]
-
-
-def seed_generators(words: Sequence[int]) -> None:
-    """Seed the three global CPU generators.
-
-    Not `torch.manual_seed`: that one also reseeds every accelerator, which belongs to the model.
-    """
-    torch.default_generator.manual_seed(words[0])
-    np.random.seed(words[1] & 0xFFFFFFFF)  # a second word would cost more than all the rest of the seeding
-    random.seed(words[2])
-
-
-def generator_states() -> tuple[bytes, str, object]:
-    """What the three global CPU generators are at, to be compared."""
-    return torch.default_generator.get_state().numpy().tobytes(), str(np.random.get_state()), random.getstate()
-
-
-@contextmanager
-def borrowed_generators() -> Iterator[None]:
-    """Whatever is drawn or seeded inside leaves no trace outside."""
-    state = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(state[0])
-        np.random.set_state(state[1])
-        random.setstate(state[2])
