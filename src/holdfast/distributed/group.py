@@ -31,9 +31,10 @@ from holdfast.distributed.place import Place
 from holdfast.errors import UserError
 from holdfast.runtime.board import Board, Phase
 from holdfast.runtime.faults import Fault, Kind
+from holdfast.runtime.generators import NAMES, seed
 from holdfast.runtime.ladder import Action, Move
 from holdfast.runtime.peers import PeerFault
-from holdfast.runtime.sampling import _key, _mix_word, seed_generators
+from holdfast.runtime.sampling import _key, _mix_word
 
 if TYPE_CHECKING:
     from holdfast.runtime.ground import Ground
@@ -222,7 +223,7 @@ class Group:
         place = ground.position
         base = _key(self.seed, _RANK, self.rank, place.epoch, place.step, place.samples)
         words = [_mix_word(base + index) for index in range(4)]
-        seed_generators(words)
+        seed(words, NAMES)
         if ground.device.type == "cuda":
             torch.cuda.manual_seed(words[3] >> 1)
 

@@ -48,8 +48,12 @@ def same(one: Any, other: Any) -> bool:
     if one is other:
         return True
     if isinstance(one, torch.Tensor):
-        return one.numpy().tobytes() == other.numpy().tobytes()
-    return one[0].numpy().tobytes() == other[0].numpy().tobytes() and one[1] == other[1]
+        return _bytes(one) == _bytes(other)
+    return _bytes(one[0]) == _bytes(other[0]) and bool(one[1] == other[1])
+
+
+def _bytes(state: torch.Tensor) -> bytes:
+    return state.numpy().tobytes()
 
 
 def seed(words: Sequence[int], names: Collection[str]) -> None:

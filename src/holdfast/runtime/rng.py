@@ -162,12 +162,10 @@ class _PythonGlobal:
         self._remember(words.numpy().tobytes(), (words.clone(), [version, gauss]))
 
     def _untouched(self, gauss: Any) -> bool:
-        return (
-            self._memory is not None
-            and self._owner is random._inst  # type: ignore[attr-defined]
-            and self._memory.raw == self._bytes
-            and self._owner.gauss_next == gauss
-        )
+        owner: Any = getattr(random, "_inst", None)
+        if self._memory is None or owner is not self._owner:
+            return False
+        return self._memory.raw == self._bytes and bool(owner.gauss_next == gauss)
 
     def _remember(self, packed: bytes, result: tuple[Tensor, list[Any]]) -> None:
         self._last = None
