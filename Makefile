@@ -1,7 +1,8 @@
 # The developer's interface. CI runs `make test` and nothing else.
 #
 #   make demo       doctor, plan, training with three faults, receipt, a fast model, and a page to look at
-#   make test       everything that has to hold: lint, types, tests (no accelerator needed)
+#   make test       what has to hold: lint, types, tests (no accelerator needed)
+#   make test-all   the same with every case of the long matrices of tests
 #   make check      lint, format, types and documentation alone
 #   make fix        let ruff repair what it can
 #   make bench      the long measurements, kept in benchmarks/results/ (ARGS=--quick: a smoke test of them)
@@ -34,7 +35,7 @@ endif
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test check check-fast fix bench hardware package package-check lock clean setup
+.PHONY: help demo test test-all check check-fast fix bench hardware package package-check lock clean setup
 .DELETE_ON_ERROR:
 
 help:
@@ -45,6 +46,9 @@ demo: $(READY)
 
 test: check
 	$(PYTEST) -n $(JOBS) --dist loadfile --durations 25 || { test $$? -eq 1 && $(AGAIN); }
+
+test-all: PYTEST += --everything
+test-all: test
 
 check: check-fast
 	$(PY) -m ruff format --check .

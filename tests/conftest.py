@@ -1,6 +1,9 @@
 """What every test shares: a ledger of its own, so that none meets another's faults or touches the user's.
 
 And an end: a test that no time-out can stop shows its stacks and takes its process along, and the rest goes on.
+
+`make test` leaves out the tests that are marked `all` and takes every n-th case of those marked `sample(n)`, always the
+same ones. `--everything`, which `make test-all` gives, runs them all.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import os
 import shutil
 import signal
 import tempfile
+import zlib
 from collections.abc import Generator
 from pathlib import Path
 
@@ -25,6 +29,27 @@ GRACE = 60.0
 _numbers = itertools.count(1)
 _states = pytest.StashKey[Path]()
 _screen = os.dup(2)  # before pytest captures it
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--everything", action="store_true", help="also the tests that `make test` leaves out")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("everything") or any("::" in argument for argument in config.args):
+        return  # a test that is named runs
+    left_out = [item for item in items if not _is_in_make_test(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if _is_in_make_test(item)]
+
+
+def _is_in_make_test(item: pytest.Item) -> bool:
+    """By a digest of the test's name: the same choice in every process and on every machine."""
+    if item.get_closest_marker("all"):
+        return False
+    sample = item.get_closest_marker("sample")
+    return sample is None or zlib.crc32(item.nodeid.encode()) % sample.args[0] == 0
 
 
 def pytest_configure(config: pytest.Config) -> None:
