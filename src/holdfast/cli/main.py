@@ -42,6 +42,7 @@ COMMANDS = {
     "notify": Command("notify", "try whom runs tell, or tell of a run"),
     "show": Command("runs:add_show", "everything about a run"),
     "report": Command("report", "one HTML file about a run; CSV, JSON, PNG of its numbers"),
+    "weights": Command("weights", "the trained weights of a run as one file for plain PyTorch"),
     "push": Command("push:add_push", "a run to another folder or machine, verified at both ends"),
     "pull": Command("push:add_pull", "a run from another folder or machine"),
     "fsck": Command("fsck", "what of a run folder is good, and what is damaged"),

@@ -267,6 +267,12 @@ def weights_only(
     return build_header(placed, metadata or {"format": "pt"}), ranges
 
 
+def weights_in(buffer: Buffer) -> tuple[list[tuple[str, Entry]], int]:
+    """Each module tensor under the name it has in a file of weights, and where in `buffer` the data starts."""
+    entries, data_start = parse_header(buffer)
+    return _weights(memoryview(buffer).cast("B"), entries, data_start, None), data_start
+
+
 def weights_sha256(buffer: Buffer) -> str:
     """SHA-256 over the module tensors sorted by name: name, dtype, shape, bytes.
 
