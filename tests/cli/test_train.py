@@ -306,6 +306,46 @@ def test_devices_are_seen_without_a_driver(
     assert inventory.candidates(root=machine(tmp_path), build=build, env=env) == found
 
 
+@pytest.mark.parametrize(
+    ("name", "env", "refused"),
+    [
+        ("auto", {}, False),
+        ("cpu", {}, False),
+        ("cuda:1", {}, False),
+        ("cuda:2", {}, True),
+        ("cuda:0", {"CUDA_VISIBLE_DEVICES": ""}, True),
+        ("cuda:1", {"CUDA_VISIBLE_DEVICES": "1"}, True),
+        ("mps", {}, True),
+        ("pretend:0", {}, False),
+    ],
+)
+def test_a_device_that_is_not_here_is_refused(name: str, env: dict[str, str], refused: bool, tmp_path: Path) -> None:
+    root, build = machine(tmp_path), {"version": "2.12.1", "cuda": "12.8"}
+    if not refused:
+        inventory.check_here(name, root=root, build=build, env=env)
+        return
+    with pytest.raises(UserError) as caught:
+        inventory.check_here(name, root=root, build=build, env=env)
+    assert caught.value.message == f"there is no device `{name}` here"
+    assert (
+        caught.value.hints[0] == f"on this machine: {', '.join(inventory.candidates(root=root, build=build, env=env))}"
+    )
+
+
+def test_a_board_with_the_gpu_in_its_chip_is_not_refused(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvhost-gpu").touch()
+    inventory.check_here("cuda:0", root=tmp_path, build={"version": "2.12.1", "cuda": "12.8"}, env={})
+
+
+@pytest.mark.parametrize("command", [["train", "job.py"], ["run", "--device", "xpu:7", "--", "true"]])
+def test_nothing_is_made_where_the_device_is_not(command: list[str], job: Path) -> None:
+    words = [*command, "--device", "mps"] if command[0] == "train" else command
+    done = holdfast(*words, cwd=job)
+    assert done.code == 2 and not (job / "runs").exists()
+    assert "there is no device `mps` here" in done.err or "this torch cannot use `xpu:7`" in done.err
+
+
 def test_a_device_this_torch_cannot_serve() -> None:
     cpu_only: dict[str, str | None] = {"version": "2.12.1+cpu"}
     with pytest.raises(UserError) as caught:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast import __version__
 from holdfast.cli.output import Output, add_flags
 from holdfast.cli.usage import Parser, UsageError
+from holdfast.devices import inventory
 from holdfast.events import Event, utc_now
 from holdfast.runfolder import RunFolder, redact
 from holdfast.settings import Settings, parse_overrides
@@ -84,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     launching.check(command)
     overrides = dict(parse_overrides(args.words))
     settings = Settings.load({**overrides, "run.device": args.device} if args.device else overrides)
+    inventory.check_here(settings.run.device)
     notes: list[str] = []
     rungs = rungs_for(settings.run.device, notes.append)
     folder = RunFolder.create(Path(settings.run.folder), workload(command), _info(command, args, settings))

@@ -20,6 +20,7 @@ from typing import Any
 from holdfast.cli.order import add_device, add_script_arguments, create, read_order
 from holdfast.cli.output import Output, add_flags
 from holdfast.cli.usage import Parser
+from holdfast.devices import inventory
 from holdfast.distributed.place import Place
 from holdfast.runfolder import RunFolder
 from holdfast.workloads import registry
@@ -78,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.cli import planned
     from holdfast.cli.supervise import carry_out, rungs_for
 
+    inventory.check_here(order.settings.run.device)
     rungs = rungs_for(order.settings.run.device, output.note)
     plan = planned.find(args, order.settings, output.note)
     more: dict[str, Any] = {}

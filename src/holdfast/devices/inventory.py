@@ -65,6 +65,35 @@ def check(name: str, *, build: Mapping[str, str | None] | None = None) -> str:
     return f"{kind}:{index or 0}"
 
 
+def check_here(
+    name: str,
+    *,
+    root: Path = ROOT,
+    build: Mapping[str, str | None] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """A new run that asks for a device by name needs it: UserError where this machine surely has none of that name.
+
+    A run that goes on is not held to it: its card may be lost until the next reboot, and the CPU takes over.
+    """
+    if name == "auto":
+        return
+    full = check(name, build=build)
+    here = candidates(root=root, build=build, env=env)
+    if full in here or full.startswith("pretend") or _hidden_from_us(full, root):
+        return
+    raise UserError(
+        f"there is no device `{full}` here",
+        cause="the kernel shows no such card, or the environment hides it (CUDA_VISIBLE_DEVICES and its like)",
+        hints=[f"on this machine: {', '.join(here)}", "`holdfast doctor` shows what is here and why"],
+    )
+
+
+def _hidden_from_us(name: str, root: Path) -> bool:
+    """Cards that have no files where others have theirs: NVIDIA's boards with a GPU in the chip."""
+    return name == "cuda:0" and any((root / "dev").glob("nvhost*"))
+
+
 def _check_build(name: str, kind: str, build: Mapping[str, str | None]) -> None:
     """A build without support for a kind of device cannot get it by trying."""
     serves = {"cuda": build.get("cuda") or build.get("hip"), "xpu": build.get("xpu")}
