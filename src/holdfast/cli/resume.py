@@ -28,6 +28,8 @@ from holdfast.cli.runs import root_of, supervisor_pid
 from holdfast.cli.text import without_control
 from holdfast.cli.usage import Parser, UsageError
 from holdfast.errors import ExitCode, UserError
+from holdfast.files import remove
+from holdfast.folders import open_growing
 from holdfast.naming import handle
 from holdfast.runfolder import LAST_WORD, LIVE_STATES, RunFolder, find_run, read_json, whole
 from holdfast.runtime import checkpoint, process, script
@@ -320,7 +322,7 @@ def _account(folder: RunFolder, good: checkpoint.Checkpoint | None) -> int | Non
     if crashed:
         _record_death(folder, accounts, last)
     folder.update_info(accounts=accounts.to_json(), exit_code=None)
-    (folder.path / LAST_WORD).unlink(missing_ok=True)
+    remove(folder.path / LAST_WORD)
     return whole(last.get("commit_ns")) or None
 
 
@@ -391,7 +393,7 @@ def _record_death(folder: RunFolder, accounts: Accounts, last: dict[str, Any]) -
 def end_line(path: Path) -> None:
     """Give a file that was cut off in the middle of a line its end, or the next line would be lost with it."""
     try:
-        with open(path, "rb+") as file:
+        with open(open_growing(path, make=False), "rb+") as file:
             if file.seek(0, os.SEEK_END) == 0:
                 return
             file.seek(-1, os.SEEK_END)
