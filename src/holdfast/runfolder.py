@@ -25,7 +25,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from holdfast import locks
+from holdfast import locks, planted
 from holdfast.errors import UserError
 from holdfast.events import DURABLE, Event
 from holdfast.files import number as number
@@ -138,6 +138,7 @@ class RunFolder:
 
         `wait` gives a keeper that outlived its supervisor the time to save the last snapshot.
         """
+        planted.check(self.path)
         deadline = time.monotonic() + wait
         lock = locks.Lock(self.path / "lock")
         try:

@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from holdfast import planted
 from holdfast.cli import at_boot, resume_script, stages
 from holdfast.cli.order import add_device, threads_for
 from holdfast.cli.output import Output, add_flags, count
@@ -84,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     folder = find_run(root_of(args), args.name)
     if args.at_boot and args.remove:
         return at_boot.run(folder, args, output)
+    planted.check(folder.path)
     more = stages.rest(folder) is not None
     if args.booted and at_boot.left_alone(folder, output, more=more):
         return ExitCode.OK

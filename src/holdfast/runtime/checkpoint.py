@@ -297,7 +297,7 @@ def prune(folder: Path, *, keep: int, newest: int | None = None) -> list[int]:
     `newest` is the step just written. A run that went on from an older one, because those after it were damaged,
     leaves higher numbers behind: they go first.
     """
-    found = candidates(folder)
+    found = [path for path in candidates(folder) if _carries_digest(path)]
     if newest is not None:
         found.sort(key=lambda path: int(path.name) > newest)  # stable: within both parts the newest stay first
     return _remove(folder, found[max(1, keep) :])
@@ -317,7 +317,7 @@ def _remove(folder: Path, paths: Iterable[Path]) -> list[int]:
     removed = []
     with contextlib.suppress(OSError), Folder.at(folder, inner=1) as place:
         for path in paths:
-            if _is_ours(place, path.name, needs=DIGEST):
+            if _is_ours(place, path.name) and _carries_digest(path):
                 place.discard(path.name)
                 removed.append(int(path.name))
         for path in leftovers(folder):
@@ -326,7 +326,13 @@ def _remove(folder: Path, paths: Iterable[Path]) -> list[int]:
     return removed
 
 
-def _is_ours(place: Folder, name: str, needs: str | None = None) -> bool:
+def _carries_digest(path: Path) -> bool:
+    with contextlib.suppress(OSError), Folder.at(path, inner=2) as folder:
+        return folder.kind(DIGEST) is None
+    return False
+
+
+def _is_ours(place: Folder, name: str) -> bool:
     """A folder that holds what we write there and nothing else: somebody's pictures are not pruned."""
     try:
         with place.below(name) as folder:
@@ -334,7 +340,7 @@ def _is_ours(place: Folder, name: str, needs: str | None = None) -> bool:
             plain = all(folder.kind(each) is None for each in names)
     except OSError:
         return False
-    return plain and {*names} <= {STATE, DIGEST} and (needs is None or needs in names)
+    return plain and {*names} <= {STATE, DIGEST}
 
 
 def leftovers(folder: Path) -> list[Path]:

@@ -163,7 +163,7 @@ def _files(source: Path) -> Iterator[Path]:
 def _left_behind(source: Path, path: Path) -> bool:
     top = path.relative_to(source).parts[0]
     unfinished = path.parent == source / "checkpoints" and path.name.startswith(".")
-    return top in LEFT_BEHIND or unfinished
+    return top in LEFT_BEHIND or top.startswith("lock.") or unfinished
 
 
 def _check_arrived(copy: Path, sent: dict[int, str]) -> dict[int, str]:
@@ -228,7 +228,7 @@ def pull(place: str, root: Path) -> Moved:
 
 
 def _left_out() -> list[str]:
-    return [*(f"--exclude=/{name}" for name in LEFT_BEHIND), "--exclude=/checkpoints/.*", "--no-links"]
+    return [*(f"--exclude=/{name}" for name in (*LEFT_BEHIND, "lock.*")), "--exclude=/checkpoints/.*", "--no-links"]
 
 
 def _compare(one: str, other: str) -> None:
