@@ -22,7 +22,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from holdfast.files import remove
-from holdfast.folders import Folder
+from holdfast.folders import Folder, open_growing
 
 SIZE = 4096
 _MAGIC = 0x484F4C4446415354  # "HOLDFAST"
@@ -184,7 +184,7 @@ class Board:
 
     @classmethod
     def open_path(cls, path: Path) -> Board:
-        fd = os.open(path, os.O_RDWR)
+        fd = open_growing(path, make=False, inner=1)
         return cls._checked(cls(mmap.mmap(fd, SIZE), fd, path))
 
     @staticmethod
