@@ -18,13 +18,15 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from holdfast.files import open_regular
 from holdfast.folders import Folder, open_growing
 
 MOST = 16 << 20
 """Bytes kept while they cannot be written: days of a usual journal."""
+LONGEST = 1 << 20
+"""Bytes of a line that is read."""
 
 
 def objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
@@ -36,6 +38,16 @@ def objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(record, dict):
             yield record
+
+
+def bounded_lines(file: BinaryIO, longest: int = LONGEST) -> Iterator[bytes]:
+    """The lines of a file that may be anybody's. One that is longer is none of ours and is passed over, not kept."""
+    whole = True
+    while line := file.readline(longest + 1):
+        ends = line.endswith(b"\n")
+        if whole and (ends or len(line) <= longest):
+            yield line
+        whole = ends
 
 
 class LineFile:

@@ -35,7 +35,7 @@ from holdfast.files import sync_folder as sync_folder
 from holdfast.files import whole as whole
 from holdfast.files import write_json as write_json
 from holdfast.folders import Folder, make_private
-from holdfast.linefile import LineFile, objects
+from holdfast.linefile import LineFile, bounded_lines, objects
 from holdfast.runnames import new_name as new_name
 
 FORMAT = 1
@@ -377,7 +377,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     except OSError:
         return
     with file:
-        yield from objects(line.decode(errors="replace") for line in file)
+        yield from objects(line.decode(errors="replace") for line in bounded_lines(file))
 
 
 def read_events(path: Path) -> Iterator[Event]:
