@@ -90,7 +90,8 @@ CONTENTS: dict[str, Callable[[], bytes]] = {
     ),
     "other types": lambda: (
         b'{"schema": [], "format": 1, "run": {}, "state": [], "settings": [], "accounts": [], "pid": {}, '
-        b'"created": {}, "event": [], "time": {}, "step": "x", "epoch": {}, "argv": {}, "script": 7, "device": [], "best": 3}\n'
+        b'"created": {}, "event": [], "time": {}, "step": "x", "epoch": {}, "argv": {}, "script": 7, '
+        b'"device": [], "best": 3}\n'
     ),
 }
 KINDS = (*planting.KINDS, *CONTENTS)

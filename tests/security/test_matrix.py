@@ -1,8 +1,8 @@
 """Every kind of hostile file x every file of a run folder x every command that reads or writes it.
 
 No traceback, no exit code that is not documented, none that says "our bug", no raw escape, nothing outside of the
-folder changed, and an end in time. A sample is looked at here, always the same; `HOLDFAST_MATRIX=all` looks at all 4 800 cells
-(some minutes), `HOLDFAST_MATRIX=500` at so many.
+folder changed, and an end in time. A sample is looked at here, always the same; `HOLDFAST_MATRIX=all` takes all 4 760
+cells (some minutes), `HOLDFAST_MATRIX=500` at so many.
 """
 
 from __future__ import annotations
