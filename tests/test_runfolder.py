@@ -209,7 +209,7 @@ def test_a_lock_lives_on_in_a_child_that_was_given_it(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_locked(tmp_path: Path) -> None:
     run = made(tmp_path)
     (run.path / "lock").mkdir()
-    with pytest.raises(UserError, match="is not writable"):
+    with pytest.raises(UserError, match="lock is a folder"):
         run.lock()
     assert not run.in_use()
 

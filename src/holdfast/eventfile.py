@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
 
+from holdfast.folders import Folder
+
 _numbers = itertools.count()
 
 
@@ -86,11 +88,10 @@ class EventFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _open(self) -> FileIO:
-        self.folder.mkdir(mode=0o700, exist_ok=True)
         now = clock.time()
         name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
-        fd = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
-        self._file = FileIO(fd, "wb")
+        with Folder.at(self.folder, inner=1, make=True) as folder, folder.create(name) as file:
+            self._file = FileIO(os.dup(file.fileno()), "wb")
         self._put(self._file, _record(_event(now, 0, _field(3, b"brain.Event:2"))))
         return self._file
 

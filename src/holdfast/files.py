@@ -3,7 +3,7 @@
     with open_regular(path) as file: ...      # never a link, a pipe or a device: those are an OSError with words
     read_bounded(path, 1 << 20)               # never more than was asked for
     flush_to_disk(fd); forget_cached(fd)      # what is read after this comes from the disk, where the system lets us
-    write_json(path, data)                    # replaced whole, never half
+    write_json(path, data)                    # replaced whole, never half, by the rules of folders.py
     read_json(path)                           # an object, or None for anything else
     in_folder(folder, "*.json")               # what is there, while others put files in and take them away
 
@@ -17,25 +17,19 @@ import contextlib
 import errno
 import json
 import os
-import shutil
-import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from holdfast.folders import kind as _kind
+from holdfast.folders import remove as remove
+from holdfast.folders import write_whole
+
 MAX_JSON = 16 << 20
 """Bytes of a JSON file of ours; a longer one is not read."""
 
 _OPEN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-_KINDS = (
-    (stat.S_ISLNK, "a link"),
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 
 
 def kind_of(path: Path) -> str | None:
@@ -91,43 +85,19 @@ def forget_cached(fd: int) -> None:
             fcntl.fcntl(fd, fcntl.F_NOCACHE, 1)
 
 
-def remove(path: Path) -> None:
-    """Whatever it is, if it can be done; a link is removed and not followed."""
-    with contextlib.suppress(OSError):
-        if path.is_symlink() or not path.is_dir():
-            path.unlink()
-        else:
-            shutil.rmtree(path, ignore_errors=True)
-
-
 # JSON -----------------------------------------------------------------------------------------------------
 
 
 def write_json(path: Path, data: dict[str, Any], *, durable: bool = True) -> None:
     """Replace a file whole: a reader sees the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8", opener=private) as file:
-            json.dump(data, file, indent=2, default=str)
-            file.write("\n")
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    text = json.dumps(data, indent=2, default=str) + "\n"
+    write_whole(path, text.encode(errors="backslashreplace"), durable=durable)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object from a file we may not have written; None if it is anything else."""
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            if _kind(os.fstat(file.fileno()).st_mode) is not None:
-                return None
-            text = file.read(MAX_JSON + 1)
-        data = json.loads(text) if len(text) <= MAX_JSON else None
+        data = json.loads(read_bounded(path, MAX_JSON))
     except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
@@ -172,14 +142,3 @@ def sync_folder(path: Path) -> None:
 def private(path: str, flags: int) -> int:
     """For `open`: a new file is its owner's alone."""
     return os.open(path, flags, 0o600)
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """A pipe that nobody writes to would be waited for."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-
-def _kind(mode: int) -> str | None:
-    if stat.S_ISREG(mode):
-        return None
-    return next((name for is_one, name in _KINDS if is_one(mode)), "something else")

@@ -18,13 +18,15 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from holdfast.files import private
+from holdfast.files import open_regular
+from holdfast.folders import Folder, open_growing
 
 MOST = 16 << 20
 """Bytes kept while they cannot be written: days of a usual journal."""
-_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+LONGEST = 1 << 20
+"""Bytes of a line that is read."""
 
 
 def objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
@@ -36,6 +38,16 @@ def objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(record, dict):
             yield record
+
+
+def bounded_lines(file: BinaryIO, longest: int = LONGEST) -> Iterator[bytes]:
+    """The lines of a file that may be anybody's. One that is longer is none of ours and is passed over, not kept."""
+    whole = True
+    while line := file.readline(longest + 1):
+        ends = line.endswith(b"\n")
+        if whole and (ends or len(line) <= longest):
+            yield line
+        whole = ends
 
 
 class LineFile:
@@ -89,7 +101,9 @@ class LineFile:
         """Go on elsewhere, with all that was written here: what a deleted file held can still be read from it."""
         old, self._fd, self._begun = self._fd, None, 0
         with contextlib.suppress(OSError):
-            old = os.open(self.path, os.O_RDONLY | getattr(os, "O_BINARY", 0)) if old is None else old
+            if old is None:
+                with open_regular(self.path, buffering=0) as file:
+                    old = os.dup(file.fileno())
             self._copy(old, path)
         if old is not None:
             os.close(old)
@@ -107,7 +121,7 @@ class LineFile:
         """The file that has our name now: ours may have been moved away, deleted, or replaced."""
         if self._fd is not None and self._is_ours(self._fd):
             return self._fd
-        fd = os.open(self.path, _FLAGS, 0o600)  # where the folder is gone, this fails, and ours stays open
+        fd = open_growing(self.path)  # where the folder is gone, this fails, and ours stays open
         try:
             _end_line(fd)
         except OSError:
@@ -120,7 +134,7 @@ class LineFile:
 
     def _is_ours(self, fd: int) -> bool:
         try:
-            there = os.stat(self.path)
+            there = os.lstat(self.path)
         except FileNotFoundError:
             return False
         ours = os.fstat(fd)
@@ -145,7 +159,7 @@ class LineFile:
             self.dropped += 1
 
     def _copy(self, fd: int, path: Path) -> None:
-        with open(path, "xb", opener=private) as file:
+        with Folder.at(path.parent) as folder, folder.create(path.name) as file:
             at = 0
             while chunk := os.pread(fd, 1 << 20, at) if hasattr(os, "pread") else _read_at(fd, at):
                 file.write(chunk)

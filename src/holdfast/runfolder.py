@@ -19,13 +19,13 @@ import errno
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from holdfast import locks, planted
 from holdfast.errors import UserError
 from holdfast.events import DURABLE, Event
 from holdfast.files import number as number
@@ -34,7 +34,8 @@ from holdfast.files import read_json as read_json
 from holdfast.files import sync_folder as sync_folder
 from holdfast.files import whole as whole
 from holdfast.files import write_json as write_json
-from holdfast.linefile import LineFile, objects
+from holdfast.folders import Folder, make_private
+from holdfast.linefile import LineFile, bounded_lines, objects
 from holdfast.runnames import new_name as new_name
 
 FORMAT = 1
@@ -78,7 +79,7 @@ class RunFolder:
         self.left: Path | None = None
         """Where it was before it had to move."""
         self._lines: dict[str, LineFile] = {}
-        self._lock: IO[str] | None = None
+        self._lock: locks.Lock | None = None
         self._known: dict[str, Any] = {}
         """run.json as we last wrote it, for the time when it cannot be read."""
         self._unwritten: dict[str, dict[str, Any]] = {}
@@ -98,10 +99,8 @@ class RunFolder:
             name = new_name(taken)
             stamp = datetime.now().strftime("%Y%m%d-%H%M")
             path = root / f"{workload}-{stamp}-{name}"
-            path.mkdir(mode=0o700)
+            _make_with_parts(path)
             folder = cls(path)
-            for part in ("checkpoints", "faults"):
-                (path / part).mkdir(mode=0o700)
             folder.write_info({"schema": 1, "format": FORMAT, "run": name, "workload": workload, **info})
         except OSError as error:
             raise UserError(
@@ -139,50 +138,56 @@ class RunFolder:
 
         `wait` gives a keeper that outlived its supervisor the time to save the last snapshot.
         """
+        planted.check(self.path)
         deadline = time.monotonic() + wait
+        lock = locks.Lock(self.path / "lock")
         try:
-            file = open(self.path / "lock", "a+", encoding="utf-8")  # noqa: SIM115 - held for the run's life
+            while not lock.take():
+                if time.monotonic() >= deadline:
+                    raise self._in_use_by(lock)
+                time.sleep(0.05)
         except OSError as error:
             raise UserError(f"{self.path} is not writable", cause=str(error.strerror or error)) from None
-        while not _try_lock(file):
-            if time.monotonic() >= deadline:
-                file.seek(0)
-                holder = file.read(200).strip()
-                file.close()
-                raise UserError(
-                    f"{self.name} is in use",
-                    cause=f"it is held by {holder}" if holder else "another process holds its lock",
-                    hints=[
-                        f"watch it with `holdfast status {self.name}`",
-                        f"stop it with `holdfast stop {self.name}`",
-                    ],
-                )
-            time.sleep(0.05)
-        with contextlib.suppress(OSError):  # a full disk may leave it without a name, but it is held
-            os.truncate(file.fileno(), 0)
-            os.write(file.fileno(), f"pid {os.getpid()}\n".encode())
-        self._lock = file
+        self._lock = lock
         self._known = self.info or self._known
+
+    def _in_use_by(self, lock: locks.Lock) -> UserError:
+        """Who has the run; where claims stand in for locks, one may be of a machine that we cannot ask."""
+        holder = locks.holder(lock.path)
+        hints = [f"watch it with `holdfast status {self.name}`", f"stop it with `holdfast stop {self.name}`"]
+        for name, said in locks.claimants(lock.path) if lock.without_locks else ():
+            if locks.lives(said) is None:
+                hints = [f"if no process of another machine uses it, remove {lock.path.with_name(name)}"]
+        cause = f"it is held by {holder}" if holder else "another process holds its lock"
+        return UserError(f"{self.name} is in use", cause=cause, hints=hints)
 
     def share_lock(self) -> None:
         """Whoever started this process holds the lock for it; what the disk does not take waits here as well."""
         with contextlib.suppress(OSError):
-            self._lock = open(self.path / "lock", "a+", encoding="utf-8")  # noqa: SIM115 - open, and not locked
+            lock = locks.Lock(self.path / "lock")
+            lock.open()
+            self._lock = lock
         self._known = self.info or self._known
 
     @property
     def lock_fd(self) -> int | None:
-        return None if self._lock is None else self._lock.fileno()
+        return None if self._lock is None else self._lock.fd
+
+    def hold_with(self, pid: int) -> None:
+        """The keeper, which inherited `lock_fd`, holds the run beside us and after us."""
+        if self._lock is not None:
+            self._lock.share(pid)
+
+    @property
+    def without_locks(self) -> str | None:
+        """A sentence where the file system has no locks, and a claim stands in for this run's."""
+        if self._lock is None or not self._lock.stand_in:
+            return None
+        return "the file system of the run folder has no locks: a claim, lock.…, stands in for the run's"
 
     def in_use(self) -> bool:
         """True while a supervisor, or a keeper that outlived it, holds the lock."""
-        for mode in ("r+", "r"):  # a read-only copy cannot be opened otherwise; a lock that is not there is not made
-            try:
-                with open(self.path / "lock", mode, encoding="utf-8", opener=_plainly) as file:
-                    return not _try_lock(file)
-            except OSError:
-                continue
-        return False
+        return locks.is_held(self.path / "lock")
 
     # -- run.json ------------------------------------------------------------------------------------------
 
@@ -265,9 +270,8 @@ class RunFolder:
 
     def move_to(self, path: Path) -> None:
         """Go on in another folder, with what was recorded so far: this one cannot be written to any more."""
-        path.mkdir(mode=0o700, parents=True)
-        for part in ("checkpoints", "faults"):
-            (path / part).mkdir(mode=0o700)
+        make_private(path.parent)
+        _make_with_parts(path)
         info = self.info
         self.left, self.path = self.path, path
         for name in ("journal.jsonl", "metrics.jsonl", "readings.jsonl"):
@@ -283,7 +287,7 @@ class RunFolder:
             self._problem = OSError(errno.ENOENT, "the run folder is gone")
             return
         try:
-            there, ours = os.stat(self.path / "lock"), os.fstat(self._lock.fileno())
+            there, ours = os.lstat(self.path / "lock"), os.fstat(-1 if self._lock.fd is None else self._lock.fd)
             if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
                 return
         except OSError:
@@ -291,7 +295,7 @@ class RunFolder:
         held, self._lock = self._lock, None
         try:
             self.lock(wait=0.0)
-            held.close()
+            held.release()
             self._unwritten.setdefault("run.json", read_json(self.path / "run.json") or dict(self._known))
         except UserError as error:
             self._lock = held
@@ -299,19 +303,18 @@ class RunFolder:
 
     def next_fault_folder(self) -> Path:
         """faults/01, faults/02, …: where the evidence of one fault is kept."""
-        root = self.path / "faults"
-        root.mkdir(exist_ok=True)
-        numbers = [int(entry.name) for entry in root.iterdir() if entry.name.isdigit()]
-        folder = root / f"{max(numbers, default=0) + 1:02d}"
-        folder.mkdir(mode=0o700)
-        return folder
+        with Folder.at(self.path / "faults", inner=1, make=True) as faults:
+            numbers = [int(name) for name in faults.names() if name.isascii() and name.isdigit()]
+            name = f"{max(numbers, default=0) + 1:02d}"
+            faults.make(name)
+            return faults.path / name
 
     def close(self) -> None:
         for lines in self._lines.values():
             lines.close()
         self._lines = {}
         if self._lock is not None:
-            self._lock.close()
+            self._lock.release()
             self._lock = None
 
     # -- reading -------------------------------------------------------------------------------------------
@@ -370,11 +373,11 @@ def name_of(path: Path) -> str:
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """JSON objects of an appended file; torn and foreign lines are passed over."""
     try:
-        file = open(path, encoding="utf-8", errors="replace")  # noqa: SIM115
+        file = open_regular(path)
     except OSError:
         return
     with file:
-        yield from objects(file)
+        yield from objects(line.decode(errors="replace") for line in bounded_lines(file))
 
 
 def read_events(path: Path) -> Iterator[Event]:
@@ -415,25 +418,9 @@ def find_run(root: Path, wanted: str) -> RunFolder:
     raise UserError(f"no run `{wanted}` in {root}", hints=hints)
 
 
-def _plainly(path: str, flags: int) -> int:
-    """A link, or a pipe that nobody writes to, may stand where our file should be."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-
-
-def _try_lock(file: IO[str]) -> bool:
-    if sys.platform == "win32":
-        import msvcrt
-
-        try:
-            file.seek(1 << 20)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+def _make_with_parts(path: Path) -> None:
+    """A new run folder, and the two folders that every run has."""
+    path.mkdir(mode=0o700)
+    with Folder.at(path) as folder:
+        for part in ("checkpoints", "faults"):
+            folder.make(part)

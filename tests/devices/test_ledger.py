@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -25,6 +26,7 @@ from holdfast.devices.lastboot import Readers
 from holdfast.devices.ledger import Ledger, Settled, state_folder
 from holdfast.devices.locks import Alive, try_lock
 from holdfast.runtime import process
+from tests.disks import fill, small_disk
 
 CARD = DeviceId("cuda:0", "pci 0000:03:00.0 1002:744c", "Radeon RX 7900 XTX", "0000:03:00.0", "amdgpu")
 CPU = DeviceId("cpu", "cpu")
@@ -368,17 +370,18 @@ def no_folder(tmp_path: Path) -> Path:
     return tmp_path / "file" / "state"
 
 
-def full_disk(tmp_path: Path) -> Path:
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "ledger.jsonl").symlink_to("/dev/full")
-    return tmp_path / "state"
+@pytest.mark.parametrize(("make", "number"), [(no_folder, errno.ENOTDIR), (None, errno.ENOSPC)])
+def test_a_run_goes_on_without_its_ledger(tmp_path: Path, make: Callable[[Path], Path] | None, number: int) -> None:
+    with contextlib.ExitStack() as disks:
+        folder = make(tmp_path) if make else disks.enter_context(small_disk(tmp_path / "disk", "1m"))
+        if make is None:
+            (folder / "ledger.jsonl").touch()
+            fill(folder)
+        check_that_a_run_goes_on(folder, number)
 
 
-@pytest.mark.parametrize(("make", "number"), [(no_folder, errno.ENOTDIR), (full_disk, errno.ENOSPC)])
-def test_a_run_goes_on_without_its_ledger(tmp_path: Path, make: Callable[[Path], Path], number: int) -> None:
-    if make is full_disk and not Path("/dev/full").exists():
-        pytest.skip("no /dev/full here")
-    ledger = made(make(tmp_path))
+def check_that_a_run_goes_on(folder: Path, number: int) -> None:
+    ledger = made(folder)
     assert ledger.settle("boot-1") == []
     opened = ledger.open(CARD, RUNG, "calm-heron", "boot-1")
     assert ledger.problem == f"{ledger.path} cannot be written: {os.strerror(number)}"

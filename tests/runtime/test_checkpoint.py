@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from holdfast.folders import Folder
 from holdfast.runtime import checkpoint, layout
 from holdfast.runtime.checkpoint import Checkpoint
 from holdfast.runtime.digests import Origin, write_file
@@ -130,10 +131,10 @@ def test_a_disk_that_keeps_something_else_is_noticed_at_once(
     """What comes back is not what was written: the checkpoint never gets its name, and those before it stay."""
     write = checkpoint.write_file
 
-    def faulty(path: Path, pieces: Any) -> list[str]:
-        hashed = write(path, pieces)
-        if path.name == name:
-            damage(path, -5)
+    def faulty(inside: Folder, file: str, pieces: Any) -> list[str]:
+        hashed = write(inside, file, pieces)
+        if file == name:
+            damage(inside.path / file, -5)
         return hashed
 
     monkeypatch.setattr(checkpoint, "write_file", faulty)
@@ -154,7 +155,8 @@ def read_from_disk() -> int:
 
 def test_reading_back_really_reads_the_disk(tmp_path: Path) -> None:
     probe = tmp_path / "probe"
-    write_file(probe, [memoryview(bytes(1 << 20))])
+    with Folder.at(tmp_path) as folder:
+        write_file(folder, probe.name, [memoryview(bytes(1 << 20))])
     before = read_from_disk()
     probe.read_bytes()
     if read_from_disk() - before < 1 << 20:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.folders import Folder
 from holdfast.runfolder import RunFolder
 from holdfast.runtime import checkpoint, launch, layout, weights
 from holdfast.runtime.channel import Channel
@@ -173,8 +174,8 @@ def test_a_snapshot_overwritten_while_it_is_copied_leaves_no_checkpoint(
     keeper.arenas = [arena]
     copy = checkpoint.write_file
 
-    def interrupted(path: Path, pieces: Any) -> list[str]:
-        written = copy(path, pieces)
+    def interrupted(folder: Folder, name: str, pieces: Any) -> list[str]:
+        written = copy(folder, name, pieces)
         newest = arena.newest()
         assert newest is not None
         arena.slots[newest.slot].begin(99)
@@ -199,7 +200,7 @@ def test_a_place_that_cannot_be_written_to_is_said_and_survived(kept: Kept) -> N
     folder.write_text("in the way")
     answer = kept.save()
     assert answer["saved"] is None
-    assert (answer["not_saved"], answer["errno"]) == ("Not a directory", errno.ENOTDIR)
+    assert (answer["not_saved"], answer["errno"]) == ("checkpoints is a file, not a folder", errno.ENOTDIR)
     folder.unlink()
     folder.mkdir()
     assert kept.save()["saved"]["step"] == 1

@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from holdfast.folders import Folder
 from holdfast.runtime import layout, weights
 from holdfast.runtime.digests import Origin
 from holdfast.runtime.state import Protected
@@ -75,9 +76,9 @@ def test_weights_that_come_back_different_never_replace_the_old_ones(
     write_weights(path, payload(1))
     before, write = path.read_bytes(), weights.write_file
 
-    def faulty(path: Path, pieces: Any) -> list[str]:
-        hashed = write(path, pieces)
-        damage(path, -5)
+    def faulty(folder: Folder, name: str, pieces: Any) -> list[str]:
+        hashed = write(folder, name, pieces)
+        damage(folder.path / name, -5)
         return hashed
 
     monkeypatch.setattr(weights, "write_file", faulty)

@@ -21,6 +21,8 @@ from typing import Any
 from holdfast.cli.output import Output, table
 from holdfast.cli.reading import Look
 from holdfast.errors import ExitCode, InternalError, from_json
+from holdfast.files import open_regular
+from holdfast.folders import open_growing
 from holdfast.naming import handle, shown
 from holdfast.runfolder import LIVE_STATES, RunFolder
 
@@ -42,7 +44,7 @@ def train(run: RunFolder, args: argparse.Namespace, output: Output) -> int:
 def start(run: RunFolder, words: list[str], output: Output) -> int:
     """Start a command in the background and say what became of it."""
     before = run.info.get("pid")
-    with open(run.path / LOG, "ab") as log:
+    with open(open_growing(run.path / LOG), "ab") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "holdfast", *words],
             stdin=subprocess.DEVNULL,
@@ -121,7 +123,7 @@ def _what_it_said(run: RunFolder, look: Look, code: int) -> Exception:
 
 def _tail(path: Path, lines: int = 5) -> list[str]:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 4096))
             return file.read().decode(errors="replace").splitlines()[-lines:]

@@ -80,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
         folder = create(order, ranks=wanted.nproc * wanted.nodes)
     if folder is not None:
         folder.lock()
+        if folder.without_locks:
+            output.note(f"! {folder.without_locks}")
         folder.update_info(pid=os.getpid(), state="STARTING", exit_code=None, ranks=wanted.nproc * wanted.nodes)
     return _conduct(folder, order, wanted, output)
 

@@ -260,6 +260,7 @@ def _write_report(error: Exception, words: list[str]) -> Path | None:
     import time
 
     from holdfast.cli.output import shorten
+    from holdfast.folders import Folder
     from holdfast.runfolder import redact
 
     text = "\n".join(
@@ -274,7 +275,8 @@ def _write_report(error: Exception, words: list[str]) -> Path | None:
     name = f"holdfast-report-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     for folder in (Path.cwd(), Path(tempfile.gettempdir())):
         try:
-            (folder / name).write_text(shorten(text) + "\n", encoding="utf-8")
+            with Folder.at(folder) as place, place.create(name) as file:
+                file.write(f"{shorten(text)}\n".encode(errors="backslashreplace"))
         except OSError:
             continue
         return folder / name

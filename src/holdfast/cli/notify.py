@@ -16,7 +16,7 @@ from typing import Any
 from holdfast.cli.output import Output, add_flags
 from holdfast.cli.usage import Parser
 from holdfast.errors import ExitCode, UserError
-from holdfast.files import private
+from holdfast.folders import open_growing
 from holdfast.runfolder import RunFolder, find_run
 from holdfast.settings import Settings, parse_overrides
 
@@ -94,7 +94,7 @@ def start(run: RunFolder, settings: Settings) -> None:
     ways = Ways.of(settings.notify)
     if not ways:
         return
-    with contextlib.suppress(OSError), open(run.path / "messages.log", "ab", opener=private) as log:
+    with contextlib.suppress(OSError), open(open_growing(run.path / "messages.log"), "ab") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "holdfast.monitor.notify", str(run.path.absolute())],
             stdin=subprocess.PIPE,

@@ -279,28 +279,23 @@ def _seconds(text: str) -> float:
 def _alone(args: argparse.Namespace) -> Iterator[None]:
     """Two that measure at once would measure each other."""
     from holdfast.devices.ledger import state_folder
-    from holdfast.devices.locks import try_lock
+    from holdfast.folders import make_private
+    from holdfast.locks import Lock, holder
 
-    fd = -1
-    with contextlib.suppress(OSError):
-        state_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(state_folder() / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    lock, free = Lock(state_folder() / LOCK), True
+    with contextlib.suppress(OSError):  # a state folder that cannot be written to is no reason not to measure
+        make_private(state_folder())
+        free = lock.take(f"pid {os.getpid()}, {args.script}")
+    if not free:
+        raise UserError(
+            "another plan is being measured here",
+            cause=f"{holder(lock.path) or 'another process'} has the lock; two at once would measure each other",
+            hints=["wait for it, or decide from a saved one with `holdfast plan --from FILE`"],
+        )
     try:
-        if fd >= 0 and try_lock(fd) is False:
-            holder = os.pread(fd, 100, 0).decode(errors="replace").strip() if hasattr(os, "pread") else ""
-            raise UserError(
-                "another plan is being measured here",
-                cause=f"{holder or 'another process'} has the lock; two at once would measure each other",
-                hints=["wait for it, or decide from a saved one with `holdfast plan --from FILE`"],
-            )
-        if fd >= 0:
-            with contextlib.suppress(OSError):
-                os.truncate(fd, 0)
-                os.write(fd, f"pid {os.getpid()}, {args.script}\n".encode())
         yield
     finally:
-        if fd >= 0:
-            os.close(fd)
+        lock.release()
 
 
 class _Status:

@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from holdfast import planted
 from holdfast.cli import at_boot, resume_script, stages
 from holdfast.cli.order import add_device, threads_for
 from holdfast.cli.output import Output, add_flags, count
@@ -28,6 +29,8 @@ from holdfast.cli.runs import root_of, supervisor_pid
 from holdfast.cli.text import without_control
 from holdfast.cli.usage import Parser, UsageError
 from holdfast.errors import ExitCode, UserError
+from holdfast.files import remove
+from holdfast.folders import open_growing
 from holdfast.naming import handle
 from holdfast.runfolder import LAST_WORD, LIVE_STATES, RunFolder, find_run, read_json, whole
 from holdfast.runtime import checkpoint, process, script
@@ -82,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     folder = find_run(root_of(args), args.name)
     if args.at_boot and args.remove:
         return at_boot.run(folder, args, output)
+    planted.check(folder.path)
     more = stages.rest(folder) is not None
     if args.booted and at_boot.left_alone(folder, output, more=more):
         return ExitCode.OK
@@ -320,7 +324,7 @@ def _account(folder: RunFolder, good: checkpoint.Checkpoint | None) -> int | Non
     if crashed:
         _record_death(folder, accounts, last)
     folder.update_info(accounts=accounts.to_json(), exit_code=None)
-    (folder.path / LAST_WORD).unlink(missing_ok=True)
+    remove(folder.path / LAST_WORD)
     return whole(last.get("commit_ns")) or None
 
 
@@ -391,7 +395,7 @@ def _record_death(folder: RunFolder, accounts: Accounts, last: dict[str, Any]) -
 def end_line(path: Path) -> None:
     """Give a file that was cut off in the middle of a line its end, or the next line would be lost with it."""
     try:
-        with open(path, "rb+") as file:
+        with open(open_growing(path, make=False), "rb+") as file:
             if file.seek(0, os.SEEK_END) == 0:
                 return
             file.seek(-1, os.SEEK_END)

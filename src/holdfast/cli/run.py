@@ -90,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
     rungs = rungs_for(settings.run.device, notes.append)
     folder = RunFolder.create(Path(settings.run.folder), workload(command), _info(command, args, settings))
     folder.lock()
+    if folder.without_locks:
+        output.note(f"! {folder.without_locks}")
     return conduct(
         folder, Order(command, Path.cwd(), rungs, resume_with=args.resume_with, notes=notes), settings, output
     )

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from holdfast import locks
 from holdfast.cli import summary
 from holdfast.cli.output import Output, add_flags, count, counted, duration, metric, percent, size, table
 from holdfast.cli.reading import Look, local_time
@@ -347,10 +348,7 @@ def stop(args: argparse.Namespace) -> int:
 
 def supervisor_pid(run: RunFolder) -> int | None:
     """The process to signal: named by run.json and by the lock, alive, and really holding the lock."""
-    try:
-        said = re.match(r"pid (\d+)", (run.path / "lock").read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return None
+    said = re.match(r"pid (\d{1,18})$", locks.holder(run.path / "lock"))
     if said is None or run.info.get("pid") != int(said[1]):
         return None
     pid = int(said[1])

@@ -108,6 +108,10 @@ def conduct(run: RunFolder, plan: Plan, settings: Settings, output: Output) -> i
     )
     run.append(start)
     face.event(start)
+    if run.without_locks:
+        note = Event.now("note", text=run.without_locks)
+        run.append(note)
+        face.event(note)
     notify.start(run, settings)
     try:
         outcome = Supervisor(run, plan, settings, face).run()

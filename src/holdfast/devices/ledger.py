@@ -32,7 +32,7 @@ from holdfast import machine
 from holdfast.devices.identity import DeviceId, identify, machine_key
 from holdfast.devices.judging import Case, Judgement, judge
 from holdfast.devices.lastboot import READERS, Readers
-from holdfast.devices.locks import Alive, try_lock
+from holdfast.devices.locks import Alive
 from holdfast.devices.standing import (
     History,
     Line,
@@ -44,6 +44,9 @@ from holdfast.devices.standing import (
     trust_of,
 )
 from holdfast.events import Event, utc_now
+from holdfast.files import open_regular
+from holdfast.folders import make_private, open_growing, write_whole
+from holdfast.locks import Lock
 from holdfast.runfolder import read_lines, sync_folder
 from holdfast.runtime import process
 
@@ -286,7 +289,7 @@ class Ledger:
         text = "".join(json.dumps(line.to_json(), default=str) + "\n" for line in lines)
         try:
             created = not self.path.exists()
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _BINARY, 0o600)
+            fd = open_growing(self.path)
             try:
                 size = os.lseek(fd, 0, os.SEEK_END)
                 torn = size > 0 and os.lseek(fd, -1, os.SEEK_END) >= 0 and os.read(fd, 1) != b"\n"
@@ -311,32 +314,26 @@ class Ledger:
         size = self.path.stat().st_size
         lines = [line for line in map(Line.of, read_lines(self.path)) if line is not None]
         kept = [line.to_json() for line in condensed(lines)]
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _BINARY, 0o600)
-        with os.fdopen(fd, "wb") as new, open(self.path, "rb") as old:
-            new.write("".join(json.dumps(record) + "\n" for record in kept).encode())
+        data = "".join(json.dumps(record) + "\n" for record in kept).encode()
+        with open_regular(self.path) as old:
             old.seek(size)
-            new.write(old.read())  # what somebody wrote beside us, who could not wait for the lock
-            new.flush()
-            os.fsync(new.fileno())
-        os.replace(temporary, self.path)
+            data += old.read()  # what somebody wrote beside us, who could not wait for the lock
+        write_whole(self.path, data, durable=True)
         sync_folder(self.folder)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """One writer at a time, by a lock that the kernel takes back from the dead."""
-        fd = None
-        with contextlib.suppress(OSError):
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        lock = Lock(self.folder / "lock")
         deadline = time.monotonic() + PATIENCE
-        while fd is not None and try_lock(fd) is False and time.monotonic() < deadline:
-            time.sleep(0.01)
+        with contextlib.suppress(OSError):
+            make_private(self.folder)
+            while not lock.take() and time.monotonic() < deadline:
+                time.sleep(0.01)
         try:
             yield
         finally:
-            if fd is not None:
-                os.close(fd)
+            lock.release()
 
 
 def condensed(lines: Iterable[Line]) -> list[Line]:

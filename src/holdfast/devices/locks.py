@@ -1,6 +1,5 @@
 """Locks that a dead process cannot keep: the kernel takes them back, so that none is ever stale.
 
-try_lock(fd)               # True; False if another has it; None where the file system has no locks
 alive = Alive(folder)
 token = alive.hold()       # "I am here", for as long as this process lives
 alive.is_held(token)       # asked by any other process, in any container, after any crash
@@ -9,30 +8,15 @@ alive.is_held(token)       # asked by any other process, in any container, after
 from __future__ import annotations
 
 import contextlib
-import errno
+import json
 import os
 import re
-import sys
 from pathlib import Path
 
-_BUSY = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
-
-
-def try_lock(fd: int) -> bool | None:
-    """Take the lock of an open file, if it is free. It ends when the file is closed, by whatever end."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            os.lseek(fd, 1 << 20, os.SEEK_SET)  # far behind what is in the file: locked bytes cannot be read there
-            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return False if error.errno in _BUSY else None
-    return True
+from holdfast.files import read_json
+from holdfast.folders import Folder, make_private, open_growing, remove
+from holdfast.locks import identity, lives
+from holdfast.locks import try_lock as try_lock
 
 
 class Alive:
@@ -49,10 +33,13 @@ class Alive:
         if self._fd is None:
             token = os.urandom(8).hex()
             with contextlib.suppress(OSError):
-                for folder in (self.folder.parent, self.folder):  # `mode` is not that of the parents made on the way
-                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                fd = os.open(self.folder / token, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-                if try_lock(fd):
+                make_private(self.folder)
+                with Folder.at(self.folder) as folder, folder.create(token) as file:
+                    fd = os.dup(file.fileno())
+                    if try_lock(fd) is None:  # no locks here: what stands in it tells who we are
+                        file.write(json.dumps(identity(os.getpid())).encode())
+                        file.flush()
+                if try_lock(fd) is not False:
                     self.token, self._fd = token, fd
                 else:
                     os.close(fd)
@@ -67,13 +54,15 @@ class Alive:
         if path is None:
             return False
         try:
-            fd = os.open(path, os.O_RDWR)
+            fd = open_growing(path, make=False)
         except OSError:
             return False
         try:
-            return try_lock(fd) is False
+            free = try_lock(fd)
         finally:
             os.close(fd)
+        said = read_json(path) if free is None else None
+        return free is False or (said is not None and lives(said) is not False)
 
     def release(self) -> None:
         """We go on living, but use nothing any more."""
@@ -87,8 +76,7 @@ class Alive:
         """Remove what a dead process left."""
         path = self._path(token)
         if path is not None and token != self.token:
-            with contextlib.suppress(OSError):
-                path.unlink()
+            remove(path)
 
     def _path(self, token: str) -> Path | None:
         """A token comes from a file that may have been edited: nothing but a name of ours is followed."""

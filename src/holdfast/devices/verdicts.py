@@ -27,6 +27,7 @@ from holdfast.devices.ledger import Ledger, software
 from holdfast.devices.standing import INNOCENT, Line
 from holdfast.devices.verdict import TRAINABLE, Verdict
 from holdfast.files import read_json, write_json
+from holdfast.folders import make_private
 
 FILE = "verdicts.json"
 DAYS = 30
@@ -123,7 +124,7 @@ class Verdicts:
             if any(record.get(name) != new[name] for name in ("machine", "device", "conditions"))
         ]
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(self.path.parent)
             write_json(self.path, {"schema": 1, "verdicts": [*others, new][-_MOST:]})
             self.problem = None
         except OSError as error:

@@ -19,6 +19,7 @@ from holdfast.distributed.group import Group
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import Place
 from holdfast.distributed.torchrun import AGENT_LOG
+from holdfast.files import open_regular
 from holdfast.runfolder import RunFolder
 from holdfast.runtime import checkpoint, evidence, process
 from holdfast.runtime.board import Board
@@ -200,8 +201,8 @@ class Writer(LocalLink):
 
 def _tail(path: Path, most: int = 65536) -> str:
     try:
-        with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - most))
+        with open_regular(path) as file:
+            file.seek(max(0, file.seek(0, 2) - most))
             return file.read().decode(errors="replace")
     except OSError:
         return ""

@@ -25,6 +25,8 @@ from holdfast.distributed.nest import Nest
 from holdfast.distributed.place import JOB, LAUNCHER, RUN
 from holdfast.distributed.watch import Boards, Seen, hung
 from holdfast.events import Event
+from holdfast.files import open_regular
+from holdfast.folders import open_growing
 from holdfast.runfolder import RunFolder
 from holdfast.runtime import process
 from holdfast.runtime.accounts import Accounts
@@ -114,7 +116,7 @@ class Launch:
         self._times = dict.fromkeys(("beat", "strangers", "asked"), 0.0)
         self._now = False
         self.log = (job.path if run is None else run.path) / AGENT_LOG
-        with open(self.log, "ab") as file:
+        with open(open_growing(self.log), "ab") as file:
             self.agent = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -224,7 +226,7 @@ class Launch:
         if self.run is None or self._teller is None:
             return
         path = self.run.path / "journal.jsonl"
-        with contextlib.suppress(OSError), open(path, "rb") as file:
+        with contextlib.suppress(OSError), open_regular(path) as file:
             file.seek(self._journal)
             lines = file.read()
             whole = lines[: lines.rfind(b"\n") + 1]

@@ -18,12 +18,11 @@ import itertools
 import mmap
 import os
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.files import read_json
+from holdfast.files import open_regular, read_json, remove
 from holdfast.runtime.board import Board
 from holdfast.runtime.faults import Fault, Kind, classify_exception, classify_exit
 
@@ -45,8 +44,8 @@ class Notes:
 
     def __init__(self, folder: Path, *, generation: int = 0, step: int = 0) -> None:
         self.folder = folder
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700, parents=True)
+        remove(folder)
+        folder.mkdir(mode=0o700)
         self.board = Board.create(generation=generation, path=folder / "board")
         self.begun_at = step
         self.board.commit(step, 0)
@@ -121,7 +120,8 @@ class Notes:
         texts = []
         for path in sorted(self.folder.glob(pattern)):
             with contextlib.suppress(OSError):
-                text = path.read_text(errors="replace")[: 1 << 18]
+                with open_regular(path) as file:
+                    text = file.read(1 << 18).decode(errors="replace")
                 texts += [f"process {path.stem.partition('-')[2]}", text] if text.strip() else []
         return "\n".join(texts)
 
@@ -131,7 +131,7 @@ class Notes:
     def close(self) -> None:
         self._words.release()
         self.board.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove(self.folder)
 
 
 def _age(path: Path) -> float:

@@ -16,6 +16,8 @@ import os
 from pathlib import Path
 from typing import IO
 
+from holdfast.folders import Folder, open_growing
+
 TAIL = 64 << 10
 LAST_LINES = 200
 
@@ -35,7 +37,7 @@ class Record:
 
     def _open(self) -> None:
         with contextlib.suppress(OSError):
-            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            fd = open_growing(self.path)
             self._file = open(fd, "ab", buffering=0)  # noqa: SIM115 - open for the run's life
             self._size = os.fstat(fd).st_size
 
@@ -57,7 +59,8 @@ class Record:
         if self._file is not None:
             self._file.close()
             self._file = None
-        os.replace(self.path, self.path.with_name("output.1.log"))
+        with Folder.at(self.path.parent) as folder:
+            folder.rename(self.path.name, "output.1.log")
         self._open()
 
     def process_begins(self) -> None:

@@ -11,6 +11,7 @@ because a file's date may be 10 ms behind, that is said with "about".
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -20,6 +21,7 @@ from typing import NamedTuple
 
 from holdfast.external.checkpoints import Found
 from holdfast.external.notes import Notes
+from holdfast.files import open_regular
 from holdfast.runfolder import RunFolder
 from holdfast.runtime.board import Beat
 
@@ -107,7 +109,7 @@ def _within(path: str, place: str) -> bool:
 def _in_file(folder: Path) -> list[Save]:
     """What the hook wrote: a script's file, read like one from anywhere."""
     try:
-        with open(folder / "saves.jsonl", encoding="utf-8", errors="replace") as file:
+        with io.TextIOWrapper(open_regular(folder / "saves.jsonl"), "utf-8", errors="replace") as file:
             lines = file.read(1 << 20).splitlines()
     except OSError:
         return []

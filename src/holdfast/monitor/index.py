@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from holdfast.files import in_folder, open_regular
+from holdfast.folders import make_private
 
 MAGIC = b"holdfast index 4\n"
 KEEP, KEEP_DAYS = 200, 60
@@ -61,7 +62,7 @@ class Index:
         """Write it whole beside the old one and put it in its place; False if that cannot be done."""
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self.path.parent)
             with open(temporary, "xb", opener=_private) as file:
                 _write(file, header, list(parts))
             os.replace(temporary, self.path)

@@ -8,15 +8,14 @@ browser runs these and nothing that a run folder may have smuggled into the data
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from base64 import b64encode
 from hashlib import sha256
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from holdfast.folders import write_whole
 from holdfast.monitor import payload, scenes
 from holdfast.monitor.logs import clean
 from holdfast.monitor.places import open_inside
@@ -37,15 +36,7 @@ _READABLE = (".txt", ".json", ".log")
 def write(run: Run, path: Path) -> int:
     """Write the report whole or not at all; returns its bytes."""
     data = html(run).encode()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    write_whole(path, data)
     return len(data)
 
 

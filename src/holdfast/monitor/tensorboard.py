@@ -5,12 +5,12 @@ write(run, run.path / "tb")      # then: tensorboard --logdir runs
 
 from __future__ import annotations
 
-import errno
 import math
 from pathlib import Path
 
 from holdfast.eventfile import EventFile
 from holdfast.files import remove
+from holdfast.folders import Folder
 from holdfast.human import duration
 from holdfast.monitor.reader import Run
 from holdfast.monitor.story import Fault
@@ -18,10 +18,8 @@ from holdfast.monitor.story import Fault
 
 def write(run: Run, folder: Path) -> None:
     """All of it anew: files of ours that are there are replaced. OSError if nothing can be written."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.is_symlink():
-        raise OSError(errno.ELOOP, "a link, not a folder")
-    old = [path for path in folder.iterdir() if path.name.startswith("events.out.tfevents.")]
+    with Folder.at(folder, inner=1, make=True) as place:
+        old = [folder / name for name in place.names() if name.startswith("events.out.tfevents.")]
     events = EventFile(folder)
     for shape in run.books.table.shapes.values():
         columns = [column[:] for column in shape.columns]
@@ -33,7 +31,7 @@ def write(run: Run, folder: Path) -> None:
     if events.problem is not None:
         raise events.problem
     for path in old:
-        remove(path)
+        remove(path, inner=1)
 
 
 def fault_words(fault: Fault) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.files import private
+from holdfast.folders import make_private
 from holdfast.planning.plainly import read, write
 from holdfast.runfolder import read_lines
 
@@ -76,7 +77,7 @@ def remember(past: Past) -> None:
     """Keep it; a disk that does not take it costs an estimate its correction, nothing else."""
     where = path()
     with contextlib.suppress(OSError):
-        where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(where.parent)
         with open(where, "a", encoding="utf-8", opener=private) as file:
             file.write(json.dumps(write(past)) + "\n")
         _make_small(where)

@@ -20,6 +20,7 @@ from pathlib import Path
 from holdfast import __version__, files, machine
 from holdfast.errors import UserError
 from holdfast.events import utc_now
+from holdfast.folders import make_private
 from holdfast.planning.decide import Decided, Wanted, decide
 from holdfast.planning.measurement import Measurement
 from holdfast.planning.option import Option
@@ -119,7 +120,7 @@ def keep(plan: Plan) -> None:
     """For `holdfast train` with the same words; a disk that does not take it is no reason to fail."""
     where = _place(plan.asked, plan.words, plan.argv)
     try:
-        where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(where.parent)
         files.write_json(where, {"schema": SCHEMA, **write(plan)})
     except OSError:
         return

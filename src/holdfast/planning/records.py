@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import files
+from holdfast.folders import make_private
 from holdfast.planning.choice import Choice, Knob
 
 FILE = "tuning.json"
@@ -145,7 +146,7 @@ class Memory:
             "busy": briefly or busy(),
         }
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self.path.parent)
             data = files.read_json(self.path) or {}
             newest = dict(list(data.items())[-200:])
             files.write_json(self.path, {**newest, self.key: told})

@@ -21,6 +21,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
+from holdfast.files import remove
+from holdfast.folders import Folder, open_growing
+
 SIZE = 4096
 _MAGIC = 0x484F4C4446415354  # "HOLDFAST"
 _LABEL = slice(3072, 3072 + 128)
@@ -158,7 +161,10 @@ class Board:
     def create(cls, *, generation: int = 0, path: Path | None = None) -> Board:
         """A fresh board, in memory that goes away with its last holder, or in a file where `path` is given."""
         if path is not None:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            with Folder.at(path.parent, inner=1) as folder:
+                folder.discard(path.name)
+                with folder.create(path.name) as file:
+                    fd = os.dup(file.fileno())
         elif hasattr(os, "memfd_create"):
             fd = os.memfd_create("holdfast-board")
         else:
@@ -178,7 +184,7 @@ class Board:
 
     @classmethod
     def open_path(cls, path: Path) -> Board:
-        fd = os.open(path, os.O_RDWR)
+        fd = open_growing(path, make=False, inner=1)
         return cls._checked(cls(mmap.mmap(fd, SIZE), fd, path))
 
     @staticmethod
@@ -328,4 +334,4 @@ class Board:
             os.close(self.fd)
             self.fd = -1
         if unlink and self.path is not None:
-            self.path.unlink(missing_ok=True)
+            remove(self.path, inner=1)

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from holdfast.events import Event, utc_now
-from holdfast.files import forget_cached, kind_of, open_regular, read_bounded, remove
+from holdfast.files import forget_cached, open_regular
+from holdfast.folders import Folder
 from holdfast.human import counted
-from holdfast.runfolder import sync_folder
 from holdfast.runtime import layout
 from holdfast.runtime.digests import (
     CHUNK,
@@ -41,6 +41,7 @@ from holdfast.runtime.weights import write_weights as write_weights
 STATE = "state.safetensors"
 DIGEST = "digest.json"
 _STEP = re.compile(r"[0-9]{1,18}")
+_UNFINISHED = re.compile(r"\.[0-9]{1,18}\.[0-9]{1,18}\.(tmp|old)")
 _NAMED = 3
 """Damaged tensors named in one line; `holdfast fsck` names more."""
 
@@ -104,29 +105,29 @@ def write(
     `check` raises OSError if the payload changed while it was copied: a mix of two steps has a good digest too.
     The folder that `folder` lies in is not made anew: a run folder that is gone was taken away by somebody.
     """
-    final = folder / f"{step:06d}"
-    temporary = folder / f".{step:06d}.{os.getpid()}.tmp"
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    folder.mkdir(mode=0o700, exist_ok=True)
-    remove(temporary)
-    temporary.mkdir(mode=0o700)
-    try:
-        pieces = _write_state(temporary / STATE, payload, check)
-        check()
-        digests = Digests(step, origin or Origin.of_folder(folder.parent), utc_now(), pieces)
-        write_file(temporary / DIGEST, [memoryview(digests.sealed())])
-        _read_back(temporary, digests)
-        sync_folder(temporary)
-        _put(temporary, final)
-    except BaseException:
-        remove(temporary)
-        raise
-    sync_folder(folder)
-    return Checkpoint(final, step, digests.size, digests.sha256)
+    final = f"{step:06d}"
+    temporary = f".{final}.{os.getpid()}.tmp"
+    origin = origin or Origin.of_folder(folder.parent)
+    with Folder.at(folder, inner=1, make=True) as place:
+        place.discard(temporary)
+        place.make(temporary)
+        try:
+            with place.below(temporary) as inside:
+                pieces = _write_state(inside, payload, check)
+                check()
+                digests = Digests(step, origin, utc_now(), pieces)
+                write_file(inside, DIGEST, [memoryview(digests.sealed())])
+                _read_back(inside, digests)
+                inside.sync()
+            _put(place, temporary, final)
+        except BaseException:
+            place.discard(temporary)
+            raise
+        place.sync()
+    return Checkpoint(folder / final, step, digests.size, digests.sha256)
 
 
-def _write_state(path: Path, payload: memoryview, check: Callable[[], None]) -> tuple[Piece, ...]:
+def _write_state(folder: Folder, payload: memoryview, check: Callable[[], None]) -> tuple[Piece, ...]:
     try:
         entries, start = layout.parse_header(payload)
     except layout.BadHeader:
@@ -136,27 +137,27 @@ def _write_state(path: Path, payload: memoryview, check: Callable[[], None]) -> 
     if stop != len(payload):
         raise layout.BadHeader(f"{len(payload) - stop} bytes belong to no tensor")
     spans = [(HEADER, 0, start), *((entry.name, start + entry.start, start + entry.stop) for entry in entries)]
-    hashed = write_file(path, [payload[begin:end] for _, begin, end in spans])
+    hashed = write_file(folder, STATE, [payload[begin:end] for _, begin, end in spans])
     return tuple(Piece(name, end - begin, sha) for (name, begin, end), sha in zip(spans, hashed, strict=True))
 
 
-def _read_back(temporary: Path, digests: Digests) -> None:
+def _read_back(folder: Folder, digests: Digests) -> None:
     try:
-        if Digests.unseal(read_bounded(temporary / DIGEST, MAX_BYTES)) != digests:
+        if Digests.unseal(_read_digest(folder)) != digests:
             raise BadDigests("is another one")
-        _compare(temporary / STATE, digests)
+        _compare(folder, digests)
     except (BadDigests, _Unlike) as error:
         where = DIGEST if isinstance(error, BadDigests) else STATE
         raise OSError(errno.EIO, f"what was read back of {where} is not what was written") from error
 
 
-def _put(temporary: Path, final: Path) -> None:
+def _put(place: Folder, temporary: str, final: str) -> None:
     """Give it its name. Never a moment without one: an old one of the same step goes after the new one has come."""
-    aside = temporary.with_suffix(".old")
-    if os.path.lexists(final):
-        os.replace(final, aside)
-    os.replace(temporary, final)
-    remove(aside)
+    aside = f"{temporary.removesuffix('.tmp')}.old"
+    with contextlib.suppress(FileNotFoundError):
+        place.rename(final, aside)
+    place.rename(temporary, final)
+    place.discard(aside)
 
 
 # Checking -------------------------------------------------------------------------------------------------
@@ -169,25 +170,40 @@ def check(path: Path, origin: Origin | None = None) -> Checkpoint | Damaged:
     will do.
     """
     try:
-        if kind_of(path) != "a folder":
-            return Damaged(path, f"it is {kind_of(path) or 'a file'}, not a folder")
-        digests = _digests_of(path)
-        if not _STEP.fullmatch(path.name) or digests.step != int(path.name):
-            return Damaged(path, f"it is of step {digests.step}")
-        wanted = origin or Origin.of_folder(path.parent.parent)
-        if wanted is not None and digests.origin is not None and digests.origin != wanted:
-            return Damaged(path, f"it belongs to another run: {digests.origin.run}")
-        _compare(path / STATE, digests)
+        with Folder.at(path.parent, inner=1) as place:
+            kind = place.kind(path.name)
+            if kind != "a folder":
+                return Damaged(path, f"it is {kind or 'a file'}, not a folder")
+            with place.below(path.name) as folder:
+                return _checked(path, folder, origin)
     except _Unlike as unlike:
         return Damaged(path, unlike.reason, unlike.tensors)
     except OSError as error:
         return Damaged(path, f"it cannot be read: {error.strerror or error}")
+
+
+def _checked(path: Path, folder: Folder, origin: Origin | None) -> Checkpoint | Damaged:
+    digests = _digests_of(folder)
+    if not _STEP.fullmatch(path.name) or digests.step != int(path.name):
+        return Damaged(path, f"it is of step {digests.step}")
+    wanted = origin or Origin.of_folder(path.parent.parent)
+    if wanted is not None and digests.origin is not None and digests.origin != wanted:
+        return Damaged(path, f"it belongs to another run: {digests.origin.run}")
+    _compare(folder, digests)
     return Checkpoint(path, digests.step, digests.size, digests.sha256)
 
 
-def _digests_of(path: Path) -> Digests:
+def _read_digest(folder: Folder) -> bytes:
+    with folder.read(DIGEST) as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise OSError(errno.EFBIG, f"longer than {MAX_BYTES} bytes")
+    return data
+
+
+def _digests_of(folder: Folder) -> Digests:
     try:
-        return Digests.unseal(read_bounded(path / DIGEST, MAX_BYTES))
+        return Digests.unseal(_read_digest(folder))
     except BadDigests as error:
         raise _Unlike(f"its {DIGEST} {error}") from error
     except FileNotFoundError as error:
@@ -196,10 +212,10 @@ def _digests_of(path: Path) -> Digests:
         raise _Unlike(f"its {DIGEST} cannot be read: {error.strerror or error}") from error
 
 
-def _compare(path: Path, digests: Digests) -> None:
+def _compare(folder: Folder, digests: Digests) -> None:
     """Raise _Unlike if a state is not what its digests say. The digests are believed, its own header is not."""
     try:
-        file = open_regular(path, buffering=CHUNK)
+        file = folder.read(STATE, buffering=CHUNK)
     except FileNotFoundError as error:
         raise _Unlike("its state is missing") from error
     except OSError as error:
@@ -229,8 +245,8 @@ def _different(file: BinaryIO, digests: Digests) -> list[str]:
 
 def candidates(folder: Path) -> list[Path]:
     """What has the name of a checkpoint, the newest step first."""
-    with contextlib.suppress(OSError):
-        found = [entry for entry in folder.iterdir() if _STEP.fullmatch(entry.name)]
+    with contextlib.suppress(OSError), Folder.at(folder, inner=1) as place:
+        found = [folder / name for name in place.names() if _STEP.fullmatch(name)]
         return sorted(found, key=lambda entry: int(entry.name), reverse=True)
     return []
 
@@ -281,16 +297,10 @@ def prune(folder: Path, *, keep: int, newest: int | None = None) -> list[int]:
     `newest` is the step just written. A run that went on from an older one, because those after it were damaged,
     leaves higher numbers behind: they go first.
     """
-    found = candidates(folder)
+    found = [path for path in candidates(folder) if _carries_digest(path)]
     if newest is not None:
         found.sort(key=lambda path: int(path.name) > newest)  # stable: within both parts the newest stay first
-    removed = []
-    for path in found[max(1, keep) :]:
-        remove(path)
-        removed.append(int(path.name))
-    for leftover in leftovers(folder):
-        remove(leftover)
-    return removed
+    return _remove(folder, found[max(1, keep) :])
 
 
 def make_room(folder: Path, *, keep: int) -> list[int]:
@@ -299,12 +309,42 @@ def make_room(folder: Path, *, keep: int) -> list[int]:
     if good is None:
         return []
     others = [path for path in candidates(folder) if path != good.path]
-    removed = others[max(0, keep - 1) :]
-    for path in (*removed, *leftovers(folder)):
-        remove(path)
-    return [int(path.name) for path in removed]
+    return _remove(folder, others[max(0, keep - 1) :])
+
+
+def _remove(folder: Path, paths: Iterable[Path]) -> list[int]:
+    """Checkpoints of ours, and what half-written ones left; returns the steps of those that are gone."""
+    removed = []
+    with contextlib.suppress(OSError), Folder.at(folder, inner=1) as place:
+        for path in paths:
+            if _is_ours(place, path.name) and _carries_digest(path):
+                place.discard(path.name)
+                removed.append(int(path.name))
+        for path in leftovers(folder):
+            if _is_ours(place, path.name):
+                place.discard(path.name)
+    return removed
+
+
+def _carries_digest(path: Path) -> bool:
+    with contextlib.suppress(OSError), Folder.at(path, inner=2) as folder:
+        return folder.kind(DIGEST) is None
+    return False
+
+
+def _is_ours(place: Folder, name: str) -> bool:
+    """A folder that holds what we write there and nothing else: somebody's pictures are not pruned."""
+    try:
+        with place.below(name) as folder:
+            names = folder.names()
+            plain = all(folder.kind(each) is None for each in names)
+    except OSError:
+        return False
+    return plain and {*names} <= {STATE, DIGEST}
 
 
 def leftovers(folder: Path) -> list[Path]:
     """What a writer that was killed has left: never a checkpoint."""
-    return sorted((*folder.glob(".*.tmp"), *folder.glob(".*.old")))
+    with contextlib.suppress(OSError), Folder.at(folder, inner=1) as place:
+        return [folder / name for name in place.names() if _UNFINISHED.fullmatch(name)]
+    return []

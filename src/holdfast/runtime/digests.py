@@ -20,7 +20,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from holdfast.files import flush_to_disk, forget_cached, private
+from holdfast.files import flush_to_disk, forget_cached
+from holdfast.folders import Folder
 from holdfast.runfolder import name_of, read_json
 
 FORMAT = 2
@@ -136,10 +137,10 @@ class Digests:
         return cls(_count(record["step"]), origin, _text(record["created"]), pieces)
 
 
-def write_file(path: Path, pieces: Iterable[memoryview]) -> list[str]:
+def write_file(folder: Folder, name: str, pieces: Iterable[memoryview]) -> list[str]:
     """Write a new file to the disk, and the SHA-256 of each piece."""
     hashed = []
-    with open(path, "xb", opener=private) as file:
+    with folder.create(name) as file:
         for piece in pieces:
             digest = hashlib.sha256()
             for start in range(0, len(piece), CHUNK):

@@ -20,6 +20,7 @@ from typing import Any
 
 from holdfast.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed, Stopped, from_json
 from holdfast.events import Event, utc_now
+from holdfast.folders import write_whole
 from holdfast.runtime import checkpoint, process
 from holdfast.runtime.affairs import Affairs, Outcome
 from holdfast.runtime.blame import Blame, judge
@@ -156,7 +157,8 @@ class Ending:
         )
         error.blame = said.get("blame")
         with contextlib.suppress(OSError):  # it stands in output.log too
-            (affairs.run_folder.path / "traceback.txt").write_text(str(said.get("traceback", "")) + "\n")
+            text = f"{said.get('traceback', '')}\n"
+            write_whole(affairs.run_folder.path / "traceback.txt", text.encode(errors="backslashreplace"))
         self.end("FAILED", ExitCode.NO, error)
 
     def refused(self, said: dict[str, Any]) -> None:

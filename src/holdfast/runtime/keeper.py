@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from holdfast.files import remove
 from holdfast.runfolder import LAST_WORD, write_json
 from holdfast.runtime import checkpoint, layout, rescue
 from holdfast.runtime.board import Board
@@ -250,7 +251,7 @@ class Keeper:
         try:
             if place is None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            place.mkdir(mode=0o700)
+            place.mkdir(mode=0o700)  # in a folder that `mkdtemp` has just made
             write_json(place / "run.json", self.info)
             saved, again = self._save({"checkpoint": True, "folder": str(place)})
             if again is not None or saved is None:
@@ -279,7 +280,7 @@ class Keeper:
         if self.scratch is not None:
             self.scratch.remove()
         if sys.platform != "win32":  # there the lock is not inherited, and the next supervisor may be at work already
-            shutil.rmtree(self.run / "slots", ignore_errors=True)
+            remove(self.run / "slots")
 
 
 def _as_os_error(error: OSError | layout.BadHeader) -> OSError:

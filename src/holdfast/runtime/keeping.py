@@ -104,6 +104,7 @@ class Keeping:
         self._process, self.channel = launch.start_keeper(
             self.run.path, self.settings.checkpoint.keep, self.run.lock_fd, portable=self.portable
         )
+        self.run.hold_with(self._process.pid)
         with contextlib.suppress(Closed):
             self.channel.send({"scratch": str(self.scratch.path), "info": self.run.info})
         if self._busy is not None:

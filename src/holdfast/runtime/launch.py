@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.errors import InternalError, UserError
+from holdfast.folders import Folder
 from holdfast.runtime import process
 from holdfast.runtime.board import Board
 from holdfast.runtime.channel import Channel, Closed
@@ -204,7 +205,7 @@ class SpawnLauncher:
 
     def start(self, config: dict[str, Any], arenas: list[Arena]) -> WorkerProcess:
         generation = int(config["generation"])
-        self.folder.mkdir(parents=True, exist_ok=True)
+        Folder.at(self.folder, inner=1, make=True).close()
         board = Board.create(generation=generation, path=self.folder / f"board-{generation}")
         config["board"] = str(board.path)
         config["arenas"] = [{"paths": slot_paths(arena)} for arena in arenas]

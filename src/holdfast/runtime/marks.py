@@ -15,7 +15,6 @@ All loaders of a process, protected or not, find here what they need to know of 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import mmap
@@ -26,6 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from holdfast.files import read_bounded, remove
+from holdfast.folders import Folder
 from holdfast.settinggroups import DataSettings
 
 IDLE = -1
@@ -110,8 +111,7 @@ class Marks:
     def close(self) -> None:
         """The run is over: nobody needs this any more."""
         if self.path is not None:
-            with contextlib.suppress(OSError):
-                self.path.unlink()
+            remove(self.path)
 
     def _write_suspects(self) -> None:
         for number, suspect in enumerate(self._suspects):
@@ -162,12 +162,12 @@ def kind_of(*parts: Any) -> int:
 
 
 def _map(path: Path) -> memoryview:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.write(fd, bytes(_SIZE))
-        return memoryview(mmap.mmap(fd, _SIZE)).cast("q")
-    finally:
-        os.close(fd)
+    with Folder.at(path.parent) as folder:
+        folder.discard(path.name)
+        with folder.create(path.name) as file:
+            file.write(bytes(_SIZE))
+            file.flush()
+            return memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
 
 
 def _take_over(folder: Path) -> list[Suspect]:
@@ -178,18 +178,14 @@ def _take_over(folder: Path) -> list[Suspect]:
             known = found.setdefault((suspect.kind, suspect.index), suspect)
             if known is not suspect:
                 known.strikes += suspect.strikes
-        with contextlib.suppress(OSError):  # Windows keeps a file that somebody holds open
-            path.unlink()
+        remove(path)  # Windows keeps a file that somebody holds open
     return list(found.values())
 
 
 def _read(path: Path) -> list[Suspect]:
     """The suspects in one file; a file that is not one of these has none."""
     try:
-        if not path.is_file():
-            return []
-        with open(path, "rb") as file:
-            data = file.read(_SIZE + 1)
+        data = read_bounded(path, _SIZE)
     except OSError:
         return []
     if len(data) != _SIZE:

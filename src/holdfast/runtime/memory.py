@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Collection
 from typing import Any
 
+from holdfast.files import remove
 from holdfast.runfolder import RunFolder
 from holdfast.runtime import layout, process
 from holdfast.runtime.slots import HEADER, Arena, Commit, Slot, no_room
@@ -136,7 +137,7 @@ class Memory:
 
     def close(self) -> None:
         self._close(list(self.arenas))
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove(self.folder)
 
     def _wanted(self, arena: Arena) -> bool:
         """A snapshot in it is held (the best weights, which the keeper has not come to yet), or the last agreement."""

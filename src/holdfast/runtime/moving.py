@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import UserError
-from holdfast.files import kind_of, open_regular, read_json, remove, sync_folder
+from holdfast.files import kind_of, open_regular, read_json, remove
+from holdfast.folders import Folder, make_private
 from holdfast.human import counted
 from holdfast.runfolder import RunFolder
 from holdfast.runtime import checkpoint
@@ -75,7 +76,6 @@ def copy_run(source: Path, root: Path, *, live: bool = False) -> Moved:
         remove(temporary)
         count, size = _copy_tree(source, temporary)
         arrived = _check_arrived(temporary, good)
-        sync_folder(temporary)
         _put(temporary, target)
     except OSError as error:
         raise UserError(
@@ -135,12 +135,12 @@ def _copy_tree(source: Path, target: Path) -> tuple[int, int]:
     target.mkdir(mode=0o700)
     for path in _files(source):
         place = target / path.relative_to(source)
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             reader = open_regular(path)
         except FileNotFoundError:  # a checkpoint of a living run that was pruned meanwhile
             continue
-        with reader, open(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as writer:
+        inner = len(place.relative_to(target).parts) - 1
+        with reader, Folder.at(place.parent, inner=inner, make=True) as folder, folder.create(place.name) as writer:
             shutil.copyfileobj(reader, writer, _CHUNK)
             writer.flush()
             os.fsync(writer.fileno())
@@ -163,7 +163,7 @@ def _files(source: Path) -> Iterator[Path]:
 def _left_behind(source: Path, path: Path) -> bool:
     top = path.relative_to(source).parts[0]
     unfinished = path.parent == source / "checkpoints" and path.name.startswith(".")
-    return top in LEFT_BEHIND or unfinished
+    return top in LEFT_BEHIND or top.startswith("lock.") or unfinished
 
 
 def _check_arrived(copy: Path, sent: dict[int, str]) -> dict[int, str]:
@@ -187,11 +187,14 @@ def _check_arrived(copy: Path, sent: dict[int, str]) -> dict[int, str]:
 def _put(temporary: Path, target: Path) -> None:
     """Give it its name; what had it before goes only after that."""
     aside = temporary.with_suffix(".old")
-    if os.path.lexists(target):
-        os.replace(target, aside)
-    os.replace(temporary, target)
-    remove(aside)
-    sync_folder(target.parent)
+    with Folder.at(target.parent) as folder:
+        with folder.below(temporary.name) as copy:
+            copy.sync()
+        if os.path.lexists(target):
+            folder.rename(target.name, aside.name)
+        folder.rename(temporary.name, target.name)
+        folder.discard(aside.name)
+        folder.sync()
 
 
 # With rsync -----------------------------------------------------------------------------------------------
@@ -213,7 +216,7 @@ def pull(place: str, root: Path) -> Moved:
     """From `host:path`, into a folder beside the target first; only what verifies replaces what is there."""
     name = place.rstrip("/").rpartition("/")[2].rpartition(":")[2]
     arriving = root / ".arriving" / name
-    arriving.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(arriving.parent)
     try:
         known = root / name
         reuse = ["--copy-dest", str(known.resolve())] if known.is_dir() else []
@@ -225,7 +228,7 @@ def pull(place: str, root: Path) -> Moved:
 
 
 def _left_out() -> list[str]:
-    return [*(f"--exclude=/{name}" for name in LEFT_BEHIND), "--exclude=/checkpoints/.*", "--no-links"]
+    return [*(f"--exclude=/{name}" for name in (*LEFT_BEHIND, "lock.*")), "--exclude=/checkpoints/.*", "--no-links"]
 
 
 def _compare(one: str, other: str) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.files import MAX_JSON, read_bounded, remove
 from holdfast.runtime.affairs import Affairs
 from holdfast.runtime.crew import Crew
 from holdfast.runtime.ending import Ending
@@ -149,8 +150,8 @@ class Recovery:
         """What faulthandler wrote when the worker crashed."""
         path = self.affairs.run_folder.path / f"stacks-{generation}.txt"
         with contextlib.suppress(OSError):
-            text = path.read_text(errors="replace")
-            path.unlink()
+            text = read_bounded(path, MAX_JSON).decode(errors="replace")
+            remove(path)
             return text
         return ""
 

@@ -18,7 +18,6 @@ import contextlib
 import errno
 import mmap
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +26,8 @@ from enum import IntEnum
 from pathlib import Path
 
 from holdfast.errors import UserError
+from holdfast.files import remove
+from holdfast.folders import Folder, open_growing
 
 HEADER = 4096
 PATIENCE = 0.2
@@ -194,7 +195,7 @@ class Arena:
             for slot in made:
                 slot.close()
                 if slot.path is not None:
-                    slot.path.unlink(missing_ok=True)
+                    remove(slot.path, inner=1)
             raise
         return cls(made, "memory" if folder is None else "file")
 
@@ -207,7 +208,7 @@ class Arena:
 
     @classmethod
     def open_paths(cls, paths: list[Path]) -> Arena:
-        return cls.open([os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0)) for path in paths], "file")
+        return cls.open([_open(path) for path in paths], "file")
 
     @property
     def capacity(self) -> int:
@@ -255,7 +256,7 @@ class Arena:
         for slot in self.slots:
             slot.close()
             if slot.path is not None:
-                slot.path.unlink(missing_ok=True)
+                remove(slot.path, inner=1)
 
 
 def _unwanted(free: list[Slot]) -> list[Slot]:
@@ -269,12 +270,13 @@ def _reserve(size: int, index: int, folder: Path | None, named: bool) -> tuple[i
         fd = _memory_fd(index)
         path = None
     else:
-        folder.mkdir(parents=True, exist_ok=True)
-        fd, name = tempfile.mkstemp(prefix=f"slot-{index}-", dir=folder)
-        path = Path(name)
-        if not named:
-            path.unlink()
-            path = None
+        path = folder / f"slot-{index}-{os.urandom(6).hex()}"
+        with Folder.at(folder, inner=1, make=True) as place:
+            with place.create(path.name) as file:
+                fd = os.dup(file.fileno())
+            if not named:
+                place.unlink(path.name)
+                path = None
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, 0, size)
@@ -283,9 +285,15 @@ def _reserve(size: int, index: int, folder: Path | None, named: bool) -> tuple[i
     except OSError:
         os.close(fd)
         if path is not None:
-            path.unlink(missing_ok=True)
+            remove(path, inner=1)
         raise
     return fd, path
+
+
+def _open(path: Path) -> int:
+    if path.parent.parts[:2] == ("/", "proc"):  # slots of the supervisor, which have no name of their own
+        return os.open(path, os.O_RDWR)
+    return open_growing(path, make=False, inner=1)
 
 
 def _memory_fd(index: int) -> int:

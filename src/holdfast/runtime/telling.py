@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.events import Event, utc_now
+from holdfast.files import open_regular
 from holdfast.runfolder import RunFolder
 from holdfast.runtime.accounts import Accounts
 from holdfast.runtime.best import Best
@@ -165,7 +166,7 @@ class Teller:
         if size <= self._output_at:
             return
         try:
-            with open(self._output, "rb") as file:
+            with open_regular(self._output) as file:
                 file.seek(self._output_at)
                 text = file.read(size - self._output_at)
         except OSError:  # somebody has just taken the folder away

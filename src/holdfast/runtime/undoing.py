@@ -9,10 +9,10 @@ Checkpoints and best weights from the doubtful steps are set aside in `doubtful/
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.folders import Folder
 from holdfast.runtime import checkpoint
 from holdfast.runtime.affairs import Affairs
 from holdfast.runtime.best import FILE
@@ -46,16 +46,19 @@ def _set_aside(affairs: Affairs, step: int, *, best: bool) -> None:
     folder = affairs.run_folder.path
     for path in checkpoint.candidates(folder / "checkpoints"):
         if path.name.isdigit() and int(path.name) > step:
-            _move(path, folder / DOUBTFUL)
+            _move(folder, path, inner=1)
     if best:
-        _move(folder / FILE, folder / DOUBTFUL)
+        _move(folder, folder / FILE, inner=0)
 
 
-def _move(path: Path, folder: Path) -> None:
+def _move(run: Path, path: Path, *, inner: int) -> None:
     """A full or vanished disk is not a reason to stop: then the journal alone says what is doubtful."""
-    with contextlib.suppress(OSError):
-        folder.mkdir(mode=0o700, exist_ok=True)
-        target, number = folder / path.name, 2
-        while target.exists():
-            target, number = folder / f"{path.name}-{number}", number + 1
-        os.rename(path, target)
+    with (
+        contextlib.suppress(OSError),
+        Folder.at(run / DOUBTFUL, inner=1, make=True) as aside,
+        Folder.at(path.parent, inner=inner) as folder,
+    ):
+        taken, name, number = aside.names(), path.name, 2
+        while name in taken:
+            name, number = f"{path.name}-{number}", number + 1
+        folder.rename(path.name, name, aside)

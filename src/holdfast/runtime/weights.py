@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from holdfast.files import forget_cached, open_regular, remove
-from holdfast.runfolder import sync_folder
+from holdfast.files import forget_cached, open_regular
+from holdfast.folders import Folder
 from holdfast.runtime import layout
 from holdfast.runtime.digests import CHUNK, Origin, write_file
 
@@ -48,19 +48,20 @@ def write_weights(
     for piece in pieces:
         digest.update(piece)
     sealed = header.replace(_NO_DIGEST, digest.hexdigest().encode(), 1)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    remove(temporary)
-    try:
-        write_file(temporary, [memoryview(sealed), *pieces])
-        check()
-        why = check_weights(temporary)
-        if why is not None:
-            raise OSError(errno.EIO, f"what was read back of {path.name} is not what was written")
-        os.replace(temporary, path)
-    except BaseException:
-        remove(temporary)
-        raise
-    sync_folder(path.parent)
+    temporary = f".{path.name}.{os.getpid()}.tmp"
+    with Folder.at(path.parent) as folder:
+        folder.discard(temporary)
+        try:
+            write_file(folder, temporary, [memoryview(sealed), *pieces])
+            check()
+            why = check_weights(path.with_name(temporary))
+            if why is not None:
+                raise OSError(errno.EIO, f"what was read back of {path.name} is not what was written")
+            folder.rename(temporary, path.name)
+        except BaseException:
+            folder.discard(temporary)
+            raise
+        folder.sync()
 
 
 def check_weights(path: Path, origin: Origin | None = None) -> str | None:

@@ -32,6 +32,7 @@ import torch
 
 from holdfast.devices import flags
 from holdfast.errors import HoldfastError, InternalError, UserError
+from holdfast.folders import open_growing
 from holdfast.runtime import marks, process, script
 from holdfast.runtime.board import Board
 from holdfast.runtime.channel import Channel, Closed
@@ -354,7 +355,7 @@ def bind(train: Callable[..., None], arguments: dict[str, str]) -> dict[str, Any
 
 def _redirect_output(path: Path) -> None:
     """What the script prints goes to a file that outlives us; the supervisor shows it."""
-    fd = _open_or_nowhere(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    fd = _open_or_nowhere(path)
     for stream in (1, 2):
         os.dup2(fd, stream)
     os.close(fd)
@@ -376,16 +377,16 @@ class _Unfailing(io.FileIO):
         return io.TextIOWrapper(buffered, encoding="utf-8", errors="replace", line_buffering=True)
 
 
-def _open_or_nowhere(path: Path, flags: int) -> int:
+def _open_or_nowhere(path: Path, *, empty: bool = False) -> int:
     """A run folder that is full or gone must not keep a worker from starting."""
     try:
-        return os.open(path, flags, 0o600)
+        return open_growing(path, empty=empty)
     except OSError:
         return os.open(os.devnull, os.O_WRONLY)
 
 
 def _prepare_stacks(path: Path) -> None:
-    fd = _open_or_nowhere(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    fd = _open_or_nowhere(path, empty=True)
     file = open(fd, "w", encoding="utf-8")  # noqa: SIM115 - open for the process's life: faulthandler needs the fd
     faulthandler.enable(file=file, all_threads=True)
     if STACK_SIGNAL is not None and hasattr(faulthandler, "register"):

@@ -33,6 +33,8 @@ MOST_SAVES = 1 << 18
 NEAR = 50000000
 FILE_CLOCK = 5  # Linux: CLOCK_REALTIME_COARSE, by which the kernel dates files. It may be 10 ms behind the other one.
 
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
 _folder = ""
 _resume = ""
 _words = None
@@ -245,7 +247,7 @@ def _note_save(f):
     path = os.path.abspath(os.fsdecode(name)) if name and not isinstance(name, int) else ""
     import json
 
-    fd = os.open(os.path.join(_folder, "saves.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    fd = os.open(os.path.join(_folder, "saves.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NOFOLLOW, 0o600)
     try:
         if os.fstat(fd).st_size > MOST_SAVES:
             os.ftruncate(fd, 0)
@@ -275,7 +277,7 @@ def _write(name, record):
     path = os.path.join(_folder, name)
     part = path + "." + str(os.getpid())
     try:
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NOFOLLOW, 0o600)
         with os.fdopen(fd, "w") as file:
             json.dump(record, file)
         os.replace(part, path)
@@ -347,6 +349,12 @@ def _first_to_die(error):
     return killed[0] if killed else error.get_first_failure()[1].exitcode
 
 
+def _new(name):
+    """A file of this process, its owner's alone."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | _NOFOLLOW
+    return os.open(os.path.join(_folder, name), flags, 0o600)
+
+
 def _listen_for_crashes():
     """Stacks into files of ours: what the script prints stays what it printed."""
     import faulthandler
@@ -354,12 +362,12 @@ def _listen_for_crashes():
 
     try:
         if not faulthandler.is_enabled():
-            crash = open(os.path.join(_folder, "crash-%d.txt" % os.getpid()), "w")
+            crash = open(_new("crash-%d.txt" % os.getpid()), "w")
             faulthandler.enable(crash, all_threads=True)
             _kept.append(crash)
         number = getattr(signal, "SIGRTMAX", 0) - 2
         if number > 0 and signal.getsignal(number) == signal.SIG_DFL:
-            stacks = open(os.path.join(_folder, "stacks-%d.txt" % os.getpid()), "w")
+            stacks = open(_new("stacks-%d.txt" % os.getpid()), "w")
             faulthandler.register(number, stacks, all_threads=True, chain=False)
             _kept.append(stacks)
     except Exception:

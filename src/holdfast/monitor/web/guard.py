@@ -22,6 +22,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.files import read_bounded
+from holdfast.folders import make_private
 from holdfast.monitor.index import cache_folder
 
 POLICY = (
@@ -52,7 +53,7 @@ def token_of_this_user() -> str:
             return said
     fresh = secrets.token_urlsafe(32)
     with contextlib.suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(path.parent)
         path.unlink(missing_ok=True)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(fresh + "\n")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.events import utc_now
+from holdfast.folders import write_whole
 from holdfast.runfolder import RunFolder, read_json
 from holdfast.runtime.board import Beat
 from holdfast.runtime.evidence import counters, drm, environment
@@ -212,16 +213,6 @@ def write_text(path: Path, text: str, *, durable: bool = False) -> None:
     """Replace a file whole, readable by its owner alone; nothing for nothing, and nothing where there is no room."""
     if not text:
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    text = text if text.endswith("\n") else f"{text}\n"
     with contextlib.suppress(OSError):
-        try:
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with open(fd, "w", encoding="utf-8", errors="replace") as file:
-                file.write(text if text.endswith("\n") else f"{text}\n")
-                if durable:
-                    file.flush()
-                    os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_whole(path, text.encode(errors="replace"), durable=durable, inner=2)

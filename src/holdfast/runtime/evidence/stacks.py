@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from holdfast.files import open_regular
 from holdfast.runtime import process
 
 LAST_LINES = 200
@@ -25,7 +26,7 @@ _NATIVE_WAIT = 10.0
 def last_words(path: Path, offset: int) -> str:
     """The end of what a worker printed, from where it began."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, 2)
             file.seek(max(offset, size - _TAIL))
             text = file.read().decode(errors="replace")

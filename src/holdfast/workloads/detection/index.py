@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from holdfast import files
 from holdfast.errors import UserError
+from holdfast.folders import Folder, make_private
 from holdfast.workloads.detection import images, labels, sources
 from holdfast.workloads.detection.labels import Boxes
 from holdfast.workloads.detection.problems import Problems
@@ -347,11 +348,13 @@ def _save(path: Path, checked: Checked) -> None:
     }
     about = np.frombuffer(json.dumps(told).encode(), np.uint8)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside = path.with_suffix(f".{os.getpid()}.tmp")
-        with open(beside, "wb", opener=files.private) as file:
-            np.savez(file, about=about, **arrays)
-        os.replace(beside, path)
+        make_private(path.parent)
+        beside = path.with_suffix(f".{os.getpid()}.tmp").name
+        with Folder.at(path.parent) as folder:
+            folder.discard(beside)
+            with folder.create(beside) as file:
+                np.savez(file, about=about, **arrays)
+            folder.rename(beside, path.name)
     except OSError:
         return  # a full disk: the next run checks again
 

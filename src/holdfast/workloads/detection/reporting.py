@@ -5,12 +5,15 @@ report(session, found, checked, still)       # prints a table; scores.json, wors
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import holdfast
 from holdfast import files
+from holdfast.folders import write_whole
 from holdfast.human import table as in_columns
 from holdfast.workloads.detection import pictures
 from holdfast.workloads.detection.evaluate import Found, Scores, confusion, evaluate, worst
@@ -26,12 +29,18 @@ def report(session: holdfast.Session, found: Found, checked: Checked, still: Sti
     chosen = worst(found, index)
     for line in lines(scores, checked):
         print(line, flush=True)
-    pictures.worst_sheet(found, index, names, chosen, channels=still.channels).save(folder / "worst.png")
-    pictures.curves(scores, names).save(folder / "curves.png")
-    pictures.confusion_table(mistakes, names).save(folder / "confusion.png")
+    _save(pictures.worst_sheet(found, index, names, chosen, channels=still.channels), folder / "worst.png")
+    _save(pictures.curves(scores, names), folder / "curves.png")
+    _save(pictures.confusion_table(mistakes, names), folder / "confusion.png")
     files.write_json(folder / "scores.json", as_json(scores, checked, mistakes, chosen))
     print(f"  pictures   {folder}/worst.png, curves.png, confusion.png", flush=True)
     return scores
+
+
+def _save(image: Any, path: Path) -> None:
+    data = io.BytesIO()
+    image.save(data, format="PNG")
+    write_whole(path, data.getvalue())
 
 
 def lines(scores: Scores, checked: Checked) -> list[str]:

@@ -25,6 +25,7 @@ from torch.optim.swa_utils import AveragedModel
 import holdfast
 from holdfast import files
 from holdfast.errors import UserError
+from holdfast.folders import write_whole
 from holdfast.planning import measure
 from holdfast.workloads.detection import generate, images, reporting
 from holdfast.workloads.detection.about import about_data
@@ -159,7 +160,7 @@ def the_set(session: holdfast.Session, data: str) -> Checked:
         print(f"note: {note}", flush=True)
     if len(checked.problems):
         where = session.run.folder / "problems.txt"
-        where.write_text("\n".join(checked.problems.lines()) + "\n", encoding="utf-8", errors="replace")
+        write_whole(where, ("\n".join(checked.problems.lines()) + "\n").encode(errors="replace"))
         for line in checked.problems.summary():
             print(f"! {line}", flush=True)
         print(f"  each by file and line in {where}", flush=True)

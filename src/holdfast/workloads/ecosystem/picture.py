@@ -11,12 +11,13 @@ meet, so who leaves on one side comes in on the other.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
 from typing import Any
 
-from holdfast import files
+from holdfast.folders import write_whole
 
 JSON, PNG = "world.json", "world.png"
 EVERY = 5
@@ -101,17 +102,14 @@ def live(
 
 def _save_json(told: dict[str, Any], path: Path) -> None:
     """Whole or not at all, small, and without waiting for the disk: the next one comes soon."""
-    beside = path.with_name(path.name + ".tmp")
-    with open(beside, "w", encoding="utf-8", opener=files.private) as file:
-        json.dump(told, file, separators=(",", ":"))
-    beside.replace(path)
+    write_whole(path, json.dumps(told, separators=(",", ":")).encode())
 
 
 def _save_png(image: Any, path: Path) -> None:
     """Whole or not at all: somebody may be reading."""
-    beside = path.with_name(path.name + ".tmp")
-    image.save(beside, format="PNG", optimize=False, compress_level=3)
-    beside.replace(path)
+    data = io.BytesIO()
+    image.save(data, format="PNG", optimize=False, compress_level=3)
+    write_whole(path, data.getvalue())
 
 
 def available() -> bool:

@@ -1,0 +1,127 @@
+"""Nobody writes to a run folder past `folders.py`: the source itself is looked at.
+
+What is written somewhere else (a state folder, a temporary folder, where the user asked for it) is named here, with
+the reason why nobody else can have put a link there, or why following it is what the user wants.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import holdfast
+
+HOME = Path(holdfast.__file__).parent
+PARTS = ("runtime", "external", "distributed", "monitor", "cli", "devices")
+"""The supervisor, the keeper, everything around a run, and the commands. A workload is a script like a user's."""
+
+FORBIDDEN = {
+    "os": {"replace", "rename", "unlink", "remove", "rmdir", "removedirs", "mkdir", "makedirs", "truncate", "mknod"},
+    "shutil": {"rmtree", "copy", "copy2", "copyfile", "copytree", "move"},
+    "path": {"write_text", "write_bytes", "unlink", "rmdir", "mkdir", "touch", "rename", "symlink_to", "hardlink_to"},
+}
+
+ELSEWHERE = {
+    "cli/cloud.py": "a file the user names",
+    "cli/doctor.py": "a report the user asks for: new, or it is not written",
+    "cli/output.py": "the null device, where there is no stream to print to",
+    "cli/predict.py": "a file the user names",
+    "cli/report.py": "a file the user names; the report in the run folder is written by monitor/report.py",
+    "cli/verify.py": "a file the user names",
+    "devices/battery.py": "a folder of tempfile.mkdtemp",
+    "devices/hosting.py": "a folder of tempfile.mkdtemp",
+    "devices/probes/child.py": "a folder of tempfile.mkdtemp",
+    "devices/turn.py": "a folder of tempfile.mkdtemp",
+    "distributed/job.py": "a folder of tempfile.mkdtemp",
+    "external/hook/_holdfast_hook.py": "in the script's process, without holdfast: a folder that Notes has just made",
+    "external/notes.py": "makes a new folder, which fails where anything is",
+    "monitor/index.py": "the cache folder of the user",
+    "monitor/picture.py": "a file the user names",
+    "monitor/web/guard.py": "the state folder of the user: new, or it is not written",
+    "runtime/board.py": "a file of tempfile.mkstemp, where there is no shared memory",
+    "runtime/keeper.py": "a new folder in one of tempfile.mkdtemp, when the run folder takes nothing more",
+    "runtime/moving.py": "makes a new folder, which fails where anything is, and the place the user names",
+    "runtime/scratch.py": "a folder of tempfile.mkdtemp, and shared memory of processes that are gone",
+    "runtime/slots.py": "shared memory of the supervisor, through /proc",
+}
+ALSO = ("runfolder.py", "linefile.py", "eventfile.py", "files.py", "locks.py", "planted.py")
+ALSO_ELSEWHERE = {
+    "runfolder.py": "makes the folder of runs, which the user names, and a new run folder, which fails where one is",
+    "files.py": "opens for reading; `private` is for state files",
+}
+
+
+def test_nobody_writes_another_way() -> None:
+    known = {**ELSEWHERE, **ALSO_ELSEWHERE}
+    found: dict[str, list[str]] = {}
+    for path in sources():
+        name = path.relative_to(HOME).as_posix()
+        writes = list(of_writing(ast.parse(path.read_text(encoding="utf-8"))))
+        if writes:
+            found[name] = writes
+    strange = {name: writes for name, writes in found.items() if name not in known}
+    assert not strange, "write through holdfast.folders, or say here why not"
+    assert sorted(known) == sorted(found), "some of what is named here writes nothing any more"
+
+
+def test_the_look_sees_what_it_should() -> None:
+    seen = "import os, shutil\nopen(p, 'w')\nopen(p, mode='a')\nos.open(p, os.O_WRONLY)\nos.replace(a, b)"
+    seen += "\nshutil.rmtree(p)\npath.write_text(t)\n(a / b).unlink()\nopen(f, 'rb+')\npath.open('w')"
+    assert len(list(of_writing(ast.parse(seen)))) == 9
+    unseen = "open(p)\nopen(p, 'rb')\nopen(fd, 'wb')\ntext.replace(a, b)\nos.open(p, os.O_RDONLY)\nfolder.unlink(name)"
+    assert not list(of_writing(ast.parse(unseen)))
+
+
+def sources() -> Iterator[Path]:
+    for part in PARTS:
+        yield from sorted((HOME / part).rglob("*.py"))
+    for name in ALSO:
+        yield HOME / name
+
+
+def of_writing(tree: ast.AST) -> Iterator[str]:
+    """Every call that makes, changes or removes something by its path."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _writes(node):
+            yield f"line {node.lineno}: {ast.unparse(node)[:80]}"
+
+
+def _writes(call: ast.Call) -> bool:
+    function = call.func
+    if isinstance(function, ast.Name):
+        return function.id == "open" and _mode_writes(call, 1) and not _by_descriptor(call.args[0])
+    if not isinstance(function, ast.Attribute):
+        return False
+    owner = function.value.id if isinstance(function.value, ast.Name) else ""
+    if owner in ("os", "shutil"):
+        return (function.attr in FORBIDDEN[owner] and not _by_descriptor(call.args[0])) or _os_open_writes(call, owner)
+    if function.attr == "open":
+        return _mode_writes(call, 0)
+    by_folder = owner in ("folder", "place", "inside", "aside", "faults") and len(call.args) == 1
+    return function.attr in FORBIDDEN["path"] and not by_folder and _is_path_call(function.attr, call)
+
+
+def _is_path_call(name: str, call: ast.Call) -> bool:
+    """`text.replace(a, b)` and `folder.rename(a, b)` take two arguments, those of a path one or none."""
+    return name != "rename" or len(call.args) == 1
+
+
+def _mode_writes(call: ast.Call, at: int) -> bool:
+    given = [word.value for word in call.keywords if word.arg == "mode"] + call.args[at : at + 1]
+    return any(isinstance(mode, ast.Constant) and set(str(mode.value)) & set("wax+") for mode in given)
+
+
+def _by_descriptor(argument: ast.AST) -> bool:
+    """A descriptor that was opened before, through folders.py or by `_os_open_writes`, which is seen by itself."""
+    if isinstance(argument, ast.Call):
+        return isinstance(argument.func, (ast.Name, ast.Attribute))
+    return isinstance(argument, (ast.Name, ast.Attribute)) and ast.unparse(argument).endswith("fd")
+
+
+def _os_open_writes(call: ast.Call, owner: str) -> bool:
+    if owner != "os" or not isinstance(call.func, ast.Attribute) or call.func.attr != "open" or len(call.args) < 2:
+        return False
+    flags = ast.unparse(call.args[1])
+    writes = any(word in flags for word in ("O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC", "O_APPEND", "flags"))
+    return writes and "devnull" not in ast.unparse(call.args[0])
