@@ -87,6 +87,38 @@ def trained(
     return results[-1], outcome
 
 
+# -- an error of the script's own ----------------------------------------------------------------------------
+
+
+def test_an_error_that_the_script_catches_keeps_nothing_of_its_step(tmp_path: Path) -> None:
+    """Neither its activations, which the frames of its traceback hold, nor its batch."""
+    alive: list[weakref.ref[Tensor]] = []
+
+    def train(session: Session) -> None:
+        model = network()
+        session.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+
+        def fn(batch: Tensor) -> Tensor:
+            hidden = model[0](batch)
+            alive.extend([weakref.ref(hidden), weakref.ref(batch)])
+            if failing:
+                raise KeyError("no such label")
+            return model[2](model[1](hidden)).square().mean()
+
+        for number in range(3):
+            failing = number == 1
+            try:
+                session.step(fn, torch.randn(8, 4))
+            except KeyError:
+                gc.collect()  # while the error is being handled it is the script's to keep it
+                assert alive[-2]() is not None
+            gc.collect()
+            assert [each() for each in alive] == [None] * len(alive)
+
+    run(tmp_path, train)
+    assert len(alive) == 6
+
+
 # -- once ----------------------------------------------------------------------------------------------------
 
 

@@ -241,11 +241,14 @@ class Supervisor:
             self.teller.log_missing(int(message["step"]), int(message["epoch"]), message["values"])
             worker.board.hear()
         elif kind == "restored":
-            self.teller.best.go_on(int(message["step"]), int(message["epoch"]), ended=bool(message["ended"]))
+            place = int(message["step"]), int(message["epoch"])
+            self.teller.best.go_on(*place, ended=bool(message["ended"]), inside=bool(message["inside"]))
         elif kind == "epoch":
             self.teller.pump_output()  # what the script printed in it comes first
             self._saving.epoch(message)
             worker.board.hear()
+        elif kind == "weights":
+            self._saving.weights(int(message["step"]), int(message["sequence"]))
         elif kind == "fault":
             self._recovery.in_process(Fault.from_json(message["fault"]), Move.from_json(message["move"]))
         elif kind == "finding":
