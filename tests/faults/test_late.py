@@ -1,4 +1,4 @@
-"""A device whose copies arrive late: what is not finite is noticed while the next step fails, in a worker of its own."""
+"""A device whose copies arrive late: what is not finite is noticed while the next step fails, in another process."""
 
 from __future__ import annotations
 

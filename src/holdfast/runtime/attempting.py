@@ -323,7 +323,8 @@ class Attempts:
 
     def loader_mended(self, kind: str, details: dict[str, Any]) -> None:
         """A loader lost its processes and has replaced them by itself: a fault, told like any other."""
-        step, link = self.ground.position.step + 1, self.ground.link
+        # It belongs to the step of the batch that could not be read, which may be read ahead of its turn.
+        step, link = self.ground.position.step + 1 + int(details.get("ahead", 0)), self.ground.link
         message = str(details.get("message", ""))
         fault = Fault(Kind(kind), step=step, phase=Phase.DATA.label, message=message, evidence=details)
         move = Move(Action.RETRY, self._rung, reason="the loader's processes were replaced")
