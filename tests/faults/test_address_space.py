@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 from pathlib import Path
 
@@ -23,6 +22,5 @@ def test_a_limit_that_is_too_small_is_named(tmp_path: Path, kilobytes: int) -> N
         said = command.words()
     assert code == 2, said
     assert f"ulimit -v {kilobytes}" in said and "address space" in said and "ulimit -v unlimited" in said
-    kinds = [json.loads(line)["kind"] for line in (command.folder / "journal.jsonl").read_text().splitlines()]
-    assert "fault" not in kinds, kinds
-    assert json.loads((command.folder / "run.json").read_text())["state"] == "FAILED"
+    run = command.run()
+    assert run.outcome.state == "FAILED" and not run.of("fault"), run.story()
