@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from holdfast.errors import ScriptFailed
 from holdfast.runtime.local import run_local
 from holdfast.runtime.session import Session
 from holdfast.testing import late
-from tests.runtime.local_runs import Outcome, Raise, equal, fingerprint, new_folder, oom, run, settings_of
+from tests.runtime.local_runs import Raise, equal, fingerprint, new_folder, oom, run, settings_of, survive
 
 LATE = f"{late.NAME}:0"
 BAD = 3
@@ -27,7 +28,9 @@ class Bug(ValueError):
     """An error of the script's own."""
 
 
-def trained(root: Path, fail: Any = None, *, device: str = LATE, norm: bool = True, **options: Any) -> dict[str, Any]:
+def trained(
+    root: Path, fail: Any = None, *, device: str = LATE, norm: bool = True, deaths: Sequence[str] = (), **options: Any
+) -> dict[str, Any]:
     """The state after two epochs of four steps; `fail(step)` is called inside of each."""
     results: list[dict[str, Any]] = []
 
@@ -51,11 +54,11 @@ def trained(root: Path, fail: Any = None, *, device: str = LATE, norm: bool = Tr
                     session.step(fn, batch)
         results.append(fingerprint(model=model, optimizer=optimizer))
 
-    outcomes.append(run(root, train, device=device, **options))
+    if deaths:
+        survive(root, train, deaths, device=device, **options)
+    else:
+        run(root, train, device=device, **options)
     return results[-1]
-
-
-outcomes: list[Outcome] = []
 
 
 def test_copies_arrive_late(tmp_path: Path) -> None:
@@ -75,6 +78,11 @@ def test_copies_arrive_late(tmp_path: Path) -> None:
 
 def test_the_same_numbers(tmp_path: Path) -> None:
     equal(trained(tmp_path), trained(tmp_path, device="cpu"))
+
+
+def test_a_run_that_dies_goes_on_from_what_has_arrived(tmp_path: Path) -> None:
+    deaths = ["forward 3", "optimizer 4", "snapshot 5"]
+    equal(trained(tmp_path / "one", deaths=deaths), trained(tmp_path / "two", device="cpu"))
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])

@@ -16,6 +16,7 @@ from torch.nn.functional import mse_loss
 
 import holdfast
 from holdfast.runtime.session import Session
+from holdfast.testing import late
 from tests.runtime.local_runs import Outcome, Raise, equal, fingerprint, new_folder, oom, run
 
 SIZE, SAMPLES = 8, 64
@@ -122,9 +123,10 @@ def test_an_error_that_the_script_catches_keeps_nothing_of_its_step(tmp_path: Pa
 # -- once ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("device", ["cpu", f"{late.NAME}:0"])
 @pytest.mark.parametrize("step", [1, 3])
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad])
-def test_inside_the_optimizer_after_it_has_written(kind: Any, step: int, tmp_path: Path) -> None:
+def test_inside_the_optimizer_after_it_has_written(kind: Any, step: int, device: str, tmp_path: Path) -> None:
     """Parameters and moments are already the new ones, at step 1 the moments did not even exist before."""
     count = 0
 
@@ -141,7 +143,10 @@ def test_inside_the_optimizer_after_it_has_written(kind: Any, step: int, tmp_pat
 
     expected, _ = trained(tmp_path, build=build)
     with_fault, outcome = trained(
-        tmp_path, build=build, prepare=lambda _, objects: objects["optimizer"].register_step_post_hook(explode)
+        tmp_path,
+        build=build,
+        prepare=lambda _, objects: objects["optimizer"].register_step_post_hook(explode),
+        device=device,
     )
     equal(with_fault, expected)
     assert outcome.moves == ["retry"]
