@@ -184,11 +184,12 @@ def test_code_that_fails_for_every_sample_is_the_scripts_own(drive: Drive) -> No
         assert "no sample has a label" in words and "dataset[0]" in words
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_without_quarantine_the_run_fails_and_names_the_sample(drive: Drive, workers: int) -> None:
+@pytest.mark.parametrize(("workers", "slow"), [(0, 0.0), (2, 0.0), (2, 1.0)])
+def test_without_quarantine_the_run_fails_and_names_the_sample(drive: Drive, workers: int, slow: float) -> None:
+    """Also where the sample is met ahead of its turn, while the loop waits for the batch before."""
     # Nothing hangs here, and on a busy machine a reader may well be slow for 0.3 s.
     settings = {"data.quarantine": "false", **SOON, "loader.stuck_floor": "30s"}
-    run = drive(POISON, how="segfault", workers=workers, settings=settings)
+    run = drive(POISON, how="segfault", workers=workers, slow=slow, settings=settings)
     assert (run.outcome.state, run.outcome.exit_code) == ("FAILED", 1), run.story()
     error = run.outcome.error
     assert isinstance(error, ScriptFailed)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
@@ -56,6 +58,22 @@ def test_also_when_the_worker_dies_right_after_its_value(drive: Drive) -> None:
 
 def test_also_when_it_was_the_last_epoch(drive: Drive) -> None:
     _assert_best(drive(BEST, epochs=5, dies=4), 2.0)
+
+
+@pytest.mark.parametrize("after", [{}, {"dies": 120, "after": "weights"}, {"dies": 4, "after": "epoch"}])
+def test_also_when_the_loop_is_left_after_it(drive: Drive, after: dict[str, Any]) -> None:
+    """And when the worker dies before it can offer its weights, or say that the epoch is over."""
+    run = drive(BEST, leave=4, **after)
+    _assert_best(run, 2.0)
+    assert run.receipt["steps"] == 120 and sum(run.receipt["faults"].values()) == bool(after), run.story()
+
+
+@pytest.mark.parametrize("after", [{}, {"dies": 9, "after": "weights"}])
+def test_also_without_epochs(drive: Drive, after: dict[str, Any]) -> None:
+    """The ninth value is the best of ten; the worker dies before it can offer the weights of it."""
+    run = drive(BEST, steps=10, **after)
+    _assert_best(run, 0.5)
+    assert run.receipt["steps"] == 10 and sum(run.receipt["faults"].values()) == bool(after), run.story()
 
 
 def _killed_and_resumed(command: Command) -> Run:

@@ -13,7 +13,7 @@ from holdfast.events import Event
 from holdfast.runtime import evidence
 from holdfast.runtime.supervisor import Supervisor
 from tests.faults.conftest import Drive
-from tests.faults.driving import JOBS, SOON, Run, assert_exact
+from tests.faults.driving import JOBS, SOON, Run, alive, assert_exact
 from tests.waiting import wait_until
 
 SLOW = JOBS / "slow.py"
@@ -86,10 +86,28 @@ def test_the_second_hang_at_one_step_moves_to_the_next_rung(drive: Drive, refere
 
 def test_a_step_that_was_only_slow_passes_the_second_time(drive: Drive, reference: Drive) -> None:
     """One false alarm, and no harm done: nothing lost, still on its device."""
-    run = drive(SLOW, step=12, step_s=3.0, device="pretend:0", settings={"watchdog.floor": "1s"})
+    settings = {"watchdog.floor": "1s", "run.stacks": "false"}  # asking for them may take longer than the step
+    run = drive(SLOW, step=12, step_s=3.0, device="pretend:0", settings=settings)
     assert_exact(run, reference(SLOW), faults=1)
     assert run.actions() == ["replace"]
     assert not run.of("moved")
+
+
+def test_a_worker_that_goes_on_while_it_is_asked_for_its_stacks_is_not_ended(
+    drive: Drive, reference: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine that takes seconds: the step that was slow is done by then, perhaps the whole run."""
+    asked: list[int] = []
+
+    def slowly(pid: int, *_: object, **__: object) -> dict[str, str]:
+        asked.append(pid)
+        assert wait_until(lambda: not alive({pid}))
+        return {}
+
+    monkeypatch.setattr(evidence, "ask_for_stacks", slowly)
+    run = drive(SLOW, step=12, step_s=3.0, device="pretend:0", settings={"watchdog.floor": "1s"})
+    assert len(asked) == 1
+    assert_exact(run, reference(SLOW), faults=0)
 
 
 def test_slow_but_healthy_raises_no_alarm(drive: Drive, reference: Drive) -> None:

@@ -16,6 +16,7 @@ from torch.nn.functional import mse_loss
 
 import holdfast
 from holdfast.runtime.session import Session
+from holdfast.testing import late
 from tests.runtime.local_runs import Outcome, Raise, equal, fingerprint, new_folder, oom, run
 
 SIZE, SAMPLES = 8, 64
@@ -87,12 +88,45 @@ def trained(
     return results[-1], outcome
 
 
+# -- an error of the script's own ----------------------------------------------------------------------------
+
+
+def test_an_error_that_the_script_catches_keeps_nothing_of_its_step(tmp_path: Path) -> None:
+    """Neither its activations, which the frames of its traceback hold, nor its batch."""
+    alive: list[weakref.ref[Tensor]] = []
+
+    def train(session: Session) -> None:
+        model = network()
+        session.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+
+        def fn(batch: Tensor) -> Tensor:
+            hidden = model[0](batch)
+            alive.extend([weakref.ref(hidden), weakref.ref(batch)])
+            if failing:
+                raise KeyError("no such label")
+            return model[2](model[1](hidden)).square().mean()
+
+        for number in range(3):
+            failing = number == 1
+            try:
+                session.step(fn, torch.randn(8, 4))
+            except KeyError:
+                gc.collect()  # while the error is being handled it is the script's to keep it
+                assert alive[-2]() is not None
+            gc.collect()
+            assert [each() for each in alive] == [None] * len(alive)
+
+    run(tmp_path, train)
+    assert len(alive) == 6
+
+
 # -- once ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("device", ["cpu", f"{late.NAME}:0"])
 @pytest.mark.parametrize("step", [1, 3])
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad])
-def test_inside_the_optimizer_after_it_has_written(kind: Any, step: int, tmp_path: Path) -> None:
+def test_inside_the_optimizer_after_it_has_written(kind: Any, step: int, device: str, tmp_path: Path) -> None:
     """Parameters and moments are already the new ones, at step 1 the moments did not even exist before."""
     count = 0
 
@@ -109,7 +143,10 @@ def test_inside_the_optimizer_after_it_has_written(kind: Any, step: int, tmp_pat
 
     expected, _ = trained(tmp_path, build=build)
     with_fault, outcome = trained(
-        tmp_path, build=build, prepare=lambda _, objects: objects["optimizer"].register_step_post_hook(explode)
+        tmp_path,
+        build=build,
+        prepare=lambda _, objects: objects["optimizer"].register_step_post_hook(explode),
+        device=device,
     )
     equal(with_fault, expected)
     assert outcome.moves == ["retry"]

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -347,3 +349,82 @@ def test_what_device_and_cpu_agreed_on_outlives_a_worker_that_cannot_be_killed(t
     assert agreed is not None and agreed.sequence == 1
     assert bytes(slots.arenas[-1].slots[agreed.slot].payload(agreed.size)) == b"agreed"
     slots.close()
+
+
+# -- a reader beside a writer --------------------------------------------------------------------------------
+
+
+class _Words:
+    """The header of a slot: notes every load, and lets the writer in before one of them."""
+
+    def __init__(self, words: Any, seen: list[str], before: int = -1, write: Callable[[], None] | None = None) -> None:
+        self.words, self.seen, self.before, self.write = words, seen, before, write
+
+    def __getitem__(self, index: int) -> int:
+        if self.write is not None and len([each for each in self.seen if each != "fence"]) == self.before:
+            write, self.write = self.write, None
+            write()
+        self.seen.append("sequence" if index == 1 else "word")
+        return int(self.words[index])
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self.words[index] = value
+
+    def release(self) -> None:
+        self.words.release()
+
+
+@pytest.mark.parametrize("finishes", [True, False])
+def test_what_is_overwritten_while_it_is_read_is_not_believed(finishes: bool) -> None:
+    """The writer comes in before each load in turn: what is read is the old commit, the new one, or nothing."""
+    for before in range(12):
+        arena = Arena.create(8192, slots=1)
+        slot = arena.slots[0]
+        slot.begin(5)
+        slot.commit(sequence=5, step=50, generation=0, size=500)
+        old, words = slot.read(), slot.words
+
+        def write(slot: Slot = slot, words: Any = words) -> None:
+            slot.words = words
+            slot.begin(6)
+            words[2], words[4] = 60, 600
+            if finishes:
+                slot.commit(sequence=6, step=60, generation=1, size=600)
+
+        seen: list[str] = []
+        slot.words = _Words(words, seen, before, write)  # type: ignore[assignment]
+        read = slot.read()
+        slot.words = words
+        assert read is None or read == old or (finishes and (read.sequence, read.step, read.size) == (6, 60, 600))
+        assert (read == old) == (before >= len([each for each in seen if each != "fence"])), f"before load {before}"
+        arena.close()
+
+
+def test_the_sequence_is_loaded_first_and_last_with_a_fence_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On ARM a load may come early or late: nothing between the two looks at the sequence may leave that place."""
+    arena = Arena.create(8192, slots=1)
+    slot = arena.slots[0]
+    slot.begin(5)
+    slot.commit(sequence=5, step=50, generation=0, size=500)
+    seen: list[str] = []
+    monkeypatch.setattr("holdfast.runtime.slots.fence", lambda: seen.append("fence"))
+    words = slot.words
+    slot.words = _Words(words, seen)  # type: ignore[assignment]
+    assert slot.read() is not None
+    slot.words = words
+    assert seen[:2] == ["sequence", "fence"] and seen[-2:] == ["fence", "sequence"]
+    assert set(seen[2:-2]) == {"word"} and len(seen) > 8
+    arena.close()
+
+
+def test_a_savepoint_is_found_by_its_sequence_and_an_undone_one_is_not() -> None:
+    arena = Arena.create(8192, slots=2)
+    slot = arena.slots[0]
+    slot.begin(5)
+    slot.commit(sequence=5, step=50, generation=0, size=500, resumable=False)
+    assert arena.newest() is None and arena.find(5) is slot
+    found = slot.read(savepoints=True)
+    assert found is not None and not found.resumable
+    slot.undo()
+    assert arena.find(5) is None
+    arena.close()

@@ -10,6 +10,7 @@ session of its own, ignores SIGHUP, and writes to `supervisor.log` in the run fo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -83,9 +84,14 @@ def _await_life(run: RunFolder, child: subprocess.Popen[bytes], before: object) 
 
 def _tell(run: RunFolder, child: subprocess.Popen[bytes], ended: bool, output: Output) -> int:
     look = Look(run)
-    code = child.returncode if ended else ExitCode.OK
-    if ended and code != ExitCode.OK:
-        raise _what_it_said(run, look, int(code))
+    if not ended and look.state not in LIVE_STATES:  # it came to its end between two looks
+        ended = True
+        with contextlib.suppress(subprocess.TimeoutExpired):  # what is known by now is in the run folder
+            child.wait(PATIENCE)
+        look = Look(run)
+    code = _code(run, child) if ended else ExitCode.OK
+    if code != ExitCode.OK:
+        raise _what_it_said(run, look, code)
     if output.as_json:
         output.json({**look.result(), "pid": None if ended else child.pid})
         return ExitCode.OK
@@ -105,6 +111,14 @@ def _tell(run: RunFolder, child: subprocess.Popen[bytes], ended: bool, output: O
     for line in table(rows):
         output.print(line)
     return ExitCode.OK
+
+
+def _code(run: RunFolder, child: subprocess.Popen[bytes]) -> int:
+    """How the background process ended; as the run folder says where it has not quite."""
+    said = run.info.get("exit_code")
+    if child.returncode is not None:
+        return child.returncode
+    return int(said) if isinstance(said, int) else int(ExitCode.INTERNAL)
 
 
 def _what_it_said(run: RunFolder, look: Look, code: int) -> Exception:

@@ -101,7 +101,7 @@ class Follower:
     def send(self, kind: str, **data: Any) -> None:
         if kind in ("log", "unheard", "epoch"):
             self.board.hear()  # the writing rank says the same to somebody
-        if kind == "epoch":
+        if kind in ("epoch", "weights"):
             self.snapshots.memory.let_go(data.get("sequence"))
 
 

@@ -70,10 +70,14 @@ class Attached:
         if self._channel is None:
             self._channel = self._door.answer()
         if self._channel is not None:
-            try:
-                for message in self._channel.pending():
+            messages, closed = self._channel.mail()
+            for message in messages:
+                kind = str(message.get("kind", ""))
+                try:
                     self._heed(message)
-            except (Closed, OSError, ValueError):
+                except (OSError, ValueError, KeyError, TypeError) as error:  # it is no reason to stop hearing the rest
+                    self.affairs.teller.failed_over(kind, error)
+            if closed:
                 self._drop_channel()
         if self._saving is not None:
             self._saving.hear()

@@ -16,6 +16,8 @@ import socket
 from collections.abc import Iterator
 from types import FrameType
 
+from holdfast.runtime.process import remember_children
+
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT", "SIGTSTP", "SIGBREAK")
 STOPPING = frozenset(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK") if hasattr(signal, name)
@@ -32,6 +34,7 @@ class Signals:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
+        remember_children()
         self.wake.setblocking(False)
         self._waker.setblocking(False)
 

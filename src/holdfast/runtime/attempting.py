@@ -34,6 +34,8 @@ from holdfast.runtime.transaction import Work
 from holdfast.runtime.vigil import Vigil
 
 T = TypeVar("T")
+_STEP = "_holdfast_step"
+"""The attribute of an error that says in which step it was raised."""
 LONGEST_WAIT = 10_000
 """Steps after which larger pieces are tried again at the latest."""
 
@@ -114,7 +116,6 @@ class Attempts:
         self._rungs = rungs
         self._rung = rung
         self._history: list[Past] = []
-        self._failed: tuple[Exception, Work, Samples | None] | None = None
         self._compiling = CompileWatch(ground.board, ground.enter)
 
     def begin_with(
@@ -157,8 +158,10 @@ class Attempts:
                 peers.all_done(None)
             except Exception as error:
                 fault = self._fault_of(error)
+                if begun.exact and (fault is None or fault.health is Health.ALIVE):
+                    self._settle()
                 if fault is None:  # the script's own error: it may go on, and must not find half a step
-                    self._failed = None if work is None else (error, work, samples)
+                    _remember_step(error, work, samples)
                     if begun.exact:
                         self._roll_back(begun)
                     raise
@@ -191,14 +194,15 @@ class Attempts:
 
     def explain(self, error: BaseException) -> Verdict | None:
         """The script's own error came out of a step: was it one of its samples? Raises LostWorker if it may go."""
-        failed, self._failed = self._failed, None
-        if failed is None or failed[0] is not error:
+        self._look_back()
+        found = vars(error).pop(_STEP, None)
+        if found is None or not isinstance(error, Exception):
             return None
-        raised, work, samples = failed
+        work, samples = found
         verdict = None
         with contextlib.suppress(Exception):  # what was raised is the answer, whatever the replay does
             passed = self.ground.position.step > 0
-            verdict = self.vigil.explain(work, raised, _describe(work, samples), others_passed=passed)
+            verdict = self.vigil.explain(work, error, _describe(work, samples), others_passed=passed)
         if verdict is not None:
             step, device = self.ground.position.step + 1, self._rungs[self._rung].device
             fault = Fault(Kind.BAD_DATA, device, step, Phase.FORWARD.label, verdict.why)
@@ -206,6 +210,13 @@ class Attempts:
             if "leave_out" in fault.evidence:
                 self.lose(fault)
         return verdict
+
+    def _look_back(self) -> None:
+        """The script failed. Was the step before it finite? On the CPU that was seen before the script went on."""
+        if self.ground.ready:
+            with contextlib.suppress(RuntimeError):  # a device that fails here says so to nobody's surprise
+                self.ground.snapshots.flush()
+            self.check_numbers()
 
     def perform(self, work: Work, device: torch.device) -> torch.Tensor:
         """Forward, backward and update, in as many pieces as fit."""
@@ -286,8 +297,14 @@ class Attempts:
             return False
         return oom.allow_batchnorm_split or not transaction.mixes_samples(self.ground.modules())
 
+    def _settle(self) -> None:
+        """What the step began with has arrived and was kept. There is no way back to numbers that are not finite."""
+        self.ground.snapshots.flush()
+        self.check_numbers()
+
     def _roll_back(self, begun: _Begun) -> None:
         """Everything protected, and the generators, as they were when the step began."""
+        self._settle()
         self.ground.drop_gradients()
         transaction.free_memory(self.ground.device)
         self.ground.snapshots.roll_back(begun.meta)
@@ -306,12 +323,21 @@ class Attempts:
 
     def loader_mended(self, kind: str, details: dict[str, Any]) -> None:
         """A loader lost its processes and has replaced them by itself: a fault, told like any other."""
-        step, link = self.ground.position.step + 1, self.ground.link
+        # It belongs to the step of the batch that could not be read, which may be read ahead of its turn.
+        step, link = self.ground.position.step + 1 + int(details.get("ahead", 0)), self.ground.link
         message = str(details.get("message", ""))
         fault = Fault(Kind(kind), step=step, phase=Phase.DATA.label, message=message, evidence=details)
         move = Move(Action.RETRY, self._rung, reason="the loader's processes were replaced")
         link.send("fault", fault=fault.to_json(), move=move.to_json())
         link.send("recovered", step=step, in_process=True)
+
+
+def _remember_step(error: Exception, work: Work | None, samples: Samples | None) -> None:
+    """For `explain`, should nobody catch the error. It travels with the error, so it goes when the script drops that:
+    a batch, and the activations in the frames of its traceback, are gigabytes."""
+    vars(error).pop(_STEP, None)
+    if work is not None:
+        vars(error)[_STEP] = (work, samples)
 
 
 def _samples_come_first(work: Work, samples: Samples | None) -> bool:

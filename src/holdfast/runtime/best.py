@@ -50,10 +50,11 @@ class Best:
             self.known = {"name": name, "value": value, "step": step, "epoch": epoch}
             self.due = True
 
-    def go_on(self, step: int, epoch: int, *, ended: bool) -> None:
+    def go_on(self, step: int, epoch: int, *, ended: bool, inside: bool = True) -> None:
         """A worker goes on after `step`: what was logged later comes again, what was logged before may still count.
 
-        That are the values of this epoch, and if one has just `ended` with these very weights, those of its end.
+        That are the values of this epoch, and if one has just `ended` with these very weights, those of its end. A run
+        that is not `inside` of a loop over epochs has none whose end is still to come: there, those of this step.
         """
         self._forget_after(step)
         if not self._unread:
@@ -62,7 +63,9 @@ class Best:
         found: dict[int, dict[str, Any]] = {}
         for record in self._run.newest_metrics(epoch - 1 if ended else epoch):
             at = record.get("step")
-            if isinstance(at, int) and at <= step and (record.get("epoch") == epoch or (ended and at == step)):
+            if not isinstance(at, int) or at > step or (at < step and not inside):
+                continue
+            if record.get("epoch") == epoch or (ended and at == step):
                 found[at] = {**found.get(at, {}), **record}  # what was written last of a step counts
         for at, record in sorted(found.items()):
             self.consider(at, whole(record.get("epoch")), record)

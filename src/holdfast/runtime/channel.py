@@ -94,6 +94,16 @@ class Channel:
         if gone is not None:
             raise gone
 
+    def mail(self) -> tuple[list[Message], bool]:
+        """What has arrived, and whether the channel is closed or broken."""
+        messages: list[Message] = []
+        try:
+            for message in self.pending():
+                messages.append(message)
+        except (Closed, OSError, ValueError):
+            return messages, True
+        return messages, False
+
     def close(self) -> None:
         self.sock.close()
         for fd in self._fds:

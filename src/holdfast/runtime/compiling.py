@@ -30,6 +30,7 @@ class CompileWatch:
         self._begun, self._done = self._compilation_begins, self._compilation_ends
 
     def begin(self) -> None:
+        self._error = None  # of a step that ended otherwise: it is no answer to this one, and holds on to its frames
         handler = _handler()
         if handler is not None and self._begun not in handler.start_callbacks:  # new, or after torch._dynamo.reset()
             handler.register_start_callback(self._begun)

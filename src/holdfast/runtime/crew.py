@@ -24,11 +24,14 @@ from holdfast.runtime import launch, process
 from holdfast.runtime.affairs import Affairs
 from holdfast.runtime.board import Beat
 from holdfast.runtime.ladder import Action, Move
-from holdfast.runtime.launch import CannotFork, Launcher, NurseryDied, WorkerProcess
+from holdfast.runtime.launch import CannotFork, Launcher, NurseryDied, NurseryLauncher, WorkerProcess
 from holdfast.testing import chaos
 
-EXIT_PATIENCE = 2.0
-"""Seconds the exit status of a worker that is gone may take to arrive."""
+EXIT_PATIENCE = 10.0
+"""Seconds the exit status of a worker that is gone may take to arrive: a nursery that imports something looks late,
+and could start no other worker meanwhile."""
+STILLBORN = 3
+"""Nurseries that end in the same way before torch is there: another one would do so, too."""
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
@@ -52,6 +55,8 @@ class Crew:
         """What the ladder decided for the worker there is now."""
         self._memory_kills = 0
         self._exit_deadline = 0.0
+        self._stillborn: list[int] = []
+        """How the last nurseries ended that never had torch ready."""
 
     # -- starting ------------------------------------------------------------------------------------------
 
@@ -63,6 +68,18 @@ class Crew:
         if self.launcher is not None:
             self.launcher.close()
         self.launcher = self._make_launcher()
+
+    def nursery_ended(self) -> None:
+        """Raises UserError if no nursery can be had: where the address space is limited, the first one shows it."""
+        launcher = self.launcher
+        code = launcher.stillborn() if isinstance(launcher, NurseryLauncher) else None
+        if code is None:
+            self._stillborn = []
+            return
+        self._stillborn = [*self._stillborn, code][-STILLBORN:]
+        by_limit = process.address_space_limit() is not None and code not in (-_KILL, -signal.SIGTERM)
+        if by_limit or self._stillborn == [code] * STILLBORN:
+            raise launch.no_torch(code)
 
     def start(self, move: Move | None = None) -> None:
         """The next generation, from the newest snapshot, as the ladder decided. Raises NurseryDied."""
@@ -139,13 +156,18 @@ class Crew:
     def notice_exit(self, ready: Collection[Any]) -> None:
         """Its pidfd is readable: it is gone, and its exit status is on the way."""
         worker = self.worker
-        if worker is not None and worker.pidfd in ready and not worker.gone:
+        if worker is not None and worker.pidfd in ready:
+            self.note_gone(worker)
+
+    def note_gone(self, worker: WorkerProcess) -> None:
+        """It has ended, and the word about how may still be on its way."""
+        if not worker.gone:
             worker.gone = True
             self._exit_deadline = time.monotonic() + EXIT_PATIENCE
 
     def exit_known(self, worker: WorkerProcess) -> bool:
         """True once its exit status is here, or has taken too long."""
-        return worker.exit_code is not None or time.monotonic() > self._exit_deadline
+        return worker.told or time.monotonic() > self._exit_deadline
 
     @property
     def memory_kills(self) -> int:

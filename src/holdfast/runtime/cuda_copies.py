@@ -8,7 +8,8 @@ copies.guard(pending)                          # an optimizer is about to write 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +23,32 @@ if TYPE_CHECKING:
 
 FLAT_LIMIT = 512 << 20
 """Device bytes up to which the state is gathered first. Above, tensors are large enough to copy one by one."""
+
+
+class Copies(Protocol):
+    """The device side of a take, where a copy is under way when `copy` returns and arrives later."""
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor is on the device."""
+        ...
+
+    def arrange(self, plan: layouts.Layout, lazy: list[bool]) -> None: ...
+    def copy(
+        self, taken: Taken, views: Views, sources: list[Tensor], loss: Tensor | None, norm: Tensor | None
+    ) -> None: ...
+    def guard(self, pending: list[Taken]) -> None: ...
+    def lock_pages(self, slot: Slot) -> None: ...
+
+
+MAKERS: dict[torch.device, Callable[[], Copies]] = {}
+"""Devices that are not CUDA's and whose copies arrive late all the same: that of holdfast.testing.late."""
+
+
+def copies_for(device: torch.device) -> Copies | None:
+    """None where a copy has arrived when it returns."""
+    if device.type == "cuda":
+        return CudaCopies(device)
+    return MAKERS[device]() if device in MAKERS else None
 
 
 class CudaCopies:
@@ -42,6 +69,9 @@ class CudaCopies:
         self.runs: list[tuple[int, int, int]] = []
         self._flat_free: Any = None
         self._locked: set[int] = set()
+
+    def holds(self, tensor: Tensor) -> bool:
+        return tensor.device.type != "cpu"
 
     def arrange(self, plan: layouts.Layout, lazy: list[bool]) -> None:
         """Decide what is gathered and what is copied straight."""

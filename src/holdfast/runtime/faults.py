@@ -320,19 +320,19 @@ _WINDOWS = {
 _LAST_LINES = 60
 
 
-def classify_exit(*, exitcode: int, last_words: str, oom_kills: int, device: str) -> Fault:
+def classify_exit(*, exitcode: int | None, last_words: str, oom_kills: int, device: str) -> Fault:
     """The fault behind a worker that ended without reporting an exception.
 
-    `exitcode` is as in `subprocess`: negative for a signal. `oom_kills` is by how much the kernel's
-    count of out-of-memory kills rose meanwhile.
+    `exitcode` is as in `subprocess`: negative for a signal; None if nobody knows it. `oom_kills` is by how much the
+    kernel's count of out-of-memory kills rose meanwhile.
     """
-    kind, how = _kind_of_exit(exitcode)
+    kind, how = (Kind.EXIT, {"status": "exit status unknown"}) if exitcode is None else _kind_of_exit(exitcode)
     evidence: dict[str, object] = {"exitcode": exitcode, **how}
     if oom_kills > 0:
         evidence["oom_kills"] = oom_kills
     tail = "\n".join(last_words.splitlines()[-_LAST_LINES:])
     known = None
-    if kind is Kind.KILLED and how.get("signal") == "SIGKILL" and oom_kills > 0:
+    if oom_kills > 0 and (exitcode is None or how.get("signal") == "SIGKILL"):
         kind, known = Kind.HOST_MEMORY, signature("host-out-of-memory")
     elif kind in (Kind.CRASH, Kind.EXIT):
         known = _fatal_text(tail, device)

@@ -62,6 +62,25 @@ class Position:
         return cls(int(session["step"]), int(session["epoch"]), int(session["samples"]))
 
 
+@dataclass(slots=True)
+class Loop:
+    """The loop over epochs that the run is in, or was in last. Saved with every snapshot."""
+
+    number: int
+    """How many came before it."""
+    total: int
+    left: bool = False
+    """Before its end, and the script has gone on."""
+
+    @classmethod
+    def of(cls, meta: dict[str, Any]) -> Loop | None:
+        said = meta["session"].get("loop")
+        return Loop(int(said["number"]), int(said["total"]), bool(said["left"])) if isinstance(said, dict) else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"number": self.number, "total": self.total, "left": self.left}
+
+
 class Ground:
     """What the parts of a session share."""
 
@@ -74,6 +93,7 @@ class Ground:
         self.replaying = False
         """A step is computed off the record."""
         self.position = Position()
+        self.loop: Loop | None = None
         self.unheard = Unheard(link.board)
         self.objects: dict[str, Any] = {}
         """What is protected, by name."""
@@ -149,6 +169,7 @@ class Ground:
                 "samples": position.samples,
                 "at": at,
                 "of": of,
+                "loop": None if self.loop is None else self.loop.to_json(),
                 "sequence": snapshots.next_sequence,
                 "skipped": skipped,
                 "repeated": repeated,

@@ -143,7 +143,8 @@ class Keeper:
         written, refused = False, None
         if not run.is_dir():
             return None, OSError(errno.ENOENT, "the run folder is gone")
-        if request.get("checkpoint", True) and (commit.sequence != self.saved_sequence or run != self.run):
+        news = commit.sequence != self.saved_sequence or run != self.run
+        if request.get("checkpoint", True) and commit.resumable and news:
             try:
                 made = self._write_checkpoint(run, payload, commit, check, last=bool(request.get("last")))
                 report["path"], report["sha256"] = str(made.path), made.sha256
@@ -191,7 +192,7 @@ class Keeper:
         """The snapshot the worker held for us."""
         for arena in self.arenas:
             slot = arena.find(sequence)
-            commit = slot.read() if slot is not None else None
+            commit = slot.read(savepoints=True) if slot is not None else None
             if slot is not None and commit is not None:
                 slot.lease()
                 return slot, commit
@@ -220,7 +221,7 @@ class Keeper:
 
     def _check_untouched(self, slot: Slot, commit: Commit) -> None:
         fence()  # the copy was made before this look
-        if slot.read() != commit:
+        if slot.read(savepoints=True) != commit:
             raise OSError("the snapshot was overwritten while it was copied")
 
     def _last_rites(self) -> None:

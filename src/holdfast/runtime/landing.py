@@ -17,7 +17,7 @@ import torch
 
 from holdfast.errors import UserError
 from holdfast.runtime import snapshot, unheard
-from holdfast.runtime.ground import Ground, Position
+from holdfast.runtime.ground import Ground, Loop, Position
 from holdfast.runtime.layout import read_meta
 from holdfast.runtime.rng import restore_rng
 
@@ -36,15 +36,38 @@ class Landing:
     """What was protected, right after the first restore."""
     ended: list[unheard.Record]
     """Epochs that were over by then, of whose end nobody may have heard."""
+    loop: Loop | None
+    """The loop over epochs it was taken in, or after."""
 
     def here(self, at: str, of: str | None) -> bool:
         if at == "asked":  # the head of a loop without epochs and batches, before it draws its batch
             return self.at in ("free", "end")
         return (at, of) == (self.at, self.of) or self.at in ("start", "free", "end")
 
+    @property
+    def left(self) -> bool:
+        """Whether a loop over epochs had been left by then."""
+        return self.loop is not None and self.loop.left
+
+    @property
+    def loops(self) -> int:
+        """How many loops over epochs the script has to come past first."""
+        return self.loop.number if self.loop is not None else 0
+
+    def is_past(self, number: int, total: int) -> bool:
+        """Whether the run is past this loop over epochs, which may have been left before its end.
+
+        A run that was over goes on if it is asked to. A loop that a script begins again, after an error it caught, is
+        the same one.
+        """
+        loop = self.loop
+        if loop is None or self.at == "end":
+            return False
+        return number <= loop.number if loop.left else number < loop.number and total != loop.total
+
     def land(self, ground: Ground) -> None:
         """Position, protected objects and generators as they were when the snapshot was taken."""
-        ground.position = Position.of(self.meta)
+        ground.position, ground.loop = Position.of(self.meta), self.loop
         protected = ground.protected
         if protected.stamp() != self.stamp or protected.tensors() is not self.tensors:
             protected.restore(snapshot.reader(self.payload), self.meta)
@@ -73,12 +96,15 @@ def restore(ground: Ground) -> Landing | None:
     here = bool(ended) and ended[-1]["step"] == ground.position.step
     if here and (loss := snapshot.loss_in(payload)) is not None:
         ended[-1]["loss"] = loss  # it was not known yet when the snapshot began
-    landing = Landing(at, of, payload, meta, protected.tensors(), stamp, ended)
+    loop = Loop.of(meta)
+    landing = Landing(at, of, payload, meta, protected.tensors(), stamp, ended, loop)
     ground.snapshots.start_after(int(session["sequence"]))
     for record in logged:
         ground.unheard.add(record)
         ground.link.send("unheard", **record)
-    ground.link.send("restored", step=ground.position.step, epoch=ground.position.epoch, ended=here)
+    inside = loop is not None and not loop.left and ground.position.epoch < loop.total
+    place = {"step": ground.position.step, "epoch": ground.position.epoch}
+    ground.link.send("restored", **place, ended=here, inside=inside)
     landing.restore_generators(ground.device)
     return landing
 

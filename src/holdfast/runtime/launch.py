@@ -12,6 +12,7 @@ import hmac
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -29,6 +30,8 @@ from holdfast.runtime.channel import Channel, Closed
 from holdfast.runtime.slots import Arena
 
 _CONNECT_TIMEOUT = 120.0
+_NO_ROOM = ("cannot allocate memory", "Cannot allocate memory", "failed to map segment", "MemoryError")
+"""How the loader of shared libraries, and Python, say that there is no address space left."""
 
 
 @dataclass(slots=True)
@@ -45,6 +48,8 @@ class WorkerProcess:
     """It has closed its end of the channel."""
     gone: bool = False
     """Known to have ended, though its exit code may still be on the way."""
+    told: bool = False
+    """All that can be known of its end is: an exit code of None is one that nobody knows."""
     started: float = field(default_factory=time.monotonic)
     popen: subprocess.Popen[bytes] | None = None
 
@@ -56,6 +61,11 @@ class WorkerProcess:
     def identify(self, pid: int) -> None:
         self.pid = pid
         self.pidfd = process.open_pidfd(pid)
+
+    def answer(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """It waits for this, unless it has died meanwhile: that is noticed elsewhere."""
+        with contextlib.suppress(Closed):
+            self.channel.send(message, fds)
 
     def close(self) -> None:
         self.channel.close()
@@ -144,6 +154,14 @@ class NurseryLauncher:
         with contextlib.suppress(Closed):
             self.channel.send({"warm": True})
 
+    def stillborn(self) -> int | None:
+        """Its exit code, if it has ended without ever having torch ready."""
+        if self.ready is not None:
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its end of the channel is closed, so it is about to end
+            return self._process.wait(2.0)
+        return None
+
     def poll(self) -> list[str]:
         """Take the nursery's news; returns notes. Raises NurseryDied when it is gone."""
         notes: list[str] = []
@@ -162,7 +180,8 @@ class NurseryLauncher:
         elif "exited" in message:
             ended = self.workers.pop(int(message["exited"]), None)
             if ended is not None:
-                ended.exit_code, ended.gone = int(message["code"]), True
+                code = message["code"]
+                ended.exit_code, ended.gone, ended.told = None if code is None else int(code), True, True
         elif "ready" in message:
             self.torch = str(message["ready"])
             self.ready = time.monotonic()
@@ -227,7 +246,7 @@ class SpawnLauncher:
         for worker in self._workers:
             if worker.popen is not None and worker.exit_code is None:
                 worker.exit_code = worker.popen.poll()
-                worker.gone = worker.exit_code is not None
+                worker.gone = worker.told = worker.exit_code is not None
         return []
 
     def close(self) -> None:
@@ -291,7 +310,10 @@ def spawn(
                 return popen, channel
         channel.close()
     popen.kill()
-    raise InternalError(f"{command[0]} did not start", cause=f"exit code {popen.wait()}")
+    code = popen.wait()
+    if process.address_space_limit() is not None:
+        raise no_torch(code)
+    raise InternalError(f"{command[0]} did not start", cause=f"exit code {code}")
 
 
 def _own_group() -> dict[str, Any]:
@@ -309,8 +331,42 @@ def connect_back(port: int, token: str) -> Channel:
     return channel
 
 
+def no_torch(code: int) -> UserError:
+    """What is said where the process that imports torch ends over it each time, and cannot say why."""
+    how = f"ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    limit = process.address_space_limit()
+    if limit is not None:
+        return _too_little_room(limit, f"the process that imports torch was {how}" if code < 0 else f"torch {how}")
+    return UserError(
+        "torch cannot be imported",
+        cause=f"the process that imports it is {how} each time, before torch is there",
+        hints=[f"look at what `{sys.executable} -c 'import torch'` says", "`holdfast env` shows what is installed"],
+    )
+
+
+def _too_little_room(limit: int, what: str) -> UserError:
+    return UserError(
+        "torch does not fit into the address space that is allowed here",
+        cause=f"the limit is {limit / 2**30:.1f} GiB (`ulimit -v {limit // 1024}`, RLIMIT_AS); {what}",
+        hints=[
+            "start it where that limit is not set: the shell, the user or the job has one (`ulimit -v unlimited`)",
+            "to limit memory in use, take a cgroup: `systemd-run --user --scope -p MemoryMax=8G holdfast …`",
+        ],
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def broken_torch(cause: str) -> UserError:
     """What is said where a nursery answers that torch cannot be imported."""
+    limit = process.address_space_limit()
+    if limit is not None and any(word in cause for word in _NO_ROOM):
+        return _too_little_room(limit, cause)
     return UserError(
         "torch cannot be imported",
         cause=cause,

@@ -15,6 +15,8 @@ import socket
 from collections.abc import Iterator
 from types import FrameType
 
+from holdfast.runtime.process import remember_children
+
 _WANTED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
 URGENT = (signal.SIGINT, signal.SIGTERM)
 """Those that mean "now" when they come a second time. A terminal that closes may say so twice: kernel and shell."""
@@ -33,6 +35,7 @@ class Signals:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Signals become entries in a list; the wake-up socket ends the wait at once."""
+        remember_children()
         self.wake.setblocking(False)
         self._waker.setblocking(False)
 

@@ -28,7 +28,7 @@ from holdfast.runtime.faults import Fault
 from holdfast.runtime.ladder import Move, Rung
 from holdfast.runtime.memory import Memory
 from holdfast.runtime.session import LostWorker, Run, Session, StopRun
-from holdfast.runtime.slots import Arena, Slot
+from holdfast.runtime.slots import Arena
 from holdfast.runtime.storage import Storage
 from holdfast.runtime.telling import Face, Teller
 from holdfast.runtime.worker import map_file, open_device, seed_everything
@@ -75,7 +75,8 @@ class LocalLink:
             self.teller.log_missing(int(data["step"]), int(data["epoch"]), data["values"])
             self.board.hear()
         elif kind == "restored":
-            self.teller.best.go_on(int(data["step"]), int(data["epoch"]), ended=bool(data["ended"]))
+            place = int(data["step"]), int(data["epoch"])
+            self.teller.best.go_on(*place, ended=bool(data["ended"]), inside=bool(data["inside"]))
         elif kind == "fault":
             fault = Fault.from_json(data["fault"])
             self.accounts.fault(fault.kind.value)
@@ -83,14 +84,20 @@ class LocalLink:
         elif kind == "epoch":
             best, sequence = self.teller.epoch(data)
             self.board.hear()
-            if best:
-                try:
-                    self._save_weights("best", best=self.teller.best.known)
-                except OSError as error:
-                    self._storage.failed(str(error.strerror or error), "epoch")
-            self.memory.let_go(sequence)
+            self._keep_best(sequence, best=best)
+        elif kind == "weights":
+            self._keep_best(int(data["sequence"]), best=self.teller.best.taken(int(data["step"])))
         else:
             self.teller.emit(kind, **data)
+
+    def _keep_best(self, sequence: int | None, *, best: bool) -> None:
+        """The snapshot that is held is saved if its weights are the best, and let go."""
+        try:
+            if best:
+                self._save_weights("best", best=self.teller.best.known, sequence=sequence)
+        except OSError as error:
+            self._storage.failed(str(error.strerror or error), "epoch")
+        self.memory.let_go(sequence)
 
     def save(self) -> None:
         """The newest snapshot on disk; a full disk is said and training goes on."""
@@ -125,19 +132,28 @@ class LocalLink:
             ) from None
         return layout.weights_sha256(payload)
 
-    def _save_weights(self, name: str, best: dict[str, Any] | None = None) -> None:
-        payload = self._payload()
+    def _save_weights(self, name: str, best: dict[str, Any] | None = None, sequence: int | None = None) -> None:
+        held = None if sequence is None else self._held(sequence)
+        payload, step = held or (self._payload(), self.accounts.steps)
         if payload is not None:
             path = self.run.path / f"{name}.safetensors"
-            checkpoint.write_weights(path, payload, step=self.accounts.steps, best=best)
+            checkpoint.write_weights(path, payload, step=step, best=best)
+
+    def _held(self, sequence: int) -> tuple[memoryview, int] | None:
+        """The snapshot that is held under this sequence, and its step."""
+        for arena in self.memory.arenas:
+            slot = arena.find(sequence)
+            commit = None if slot is None else slot.read(savepoints=True)
+            if slot is not None and commit is not None:
+                return slot.payload(commit.size), commit.step
+        return None
 
     def _payload(self) -> memoryview | None:
         found = self.memory.newest_slot()
         if found is None:
             return None
         arena, commit = found
-        slot: Slot = arena.slots[commit.slot]
-        return slot.payload(commit.size)
+        return arena.slots[commit.slot].payload(commit.size)
 
     def close(self) -> None:
         self.memory.close()

@@ -124,7 +124,7 @@ class Memory:
         for arena in self.arenas:
             arena.release_all()
             for slot in arena.slots:
-                commit = slot.read()
+                commit = slot.read(savepoints=True)
                 if commit is None or commit.sequence not in keep:
                     slot.let_go()
 

@@ -81,7 +81,7 @@ class Nursery:
         try:
             for name in self.first:
                 importlib.import_module(name)
-        except ImportError as error:
+        except (ImportError, OSError, MemoryError) as error:  # a library that cannot be mapped is an OSError of ctypes
             self.channel.send({"broken": f"{type(error).__name__}: {error}"})
             raise SystemExit(1) from None
         finally:
@@ -157,13 +157,15 @@ class Nursery:
 
     def _reap(self) -> None:
         for pid in list(self.children):
+            code: int | None = None
             try:
                 done, status = os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:
-                done, status = pid, 0
+                code = os.waitstatus_to_exitcode(status) if done else None
+            except ChildProcessError:  # somebody else has taken its status: nobody knows it now
+                done = pid
             if done:
                 self.children.discard(pid)
-                self.channel.send({"exited": pid, "code": os.waitstatus_to_exitcode(status)})
+                self.channel.send({"exited": pid, "code": code})
 
 
 def _flush() -> None:

@@ -13,6 +13,7 @@ After `RESPAWNS` new generations for one batch: LoaderFailed, with the sample th
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import time
 from collections import Counter
@@ -255,7 +256,8 @@ class Pool:
             self._strikes.update(samples if len(samples) == 1 else ())
             trouble.suspects.extend(samples)
             hints.update(dict.fromkeys(_hints(name, samples)))
-            details = _details(feed.job, feed.next, child.pid, samples)
+            batch = self._batch_of(feed, child)
+            details = _details(feed.job, batch, child.pid, samples, ahead=batch - feed.next)
             trouble.events.append(("loader_died", {**details, "signal": name, "exitcode": child.exitcode}))
             if name == "SIGBUS":  # shared memory is full: a full tmpfs kills whoever writes to it
                 self.fetcher.by_value = True
@@ -292,10 +294,23 @@ class Pool:
         at = int(feed.progress[slot])
         if at >= 0:
             return [at]
-        job = feed.job
-        theirs = range(job.start + slot, job.stop, self.workers)
-        batch = next((batch for batch in theirs if batch >= feed.next), None)
-        return [] if at == IDLE or batch is None else job.course.ticket(batch).samples.tolist()
+        batch = next(self._due(feed, slot), None)
+        return [] if at == IDLE or batch is None else feed.job.course.ticket(batch).samples.tolist()
+
+    def _due(self, feed: Feed, slot: int) -> Iterator[int]:
+        """The batches this child has still to give; torch deals them out in turn."""
+        theirs = range(feed.job.start + slot, feed.job.stop, self.workers)
+        return (batch for batch in theirs if batch >= feed.next)
+
+    def _batch_of(self, feed: Feed, child: BaseProcess) -> int:
+        """The batch that child was at. It may be read long before its turn, while the loop waits for another."""
+        slot = feed.children.index(child)
+        at = int(feed.progress[slot])
+        if at == IDLE:
+            return feed.next
+        course, due = feed.job.course, itertools.islice(self._due(feed, slot), self.prefetch + 1)
+        found = [batch for batch in due if at < 0 or at in course.ticket(batch).samples]
+        return found[0] if found else feed.next
 
 
 def _stop_all(feeds: list[Feed]) -> None:
@@ -303,8 +318,9 @@ def _stop_all(feeds: list[Feed]) -> None:
         feeds.pop().stop(grace=GRACE_S)
 
 
-def _details(job: Job, batch: int, pid: int | None, samples: list[int]) -> dict[str, Any]:
-    return {"pid": pid, "samples": samples, "epoch": job.course.number, "batch": batch}
+def _details(job: Job, batch: int, pid: int | None, samples: list[int], ahead: int = 0) -> dict[str, Any]:
+    """`ahead`: how many batches come before it."""
+    return {"pid": pid, "samples": samples, "epoch": job.course.number, "batch": batch, "ahead": ahead}
 
 
 def _not_started(error: OSError, job: Job) -> _Trouble:

@@ -37,6 +37,14 @@ def die_with_parent(parent: int | None = None) -> None:
             os._exit(1)
 
 
+def remember_children() -> None:
+    """Let the kernel keep how our children end. A shell may have told it not to (`trap '' CHLD`), and every exit status
+    would then read as 0."""
+    number = getattr(signal, "SIGCHLD", None)
+    if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
+
+
 def open_pidfd(pid: int) -> int | None:
     """A descriptor that becomes readable when `pid` ends, or None where the kernel has none."""
     if not hasattr(os, "pidfd_open"):
@@ -212,6 +220,16 @@ def available_memory() -> int | None:
             with contextlib.suppress(OSError, ValueError):
                 amounts.append(int((folder / limit).read_text()) - int((folder / usage).read_text()))
     return max(0, min(amounts)) if amounts else None
+
+
+def address_space_limit() -> int | None:
+    """Bytes of address space a process of ours may use (`ulimit -v`); None where there is no such limit."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def boot_id() -> str | None:

@@ -73,6 +73,7 @@ class Recovery:
         """Count it, keep the evidence, ask the ladder, do what it says."""
         beat = worker.board.read()
         self._watch.learn(beat)
+        self.notice_commit()  # the last look may be older than what it committed before it was ended
         self._crew.account_for(worker)
         if self.inquest.concludes(fault):
             self._after_verdict(fault)

@@ -63,6 +63,14 @@ class Saving:
         if due:
             self.keeping.wish("epoch")
 
+    def weights(self, step: int, sequence: int) -> None:
+        """Weights that belong to no end of an epoch: the snapshot is a savepoint, and held for them alone."""
+        best = self.affairs.teller.best
+        if best.taken(step):
+            self.keeping.wish("best", weights=["best"], best=best.known, checkpoint=False, sequence=sequence)
+        else:
+            self.affairs.memory.let_go(sequence)
+
     def tick(self) -> None:
         affairs = self.affairs
         self._storage.look()

@@ -29,14 +29,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from holdfast.errors import UserError
+from holdfast.errors import HoldfastError, UserError
 from holdfast.runtime.attempting import Attempts, Samples
 from holdfast.runtime.board import Phase
 from holdfast.runtime.charge import Charge, attach
-from holdfast.runtime.ground import Ground, Link, LostWorker, Position, StopRun, named_by_kind
+from holdfast.runtime.ground import Ground, Link, Loop, LostWorker, Position, StopRun, named_by_kind
 from holdfast.runtime.ladder import Rung
 from holdfast.runtime.landing import Landing, restore
 from holdfast.runtime.loader import Batch, Loader
+from holdfast.runtime.offering import Offers
 from holdfast.runtime.peers import Peers
 from holdfast.runtime.resting import Resting
 from holdfast.runtime.rng import capture_rng, restore_rng
@@ -100,6 +101,11 @@ class Session:
         self._busy = False
         """Inside a step, or past the end."""
         self._in_epoch = False
+        self._loops = 0
+        """How often `epochs` was called."""
+        self._left: int | None = None
+        """The epoch whose loop was left before its end. It is over once the script goes on."""
+        self._offers = Offers(ground)
         self._open: _Open | None = None
         self._passes: dict[str, bool] = {}
         """The loaders used in this epoch, and whether all their batches were."""
@@ -201,7 +207,9 @@ class Session:
         run goes on from there. Each of its steps is committed by itself: what else belongs to a step goes into
         `session.transaction`.
         """
-        if not self._busy and not self._in_epoch and self._open is None:
+        landing = self._landing
+        before = landing is not None and landing.left and self._loops <= landing.loops
+        if not self._busy and not self._in_epoch and self._open is None and not before:
             self._land("asked")
         return self._position.step
 
@@ -211,28 +219,63 @@ class Session:
         return self._position.epoch
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Count epochs from where the run is to `total`; each is committed when its body is over."""
+        """Count epochs from where the run is to `total`; each is committed when its body is over.
+
+        A loop that is left early (`break`, `return`, an error that the script catches) ends its epoch as well, and a
+        later loop goes on with the next one.
+        """
         if not isinstance(total, int) or total < 0:
             raise UserError(f"session.epochs takes a whole number of epochs, not {total!r}")
         if self._in_epoch:
             raise UserError("session.epochs was called inside another", cause="a run has one count of epochs")
+        number, self._loops = self._loops, self._loops + 1
+        if self._landing is not None and self._landing.is_past(number, total):
+            return
+        self._end_left()
         self._board.position(epoch=self._position.epoch, epochs=total, batch=0, batches=0)
         for epoch in range(self._position.epoch, total):
             self._arrive("epoch")
             self._enter(Phase.LOOP)  # before its first batch a body may do work of its own
             self._in_epoch = True
+            self._ground.loop = Loop(number, total)
             self._passes.clear()
             self._board.position(epoch=epoch, epochs=total, batch=0, batches=0)
             self._epochs_total = total
             try:
                 yield epoch
+            except GeneratorExit:
+                self._leave_epoch(epoch)
+                raise
             finally:
                 self._in_epoch = False
             self._end_epoch(epoch)
-        self._land("epoch")
+        if self._landing is not None and self._landing.at == "epoch":
+            self._land_at_last()
         self._enter(Phase.EVALUATE)  # a test or an export comes after the last epoch, not a snapshot that takes long
 
-    def _end_epoch(self, epoch: int) -> None:
+    def _leave_epoch(self, epoch: int) -> None:
+        """The loop was left. Its weights may be the best, and what the script does next may change them.
+
+        Python closes the loop wherever its last name goes, and passes over what is raised here. An error that nobody
+        catches leaves it too: so nothing that a run goes on from says yet that the epoch is over.
+        """
+        self._left = epoch
+        if self._open is not None and not self._busy:
+            self._leave_batch(self._open)
+        if self._landing is None and not self._busy:
+            with contextlib.suppress(RuntimeError, OSError, HoldfastError):  # the next step meets it as well
+                self._offers.make()
+
+    def _end_left(self) -> None:
+        """The script has gone on after a loop that was left: its epoch is over."""
+        if self._left is None or self._busy:
+            return
+        epoch, self._left = self._left, None
+        if self._ground.loop is not None:
+            self._ground.loop.left = True
+        self._end_epoch(epoch, "free")
+
+    def _end_epoch(self, epoch: int, at: str = "epoch") -> None:
         if self._open is not None:
             self._leave_batch(self._open)
         self._land_at_last()
@@ -243,7 +286,7 @@ class Session:
         ended = {"epoch": epoch, "step": self._position.step, "loss": None}
         self._ground.unheard.add(ended)
         try:
-            self._commit("epoch")
+            self._commit(at, hold=True)
         except StopRun:
             self._tell_epoch(ended)  # it may have been the best one
             raise
@@ -252,6 +295,7 @@ class Session:
     def _tell_epoch(self, ended: dict[str, Any]) -> None:
         """An epoch is over and committed; its snapshot is held until the supervisor knows whether it is the best."""
         snapshots = self._ground.snapshots
+        self._offers.due = False
         snapshots.flush()
         self._attempts.check_numbers()
         ended["loss"] = self._board.read().loss  # of its last step: for scripts that log nothing
@@ -261,6 +305,7 @@ class Session:
     def batches(self, data: Loader) -> Iterator[Any]:
         """The batches of this epoch that are still to do; a batch is done when the loop comes back for the next."""
         name = self._ground.name_of(data)
+        self._end_left()
         self._check_pass(name)
         self._passes[name] = False
         self._enter(Phase.DATA)
@@ -362,6 +407,8 @@ class Session:
             ground.take(landing.at, landing.of, resumable=True, hold=True, again=True)
             ground.snapshots.flush()
             sequence = ground.snapshots.last.sequence if ground.snapshots.last is not None else None
+        elif landing.at == "free":
+            self._offers.make(again=True)  # a value of this very step may have been heard, and its weights not
         for each in ended:
             ground.link.send("epoch", **each, sequence=sequence if each is ended[-1] else None, again=True)
 
@@ -419,6 +466,8 @@ class Session:
         self._uncommitted += 1
         if not self._in_epoch and self._open is None:
             self._commit("free")
+        if not self._in_epoch and self._landing is None:
+            self._offers.make()  # of a value that was logged inside of the step
         self._enter(Phase.LOOP)
 
     @contextlib.contextmanager
@@ -437,6 +486,7 @@ class Session:
         self._ground.check_not_over()
         if self._busy:
             raise UserError("session.step was called inside a step", cause="a step is rolled back as a whole")
+        self._end_left()
         self._arrive("free")
         opened = self._open
         samples = None
@@ -450,7 +500,7 @@ class Session:
 
     # -- committing ----------------------------------------------------------------------------------------
 
-    def _commit(self, at: str, of: str | None = None, *, last: bool = False) -> None:
+    def _commit(self, at: str, of: str | None = None, *, last: bool = False, hold: bool = False) -> None:
         """The boundary: what happened before it is kept, and a wish to stop is honoured.
 
         The last batch of an epoch is kept together with what follows it. A run restored in between does that
@@ -460,6 +510,7 @@ class Session:
         stop = self._ground.peers.at_boundary(self._ground, at, stop=self._board.stop_requested)
         due = (
             at not in ("batch", "free")
+            or hold
             or self._uncommitted >= self.settings.snapshot.every
             or stop
             or self._board.rest
@@ -469,7 +520,7 @@ class Session:
             due = False  # on its way to where the snapshot was taken: nothing of this counts
         if due:
             self._enter(Phase.SNAPSHOT)
-            self._ground.take(at, of, resumable=not last, hold=at == "epoch")
+            self._ground.take(at, of, resumable=not last, hold=hold)
             self._uncommitted = 0
             self._attempts.check_numbers()
         self._resting.at_boundary()
@@ -484,6 +535,10 @@ class Session:
         """The script's `train` has returned: the last commit."""
         self._ground.check_not_over()
         if self._ground.ready and self._started:
+            if self._in_epoch:  # the script has left the loop, and keeps its iterator
+                self._in_epoch = False
+                self._leave_epoch(self._position.epoch)
+            self._end_left()
             self._land_at_last()
             self._ground.peers.at_boundary(self._ground, "end", stop=False)
             self._ground.take("end", resumable=True)
@@ -532,6 +587,9 @@ class Session:
         record = {"step": self._position.step, "epoch": self._position.epoch, "values": values}
         self._ground.unheard.add(record)
         self._ground.link.send("log", **record)
+        self._offers.note(values)
+        if not self._in_epoch and not self._busy and self._landing is None:
+            self._offers.make()
 
     def progress(self, done: int, total: int, label: str = "") -> None:
         """Long work before the loop: shown to the user, and a sign of life for the watchdog."""

@@ -39,9 +39,11 @@ _turnstile = threading.Lock()
 
 
 def fence(acquire: Callable[[], bool] = _turnstile.acquire, release: Callable[[], None] = _turnstile.release) -> None:
-    """Everything stored before is visible before anything stored after, on processors that reorder (ARM).
+    """What was loaded or stored before is so before anything after it, on processors that reorder (ARM).
 
-    Python has no barrier of its own. Taking and leaving a lock is half of one, doing it twice is a whole one.
+    Python has no barrier of its own. Nothing moves up past the taking of a lock, and nothing down past its leaving;
+    leaving it and taking it again keep their order. So taking and leaving it is half a barrier, and doing it twice a
+    whole one.
     """
     acquire()
     release()
@@ -62,6 +64,10 @@ class _Word(IntEnum):
     AGREED = 9
 
 
+_UNDONE = -1
+"""In place of whether a slot is resumable: it is not even good for a look."""
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
     """A whole snapshot: where it is and what it holds."""
@@ -72,6 +78,8 @@ class Commit:
     generation: int
     size: int
     time_ns: int
+    resumable: bool = True
+    """False for a savepoint: its weights can be saved, but no run goes on from it."""
 
 
 class Slot:
@@ -102,11 +110,20 @@ class Slot:
         fence()
         words[_Word.SEQUENCE] = 2 * sequence
 
-    def read(self) -> Commit | None:
-        """What the slot holds, or None if it is empty, torn, being written, or only a savepoint."""
+    def read(self, *, savepoints: bool = False) -> Commit | None:
+        """What the slot holds, or None if it is empty, torn, being written, or only a savepoint.
+
+        The sequence is loaded first and last, and everything else in between, in this order also on a processor that
+        loads ahead of time: the writer's fences alone order its stores, not our loads. A slot that was begun anew
+        meanwhile has another sequence by then. The last fence stands before what the caller reads of the payload, too.
+        """
         words = self.words
         sequence = words[_Word.SEQUENCE]
-        if words[_Word.MAGIC] != _MAGIC or sequence <= 0 or sequence % 2 or not words[_Word.RESUMABLE]:
+        fence()
+        resumable = words[_Word.RESUMABLE]
+        if words[_Word.MAGIC] != _MAGIC or sequence <= 0 or sequence % 2:
+            return None
+        if resumable == _UNDONE or not (resumable or savepoints):
             return None
         commit = Commit(
             slot=self.index,
@@ -115,7 +132,9 @@ class Slot:
             generation=words[_Word.GENERATION],
             size=words[_Word.BYTES],
             time_ns=words[_Word.TIME],
+            resumable=bool(resumable),
         )
+        fence()
         return commit if words[_Word.SEQUENCE] == sequence and 0 < commit.size <= self.capacity else None
 
     @property
@@ -156,7 +175,7 @@ class Slot:
 
     def undo(self) -> None:
         """What this slot holds turned out to be wrong: nobody starts from it any more."""
-        self.words[_Word.RESUMABLE] = 0
+        self.words[_Word.RESUMABLE] = _UNDONE
 
     def payload(self, size: int) -> memoryview:
         """The safetensors bytes of a commit, without copying them."""
@@ -239,9 +258,9 @@ class Arena:
         return min(unwanted or free, key=lambda slot: slot.words[_Word.SEQUENCE])
 
     def find(self, sequence: int) -> Slot | None:
-        """The slot that holds this snapshot still."""
-        found = (slot for slot in self.slots if (commit := slot.read()) is not None and commit.sequence == sequence)
-        return next(found, None)
+        """The slot that holds this snapshot still, be it a savepoint."""
+        commits = ((slot, slot.read(savepoints=True)) for slot in self.slots)
+        return next((slot for slot, commit in commits if commit is not None and commit.sequence == sequence), None)
 
     def agreed(self) -> Commit | None:
         """The newest snapshot at which device and CPU agreed, if a slot holds one."""

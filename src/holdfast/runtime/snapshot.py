@@ -23,7 +23,7 @@ from torch import Tensor
 
 from holdfast.runtime import layout as layouts
 from holdfast.runtime.board import Board
-from holdfast.runtime.cuda_copies import CudaCopies
+from holdfast.runtime.cuda_copies import Copies, copies_for
 from holdfast.runtime.rng import capture_rng, rng_specs
 from holdfast.runtime.slots import HEADER, Arena, Slot
 from holdfast.runtime.state import Protected, view_bytes
@@ -123,8 +123,8 @@ class Snapshots:
         self.on_numbers: Callable[[float, float], None] | None = None
         """Called with the loss and the gradient norm of each step that has arrived."""
         self._skips = 0
-        self._cuda: CudaCopies | None = CudaCopies(device) if device.type == "cuda" else None
-        if self._cuda is not None:
+        self._copies: Copies | None = copies_for(device)
+        if self._copies is not None:
             for optimizer in optimizers:
                 optimizer.register_step_pre_hook(lambda *_: self._before_update())
 
@@ -177,14 +177,14 @@ class Snapshots:
         with torch.no_grad():
             if on_host:
                 torch._foreach_copy_(views.host, on_host)
-            if self._cuda is None:
+            if self._copies is None:
                 if on_device:
                     torch._foreach_copy_(views.device, on_device)
                 views.loss[0] = NO_LOSS if loss is None else loss
                 views.loss[2] = 0.0 if norm is None else norm
                 self._finish(taken, views)
             else:
-                self._cuda.copy(taken, views, on_device, loss, norm)
+                self._copies.copy(taken, views, on_device, loss, norm)
                 self._pending.append(taken)
 
     def fresh(self) -> bool:
@@ -226,8 +226,8 @@ class Snapshots:
 
     def _before_update(self) -> None:
         """An optimizer is about to write: it waits, on the device, for copies that read straight from the state."""
-        if self._cuda is not None:
-            self._cuda.guard(self._pending)
+        if self._copies is not None:
+            self._copies.guard(self._pending)
 
     def _arrived(self) -> None:
         taken = self._pending.pop(0)
@@ -293,7 +293,7 @@ class Snapshots:
     def roll_back(self, meta: dict[str, Any]) -> None:
         """The tensors of the last take and the numbers of `meta` again, in place. Generators are the caller's."""
         self.flush()
-        assert self.last is not None and self.last.done
+        assert self.last is not None and self.last.done, "who rolls back has looked whether it was refused"
         self.protected.restore(reader(self.last.slot.payload(self.last.plan.total_bytes)), meta)
         if not self.protected.changed():
             self._refresh_live()
@@ -316,9 +316,10 @@ class Snapshots:
         tensors = self.protected.tensors()
         self._order = list(range(len(tensors)))
         self._device_count = len(tensors)
-        if self._cuda is not None:  # the device's tensors first: then they are a few long runs in the slot
-            self._order.sort(key=lambda index: tensors[index].device.type == "cpu")
-            self._device_count = sum(tensor.device.type != "cpu" for tensor in tensors)
+        if self._copies is not None:  # the device's tensors first: then they are a few long runs in the slot
+            on_device = [self._copies.holds(tensor) for tensor in tensors]
+            self._order.sort(key=lambda index: not on_device[index])
+            self._device_count = sum(on_device)
         ordered = [specs[index] for index in self._order]
         live, host = ordered[: self._device_count], ordered[self._device_count :]
         new = layouts.plan(live, extra=[*host, *rng_specs(self.device)], meta_capacity=layouts.capacity_for(meta_bytes))
@@ -328,9 +329,9 @@ class Snapshots:
         if self._arena is None or new.total_bytes > self._arena.capacity:
             self._use(self.link.arena(new.total_bytes + new.total_bytes // 16))
         self._views.clear()
-        if self._cuda is not None:
+        if self._copies is not None:
             lazy = self.protected.lazy()
-            self._cuda.arrange(new, [lazy[index] for index in self._order[: self._device_count]])
+            self._copies.arrange(new, [lazy[index] for index in self._order[: self._device_count]])
 
     def _refresh_live(self) -> None:
         """Follow tensors that were replaced by others of the same shape."""
@@ -367,8 +368,8 @@ class Snapshots:
         views = self._views.get(slot.index)
         if views is None or views.plan is not plan:
             views = _make_views(slot, plan)
-            if self._cuda is not None:
-                self._cuda.lock_pages(slot)
+            if self._copies is not None:
+                self._copies.lock_pages(slot)
             self._views[slot.index] = views
         return views
 

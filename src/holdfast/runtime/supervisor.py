@@ -30,7 +30,6 @@ from holdfast.runfolder import RunFolder
 from holdfast.runtime import evidence, launch, process
 from holdfast.runtime.affairs import Affairs, Outcome, Plan
 from holdfast.runtime.board import Beat
-from holdfast.runtime.channel import Closed
 from holdfast.runtime.crew import Crew, kill_group
 from holdfast.runtime.ending import Ending
 from holdfast.runtime.faults import Fault, Kind, classify_exit
@@ -217,13 +216,21 @@ class Supervisor:
         worker = self.worker
         if worker is None:
             return
-        try:
-            for message in worker.channel.pending():
+        messages, closed = worker.channel.mail()
+        for message in messages:
+            kind = str(message.get("kind", ""))
+            try:
                 self._heed(worker, message)
-        except (Closed, OSError, ValueError):
+            except HoldfastError:
+                raise
+            except Exception as error:  # our own bug: neither the worker's fault nor the end of its channel
+                self.teller.failed_over(kind, error)
+                if kind == "arena":  # it waits for an answer that does not come
+                    raise InternalError(f"holdfast failed over `{kind}`", cause=repr(error)) from error
+        if closed:
             worker.deaf = True  # its end is closed: that stays readable, and only its death is left to notice
-            if worker.pidfd is None and not worker.gone and worker.pid and not process.exists(worker.pid):
-                worker.gone = True
+            if worker.pidfd is None and worker.pid and not process.exists(worker.pid):
+                self.crew.note_gone(worker)
 
     def _heed(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
         kind = message.pop("kind", "")
@@ -241,11 +248,14 @@ class Supervisor:
             self.teller.log_missing(int(message["step"]), int(message["epoch"]), message["values"])
             worker.board.hear()
         elif kind == "restored":
-            self.teller.best.go_on(int(message["step"]), int(message["epoch"]), ended=bool(message["ended"]))
+            place = int(message["step"]), int(message["epoch"])
+            self.teller.best.go_on(*place, ended=bool(message["ended"]), inside=bool(message["inside"]))
         elif kind == "epoch":
             self.teller.pump_output()  # what the script printed in it comes first
             self._saving.epoch(message)
             worker.board.hear()
+        elif kind == "weights":
+            self._saving.weights(int(message["step"]), int(message["sequence"]))
         elif kind == "fault":
             self._recovery.in_process(Fault.from_json(message["fault"]), Move.from_json(message["move"]))
         elif kind == "finding":
@@ -268,12 +278,12 @@ class Supervisor:
         try:
             arena = self.memory.grow(capacity)
         except UserError as error:
-            worker.channel.send({"error": True, **error.to_json()})
+            worker.answer({"error": True, **error.to_json()})
             return
         if worker.spawned:
-            worker.channel.send({"paths": launch.slot_paths(arena)})
+            worker.answer({"paths": launch.slot_paths(arena)})
         else:
-            worker.channel.send({"where": arena.where, "slots": len(arena.slots)}, arena.fds)
+            worker.answer({"where": arena.where, "slots": len(arena.slots)}, arena.fds)
         self.keeping.tell_arenas()
 
     # -- looking -------------------------------------------------------------------------------------------
@@ -325,6 +335,8 @@ class Supervisor:
         fault = self._watch.hung(beat, limit, self.affairs.device, info.state if info else None)
         path = self.run_folder.path / f"stacks-{worker.generation}.txt"
         stacks = evidence.ask_for_stacks(worker.pid, path, native=True) if self.settings.run.stacks else {}
+        if worker.board.read().beats != beat.beats:
+            return  # asking took a while, and meanwhile it has gone on: it was only slow
         if not self.crew.end(worker, gently=True):
             self.crew.abandon(worker)
             fault = fault.at(abandoned=worker.pid)
@@ -360,7 +372,7 @@ class Supervisor:
     def _read_exit(self, worker: WorkerProcess) -> Fault:
         beat = worker.board.read()
         return classify_exit(
-            exitcode=worker.exit_code if worker.exit_code is not None else -9,
+            exitcode=worker.exit_code,
             last_words=self.teller.last_words(),
             oom_kills=self.crew.memory_kills,
             device=self.affairs.device,
@@ -369,6 +381,7 @@ class Supervisor:
     def _nursery_died(self, message: str = "the nursery ended") -> None:
         """The nursery is gone and the kernel ended its worker: a new nursery, then a new worker."""
         worker = self.worker
+        self.crew.nursery_ended()
         self.crew.renew_launcher()
         if worker is None or self.outcome is not None:
             return

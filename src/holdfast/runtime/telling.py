@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class Teller:
         """What the sensors said last (sensing.py), for readers elsewhere."""
         self.energy_j: dict[str, float] = {}
         self.best = Best(run, best_metric)
+        self._failed_over: set[str] = set()
         self._batches = 0
         """Of the last epoch that had any: between two epochs the board knows none, and a total must not flicker."""
         self._epochs = 0
@@ -59,6 +61,15 @@ class Teller:
         event = Event.now(what, **data)
         self.run.append(event)
         self.face.event(event)
+
+    def failed_over(self, kind: str, error: Exception) -> None:
+        """We failed over a message of another process: our own bug, told once of a kind, and no reason to stop."""
+        if kind in self._failed_over:
+            return
+        self._failed_over.add(kind)
+        text = f"holdfast failed over a message (`{kind}`): {type(error).__name__}: {error}"
+        text += ". This is a bug: please report it with journal.jsonl. Training goes on"
+        self.emit("note", text=text, traceback="".join(traceback.format_exception(error)))
 
     def emit_fault(self, fault: Fault, move: Move, folder: Path | None = None, *, whole: bool = False) -> None:
         """`whole`: with all that is known, where no folder of the fault has it."""

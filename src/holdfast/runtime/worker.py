@@ -312,9 +312,9 @@ def _train(config: dict[str, Any], link: SupervisedLink, rungs: list[Rung]) -> i
 def open_device(label: str) -> torch.device:
     """The torch device of a rung. `pretend:0` computes on the CPU and fails on request (holdfast.testing.pretend)."""
     if label.startswith("pretend"):
-        from holdfast.testing import pretend
+        from holdfast.testing import late, pretend
 
-        return pretend.DEVICE
+        return late.DEVICE if label.startswith(late.NAME) else pretend.DEVICE
     device = torch.device(label)
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -1,7 +1,8 @@
 """Steps far faster than a save; the script keeps its own copy of the weights at each best value.
 
 With `dies`, somebody is killed once, between the end of that epoch and the word about it (or right after its value was
-logged): its worker, or before that the supervisor too.
+logged, or before the word about its weights, then it is a step): its worker, or before that the supervisor too. With
+`leave`, the loop is left after that epoch.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ def train(
     after: str = "epoch",
     who: str = "worker",
     pause: float = 0.0,
+    leave: int = -1,
+    steps: int = 0,
 ) -> None:
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -35,13 +38,27 @@ def train(
     session.protect(model=model, optimizer=optimizer, data=data)
     if dies >= 0 and not (session.run.folder / "died").exists():
         _die_at_the_end_of(session, dies, after, who)
-    for epoch in session.epochs(epochs):
+    while session.step_count < steps:  # a loop without epochs
+        session.step(lambda b: model(b).square().mean(), torch.randn(4, 64))
+        value = VALUES[session.step_count - 1]
+        if value == min(VALUES[: session.step_count]):
+            _keep(session, model)
+        session.log(valid_loss=value)
+    for epoch in session.epochs(0 if steps else epochs):
         for batch in session.batches(data):
             session.step(lambda b: model(b[0]).square().mean(), batch)
             time.sleep(pause)
         if VALUES[epoch] == min(VALUES[: epoch + 1]):
-            (session.run.folder / "mine.bin").write_bytes(model.weight.detach().numpy().tobytes())
+            _keep(session, model)
         session.log(valid_loss=VALUES[epoch])
+        if epoch == leave:
+            break
+    if leave >= 0:
+        torch.nn.init.zeros_(model.weight)  # what follows is not what was valued
+
+
+def _keep(session: holdfast.Session, model: torch.nn.Linear) -> None:
+    (session.run.folder / "mine.bin").write_bytes(model.weight.detach().numpy().tobytes())
 
 
 def _die_at_the_end_of(session: holdfast.Session, epoch: int, after: str, who: str) -> None:
@@ -49,7 +66,7 @@ def _die_at_the_end_of(session: holdfast.Session, epoch: int, after: str, who: s
     send = link.send
 
     def die(kind: str, **data: Any) -> None:
-        if kind == after and data["epoch"] == epoch:
+        if kind == after and data.get("epoch", data["step"]) == epoch:
             if kind == "log":
                 send(kind, **data)
                 time.sleep(0.5)  # it is heard

@@ -21,14 +21,17 @@ BAD = 13
 
 
 class Poisoned(job.Augmented):
-    def __init__(self, how: str) -> None:
+    def __init__(self, how: str, slow: float = 0.0) -> None:
         self.how = how
+        self.slow = slow
         self.onsets = [float("nan") if index == BAD else float(index) for index in range(job.SAMPLES)]
 
     def source(self, index: int) -> str:
         return f"sub-NDAR{index:03d}/eeg/sub-NDAR{index:03d}_task-RestingState_eeg.set"
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int, int]:
+        if index == 0:
+            time.sleep(self.slow)
         if index == BAD and self.how == "exit":
             os._exit(9)
         if index == BAD and self.how == "segfault":
@@ -56,11 +59,12 @@ def train(
     epochs: int = 1,
     without: bool = False,
     score: str = "none",
+    slow: float = 0.0,
 ) -> None:
-    """`score`: "strict" or "missing", an evaluation over the same data by a loader of its own."""
+    """`score`: "strict" or "missing", an evaluation over the same data by a loader of its own; `slow`: of sample 0."""
     model = job.make_model()
     optimizer = torch.optim.AdamW(model.parameters())
-    samples = Subset(Poisoned("none" if score != "none" else how), range(job.SAMPLES))
+    samples = Subset(Poisoned("none" if score != "none" else how, slow), range(job.SAMPLES))
     data = holdfast.Loader(samples, batch_size=job.BATCH, num_workers=workers)
     valid = holdfast.Loader(Poisoned(how), 8, num_workers=workers, allow_missing=score == "missing")
     diary = job.Diary()
