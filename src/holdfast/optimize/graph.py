@@ -59,12 +59,10 @@ _NAMES = """
     transpose trapezoid tril tril_indices triu triu_indices true_divide trunc type_as unbind unflatten unfold
     unsafe_chunk unsafe_split unsqueeze upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
     upsample_nearest2d upsample_nearest3d upsample_trilinear3d vander var var_mean view view_as view_as_complex
-    view_as_real vstack where xlogy zero zeros zeros_like _adaptive_avg_pool2d _adaptive_avg_pool3d _cdist_forward
-    _conj _convolution _euclidean_dist _fft_c2c _fft_c2r _fft_r2c _linalg_det _linalg_eigh _linalg_slogdet _linalg_svd
-    _log_softmax _native_batch_norm_legit_no_training _reshape_alias _safe_softmax _scaled_dot_product_cudnn_attention
-    _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention
-    _scaled_dot_product_flash_attention_for_cpu _softmax _to_copy _unsafe_view _upsample_bicubic2d_aa
-    _upsample_bilinear2d_aa _weight_norm _weight_norm_interface
+    view_as_real vstack where xlogy zero zeros zeros_like _adaptive_avg_pool2d _adaptive_avg_pool3d _conj _convolution
+    _fft_c2c _fft_c2r _fft_r2c _linalg_det _linalg_eigh _linalg_slogdet _linalg_svd _log_softmax
+    _native_batch_norm_legit_no_training _reshape_alias _safe_softmax _softmax _to_copy _unsafe_view
+    _upsample_bicubic2d_aa _upsample_bilinear2d_aa _weight_norm _weight_norm_interface
 """
 ATEN = frozenset(_NAMES.split())
 """Operators that compute numbers out of numbers. None reads a file, loads a library, calls Python or gives memory as it

@@ -45,7 +45,8 @@ def _told(program: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     needed = _needed(nodes)
     places: dict[Any, int] = {}
     kept: dict[str, Any] = {}
-    rows, given = [], []
+    rows: list[dict[str, str]] = []
+    given: list[Any] = []
     for node, spec in zip((each for each in nodes if each.op == "placeholder"), signature.input_specs, strict=True):
         if spec.kind.name == "USER_INPUT":
             given.append(node)
