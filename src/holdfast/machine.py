@@ -375,3 +375,18 @@ def _mac(name: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip() or None
+
+
+def descriptors(wanted: int) -> int:
+    """How many files and connections this process may have open: as many as are wanted, where that can be asked for."""
+    try:
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        room = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        if soft != resource.RLIM_INFINITY and soft < room:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (room, hard))
+            soft = room
+        return wanted if soft == resource.RLIM_INFINITY else int(soft)
+    except (ImportError, OSError, ValueError):
+        return min(wanted, 512)

@@ -22,10 +22,12 @@ import pytest
 class Page:
     """A server that was started, and how to ask it."""
 
-    def __init__(self, root: Path, *words: str, cache: Path) -> None:
+    def __init__(self, root: Path, *words: str, cache: Path, descriptors: int = 0) -> None:
         pytest.importorskip("starlette", reason="needs the extra `monitor`")
         pytest.importorskip("uvicorn", reason="needs the extra `monitor`")
         argv = [sys.executable, "-m", "holdfast.cli.main", "watch", "--web", "--no-browser", "--folder", str(root)]
+        if descriptors:
+            argv = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *argv]
         self.process = subprocess.Popen(
             [*argv, *(words if "--port" in words else (*words, "--port", "0"))],
             stdout=subprocess.PIPE,

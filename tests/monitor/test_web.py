@@ -315,20 +315,6 @@ def test_it_ends_at_once_though_a_page_is_open(tmp_path: Path) -> None:
         assert page.process.returncode == 0 and time.monotonic() - began < 15
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="this system has no owners of files")
-def test_the_token_is_its_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("starlette", reason="needs the extra `monitor`")
-    from holdfast.monitor.web.guard import token_of_this_user
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    token, kept = token_of_this_user(), tmp_path / "holdfast" / "web-token"
-    assert kept.stat().st_mode & 0o777 == 0o600 and token_of_this_user() == token
-    kept.chmod(0o644)
-    assert token_of_this_user() != token  # others may have read it
-    kept.write_text("short\n")
-    assert len(token_of_this_user()) >= 32
-
-
 def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     code = "import sys; sys.modules['starlette'] = None; from holdfast.cli.main import main; sys.exit(main())"
     done = subprocess.run([sys.executable, "-c", code, "watch", "--web"], capture_output=True, text=True, cwd=tmp_path)

@@ -42,10 +42,10 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(made: Path, readers: int) -> Iterator[Served]:
+def serving(made: Path, readers: int, *more: str) -> Iterator[Served]:
     words = [sys.executable, "-m", "holdfast.cli.main", "serve", str(made), "--port", "0", "--max-body", "100KB"]
     with subprocess.Popen(
-        [*words, "--readers", str(readers)],
+        [*words, "--readers", str(readers), *more],
         stdout=subprocess.PIPE, text=True, env={**os.environ, "HOLDFAST_SERVE_TOKEN": TOKEN},
     ) as child:  # fmt: skip
         assert child.stdout is not None

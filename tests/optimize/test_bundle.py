@@ -116,12 +116,12 @@ def test_predict_py_needs_only_the_engine(made: Path, tmp_path: Path) -> None:
     assert np.allclose(np.load(tmp_path / "y.npy"), x @ small.WEIGHT, atol=1e-5)
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "export", "torchscript", "aot", "cudagraph"])
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "export", "cudagraph"])
 @pytest.mark.parametrize("post", [None, {"kind": "nms", "score": 0.25, "overlap": 0.6, "most": 300}])
 def test_every_predict_py_is_about_twenty_lines_of_python(engine: str, post: object) -> None:
     text = script({**small.CHOSEN, **small.SUBJECT, "engine": engine, "file": "model.x", "post": post})
     compile(text, "predict.py", "exec")
-    assert len(text.strip().splitlines()) <= (26 if engine == "cudagraph" else 24)
+    assert len(text.strip().splitlines()) <= (28 if engine == "cudagraph" else 24)
 
 
 def test_the_command_predicts(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +145,7 @@ def test_the_command_refuses_pickles(made: Path, tmp_path: Path, capsys: pytest.
 def test_verify_on_another_machine(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["optimize", "--verify", str(copy)]) == 0
     told = capsys.readouterr().out
-    assert "✓ 4 files are what they were" in told and "the answers agree" in told
+    assert "✓ 4 files are what its manifest says" in told and "the answers agree" in told
 
 
 def test_verify_finds_other_answers(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

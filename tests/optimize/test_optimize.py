@@ -70,11 +70,11 @@ def test_an_operator_onnx_has_not_leaves_the_other_engines(tmp_path: Path, capsy
         "--seconds",
         "0.1",
     ]
-    words += ["--engines", "onnxruntime fp32,torchscript", "--threads", "1", "--no-profile"]
+    words += ["--engines", "onnxruntime fp32,export", "--threads", "1", "--no-profile"]
     assert main(words) == 0
     told = capsys.readouterr().out
     assert "onnxruntime fp32 failed: the operator aten" in told and "matrix_exp" in told
-    assert "Chosen: torchscript fp32" in told and "random inputs" in told
+    assert "Chosen: export fp32" in told and "random inputs" in told
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.optimize.serving.http import READ, Bodies
+from holdfast.optimize.serving.memory import READ, Bodies
 from holdfast.optimize.serving.readers import possible
 from holdfast.runtime import process
 from tests.optimize import small

@@ -4,6 +4,7 @@
     model.onnx …      what the engine loads
     predict.py        about twenty lines that need the engine and numpy, not holdfast
     post.py           non-maximum suppression, for a detector
+    graph.py          what runs model.json, where PyTorch is the engine
     check.npz         a few real inputs and what fp32 eager said to them
     report.html       how it was chosen
 
@@ -11,17 +12,20 @@
     bundle.check_inputs([array])               # UserError for a wrong shape, kind, or NaN
     bundle.predict([array])
 
-The digests find damage, not malice: a bundle holds code, so take it from whom you trust.
+Every file is compared with the manifest before anything else reads it, and nothing of a bundle is run or unpickled
+here: predict.py, graph.py and post.py are for whoever uses the bundle without holdfast. Digests that come with a bundle
+find damage and changes made since; they do not say who made it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import os
-import re
 import shutil
 import time
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,18 +34,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast import __version__, additions, files
+from holdfast import __version__, files
 from holdfast.errors import UserError
 from holdfast.optimize import engines
+from holdfast.optimize import manifest as manifests
 from holdfast.optimize.post import apply
 from holdfast.optimize.predict_template import script
+from holdfast.optimize.serving.bodies import BadBody, npys
 
 MANIFEST, CHECK = "manifest.json", "check.npz"
-FORMAT = 1
-MOST_NUMBERS = 1 << 28
 CHECKED = 8
 """Inputs that travel with a bundle."""
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,100}")
+MOST_KEPT = 1 << 30
 
 
 @dataclass
@@ -142,13 +146,12 @@ def write(
                 shutil.copyfile(each, beside / each.name)
         about = {**chosen, "file": engines.kinds()[chosen["engine"]].file}
         about |= {key: subject[key] for key in ("inputs", "outputs", "post", "contract")}
-        (beside / "predict.py").write_text(script(about), encoding="utf-8")
-        if subject.get("post"):
-            shutil.copyfile(Path(__file__).with_name("post.py"), beside / "post.py")
+        for name, text in code(about).items():
+            (beside / name).write_bytes(text)
         np.savez(beside / CHECK, **check)  # type: ignore[arg-type]
         (beside / "report.html").write_text(report, encoding="utf-8")
         manifest = {
-            "schema": FORMAT,
+            "schema": manifests.FORMAT,
             "holdfast": __version__,
             "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             **about,
@@ -165,6 +168,13 @@ def write(
         files.remove(beside)
         raise UserError(f"cannot write {folder}", cause=str(error.strerror or error)) from None
     return folder
+
+
+def code(about: dict[str, Any]) -> dict[str, bytes]:
+    """What is written into a bundle for those who use it without holdfast: none of it is ever run from there by us."""
+    found = {"predict.py": script(about).encode()}
+    names = [*engines.kinds()[about["engine"]].travels, *(["post.py"] if about.get("post") else [])]
+    return found | {name: Path(__file__).with_name(name).read_bytes() for name in names}
 
 
 def _check_replaceable(folder: Path) -> None:
@@ -212,9 +222,11 @@ def open_bundle(folder: Path) -> Bundle:
     if manifest is None:
         raise UserError(f"{folder} is no bundle", cause=f"there is no {MANIFEST} that can be read",
                         hints=["make one: `holdfast optimize RUN`"])  # fmt: skip
-    wrong = _wrong(manifest)
+    wrong = manifests.wrong(manifest)
     if wrong:
-        raise UserError(f"{folder / MANIFEST} is damaged", cause=wrong)
+        raise UserError(f"{folder / MANIFEST} is damaged or of another holdfast", cause=wrong,
+                        hints=["make it again with `holdfast optimize`"])  # fmt: skip
+    _check_folder(folder, manifest)
     for name, told in manifest["files"].items():
         path = folder / name
         try:
@@ -225,54 +237,34 @@ def open_bundle(folder: Path) -> Bundle:
             raise UserError(f"{name} of {folder} is not what it was when the bundle was made",
                             cause="its SHA-256 is another one than the manifest's",
                             hints=["copy the bundle again, or make it again with `holdfast optimize`"])  # fmt: skip
-    extra = [each.name for each in _files(folder) if each.name not in manifest["files"]]
-    if extra:
-        raise UserError(f"{folder} holds a file that is not in its manifest", cause=extra[0])
     return Bundle(folder, manifest)
 
 
-def _wrong(manifest: dict[str, Any]) -> str:
-    """What is wrong with a manifest, which may come from anywhere."""
-    if manifest.get("schema") != FORMAT:
-        return f"its schema is {manifest.get('schema')!r}, this holdfast reads {FORMAT}"
-    engine = manifest.get("engine")
-    if not isinstance(engine, str):
-        return f"engine is {engine!r}"
-    if engine not in engines.kinds():
-        there_are = ", ".join(engines.kinds())
-        return f"its engine is {engine!r}, which is none of {there_are}; {additions.VARIABLE} names others"
-    listed = manifest.get("files")
-    if not isinstance(listed, dict) or not all(
-        _NAME.fullmatch(name) and isinstance(told, dict) for name, told in listed.items()
-    ):
-        return "`files` is no table of files"
-    if manifest.get("file") not in listed:
-        return "the model's own file is not listed"
-    for key in ("inputs", "outputs"):
-        rows = manifest.get(key)
-        if not isinstance(rows, list) or not rows or not all(_is_port(row) for row in rows):
-            return f"`{key}` does not describe arrays"
-    if not 1 <= files.whole(manifest.get("threads")) <= 4096 or not isinstance(manifest.get("precision"), str):
-        return "threads or precision are none"
-    if manifest.get("device", "cpu") not in ("cpu", "cuda"):
-        return f"its device is {manifest['device']!r}"
-    post = manifest.get("post")
-    if post is not None and not (
-        isinstance(post, dict) and all(_number(post.get(k)) for k in ("score", "overlap", "most"))
-    ):
-        return "`post` is none that is known"
-    return ""
+def _check_folder(folder: Path, manifest: dict[str, Any]) -> None:
+    """Nothing but what the manifest names: what lies beside it would be found by an engine or by Python."""
+    try:
+        extra = sorted(each.name for each in folder.iterdir() if each.name not in (*manifest["files"], MANIFEST))
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read", cause=str(error.strerror or error)) from None
+    if extra:
+        raise UserError(f"{folder} holds something that is not in its manifest", cause=extra[0][:100],
+                        hints=["remove it, or copy the bundle again"])  # fmt: skip
 
 
-def _is_port(row: object) -> bool:
-    if not isinstance(row, dict) or not isinstance(row.get("name"), str) or not isinstance(row.get("shape"), list):
-        return False
-    if not all(isinstance(each, int) and 0 < each < 1 << 24 for each in row["shape"]):
-        return False
-    if math.prod(row["shape"]) > MOST_NUMBERS:
-        return False
-    return row.get("dtype") in ("float32", "float16", "float64", "int64", "int32", "uint8", "int8", "bool")
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def kept(opened: Bundle) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """The inputs that travel with a bundle, and what fp32 eager said to them."""
+    names = [f"i{at}" for at in range(len(opened.manifest["inputs"]))]
+    names += [f"o{at}" for at in range(len(opened.manifest["outputs"]))]
+    try:
+        data = files.read_bounded(opened.folder / CHECK, MOST_KEPT)
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            parts = [archive.getinfo(f"{name}.npy") for name in names]
+            if any(each.compress_type != zipfile.ZIP_STORED or each.file_size > len(data) for each in parts):
+                raise ValueError("it is packed, which ours is not")
+            found = [npys(archive.read(each), 1)[0] for each in parts]
+    except BadBody as bad:
+        raise UserError(f"{CHECK} of {opened.folder} cannot be read", cause=bad.message) from None
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise UserError(f"{CHECK} of {opened.folder} cannot be read", cause=str(error)[:200]) from None
+    count = len(opened.manifest["inputs"])
+    return opened.check_inputs(found[:count]), found[count:]

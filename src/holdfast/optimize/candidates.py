@@ -94,7 +94,7 @@ class Candidate:
 
     @property
     def kind(self) -> Kind | None:
-        """What can be put into a bundle has one: eager and torch.compile need your own code beside them."""
+        """What has a file of its own has one: eager and torch.compile need your own code beside them."""
         return kinds().get(self.engine)
 
     @classmethod

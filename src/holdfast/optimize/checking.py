@@ -1,6 +1,6 @@
 """The child of `holdfast optimize --verify`: loads a bundle's engine, answers the kept inputs, times itself.
 
-It is asked like worker.py, in JSON lines; its one argument is the bundle, whose digests the parent has checked.
+It is asked like worker.py, in JSON lines. The digests are compared here once more, right before the engine reads files.
 """
 
 from __future__ import annotations
@@ -10,11 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from holdfast import files
-from holdfast.optimize import engines, worker
-from holdfast.optimize.bundle import CHECK, MANIFEST
+from holdfast.optimize import bundle, worker
 from holdfast.optimize.post import apply
 
 _BEGAN = time.perf_counter()
@@ -23,16 +19,15 @@ _BEGAN = time.perf_counter()
 class Checker:
     """Holds the engine."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.manifest = files.read_json(folder / MANIFEST) or {}
+    def __init__(self, work: Path) -> None:
+        self.manifest: dict[str, Any] = {}
         self.engine: Any = None
-        with np.load(folder / CHECK, allow_pickle=False) as kept:
-            self.inputs = [kept[f"i{number}"] for number in range(len(self.manifest["inputs"]))]
+        self.inputs: list[Any] = []
 
     def do(self, command: dict[str, Any]) -> dict[str, Any]:
         if command["do"] == "load":
-            self.engine = engines.load(self.folder, self.manifest)
+            opened = bundle.open_bundle(Path(command["folder"]))
+            self.manifest, self.inputs, self.engine = opened.manifest, bundle.kept(opened)[0], opened.engine()
             return {"cold_s": time.perf_counter() - _BEGAN}
         if command["do"] == "answers":
             return {"answers": [each.tolist() for each in self.engine.run_all(self.inputs)]}

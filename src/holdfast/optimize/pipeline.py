@@ -261,8 +261,8 @@ class _Search:
                 )
 
     def _fit(self) -> list[dict[str, Any]]:
-        built = kinds()
-        fit = [row for row in self.rows if row["state"] == "ok" and row["engine"] in built]
+        bundled = [name for name, kind in kinds().items() if kind.bundled]
+        fit = [row for row in self.rows if row["state"] == "ok" and row["engine"] in bundled]
         return [row for row in fit if row["precision"] != DEFAULTS]
 
     def _best(self) -> dict[str, Any] | None:

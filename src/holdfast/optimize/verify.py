@@ -2,6 +2,8 @@
 
 verify(Path("bundle"))["ok"]          # digests, then the answers in a process of its own, then its latency
 
+Nothing of the bundle is run but its operators, by the engine: its predict.py is code, and only looked at.
+
 No torch here; the engine runs in a child, which may crash or hang.
 """
 
@@ -12,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.errors import UserError
-from holdfast.optimize import bundle, measure, parity
+from holdfast import files
+from holdfast.optimize import bundle, measure, parity, pipeline
 from holdfast.optimize.candidates import Machine
 from holdfast.optimize.children import Child, Failed
 from holdfast.optimize.report import milliseconds
@@ -25,23 +27,24 @@ def verify(folder: Path, *, seconds: float = 1.0, deadline: float = DEADLINE) ->
     """Check everything that can be checked without the model's source."""
     opened = bundle.open_bundle(folder)
     manifest = opened.manifest
-    told = [f"✓ {len(manifest['files'])} files are what they were ({manifest['name']}, {manifest['made']})"]
-    try:
-        with np.load(folder / bundle.CHECK, allow_pickle=False) as kept:
-            inputs = [kept[f"i{number}"] for number in range(len(manifest["inputs"]))]
-            wanted = [kept[f"o{number}"] for number in range(len(manifest["outputs"]))]
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{bundle.CHECK} of {folder} cannot be read", cause=str(error)[:200]) from None
-    opened.check_inputs(inputs)
+    told = [f"✓ {len(manifest['files'])} files are what its manifest says ({manifest['name']}, {manifest['made']})"]
+    others = _not_ours(opened)
+    if others:
+        told.append(f"! {', '.join(others)}: code that this holdfast did not write, nor run; read it before you do")
+    inputs, wanted = bundle.kept(opened)
     result: dict[str, Any] = {"bundle": str(folder), "name": manifest["name"], "machine": Machine.look().to_json()}
-    with Child.start(folder, threads=int(manifest["threads"]), module="holdfast.optimize.checking") as child:
+    result["code_of_others"] = others
+    with (
+        pipeline.scratch() as work,
+        Child.start(work, threads=int(manifest["threads"]), module="holdfast.optimize.checking") as child,
+    ):
         try:
-            loaded = child.ask({"do": "load"}, deadline)
+            loaded = child.ask({"do": "load", "folder": str(folder.resolve())}, deadline)
             times = measure.timed(child, 1, 200, seconds, deadline)
             answers = [np.array(each, dtype=np.float32) for each in child.ask({"do": "answers"}, deadline)["answers"]]
         except Failed as failed:
             return {**result, "ok": False, "lines": [*told, f"✗ it does not run here: {failed.why}"]}
-    compared = manifest.get("score", {}).get("compared", ())
+    compared = (manifest.get("score") or {}).get("compared", ())
     found = parity.judge(
         wanted, answers, {}, {}, max_loss=max(0.005, float(manifest.get("max_loss") or 0)), compared=compared
     )
@@ -56,3 +59,15 @@ def verify(folder: Path, *, seconds: float = 1.0, deadline: float = DEADLINE) ->
                 f"{milliseconds(there)} where it was made")  # fmt: skip
     return {**result, "ok": found.ok, "reason": found.reason, "agreement": found.agreement, "p50": p50,
             "p50_there": there, "cold_s": loaded["cold_s"], "lines": told}  # fmt: skip
+
+
+def _not_ours(opened: bundle.Bundle) -> list[str]:
+    """Files of Python in a bundle that are not, byte for byte, what this holdfast writes into one like it."""
+    ours = bundle.code(opened.manifest)
+
+    def same(name: str) -> bool:
+        return name in ours and files.read_bounded(opened.folder / name, 1 << 20) == ours[name]
+
+    return [
+        name for name in sorted(opened.manifest["files"]) if name.endswith((".py", ".pyc", ".so")) and not same(name)
+    ]

@@ -194,6 +194,7 @@ def test_through_a_bundle(tmp_path: Path, model: Path, capsys: pytest.CaptureFix
     """The same boxes as the trained weights find, from a bundle that needs no torch."""
     engines = pytest.importorskip("holdfast.optimize.engines", reason="holdfast optimize is not here")
     bundles = pytest.importorskip("holdfast.optimize.bundle")
+    graph_writer = pytest.importorskip("holdfast.optimize.graph_writer")
     net, about = weights.load(model)
     shape = (64, 64)
     at, stride = points(shape, torch.device("cpu"))
@@ -210,12 +211,13 @@ def test_through_a_bundle(tmp_path: Path, model: Path, capsys: pytest.CaptureFix
     built = tmp_path / "built"
     built.mkdir()
     example = torch.zeros(1, 1, *shape, dtype=torch.uint8)
-    torch.jit.trace(Decoded(), example).save(str(built / engines.kinds()["torchscript"].file))
+    found = torch.export.export(Decoded(), (example,))
+    graph_writer.write(found, built / engines.kinds()["export"].file)
     inputs = [{"name": "images", "shape": [1, *shape], "dtype": "uint8"}]
     outputs = [{"name": name, "shape": [84, 4], "dtype": "float32"} for name in ("boxes", "scores")]
     subject = {"inputs": inputs, "outputs": outputs, "contract": {"classes": about["names"]},
                "post": {"kind": "nms", "score": 0.25, "overlap": 0.6, "most": 300}}  # fmt: skip
-    chosen = {"engine": "torchscript", "name": "torchscript", "precision": "fp32", "threads": 1}
+    chosen = {"engine": "export", "name": "export", "precision": "fp32", "threads": 1}
     bundles.write(tmp_path / "bundle", built, chosen, subject, {"images": example.numpy()}, {}, "")
 
     photo = small.image(tmp_path / "a.png", seed=1, size=(50, 90))

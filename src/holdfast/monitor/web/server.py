@@ -7,6 +7,7 @@ Bound to 127.0.0.1 unless another address is asked for. If the port is in use th
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import sys
@@ -21,8 +22,10 @@ import uvicorn
 from holdfast.errors import UserError
 from holdfast.monitor.places import Places
 from holdfast.monitor.web.app import build
-from holdfast.monitor.web.guard import LOCAL, Guard, token_of_this_user
+from holdfast.monitor.web.guard import LOCAL, Guard
 from holdfast.monitor.web.hub import Hub
+from holdfast.monitor.web.keys import CODE_S, Kept, doorway, fresh_token
+from holdfast.monitor.web.limits import BURST, Clients, Limits
 from holdfast.runfolder import name_of
 
 PORT = 7878
@@ -32,16 +35,19 @@ _TRIES = 40
 class Server(uvicorn.Server):
     """Says when it listens."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], hub: Hub) -> None:
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], hub: Hub, clients: Clients) -> None:
         super().__init__(config)
-        self._ready = ready
-        self._hub = hub
+        self._ready, self._hub, self._clients = ready, hub, clients
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for each in sockets or []:
+            each.listen(128)  # so many may wait in the system's own queue, which costs no descriptors
+        self._clients.look_after(asyncio.get_running_loop())
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._clients.close()
         self._hub.closing = True  # open streams end by themselves
         await super().shutdown(sockets)
 
@@ -55,17 +61,21 @@ def serve(
     browser: bool = False,
     say: Callable[[str], None] = print,
     ready: Callable[[str], None] | None = None,
+    limits: Limits | None = None,
 ) -> None:
     """Serve the runs below `root`, and those that were named, until the process is asked to end."""
     host = host or "127.0.0.1"
     listening, port = _listen(host, PORT if port is None else port, say)
     hub = Hub(Places(root, named))
-    token = token_of_this_user()
+    token = fresh_token()
     guard = Guard(token, host=host, port=port)
+    clients = Clients(limits or Limits.here())
+    kept = Kept(token, port)
     start = f"/r/{quote(name_of(named[0]))}" if len(named) == 1 else "/"
     if len(named) > 1:
         start = f"/compare?runs={','.join(quote(path.name) for path in named)}"
-    address = f"http://{_shown(host)}:{port}{start}{'&' if '?' in start else '?'}token={token}"
+    place = f"http://{_shown(host)}:{port}{start}{'&' if '?' in start else '?'}"
+    address = f"{place}token={token}"
 
     def told() -> None:
         say(f"watch  {address}")
@@ -75,12 +85,14 @@ def serve(
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()  # into a pipe too: somebody waits for the address
         if browser:
-            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+            _open(kept, f"{place}code={guard.code()}")
         if ready is not None:
             ready(address)
 
     config = uvicorn.Config(
         guard.around(build(hub)),
+        http=clients.protocol(),
+        backlog=BURST,
         log_level="error",
         access_log=False,
         server_header=False,
@@ -88,8 +100,23 @@ def serve(
         lifespan="on",
         ws="none",
     )
-    with contextlib.suppress(KeyboardInterrupt):
-        Server(config, told, hub).run(sockets=[listening])
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            Server(config, told, hub, clients).run(sockets=[listening])
+    finally:
+        kept.remove()
+
+
+def _open(kept: Kept, address: str) -> None:
+    """A browser gets the name of a file that its user alone can read, and no secret: others see its arguments."""
+    file = doorway(address)
+    if file is None:
+        return  # the address was printed
+    kept.add(file)
+    threading.Thread(target=webbrowser.open, args=(file.as_uri(),), daemon=True).start()
+    gone = threading.Timer(CODE_S, kept.drop, [file])
+    gone.daemon = True
+    gone.start()
 
 
 def _listen(host: str, first: int, say: Callable[[str], None]) -> tuple[socket.socket, int]:

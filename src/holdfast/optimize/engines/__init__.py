@@ -19,6 +19,8 @@ and may have
     ONNX = "needed"                                       # or "used": begins with the exported file
     FIXED = True                                          # is also tried for batches of one only
     DEVICE = "cuda"                                       # it is for a GPU, and tried only where there is one
+    TRAVELS = ("graph.py",)                               # files of holdfast/optimize that its predict.py needs
+    BUNDLED = False                                       # its file is code: it is measured and never chosen
     def why_not(precision, machine): return ""            # another reason not to try it here
     def blanks(about): return {}                          # more to fill in in PREDICT
     def profile(path, about, one): return {}              # Times by layer; without it none are shown
@@ -77,13 +79,15 @@ class Kind:
     onnx: str = ""
     fixed: bool = False
     device: str = "cpu"
+    travels: tuple[str, ...] = ()
+    bundled: bool = True
     why_not: Callable[[str, Machine], str] = _nothing_against
     blanks: Callable[[About], dict[str, str]] = _no_blanks
     profile: Callable[[Path, About, Sequence[Any]], Times] | None = None
 
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,100}")
-_TAKEN = ("manifest.json", "predict.py", "post.py", "check.npz", "report.html")
+_TAKEN = ("manifest.json", "predict.py", "post.py", "graph.py", "check.npz", "report.html")
 _FUNCTIONS = ("build", "load", "why_not", "blanks", "profile")
 
 
@@ -132,7 +136,7 @@ def _wrong(kind: Kind) -> str:
     """What would be noticed only after minutes of measuring."""
     if not isinstance(kind.file, str) or not _NAME.fullmatch(kind.file) or kind.file in _TAKEN:
         return f"FILE is {kind.file!r}: it is the name of a file that no bundle has already"
-    for name, value in (("PRECISIONS", kind.precisions), ("PACKAGES", kind.packages)):
+    for name, value in (("PRECISIONS", kind.precisions), ("PACKAGES", kind.packages), ("TRAVELS", kind.travels)):
         if not isinstance(value, tuple | list) or not all(isinstance(each, str) and each for each in value):
             return f"{name} is {value!r}: it is a tuple of names, `({value!r},)` for a single one"
     if kind.onnx not in ("", "needed", "used"):

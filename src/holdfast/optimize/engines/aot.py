@@ -1,4 +1,4 @@
-"""AOTInductor: compiled to machine code beforehand; needs a C++ compiler, here and not where it is used."""
+"""AOTInductor: compiled to machine code beforehand; needs a C++ compiler. Such a file is measured and never bundled."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 FILE = "model.pt2"
 PRECISIONS = ("fp32",)
+BUNDLED = False
 PREDICT = torch_predict('torch._inductor.aoti_load_package(str(HERE / "{file}"))')
 
 

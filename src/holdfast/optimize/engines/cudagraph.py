@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from holdfast.optimize.engines.running import HALF, Arrays, Engine, Predict
 
-FILE = "model.pt2"
+FILE = "model.json"
+TRAVELS = ("graph.py",)
 DEVICE = "cuda"
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 PREDICT = Predict(
-    "torch with a GPU, numpy",
-    "import torch",
+    "torch with a GPU, safetensors, numpy",
+    "import torch\nfrom graph import load",
     """torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = {tf32}
-module, recorded = torch.export.load(HERE / "{file}").module(), {{}}
+module, recorded = load(HERE / "{file}"), {{}}
 
 @torch.no_grad()
 def predict(*inputs):
@@ -50,6 +51,7 @@ def build(work: Path, about: dict[str, Any], target: Path) -> None:
     import torch
 
     from holdfast.optimize.build import examples, exported, model_of
+    from holdfast.optimize.graph_writer import write
 
     device = about.get("device", DEVICE)
     model, given = model_of(work, about).to(device), tuple(each.to(device) for each in examples(work))
@@ -59,7 +61,7 @@ def build(work: Path, about: dict[str, Any], target: Path) -> None:
     else:
         cast = exported(_cast(model, device, getattr(torch, kind)), given, gathered=True).run_decompositions({})
         found = exported(fold(cast.module()), given)  # again: casts of weights are weights now
-    torch.export.save(found, target)
+    write(found, target)
 
 
 def _cast(model: Any, device: str, kind: Any) -> Any:
@@ -123,7 +125,9 @@ def load(path: Path, about: dict[str, Any]) -> Engine:
     if not torch.cuda.is_available():
         raise RuntimeError("it was made for a GPU, and PyTorch finds none here")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = about["precision"] == "tf32"
-    module = torch.export.load(path).module()
+    from holdfast.optimize.graph import load as load_graph
+
+    module = load_graph(path)
     recorded: dict[int, _Recorded] = {}
 
     def together(asked: Sequence[Sequence[NDArray[Any]]]) -> Arrays:

@@ -1,4 +1,4 @@
-"""torch.export: the graph alone, run by PyTorch."""
+"""torch.export: the graph alone, run by PyTorch; in a file of its own form (graph.py), which holds no code."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 from holdfast.optimize.engines.running import Engine, of_module, torch_predict
 
-FILE = "model.pt2"
+FILE = "model.json"
+TRAVELS = ("graph.py",)
 PRECISIONS = ("fp32",)
-PREDICT = torch_predict('torch.export.load(HERE / "{file}").module()')
+PREDICT = torch_predict('load(HERE / "{file}")', "torch, safetensors, numpy", "import torch\nfrom graph import load")
 
 
 def build(work: Path, about: dict[str, Any], target: Path) -> None:
-    import torch
-
     from holdfast.optimize.build import program
+    from holdfast.optimize.graph_writer import write
 
-    torch.export.save(program(work, about), target)
+    write(program(work, about), target)
 
 
 def load(path: Path, about: dict[str, Any]) -> Engine:
-    import torch
+    from holdfast.optimize.graph import load
 
-    return of_module(torch.export.load(path).module(), about)
+    return of_module(load(path), about)

@@ -11,6 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from holdfast.optimize.engines.running import CALLS, Arrays, Engine, Predict, Times
+from holdfast.optimize.model_files import check_onnx
 
 FILE = "model.onnx"
 PRECISIONS = ("fp32", "fp16", "int8-dynamic", "int8-static", "int8-weights")
@@ -34,6 +35,7 @@ def predict(*inputs):
 def load(path: Path, about: dict[str, Any]) -> Engine:
     import onnxruntime
 
+    check_onnx(path)
     onnxruntime.set_default_logger_severity(3)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = int(about["threads"])

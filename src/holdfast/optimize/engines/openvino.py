@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.optimize.engines.running import CALLS, Arrays, Engine, Predict, Times
+from holdfast.optimize.model_files import check_openvino
 
 if TYPE_CHECKING:
     from holdfast.optimize.candidates import Machine
@@ -65,6 +66,7 @@ def _quiet() -> Any:
 
 
 def load(path: Path, about: dict[str, Any]) -> Engine:
+    check_openvino(path)
     openvino = _quiet()
     core = openvino.Core()
     model = core.read_model(path)

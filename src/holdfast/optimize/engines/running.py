@@ -99,9 +99,9 @@ def of_module(module: Any, about: dict[str, Any], *, gradients: bool = False) ->
     return Engine(run)
 
 
-def torch_predict(load: str) -> Predict:
-    """For a file that torch itself loads, by this expression."""
-    return Predict("torch, numpy", "import torch", _TORCH.replace("{load}", load))
+def torch_predict(load: str, needs: str = "torch, numpy", imports: str = "import torch") -> Predict:
+    """For a file that gives a module of torch, by this expression."""
+    return Predict(needs, imports, _TORCH.replace("{load}", load))
 
 
 _TORCH = """torch.set_num_threads({threads})

@@ -1,4 +1,4 @@
-"""TorchScript: traced and frozen, where that still helps."""
+"""TorchScript: traced and frozen, where that still helps. Its file is a program: it is measured and never bundled."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from holdfast.optimize.engines.running import Engine, of_module, torch_predict
 
 FILE = "model.ts"
 PRECISIONS = ("fp32",)
+BUNDLED = False
 PREDICT = torch_predict('torch.jit.load(str(HERE / "{file}"))')
 
 

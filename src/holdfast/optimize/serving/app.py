@@ -23,16 +23,18 @@ from typing import Any, Protocol
 import numpy as np
 
 from holdfast.errors import UserError
-from holdfast.machine import usable_cpus
+from holdfast.machine import descriptors, usable_cpus
 from holdfast.optimize.bundle import Bundle
 from holdfast.optimize.post import apply
 from holdfast.optimize.serving import bodies
 from holdfast.optimize.serving.batching import Batcher, Done, Full, NotFinite, Tell, in_words
 from holdfast.optimize.serving.books import WIDTH, Books, sample
-from holdfast.optimize.serving.http import Answer, Cancel, Limits, Reply, Request, Server, told
+from holdfast.optimize.serving.http import Cancel, Limits, Reply, Server
+from holdfast.optimize.serving.messages import Answer, Request, told
 from holdfast.optimize.serving.readers import Readers, possible, readers_for
 
 PORT = 8377
+SPARE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,10 @@ class App:
     def early(self, request: Request) -> Answer | None:
         """Refusals that need no body: a stranger's megabytes are not read."""
         if request.path == "/healthz":
+            if request.method not in ("GET", "HEAD"):
+                return told(405, "only GET here", Allow="GET")
+            if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
+                return told(413, "no body is taken here", "it is the one address that needs no token")
             return None
         scheme, _, said = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(said.strip().encode("latin-1", "replace"), self.token):
@@ -209,18 +215,8 @@ def _front(
 
 
 def _connections() -> int:
-    """As many as there are descriptors for, with some to spare."""
-    try:
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        room = min(4096, hard) if hard != resource.RLIM_INFINITY else 4096
-        if soft < room:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (room, hard))
-            soft = room
-        return max(16, min(1024, int(soft) - 64))
-    except (ImportError, OSError, ValueError):
-        return 256
+    """As many as there are descriptors for, with some to spare: for files, and for a burst of new ones."""
+    return max(16, min(1024, descriptors(4096) - SPARE))
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.optimize.measure import percentile
-from holdfast.optimize.serving.http import REASONS
+from holdfast.optimize.serving.messages import REASONS
 
 RECENT = 4096
 """Requests whose latency /metrics speaks of."""

@@ -5,31 +5,31 @@
     server.take(connected)                      # one that somebody else has accepted
 
 A connection that says nothing is closed after a while; when there are too many, the ones that have been silent longest
-go first, so that ten thousand of them do not keep a client out. Bodies need a Content-Length.
+go first, so that ten thousand of them do not keep a client out. Bodies need a Content-Length, and memory is taken for
+them as they come, not as they are announced; where it runs out, the slowest body gives up its own. A client that does
+not read its answers is not read from either, and is closed after a while.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import json
 import math
 import socket
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed",
-           408: "Request Timeout", 411: "Length Required", 413: "Content Too Large", 415: "Unsupported Media Type",
-           422: "Unprocessable Content", 431: "Request Header Fields Too Large", 500: "Internal Server Error",
-           501: "Not Implemented", 503: "Service Unavailable"}  # fmt: skip
+from holdfast.optimize.serving.memory import READ, Bodies
+from holdfast.optimize.serving.messages import Answer, Refused, Request, full, head_of, parsed, told
 
 MOST_KNOWN, MOST_KNOWN_HEAD = 256, 2048
-READ = 64 << 10
-"""Bytes that are read at once while it is not known how long a request is."""
-KEPT = 32 << 20
-"""Bytes of memory for bodies that are kept: fresh memory costs a large body more than reading it."""
+STEP = 1 << 20
+"""Bytes that are lent to a body at first; each time it has filled them, as many again."""
+SLOW_AFTER, SLOW = 1.0, 1 << 20
+"""A body that has been under way for so many seconds and comes at fewer bytes a second makes room for others."""
+BURST = 8
+"""Connections that are accepted in one turn of the loop; some turns pass before the limit on them sees them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,42 +42,12 @@ class Limits:
     head_s: float = 10.0
     """From the first moment of a connection, or the last answer, to the end of a request's head."""
     body_s: float = 60.0
+    still_s: float = 10.0
+    """Without a byte of a body that is under way."""
+    answer_s: float = 60.0
+    """In which a client takes the answer that it has been sent."""
     pending: int = 256 << 20
-    """Bytes of bodies that may be under way at once."""
-
-
-@dataclass(slots=True)
-class Request:
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: bytes | bytearray = b""
-    """Lent: it is used again once the request is answered."""
-    length: int = 0
-    close: bool = False
-    """Whether its client wants the connection to end with the answer."""
-
-
-@dataclass(slots=True)
-class Answer:
-    status: int
-    body: bytes
-    kind: str = "application/json"
-    headers: dict[str, str] = field(default_factory=dict)
-
-
-def told(status: int, message: str, cause: str | None = None, **headers: str) -> Answer:
-    """An error as JSON."""
-    data = {"error": message} | ({"cause": cause} if cause else {})
-    return Answer(status, json.dumps(data).encode() + b"\n", headers=headers)
-
-
-class Refused(Exception):
-    """What cannot be understood; the connection ends with this answer."""
-
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(answer.status)
-        self.answer = answer
+    """Bytes of memory that bodies may hold at once."""
 
 
 Reply = Callable[[Answer], None]
@@ -103,6 +73,8 @@ class Server:
         self.silent: OrderedDict[Connection, None] = OrderedDict()
         """Connections between requests, the one that has been so longest first."""
         self.connections: set[Connection] = set()
+        self.arriving: dict[Connection, None] = {}
+        """Connections whose bodies are under way."""
         self.pending = 0
         self.room = memoryview(bytearray(READ))
         """Where connections read heads to, one after the other."""
@@ -117,7 +89,8 @@ class Server:
         """Listen, or wait for what is given to `take`."""
         loop = asyncio.get_running_loop()
         if sock is not None:
-            self._server = await loop.create_server(lambda: Connection(self, loop), sock=sock, backlog=1024)
+            self._server = await loop.create_server(lambda: Connection(self, loop), sock=sock, backlog=BURST)
+            sock.listen(1024)  # so many may wait in the system's own queue, which costs no descriptors
         self._sweep(loop)
 
     def take(self, sock: socket.socket) -> None:
@@ -131,7 +104,7 @@ class Server:
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Whoever is too late is told so: looked at now and then, as a timer for each would cost more."""
         now = loop.time()
-        for each in [each for each in self.connections if each.deadline < now]:
+        for each in [each for each in self.connections if each.overdue(now)]:
             each.late()
         self._sweeping = loop.call_later(min(1.0, self.limits.head_s / 4), self._sweep, loop)
 
@@ -158,12 +131,23 @@ class Server:
             self.counts.closed()
         self.silent.pop(connection, None)
 
+    def lend(self, size: int) -> bool:
+        """Count memory for bodies, if there is room; those that come too slowly give theirs up for it."""
+        while self.pending + size > self.limits.pending:
+            now = next(iter(self.arriving)).loop.time() if self.arriving else 0.0
+            slow = [each for each in self.arriving if each.pace(now) < SLOW]
+            if not slow:
+                return False
+            min(slow, key=lambda each: each.pace(now)).give_way()
+        self.pending += size
+        return True
+
     def understood(self, head: bytes) -> Request:
         """The request that a head announces, without its body; Refused if it is not taken."""
         known = self.heads.get(head)
         if known is not None:
             return known
-        request = _parsed(head)
+        request = parsed(head)
         refusal = self.early(request)
         if refusal is not None:
             raise Refused(refusal)
@@ -185,34 +169,11 @@ class Server:
             return 0
         if not (text.isascii() and text.isdigit() and len(text) < 16):
             raise Refused(told(400, "Content-Length is no number"))
+        if int(text) and request.method != "POST":
+            raise Refused(told(413, "no body is taken here", f"{request.method} has none"))
         if int(text) > self.limits.body:
             raise Refused(told(413, "the body is too large", f"{text} bytes, {self.limits.body} are taken"))
         return int(text)
-
-
-class Bodies:
-    """Memory for large bodies, used again by the next one of its length."""
-
-    def __init__(self, most: int = KEPT) -> None:
-        self._most = self._left = most
-        self._free: dict[int, list[bytearray]] = {}
-
-    def take(self, length: int) -> bytearray:
-        """Holds anything; whoever takes it fills all of it."""
-        free = self._free.get(length)
-        if not free:
-            return bytearray(length)
-        self._left += length
-        return free.pop()
-
-    def give(self, body: bytearray) -> None:
-        """Nobody reads it any more."""
-        if not READ <= len(body) <= self._most:
-            return
-        if len(body) > self._left:  # of lengths that nobody asks for any more
-            self._free, self._left = {}, self._most
-        self._left -= len(body)
-        self._free.setdefault(len(body), []).append(body)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -224,8 +185,14 @@ class Connection(asyncio.BufferedProtocol):
         self.buffer = bytearray()
         self.request: Request | None = None
         self.body = bytearray()
-        self.wanted = self.filled = 0
+        self.wanted = self.filled = self.lent = 0
+        self.began = 0.0
+        self.seen = 0
+        """Bytes of the body that were there at the last look, and since when there have been no more."""
+        self.since = 0.0
         self.busy = False
+        self.full = False
+        """Whether its client has more to read than it takes."""
         self.deadline = math.inf
         self.cancel: Cancel | None = None
 
@@ -246,27 +213,73 @@ class Connection(asyncio.BufferedProtocol):
 
     def end(self) -> None:
         """Close it now."""
+        self._let_go()
         self.server.forget(self)
         if self.transport is not None:
             self.transport.abort()
 
+    def overdue(self, now: float) -> bool:
+        if self.filled != self.seen or not self._in_body():
+            self.seen, self.since = self.filled, now
+        return now > self.deadline or now - self.since > self.server.limits.still_s
+
+    def pace(self, now: float) -> float:
+        """Bytes a second of its body; of one that has only begun, as many as one likes."""
+        return self.filled / (now - self.began) if now - self.began > SLOW_AFTER else math.inf
+
+    def give_way(self) -> None:
+        """Its body came so slowly that its memory is needed elsewhere."""
+        self._let_go()
+        self._send(told(408, "the body comes too slowly, and its memory is needed"), close=True)
+
+    def pause_writing(self) -> None:
+        """Its client does not read: nothing more is taken from it until it does."""
+        self.full = True
+        self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.full = False
+        if self.transport.is_closing():
+            return
+        if not self.busy:
+            self.deadline = self.loop.time() + self.server.limits.head_s
+        self.transport.resume_reading()
+        if self.buffer:
+            self.loop.call_soon(self._again)
+
     def late(self) -> None:
-        """It took too long for the next piece."""
-        if self.request is not None or self.buffer:
+        """It took too long for the next piece, or to read the last one."""
+        if self.full or self.transport.is_closing():
+            self.end()
+        elif self.request is not None or self.buffer:
             self._send(told(408, "the request took too long to arrive"), close=True)
         else:
             self.end()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """A body is read to its place at once."""
-        return memoryview(self.body)[self.filled : self.wanted] if self._in_body() else self.server.room
+        if self._in_body() and (self.filled < len(self.body) or self._grow()):
+            return memoryview(self.body)[self.filled :]
+        return self.server.room
+
+    def _grow(self) -> bool:
+        """Room for more of a large body: what is announced and never comes takes no memory from others."""
+        more = min(len(self.body), self.wanted - len(self.body))
+        if not self.server.lend(more):
+            self._send(full(), close=True)
+            return False
+        self.lent += more
+        self.body += bytes(more)
+        return True
 
     def buffer_updated(self, count: int) -> None:
+        if self.transport.is_closing():
+            return
         if self._in_body():
             self.filled += count
         else:
             self.buffer += self.server.room[:count]
-            if self.busy:
+            if self.busy or self.full:
                 if len(self.buffer) > self.server.limits.head:  # pipelined faster than answered
                     self.transport.pause_reading()
                 return
@@ -286,6 +299,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         request, self.request = self.request, None
         assert request is not None
+        self.server.arriving.pop(self, None)
         body, self.body, self.filled = self.body, bytearray(), 0
         self.busy, self.deadline = True, math.inf
         mine = Request(request.method, request.path, request.headers, body, request.length, request.close)
@@ -319,76 +333,49 @@ class Connection(asyncio.BufferedProtocol):
         request = self.server.understood(head)
         self.wanted = request.length
         self.request = request
-        self.server.pending += self.wanted
-        if self.server.pending > self.server.limits.pending:
-            raise Refused(told(503, "too much is under way already", **{"Retry-After": "1"}))
-        self.body = self.server.bodies.take(self.wanted)
+        if self.wanted and not self._lend():
+            raise Refused(full())
         self.filled = min(len(self.buffer), self.wanted)
         self.body[: self.filled] = memoryview(self.buffer)[: self.filled]
         del self.buffer[: self.filled]
         if self.filled < self.wanted:
-            self.deadline = self.loop.time() + self.server.limits.body_s
+            self.began = self.since = self.loop.time()
+            self.deadline = self.began + self.server.limits.body_s
+            self.server.arriving[self] = None
             if request.headers.get("expect", "").lower() == "100-continue":
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return True
 
+    def _lend(self) -> bool:
+        """Memory for the beginning of a body; for all of it where some of that length is kept."""
+        size = self.wanted if self.wanted <= STEP or self.server.bodies.kept(self.wanted) else STEP
+        if not self.server.lend(size):
+            return False
+        self.lent = size
+        self.body = self.server.bodies.take(size)
+        return True
+
     def _let_go(self) -> None:
-        self.server.pending -= self.wanted
-        self.wanted = 0
+        self.server.arriving.pop(self, None)
+        self.server.pending -= self.lent
+        self.lent = self.wanted = 0
 
     def _send(self, answer: Answer, *, close: bool = False, head: bool = False) -> None:
         if self.transport is None or self.transport.is_closing():
             return
-        self.transport.write(_head_of(answer, close) + (b"" if head else answer.body))
+        self.transport.write(head_of(answer, close) + (b"" if head else answer.body))
         if close:
-            self.deadline = math.inf
-            self.server.forget(self)
+            self._let_go()
+            self.request, self.body = None, bytearray()
             self.transport.close()
-            return
-        self.server.silent[self] = None
-        self.deadline = self.loop.time() + self.server.limits.head_s
-        if self.buffer:
+        limits = self.server.limits
+        self.server.silent[self] = None  # those that do not take their answer, too, go first when there are too many
+        self.deadline = self.loop.time() + (limits.answer_s if close or self.full else limits.head_s)
+        if self.buffer and not close and not self.full:
             self.transport.resume_reading()
             self.loop.call_soon(self._again)
 
     def _again(self) -> None:
         """What was sent before its answer came; not at once, or many in a row would be as deep as they are many."""
-        if not self.busy and self.buffer and not self.transport.is_closing():
+        if not self.busy and not self.full and self.buffer and not self.transport.is_closing():
             self._go_on()
-
-
-def _head_of(answer: Answer, close: bool) -> bytes:
-    more = "".join(f"{name}: {value}\r\n" for name, value in answer.headers.items()) if answer.headers else ""
-    return b"%bContent-Length: %d\r\n\r\n" % (_beginning(answer.status, answer.kind, close, more), len(answer.body))
-
-
-@functools.lru_cache(64)
-def _beginning(status: int, kind: str, close: bool, more: str) -> bytes:
-    """All of an answer's head but the length of its body."""
-    lines = (
-        f"HTTP/1.1 {status} {REASONS.get(status, '')}\r\nContent-Type: {kind}\r\nCache-Control: no-store\r\n"
-        f"X-Content-Type-Options: nosniff\r\n{more}"
-    )
-    return (lines + ("Connection: close\r\n" if close else "")).encode("latin-1", "replace")
-
-
-def _parsed(head: bytes) -> Request:
-    try:
-        first, *rest = head.decode("latin-1").split("\r\n")
-        method, target, version = first.split(" ")
-        pairs = [line.split(":", 1) for line in rest]
-        headers = {name.lower(): value.strip() for name, value in pairs}
-    except ValueError:
-        raise Refused(told(400, "this is no HTTP request")) from None
-    if (
-        version not in ("HTTP/1.1", "HTTP/1.0")
-        or len(pairs) > 100
-        or len(headers) < len(pairs)
-        or not target.startswith("/")
-    ):
-        raise Refused(told(400, "this is no HTTP request that is understood here"))
-    if any(not name or name != name.strip() for name, _ in pairs):
-        raise Refused(told(400, "a header has no proper name"))
-    if version == "HTTP/1.0":
-        headers.setdefault("connection", "close")
-    return Request(method, target.partition("?")[0], headers)

@@ -25,7 +25,7 @@ from holdfast.optimize.serving import shared
 from holdfast.optimize.serving.app import App, Written
 from holdfast.optimize.serving.batching import Done, EngineFailed, Full, NotFinite, Tell
 from holdfast.optimize.serving.books import WIDTH, Books
-from holdfast.optimize.serving.http import Limits
+from holdfast.optimize.serving.http import BURST, Limits
 from holdfast.runtime.channel import Channel, Closed
 
 SETUP_S = 60.0
@@ -117,7 +117,7 @@ async def read(channel: Channel, frames: socket.socket, memory: mmap.mmap, setup
     def handed() -> None:
         """Connections that the parent accepted."""
         try:
-            while True:
+            for _ in range(BURST):  # then those that came get their turn, and the limit on them is kept
                 for fd in channel.receive(0)[1]:
                     app.server.take(socket.socket(fileno=fd))
         except BlockingIOError:
