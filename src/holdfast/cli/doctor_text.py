@@ -58,6 +58,8 @@ class View:
     asked: str | None = None
     """The only device that was asked for."""
     problem: str | None = None
+    knowledge: str = ""
+    """How old what is known of cards is, and where newer can be had."""
     verbose: bool = False
     width: int = WIDTH
 
@@ -327,6 +329,7 @@ def _closing(view: View) -> list[str]:
         lines.append("Verdicts saved for 30 days or until driver, torch or kernel changes.")
     elif any(each.remembered for each in view.seen):
         lines.append("Verdicts from before; `holdfast doctor --fresh` probes again.")
+    lines += _paragraph(view.knowledge, view) if view.knowledge else []
     if view.advice:
         lines.append("")
         for text in view.advice:
