@@ -255,6 +255,13 @@ def _abort(_: _Injector) -> None:
     os.abort()
 
 
+def _page_fault(_: _Injector) -> None:
+    """What ROCm prints when a kernel reads past its buffer, and what it does then."""
+    said = "Memory access fault by GPU node-1 (Agent handle: 0x55e445e03320) on address 0x7f90885f7000. "
+    os.write(2, f"{said}Reason: Page not present or supervisor privilege.\n".encode())
+    os.abort()
+
+
 def _sigkill(_: _Injector) -> None:
     """kill -9 of the worker."""
     os.kill(os.getpid(), signal.SIGKILL)
@@ -353,6 +360,7 @@ KINDS: dict[str, Callable[[_Injector], None]] = {
     "illegal_address": _illegal_address,
     "segfault": _segfault,
     "abort": _abort,
+    "page_fault": _page_fault,
     "sigkill": _sigkill,
     "exit": _exit,
     "sigstop": _sigstop,
