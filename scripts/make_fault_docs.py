@@ -102,7 +102,8 @@ def _kernel_log() -> Iterator[str]:
     yield "for `holdfast explain`, and so is the line itself."
     yield ""
     unused = [str(row.xid) for row in messages() if row.unused]
-    yield f"NVIDIA's catalogue lists these numbers as unused; a line with one is kept all the same: Xid {', '.join(unused)}."
+    numbers = ", ".join(unused)
+    yield f"NVIDIA's catalogue lists these numbers as unused; a line with one is kept all the same: Xid {numbers}."
     yield "The column *NVIDIA* has the immediate action of that catalogue."
     yield ""
     yield "| name | line | means | what helps | NVIDIA | seen with |"

@@ -84,6 +84,11 @@ D071 own-step-fails
 D072 own-script-fails-everywhere
 D080 no-usable-gpu
 D081 nothing-to-train-on
+D090 workers-are-started-afresh
+D091 snapshots-are-files
+D092 kernel-log-is-not-read
+D093 memory-kills-are-not-told
+D094 processes-end-at-once
 """
 
 

@@ -176,5 +176,10 @@ def test_the_json(name: str, tmp_path: Path) -> None:
         assert set(device["probes"]) == {"passed", "failed", "crashed", "hung", "skipped"}
         for each in device["findings"]:
             assert {"code", "level", "title", "evidence", "remedy"} <= set(each)
-    short = {**data, "inventory": None, "knowledge": None, "devices": [{**each, "checks": None} for each in data["devices"]]}
+    short = {
+        **data,
+        "inventory": None,
+        "knowledge": None,
+        "devices": [{**each, "checks": None} for each in data["devices"]],
+    }
     held_against(SNAPSHOTS / f"{name}.json", json.dumps(short, indent=1, ensure_ascii=False) + "\n")

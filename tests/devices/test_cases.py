@@ -1,7 +1,7 @@
 """Thirty things that happened to people: the finding, the sentence and the commands that holdfast gives for each.
 
-Each case is a file of `cases/`: cards, system, torch and environment, what was printed and how it ended, its source, what
-is expected, and what must not be printed because it makes that case worse. `"user": true` are the first user's own.
+Each case is a file of `cases/`: cards, system, torch and environment, what was printed and how it ended, its source,
+what is expected, and what must not be printed because it makes that case worse. `"user": true`: the first user's own.
 """
 
 from __future__ import annotations

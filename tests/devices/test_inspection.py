@@ -298,6 +298,8 @@ def test_a_plan_is_advised_once_there_is_one(monkeypatch: pytest.MonkeyPatch) ->
 
 # --- whole machines ---------------------------------------------------------------------------------------------
 
+MAC = ["D090", "D091", "D092", "D093"]
+WINDOWS = [*MAC, "D094"]
 MACHINES = {
     "container-without-kfd": ["D016", "D009", "D051", "D050", "D067"],
     "cpu-only": ["D019"],
@@ -305,7 +307,7 @@ MACHINES = {
     "gtx-1060": ["D009"],
     "h200": ["D050"],
     "intel-arc-a770": ["D047"],
-    "m2": ["D047", "D050"],
+    "m2": ["D047", "D050", *MAC],
     "mi300x": [],
     "mi300x-amd-smi": [],
     "rtx-3090": [],
@@ -315,10 +317,10 @@ MACHINES = {
     "two-amd-with-igpu": ["D050", "D009", "D019"],
     "two-nvidia-unlike": [],
     "two-vendors": ["D012"],
-    "windows-rx-5700-xt": ["D055", "D050"],
-    "windows-rx-9070-xt": ["D055", "D050"],
-    "windows-two-amd": ["D019", "D055", "D050"],
-    "windows-with-hipinfo": ["D055", "D050"],
+    "windows-rx-5700-xt": ["D055", "D050", *WINDOWS],
+    "windows-rx-9070-xt": ["D055", "D050", *WINDOWS],
+    "windows-two-amd": ["D019", "D055", "D050", *WINDOWS],
+    "windows-with-hipinfo": ["D055", "D050", *WINDOWS],
     "wsl2-rtx-3090": [],
     "wsl2-rx-5700-xt-silent": ["D008", "D009", "D069", "D051", "D050", "D068"],
     "wsl2-rx-9070-xt": ["D050"],

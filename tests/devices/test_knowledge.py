@@ -283,7 +283,9 @@ def test_the_build_to_install() -> None:
     assert first.install("gfx1010") == command
     assert knowledge.wheels_for("gfx1010", "windows")[0].install("gfx1010") == command
     assert (first.channel, nightly.channel, former.channel) == ("stable", "nightly", "stable")
-    assert former.install("gfx1010") == command.replace("stable.repo.amd.com/rocm/whl-next", "repo.amd.com/rocm/whl-multi-arch")
+    assert former.install("gfx1010") == command.replace(
+        "stable.repo.amd.com/rocm/whl-next", "repo.amd.com/rocm/whl-multi-arch"
+    )
     # ROCm 10.0 is known to fail there, so the nightly builds come first.
     assert knowledge.wheels_for("gfx1201", "windows")[0].channel == "nightly"
     assert knowledge.wheels_for("gfx1201", "linux")[0].channel == "stable"

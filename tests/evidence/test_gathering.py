@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.events import utc_now
+from holdfast.runfolder import RunFolder
 from holdfast.runtime import evidence, process
 from holdfast.runtime.evidence import gathering as module
-from holdfast.runtime.evidence.gathering import Gathering
+from holdfast.runtime.evidence.gathering import Case, Gathering
+from holdfast.runtime.evidence.messages import parse
 from holdfast.runtime.faults import Fault, Kind
 
 from .places import AGAIN, LOST, XID_79, command, first_on_path, new_run, read, started

@@ -36,7 +36,7 @@ def r9700(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_page_fault_of_a_guarded_card_recovers_with_equal_weights(
     tmp_path: Path, r9700: Path, reference: Drive
 ) -> None:
-    """The whole command: the guard is announced in one line, the workers have it, and the injected fault costs nothing."""
+    """The whole command: the guard is announced in one line, the workers have it, the injected fault costs nothing."""
     plan = tmp_path / "chaos" / "plan.json"
     FaultPlan.parse("page_fault@6:backward").write(plan)
     runs = tmp_path / "runs"
@@ -65,7 +65,9 @@ def test_a_card_that_ending_a_process_loses_is_not_tried_again(drive: Drive, r97
     assert "issue 6630" in said[0] and said[0].endswith("it is not used again in this run")
 
 
-def test_the_same_hang_on_another_card_is_tried_again(drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_hang_on_another_card_is_tried_again(
+    drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = stand_for(tmp_path / "pretend.json", {**R9700, "name": "AMD Radeon RX 9070 XT"})
     monkeypatch.setenv("HOLDFAST_PRETEND", str(other))
     run = drive(device=DEVICE, faults="hang@6:backward", settings=SOON)

@@ -84,8 +84,9 @@ def page(
 
 def _wrapped(head: str, text: str, width: int, indent: str | None = None) -> list[str]:
     later = " " * len(head) if indent is None else indent
-    whole = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.wrap(text, width, initial_indent=head, subsequent_indent=later, **whole) or [head]
+    return textwrap.wrap(
+        text, width, initial_indent=head, subsequent_indent=later, break_long_words=False, break_on_hyphens=False
+    ) or [head]
 
 
 def _data(

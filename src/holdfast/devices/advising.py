@@ -17,7 +17,6 @@ from holdfast.devices import facts, knowledge
 from holdfast.devices.inspection import bugs_of, builds, could_train, rocm_of, served
 
 if TYPE_CHECKING:
-    from holdfast.devices.facts import Bug
     from holdfast.devices.survey.shapes import Device, Inventory
 
 SCRIPT = "my_script.py"
@@ -62,13 +61,15 @@ def _steps(card: Device, inventory: Inventory, env: Mapping[str, str]) -> list[s
         caveat = "" if notes else _caveat(card, inventory)
         lines.append(f"{cure.text[0].upper()}{cure.text[1:]}: `{cure.commands[0]}`.{caveat}")
     bugs = [bug for bug in bugs_of(card, inventory, env) if not bug.quiet] if served(card, inventory) else []
-    told = [f"{bug.title} ({bug.known}, {bug.sources[0].date}): {bug.cure.text}." for bug in bugs if _useful(bug) and bug.cure]
-    lines += [*notes, *told]
+    lines += notes
+    for bug in bugs:
+        if bug.cure is not None and "no-masquerade" not in bug.remedies:  # of a masquerade was spoken already
+            lines.append(f"{bug.title} ({bug.known}, {bug.sources[0].date}): {bug.cure.text}.")
     lines += _under_linux(card, inventory)
     if lines:
         lines.append(
-            f"Then the probes decide: `holdfast doctor --full --fresh --device {_future_id(card)}`. If they pass, train on it; "
-            f"if not, `holdfast train {SCRIPT} --device cpu` works now."
+            f"Then the probes decide: `holdfast doctor --full --fresh --device {_future_id(card)}`. If they pass, "
+            f"train on it; if not, `holdfast train {SCRIPT} --device cpu` works now."
         )
     return lines
 
@@ -80,11 +81,6 @@ def _outdated(card: Device, inventory: Inventory) -> bool:
     installed = knowledge.numbers(rocm_of(inventory) or "")
     first = knowledge.numbers(wheels[0].since) if wheels and card.kind == "amd" else ()
     return bool(installed and first) and installed[:2] < first[:2]
-
-
-def _useful(bug: Bug) -> bool:
-    """It says what to do, and a masquerade has been spoken of already."""
-    return bug.cure is not None and "no-masquerade" not in bug.remedies
 
 
 def _future_id(card: Device) -> str:

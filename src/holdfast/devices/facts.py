@@ -208,10 +208,17 @@ def note(row: Mapping[str, Any]) -> Note:
 
 
 def _card(row: Mapping[str, Any]) -> Card:
-    lists = {name: tuple(row.get(name, ())) for name in ("products", "pci")}
-    notes = tuple(note(each) for each in row.get("notes", ()))
-    more = {"integrated": row.get("integrated"), "notes": notes, **how(row)}
-    return Card(row["arch"], row["vendor"], cited(row), **lists, **more)
+    return Card(
+        row["arch"],
+        row["vendor"],
+        cited(row),
+        products=tuple(row.get("products", ())),
+        pci=tuple(row.get("pci", ())),
+        integrated=row.get("integrated"),
+        notes=tuple(note(each) for each in row.get("notes", ())),
+        known=row["known"],
+        checked=row["checked"],
+    )
 
 
 def how(row: Mapping[str, Any]) -> dict[str, str]:
@@ -222,8 +229,9 @@ def how(row: Mapping[str, Any]) -> dict[str, str]:
 def wheel(row: Mapping[str, Any]) -> Wheel:
     optional = {name: row[name] for name in ("machine", "index", "extra", "channel") if name in row}
     optional["since"] = row.get("from", "")
-    lists = (tuple(row["archs"]), tuple(row["os"]))
-    return Wheel(row["name"], row["toolkit"], *lists, source(row["source"]), **optional, **how(row))
+    archs, systems = tuple(row["archs"]), tuple(row["os"])
+    said: dict[str, Any] = {**optional, **how(row)}
+    return Wheel(row["name"], row["toolkit"], archs, systems, source(row["source"]), **said)
 
 
 def bug(row: Mapping[str, Any]) -> Bug:

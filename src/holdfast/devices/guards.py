@@ -98,8 +98,7 @@ def _pretended(label: str, path: str | None) -> tuple[Device, Inventory] | None:
     if not isinstance(said.get("card"), dict):
         return None
     card = Device(id=label, **said["card"])
-    names = ("name", "kernel", "machine", "container", "container_kind")
-    system = System(said.get("os", "linux"), *(said.get(name) for name in names), False, {}, {}, [])
+    system = System(str(said.get("os", "linux")), None, said.get("kernel"), None, None, None, False)
     cpu = Cpu(None, None, None, None, None, None, None, None)
     return card, Inventory([card], cpu, None, TorchBuild(**said.get("torch", {})), system)
 

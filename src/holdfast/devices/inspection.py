@@ -40,6 +40,10 @@ _HIDING = {
 }
 _FILES = {"nvidia": ("/dev/nvidia",), "amd": ("/dev/kfd", "/dev/dri"), "intel": ("/dev/dri",)}
 _NO_FLOAT64 = {"apple": "Apple's GPUs have none", "intel": "Intel's Arc cards have none"}
+_ELSEWHERE = {"windows": "Windows", "macos": "macOS"}
+_BOTH = ("workers-are-started-afresh", "snapshots-are-files", "kernel-log-is-not-read", "memory-kills-are-not-told")
+LESS_WELL = {"windows": (*_BOTH, "processes-end-at-once"), "macos": _BOTH}
+"""What the runtime does in another way there, because the system lacks what it uses on Linux."""
 _TF32 = ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE")
 
 
@@ -258,7 +262,6 @@ def _into_container(card: Device, inventory: Inventory, missing: Sequence[str]) 
 
 
 def _reports(card: Device, inventory: Inventory, env: Mapping[str, str], *, renamed: bool) -> Iterator[Finding]:
-    torch = inventory.torch
     rocm = rocm_of(inventory)
     os = where(inventory)
     if card.arch and rocm and card.kind == "amd":
@@ -336,5 +339,8 @@ def _of_system(inventory: Inventory, shm_bytes: int | None) -> Iterator[Finding]
         yield finding("wsl-without-gpu", SYSTEM, {"missing": "/dev/dxg"})
     if shm_bytes is not None and shm_bytes < SMALL_SHM:
         yield finding("small-shared-memory", SYSTEM, {"shm_bytes": shm_bytes})
+    name = _ELSEWHERE.get(system.os)
+    if name:
+        yield from (finding(slug, SYSTEM, {"system": name}) for slug in LESS_WELL[system.os])
     if disk is not None and disk.free_bytes is not None and disk.free_bytes < LITTLE_DISK:
         yield finding("disk-nearly-full", DISK, {"folder": disk.folder, "free_bytes": disk.free_bytes})

@@ -46,7 +46,7 @@ _NEEDED = {
 }
 _TEXTS = {"arch", "vendor", "toolkit", "from", "to", "channel", "name", "same", "means", "text", "id", "title", "index"}
 _COMMAND = re.compile(
-    r"(?:export [A-Z][A-Z0-9_]*=\S+|unset [A-Z][A-Z0-9_]*|holdfast [\w .:=-]+|wsl(?:\.exe)? --\w+"
+    r"(?:export [A-Z][A-Z0-9_]*=[\w.,:-]+|unset [A-Z][A-Z0-9_]*|holdfast [\w .:=-]+|wsl(?:\.exe)? --\w+"
     r"|pip install [\w .:/=\[\]\"-]+)"
 )
 """What a row may tell a person to type: a variable, a build of torch, holdfast itself. No pipes, no sudo."""

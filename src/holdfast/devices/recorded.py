@@ -84,8 +84,9 @@ def load(place: Path, root: Path | None = None) -> Recorded:
         build = dict(said["build"])
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{place / 'machine.json'} cannot be understood", cause=f"{error}") from None
-    more = {name: str(said.get(name) or "") for name in ("message", "ended")}
-    return Recorded(place.name, env, root=there, folder=place, host=host, build=build, owns_root=root is None, **more)
+    message, ended = (str(said.get(name) or "") for name in ("message", "ended"))
+    mine = root is None
+    return Recorded(place.name, env, message, ended, root=there, folder=place, host=host, build=build, owns_root=mine)
 
 
 def unpack(text: str, root: Path) -> None:

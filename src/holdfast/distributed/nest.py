@@ -29,6 +29,7 @@ from holdfast.runtime.nursery import Nursery
 
 NESTED = "HOLDFAST_NESTED"
 """In the environment of a rank that was forked: the process it was forked from."""
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 _SOCKET = "nest"
 
 
@@ -47,6 +48,8 @@ class Nest:
     def __init__(self, job: Job, preload: Sequence[str]) -> None:
         self.job = job
         self.preload = list(preload)
+        if sys.platform == "win32":
+            raise NotImplementedError("this needs POSIX")
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind(str(job.path / _SOCKET))
         self._server.listen(64)
@@ -104,7 +107,7 @@ class Nest:
             guest = self._forking.pop(0)
             guest.pid = int(message["forked"])
             if guest not in self._guests:  # wanted no more before it was there
-                process.send_group(guest.pid, signal.SIGKILL)
+                process.send_group(guest.pid, _KILL)
         elif "unsafe" in message or "broken" in message:
             guest = self._forking.pop(0)
             self._answer(guest, {"alone": True})
@@ -121,7 +124,7 @@ class Nest:
             self._guests.remove(guest)
             guest.channel.close()
             if guest.pid:
-                process.send_group(guest.pid, signal.SIGKILL)
+                process.send_group(guest.pid, _KILL)
             return
         if guest.asked is not None and self._ready and not guest.pid and not self._forking:
             self._forking.append(guest)  # one at a time: the nursery reads one message each time it looks
@@ -138,7 +141,7 @@ class Nest:
     def _nursery_died(self) -> None:
         """Its ranks have ended with it; new ones come from a new one."""
         for guest in list(self._guests):
-            self._answer(guest, {"code": -int(signal.SIGKILL)} if guest.pid else {"alone": True})
+            self._answer(guest, {"code": -int(_KILL)} if guest.pid else {"alone": True})
         self._forking.clear()
         self._channel.close()
         self._process.wait()
@@ -150,7 +153,7 @@ class Nest:
         for guest in self._guests:  # all had their time to save: one that is left waits in an exchange for ever
             guest.channel.close()
             if guest.pid:
-                process.send_group(guest.pid, signal.SIGKILL)
+                process.send_group(guest.pid, _KILL)
         try:
             self._process.wait(2.0)
         except subprocess.TimeoutExpired:
@@ -166,7 +169,8 @@ class RankNursery(Nursery):
     def _live(self, config: dict[str, Any], fds: list[int]) -> int:
         from holdfast.cli.main import main
 
-        os.setpgid(0, 0)
+        if sys.platform != "win32":
+            os.setpgid(0, 0)
         for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
             signal.signal(number, signal.SIG_DFL)
         os.environ.clear()
@@ -177,7 +181,7 @@ class RankNursery(Nursery):
 
 def ask(job: Path, words: Sequence[str]) -> int | None:
     """Have this rank forked and wait for its end; its exit code, or None if there is nobody to ask."""
-    if NESTED in os.environ or not (job / _SOCKET).exists():
+    if sys.platform == "win32" or NESTED in os.environ or not (job / _SOCKET).exists():
         return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

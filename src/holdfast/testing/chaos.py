@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 VARIABLE = "HOLDFAST_CHAOS"
 """Names a file with a plan; the supervisor hands it to its workers."""
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+_STOP = getattr(signal, "SIGSTOP", signal.SIGTERM)
 STEP_PHASES = ("forward", "backward", "optimizer")
 
 
@@ -264,7 +266,7 @@ def _page_fault(_: _Injector) -> None:
 
 def _sigkill(_: _Injector) -> None:
     """kill -9 of the worker."""
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), _KILL)
     time.sleep(60)
 
 
@@ -275,7 +277,7 @@ def _exit(_: _Injector) -> None:
 
 def _sigstop(_: _Injector) -> None:
     """The worker stops and is not told why."""
-    os.kill(os.getpid(), signal.SIGSTOP)
+    os.kill(os.getpid(), _STOP)
 
 
 def _hang(_: _Injector) -> None:
@@ -299,13 +301,13 @@ def _hang_gil(_: _Injector) -> None:
 def _loader_kill(injector: _Injector) -> None:
     """kill -9 of a loader child."""
     for pid in injector.loader_children()[:1]:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, _KILL)
 
 
 def _loader_stop(injector: _Injector) -> None:
     """A loader child that stops and says nothing."""
     for pid in injector.loader_children()[:1]:
-        os.kill(pid, signal.SIGSTOP)
+        os.kill(pid, _STOP)
 
 
 def _kill_named(name: str) -> Callable[[_Injector], None]:
@@ -313,7 +315,7 @@ def _kill_named(name: str) -> Callable[[_Injector], None]:
         pid = injector.find(name)
         if pid:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, _KILL)
             time.sleep(0.2)
 
     fire.__doc__ = f"kill -9 of the {name}."

@@ -1,6 +1,6 @@
 """Which card a screen is connected to, from the kernel's files.
 
-    shown_by(Path("/"), "0000:03:00.0")      # True: a connector of it has a screen; None where no file tells
+shown_by(Path("/"), "0000:03:00.0")      # True: a connector of it has a screen; None where no file tells
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import hmac
 import json
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -211,6 +212,8 @@ def _front(
 def _connections() -> int:
     """As many as there are descriptors for, with some to spare."""
     try:
+        if sys.platform == "win32":
+            raise ImportError("there are no such limits on Windows")
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

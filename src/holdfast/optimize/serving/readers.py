@@ -107,7 +107,7 @@ class Reader:
             data, self._waiting = b"".join(self._waiting), []
             if not self._behind:
                 with contextlib.suppress(OSError):  # it is full, or gone, which whoever listens to it notices
-                    data = data[self._sock.send(data, socket.MSG_DONTWAIT) :]
+                    data = data[self._sock.send(data, getattr(socket, "MSG_DONTWAIT", 0)) :]
             self._behind += data
             if self._behind:
                 self._changed.notify()
@@ -161,6 +161,8 @@ class Readers:
             "arena": self._arena,
             "limits": {**asdict(limits), "connections": fewer, "pending": max(limits.body, limits.pending // count)},
         }  # fmt: skip
+        if sys.platform != "linux":
+            raise NotImplementedError("this needs Linux")
         self._fd = os.memfd_create("holdfast-serve")
         os.truncate(self._fd, self._start + 2 * count * self._arena)
         self._memory = mmap.mmap(self._fd, 0)
