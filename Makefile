@@ -64,7 +64,7 @@ hardware: $(READY)
 	$(PY) benchmarks/hardware.py --out benchmarks/results/hardware.json
 
 verify: $(READY)
-	$(PY) scripts/make_verify.py
+	$(PY) scripts/verify_pyz.py
 
 platforms: $(READY)
 	$(PY) -m mypy --platform win32 --cache-dir .mypy_cache/win32

@@ -131,8 +131,6 @@ def test_what_is_no_json_is_refused(tmp_path: Path, content: bytes) -> None:
         knowledgefile.read(path)
 
 
-def test_a_file_that_is_not_there_is_an_error_with_its_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_not_there_is_an_error_with_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["doctor", "--knowledge", str(tmp_path / "none.json"), "--recorded", str(CASE)]) == 2
     assert "none.json" in capsys.readouterr().err

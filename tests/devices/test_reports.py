@@ -63,9 +63,9 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(900)
 def test_one_file_verifies_a_device_without_an_installation(stranger: Path, tmp_path: Path) -> None:
     """The file, in a clean process of a Python that never heard of holdfast; its report becomes a fixture."""
-    pyz = script("make_verify").make(tmp_path / "holdfast-verify.pyz")
+    pyz = script("verify_pyz").make(tmp_path / "holdfast-verify.pyz")
     first = pyz.read_bytes()
-    assert script("make_verify").make(tmp_path / "again.pyz").read_bytes() == first, "the same tree, the same bytes"
+    assert script("verify_pyz").make(tmp_path / "again.pyz").read_bytes() == first, "the same tree, the same bytes"
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "PYTHON"))}
     env = {**clean, "HOLDFAST_STATE": str(tmp_path / "state"), "TMPDIR": str(tmp_path)}
     words = [stranger, "-I", pyz, "--device", "cpu", "--steps", "10", "-o", "report.json"]
@@ -90,7 +90,7 @@ def test_a_file_that_is_no_report_makes_no_fixture(tmp_path: Path, capsys: pytes
 
 
 def test_without_torch_it_says_so(tmp_path: Path) -> None:
-    pyz = script("make_verify").make(tmp_path / "holdfast-verify.pyz")
+    pyz = script("verify_pyz").make(tmp_path / "holdfast-verify.pyz")
     done = subprocess.run([sys.executable, "-I", "-S", pyz], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("holdfast-verify needs torch and numpy in this Python: ")

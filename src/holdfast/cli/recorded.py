@@ -1,6 +1,6 @@
-"""`holdfast doctor --recorded FOLDER`: what there is to say about a machine that was written down. Nothing is run.
+"""`holdfast doctor --recorded FOLDER`, `holdfast plan … --recorded FOLDER`: a machine that was written down.
 
-It shows the findings that need no probe, what a message that was printed there means, and what to do step by step up
+Nothing is run. It shows the findings that need no probe, what a message that was printed there means, and what to do step by step up
 to the probe that decides. `--json` has the same.
 """
 
@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cli import device_words, doctor_text
-from holdfast.cli.output import Output
+from holdfast.cli.output import Output, print_error
 from holdfast.cli.text import without_control
 from holdfast.devices import advising, consulting, inspection, knowledgefile, recorded
-from holdfast.errors import ExitCode
+from holdfast.errors import ExitCode, HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.devices.consulting import Opinion
     from holdfast.devices.survey.shapes import Inventory
     from holdfast.findings import Finding
+    from holdfast.planning.decide import Wanted
+    from holdfast.planning.world import World
 
 _SIGNS = {"error": "✗", "warning": "!", "note": "-"}
 
@@ -43,6 +45,50 @@ def show(args: argparse.Namespace, output: Output) -> int:
                 output.print(without_control(line))
     bad = any(each.level == "error" for each in found) or opinion is not None
     return int(ExitCode.NO if bad else ExitCode.OK)
+
+
+def plan(args: argparse.Namespace, wanted: Wanted, output: Output, wrong: list[HoldfastError]) -> int:
+    """`holdfast plan SCRIPT --recorded FOLDER`: what that machine could train on, what is in the way, what to do."""
+    from holdfast.cli.plan import surveyed
+    from holdfast.planning import surveying
+
+    orders, _, world = surveyed(args, wrong)
+    with recorded.load(Path(args.recorded)) as there:
+        here = there.inventory()
+        found = inspection.of_inventory(here, there.env)
+        steps = advising.today(here, there.env)
+        world = surveying.recorded(world, here, found)
+    if output.as_json:
+        devices = [{"id": each.id, "name": each.name, "refused": each.refused or None} for each in world.devices]
+        known = knowledgefile.current().to_json()
+        output.json({"recorded": there.name, "devices": devices, "steps": [*steps], "knowledge": known})
+    else:
+        width = min(doctor_text.WIDTH, max(output.out.width - 1, 40))
+        for line in plan_page(there.name, orders[0].facts.path.name, world, steps, width):
+            output.print(without_control(line))
+    for error in wrong:
+        print_error(error, output.err)
+    return int(wrong[0].exit_code if wrong else ExitCode.OK)
+
+
+def plan_page(name: str, script: str, world: World, steps: Sequence[str], width: int) -> Iterator[str]:
+    """Each device and what keeps it from training; then the steps, and the way that is open now."""
+    yield f"a plan for {script} on a recorded machine · {name}"
+    yield "Nothing was measured: how long it takes is known when `holdfast plan` runs there."
+    yield ""
+    for each in world.devices:
+        state = each.refused or ("it works now, and is slow" if each.id == "cpu" else "")
+        yield from _wrapped(f"{each.id:<9} ", f"{each.name}: {state}", width)
+    usable = [each.id for each in world.devices if not each.refused]
+    if steps:
+        yield ""
+        yield "What we would do today:"
+        for number, step in enumerate(steps, 1):
+            yield from _wrapped(f"{number:>3}. ", step, width)
+    yield ""
+    first = usable[0] if usable else "cpu"
+    yield from _wrapped("", f"Until then: `holdfast train {script} --device {first}`.", width)
+    yield from _wrapped("", knowledgefile.sentence(knowledgefile.current(), date.today()), width)
 
 
 def page(

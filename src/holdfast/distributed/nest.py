@@ -48,9 +48,7 @@ class Nest:
     def __init__(self, job: Job, preload: Sequence[str]) -> None:
         self.job = job
         self.preload = list(preload)
-        if sys.platform == "win32":
-            raise NotImplementedError("this needs POSIX")
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._server = _unix_socket()
         self._server.bind(str(job.path / _SOCKET))
         self._server.listen(64)
         self._server.setblocking(False)
@@ -179,11 +177,17 @@ class RankNursery(Nursery):
         return main(config["words"])
 
 
+def _unix_socket() -> socket.socket:
+    if sys.platform == "win32":
+        raise NotImplementedError("this needs POSIX")
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
 def ask(job: Path, words: Sequence[str]) -> int | None:
     """Have this rank forked and wait for its end; its exit code, or None if there is nobody to ask."""
     if sys.platform == "win32" or NESTED in os.environ or not (job / _SOCKET).exists():
         return None
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = _unix_socket()
     try:
         sock.connect(str(job / _SOCKET))
         channel = Channel(sock)

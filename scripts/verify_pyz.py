@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Make `holdfast-verify.pyz`: `holdfast verify` as one file that needs nothing but Python and torch.
 
-python scripts/make_verify.py                  dist/holdfast-verify.pyz
-python scripts/make_verify.py --out FILE       somewhere else
+python scripts/verify_pyz.py                  dist/holdfast-verify.pyz
+python scripts/verify_pyz.py --out FILE       somewhere else
 
 A stranger with a card that nobody here owns downloads it and types `python holdfast-verify.pyz`. It unpacks the package
 into a folder of its own, runs `holdfast verify` from there, and removes the folder. The same tree gives the same bytes.
