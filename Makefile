@@ -7,6 +7,8 @@
 #   make fix        let ruff repair what it can
 #   make bench      the long measurements, kept in benchmarks/results/ (ARGS=--quick: a smoke test of them)
 #   make hardware   the tests that need a real accelerator
+#   make verify     holdfast-verify.pyz below dist/: `holdfast verify` as one file for people with other cards
+#   make platforms  types as on Windows and macOS (minutes; not part of `make check`)
 #   make package    wheel and sdist below dist/, looked into (package-check: and installed into an empty environment)
 #   make lock       make requirements.lock anew from pyproject.toml and requirements.in (needs uv)
 #   make clean      remove everything that was made, .venv included
@@ -35,7 +37,7 @@ endif
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-all check check-fast fix bench hardware package package-check lock clean setup
+.PHONY: help demo test test-all check check-fast fix bench hardware verify platforms package package-check lock clean setup
 .DELETE_ON_ERROR:
 
 help:
@@ -68,6 +70,13 @@ bench: $(READY)
 hardware: $(READY)
 	$(PYTEST) -m hardware --timeout 600 tests
 	$(PY) benchmarks/hardware.py --out benchmarks/results/hardware.json
+
+verify: $(READY)
+	$(PY) scripts/verify_pyz.py
+
+platforms: $(READY)
+	$(PY) -m mypy --platform win32 --cache-dir .mypy_cache/win32
+	$(PY) -m mypy --platform darwin --cache-dir .mypy_cache/darwin
 
 package: $(READY)
 	$(PY) scripts/package.py

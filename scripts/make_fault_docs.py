@@ -101,12 +101,20 @@ def _kernel_log() -> Iterator[str]:
     yield "Lines that are kept with a fault where the log may be read ([evidence.md](evidence.md)). Each name is a word"
     yield "for `holdfast explain`, and so is the line itself."
     yield ""
-    yield "| name | line | means | what helps | seen with |"
-    yield "|---|---|---|---|---|"
+    unused = [str(row.xid) for row in messages() if row.unused]
+    numbers = ", ".join(unused)
+    yield f"NVIDIA's catalogue lists these numbers as unused; a line with one is kept all the same: Xid {numbers}."
+    yield "The column *NVIDIA* has the immediate action of that catalogue."
+    yield ""
+    yield "| name | line | means | what helps | NVIDIA | seen with |"
+    yield "|---|---|---|---|---|---|"
     for row in messages():
+        if row.unused:
+            continue
         codes = ", ".join(f"[{CODES[kind]}](#{CODES[kind].lower()})" for kind in row.kinds)
         sign = row.sign.replace("|", "\\|")
-        yield f'| <a id="{row.id}"></a>{row.code} | `{sign}` | {row.means} | {row.action} | {codes} |'
+        nvidia = f"`{row.nvidia}`" if row.nvidia else "-"
+        yield f'| <a id="{row.id}"></a>{row.code} | `{sign}` | {row.means} | {row.action} | {nvidia} | {codes} |'
     yield ""
 
 

@@ -40,6 +40,11 @@ def render() -> str:
             "`holdfast doctor` finds. They never decide: a device is judged by what it does in the probes.",
             "Where no source says anything, nothing is said here.",
             "",
+            f"Collected on {facts.data()['collected']}. `holdfast doctor` shows the age and the SHA-256 of its own;",
+            "`holdfast doctor --knowledge FILE` (or `HOLDFAST_KNOWLEDGE`) reads a newer file. *Known by* is one of:",
+            "document (the maker says it), source (read in source code), many reports, one report, measured (by us),",
+            "computed. *Looked at* is the day on which the row was last held against its source.",
+            "",
             *_cards(),
             *_support(),
             *_wheels(),
@@ -54,12 +59,13 @@ def render() -> str:
 def _cards() -> Iterator[str]:
     yield "## Cards"
     yield ""
-    yield "| architecture | maker | products | PCI ids | sources |"
-    yield "|---|---|---|---|---|"
+    yield "| architecture | maker | products | PCI ids | known by | looked at | sources |"
+    yield "|---|---|---|---|---|---|---|"
     for card in facts.cards():
         products = ", ".join(card.products) or "-"
         ids = " ".join(card.pci) or "-"
-        yield f"| `{card.arch}` | {_MAKERS[card.vendor]} | {products} | {ids} | {_refs(card.sources)} |"
+        known = f"{card.known} | {card.checked}"
+        yield f"| `{card.arch}` | {_MAKERS[card.vendor]} | {products} | {ids} | {known} | {_refs(card.sources)} |"
     yield ""
     for card in facts.cards():
         for note in card.notes:
@@ -68,9 +74,14 @@ def _cards() -> Iterator[str]:
 
 
 def _support() -> Iterator[str]:
-    rows = facts.data()["support"]
+    yield from _supported("linux", "Linux")
+    yield from _supported("windows", "Windows")
+
+
+def _supported(os: str, title: str) -> Iterator[str]:
+    rows = [row for row in facts.data()["support"] if os in row["os"]]
     spans = [row["from"] if row["from"] == row["to"] else f"{row['from']}-{row['to']}" for row in rows]
-    yield "## AMD's own support on Linux"
+    yield f"## AMD's own support on {title}"
     yield ""
     yield f"| ROCm | {' | '.join(spans)} |"
     yield f"|---|{'---|' * len(rows)}"
@@ -78,6 +89,9 @@ def _support() -> Iterator[str]:
         if any(card.arch in row["archs"] for row in rows):
             cells = (_WORDS[row["archs"][card.arch]] if card.arch in row["archs"] else "" for row in rows)
             yield f"| `{card.arch}` | {' | '.join(cells)} |"
+    yield f"| channel | {' | '.join(row['channel'] for row in rows)} |"
+    yield f"| known by | {' | '.join(row['known'] for row in rows)} |"
+    yield f"| looked at | {' | '.join(row['checked'] for row in rows)} |"
     yield f"| source | {' | '.join(_refs([facts.source(row['source'])]) for row in rows)} |"
     yield ""
 
@@ -88,14 +102,15 @@ def _wheels() -> Iterator[str]:
     yield "Code for an AMD card runs on that architecture alone. Code for an NVIDIA card runs on later cards with the"
     yield "same first number."
     yield ""
-    yield "| build | system | has code for | install | source |"
-    yield "|---|---|---|---|---|"
+    yield "| build | channel | system | has code for | install | known by | source |"
+    yield "|---|---|---|---|---|---|---|"
     for row, wheel in zip(facts.data()["wheels"], facts.wheels(), strict=True):
         command = None if row.get("past") else wheel.install("gfxNNNN" if wheel.extra else wheel.archs[0])
         where = ", ".join((*wheel.os, *([wheel.machine] if wheel.machine else [])))
         archs = " ".join(wheel.archs)
         install = f"`{command}`" if command else "-"
-        yield f"| {wheel.name} | {where} | {archs} | {install} | {_refs([wheel.source])} |"
+        known = f"{wheel.known}, {wheel.checked}"
+        yield f"| {wheel.name} | {wheel.channel} | {where} | {archs} | {install} | {known} | {_refs([wheel.source])} |"
     yield ""
 
 
@@ -125,13 +140,13 @@ def _platforms() -> Iterator[str]:
 def _bugs() -> Iterator[str]:
     yield "## Known bugs"
     yield ""
-    yield "| where | what | cure | sources |"
-    yield "|---|---|---|---|"
+    yield "| where | what | cure | known by | sources |"
+    yield "|---|---|---|---|---|"
     for bug in facts.bugs():
         cure = bug.cure.text if bug.cure else "none known"
         commands = "".join(f" `{each}`" for each in bug.cure.commands) if bug.cure else ""
         what = f'<a id="{bug.id}"></a>{bug.title}. {bug.text}'
-        yield f"| {_where(bug)} | {what} | {cure}{commands} | {_refs(bug.sources)} |"
+        yield f"| {_where(bug)} | {what} | {cure}{commands} | {bug.known}, {bug.checked} | {_refs(bug.sources)} |"
     yield ""
 
 
@@ -142,10 +157,10 @@ def _where(bug: Bug) -> str:
     if "claimed" in when:
         parts.append(f"run as `{'`, `'.join(when['claimed'])}`")
     parts += [f"under {', '.join(when['os'])}"] if "os" in when else []
-    for name in ("torch", "rocm", "cuda"):
+    for name in ("torch", "rocm", "cuda", "kernel"):
         if name in when:
-            first, below = when[name].get("from"), when[name].get("below")
-            span = " ".join(filter(None, (f"from {first}" if first else "", f"below {below}" if below else "")))
+            words = (f"{word} {when[name][word]}" for word in ("from", "to", "below") if word in when[name])
+            span = " ".join(words)
             parts.append(f"{name} {span}")
     parts += [f"with `{when['env'][0]}`"] if "env" in when else []
     return ", ".join(parts)

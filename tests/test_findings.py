@@ -68,6 +68,7 @@ D052 faults-in-runs
 D053 no-checks-in-kernels
 D054 wsl-without-gpu
 D055 rocm-on-windows
+D056 shows-the-screen
 D060 torch-does-not-import
 D061 cpu-without-avx2
 D062 little-memory
@@ -77,11 +78,17 @@ D065 slow-disk
 D066 disk-cannot-be-written
 D067 few-cpus
 D068 tool-gives-no-answer
+D069 wsl-runtime-sees-no-card
 D070 own-step-is-wrong
 D071 own-step-fails
 D072 own-script-fails-everywhere
 D080 no-usable-gpu
 D081 nothing-to-train-on
+D090 workers-are-started-afresh
+D091 snapshots-are-files
+D092 kernel-log-is-not-read
+D093 memory-kills-are-not-told
+D094 processes-end-at-once
 """
 
 

@@ -211,7 +211,7 @@ def _enable(done: Done, env: Mapping[str, str]) -> None:
 def lingers(env: Mapping[str, str], root: Path = Path("/")) -> bool:
     """Whether this user's services are started without a login."""
     user = env.get("USER") or env.get("LOGNAME") or ""
-    if not user and hasattr(os, "getuid"):
+    if not user and sys.platform != "win32":
         import pwd
 
         with contextlib.suppress(KeyError):

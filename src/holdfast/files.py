@@ -75,7 +75,7 @@ def flush_to_disk(fd: int) -> None:
 
 def forget_cached(fd: int) -> None:
     """Ask the system to drop its copy in memory, so that what is read next is what the disk gives."""
-    if hasattr(os, "posix_fadvise"):
+    if sys.platform == "linux" and hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     elif sys.platform == "darwin":

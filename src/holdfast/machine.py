@@ -353,14 +353,18 @@ def _whole(text: str) -> int | None:
 
 def _space(path: Path) -> tuple[int | None, int | None]:
     """(total, free) bytes of the file system at `path`."""
+    if sys.platform == "win32":
+        return None, None
     try:
         space = os.statvfs(path)
-    except (OSError, AttributeError):  # no such folder; no statvfs on Windows
+    except OSError:  # no such folder
         return None, None
     return space.f_frsize * space.f_blocks, space.f_frsize * space.f_bavail
 
 
 def _physical_memory() -> int | None:
+    if sys.platform == "win32":
+        return None
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

@@ -169,12 +169,17 @@ def test_the_json(name: str, tmp_path: Path) -> None:
     view, here = view_of(STORIES[name], tmp_path)
     usable = [each.verdict.device for each in view.usable]
     data = doctor._data(here, view.seen, usable, view.machine, view.advice)
-    assert set(data) == {"devices", "usable", "machine", "advice", "inventory"}
+    assert set(data) == {"devices", "usable", "machine", "advice", "inventory", "knowledge"}
     for device in data["devices"]:
         wanted = {"id", "name", "arch", "verdict", "policy", "probes", "findings"}
         assert wanted <= set(device)
         assert set(device["probes"]) == {"passed", "failed", "crashed", "hung", "skipped"}
         for each in device["findings"]:
             assert {"code", "level", "title", "evidence", "remedy"} <= set(each)
-    short = {**data, "inventory": None, "devices": [{**each, "checks": None} for each in data["devices"]]}
+    short = {
+        **data,
+        "inventory": None,
+        "knowledge": None,
+        "devices": [{**each, "checks": None} for each in data["devices"]],
+    }
     held_against(SNAPSHOTS / f"{name}.json", json.dumps(short, indent=1, ensure_ascii=False) + "\n")

@@ -65,7 +65,7 @@ def test_a_dangerous_masquerade_names_the_true_card_and_its_build() -> None:
     assert found.remedy is not None
     assert found.remedy.commands == (
         "unset HSA_OVERRIDE_GFX_VERSION",
-        'pip install --index-url https://repo.amd.com/rocm/whl-multi-arch/ "torch[device-gfx1010]"',
+        'pip install --index-url https://stable.repo.amd.com/rocm/whl-next/ "torch[device-gfx1010]"',
     )
     assert one("no-kernels-for-this-card", inventory, OVERRIDE).evidence["arch"] == "gfx1010"
     reported = [each.evidence.get("id") for each in of_inventory(inventory, OVERRIDE) if each.code == "D050"]
@@ -159,7 +159,8 @@ def test_windows_wsl_and_an_integrated_gpu() -> None:
     said = one("integrated-gpu", inventory).sentence()
     assert said == "Radeon RX 7900 XTX is part of the CPU and shares its memory (48.0 GB of it)"
     assert [each.evidence["id"] for each in of_inventory(inventory, {}) if each.code == "D050"] == [
-        "gfx1151-lost-completion"
+        "gfx1151-lost-completion",
+        "gfx1151-old-rocm",
     ]
 
 
@@ -258,7 +259,7 @@ def test_the_masquerading_card_of_our_user() -> None:
     assert first_words(lines)[:4] == ["Now", "Build", "Rent", "Smaller"]
     assert lines[1] == (
         "Build: for Radeon RX 5600 XT (gfx1010), `unset HSA_OVERRIDE_GFX_VERSION`, because it is no gfx1030, and then "
-        '`pip install --index-url https://repo.amd.com/rocm/whl-multi-arch/ "torch[device-gfx1010]"` in a virtual '
+        '`pip install --index-url https://stable.repo.amd.com/rocm/whl-next/ "torch[device-gfx1010]"` in a virtual '
         "environment of its own, and run `holdfast doctor` again. AMD publishes it and does not test it on such a card "
         "(2026-08-22), so let the probes decide."
     )
@@ -297,6 +298,8 @@ def test_a_plan_is_advised_once_there_is_one(monkeypatch: pytest.MonkeyPatch) ->
 
 # --- whole machines ---------------------------------------------------------------------------------------------
 
+MAC = ["D090", "D091", "D092", "D093"]
+WINDOWS = [*MAC, "D094"]
 MACHINES = {
     "container-without-kfd": ["D016", "D009", "D051", "D050", "D067"],
     "cpu-only": ["D019"],
@@ -304,7 +307,7 @@ MACHINES = {
     "gtx-1060": ["D009"],
     "h200": ["D050"],
     "intel-arc-a770": ["D047"],
-    "m2": ["D047", "D050"],
+    "m2": ["D047", "D050", *MAC],
     "mi300x": [],
     "mi300x-amd-smi": [],
     "rtx-3090": [],
@@ -314,12 +317,12 @@ MACHINES = {
     "two-amd-with-igpu": ["D050", "D009", "D019"],
     "two-nvidia-unlike": [],
     "two-vendors": ["D012"],
-    "windows-rx-5700-xt": ["D055", "D050"],
-    "windows-rx-9070-xt": ["D055", "D050"],
-    "windows-two-amd": ["D019", "D055", "D050"],
-    "windows-with-hipinfo": ["D055", "D050"],
+    "windows-rx-5700-xt": ["D055", "D050", *WINDOWS],
+    "windows-rx-9070-xt": ["D055", "D050", *WINDOWS],
+    "windows-two-amd": ["D019", "D055", "D050", *WINDOWS],
+    "windows-with-hipinfo": ["D055", "D050", *WINDOWS],
     "wsl2-rtx-3090": [],
-    "wsl2-rx-5700-xt-silent": ["D008", "D009", "D051", "D050", "D068"],
+    "wsl2-rx-5700-xt-silent": ["D008", "D009", "D069", "D051", "D050", "D068"],
     "wsl2-rx-9070-xt": ["D050"],
 }
 

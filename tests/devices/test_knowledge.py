@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.devices import facts, knowledge
+from holdfast.devices import facts, knowledge, knowledgefile
 from holdfast.devices.facts import plain
 from holdfast.devices.remedies import catalogue
 
@@ -51,7 +51,7 @@ def test_every_row_of_every_table_has_its_source() -> None:
 def test_every_source_has_a_date_and_a_place(source: facts.Source) -> None:
     assert (source.published is None) != (source.read is None)
     assert re.fullmatch(r"20\d\d(-\d\d(-\d\d)?)?", source.date)
-    assert source.date <= "2026-11-15"
+    assert source.date <= DATA["collected"]
     assert source.kind in ("code", "document", "report", "computed", "measured")
     assert len(source.title) > 5
     assert source.date in source.cite()
@@ -92,6 +92,70 @@ def test_sentences_are_sentences() -> None:
 def test_bugs_name_remedies_that_exist() -> None:
     known = {remedy.name for remedy in catalogue()}
     assert {name for bug in facts.bugs() for name in bug.remedies} <= known
+    assert {bug.guard for bug in facts.bugs() if bug.guard} == {"hipblaslt-off"}
+    assert [bug.id for bug in facts.bugs() if bug.lost_when_ended] == ["r9700-lost-when-ended"]
+
+
+def test_every_row_says_how_it_is_known_and_since_when() -> None:
+    kinds = {"document": "document", "source": "code", "measured": "measured", "computed": "computed"}
+    for name in TABLES:
+        for row in DATA[name]:
+            of_sources = {DATA["sources"][each]["kind"] for each in row.get("sources") or [row["source"]]}
+            assert row["known"] in knowledgefile.KNOWN
+            assert kinds.get(row["known"], "report") in of_sources, row
+            assert re.fullmatch(r"2026-11(-1\d)?", row["checked"])
+
+
+@pytest.mark.parametrize(
+    ("arch", "version", "os", "status"),
+    [
+        ("gfx1201", "10.0", "linux", "yes"),
+        ("gfx1201", "10.0", "windows", "built"),
+        ("gfx1200", "7.14", "windows", "built"),
+        ("gfx1201", "7.2", "windows", "yes"),
+        ("gfx1030", "7.2", "windows", "no"),
+        ("gfx1030", "10.0", "windows", "yes"),
+        ("gfx1010", "7.14", "windows", "untested"),
+        ("gfx1150", "10.0", "windows", "untested"),
+        ("gfx1010", "6.2", "wsl2", "no"),
+        ("gfx1100", "6.2", "wsl2", None),
+        ("gfx942", "10.0", "windows", None),
+    ],
+)
+def test_support_is_by_system(arch: str, version: str, os: str, status: str | None) -> None:
+    said = knowledge.support(arch, version, os)
+    assert (said.status if said else None) == status
+    newest = knowledge.newest_support("gfx1201", "windows")
+    assert newest is not None and (newest.status, newest.channel) == ("built", "stable")
+
+
+@pytest.mark.parametrize(
+    ("torch", "rocm", "hip", "expected"),
+    [
+        ("2.12.0+rocm10.1.0a20260812", None, "7.16.26301", "10.1.0"),
+        ("2.12.0", "10.1.0", "7.16.26301", "10.1.0"),
+        ("2.12.0", None, "7.16.26301", None),
+        ("2.5.1+rocm6.2", None, "6.2.41133-dd7f95766", "6.2"),
+        ("2.9.0", None, "6.4.43484", "6.4.43484"),
+        ("2.10.0+cpu", None, None, None),
+        (None, None, None, None),
+    ],
+)
+def test_the_number_of_hip_is_not_that_of_rocm(
+    torch: str | None, rocm: str | None, hip: str | None, expected: str | None
+) -> None:
+    assert knowledge.rocm_of(torch, rocm, hip) == expected
+
+
+def test_a_bug_of_a_kernel_and_of_a_rocm_that_only_torch_names() -> None:
+    assert "linux-7-lockup-timeout" in ids("gfx1100", os="linux", kernel="7.0.0-29-generic")
+    assert "linux-7-lockup-timeout" not in ids("gfx1100", os="linux", kernel="6.17.0-14-generic")
+    assert "gfx12-hipblaslt-page-fault" in ids("gfx1201", "2.12.0", rocm="10.0")
+    assert "gfx12-hipblaslt-page-fault" not in ids("gfx1201", "2.12.0", rocm="7.1")
+    assert "gfx12-hipblaslt-page-fault" not in ids("gfx1100", "2.12.0+rocm10.0")
+    assert "gfx1201-windows-after-attention" not in ids("gfx1201", "2.12.0+rocm7.14.0", os="windows")
+    assert "gfx1201-windows-zeros" in ids("gfx1201", "2.12.0+rocm7.14.0", os="windows")
+    assert "gfx1201-windows-after-attention" in ids("gfx1201", "2.13.0+rocm10.0.0", os="windows")
 
 
 # --- cards ------------------------------------------------------------------------------------------------------
@@ -171,7 +235,13 @@ def test_a_card_by_its_number(vendor: str, device: str, arch: str | None) -> Non
         ("gfx90a", "7.14", None),
         ("gfx950", "7.0", True),
         ("gfx1034", "6.2", None),
-        ("gfx1010", "10.1", None),
+        ("gfx1010", "10.1", True),
+        ("gfx1201", "10.0", True),
+        ("gfx1103", "7.14", True),
+        ("gfx1030", "10.0", True),
+        ("gfx1034", "10.0", True),
+        ("gfx90c", "7.13", None),
+        ("gfx1010", "10.3", None),
         ("gfx1010", "", None),
         ("sm_61", "12.6", True),
         ("sm_61", "13.0", False),
@@ -208,10 +278,17 @@ def test_code_in_a_build(arch: str, archs: list[str] | None, expected: bool | No
 
 
 def test_the_build_to_install() -> None:
-    (only,) = knowledge.wheels_for("gfx1010")
-    command = 'pip install --index-url https://repo.amd.com/rocm/whl-multi-arch/ "torch[device-gfx1010]"'
-    assert only.install("gfx1010") == command
+    first, nightly, former = knowledge.wheels_for("gfx1010")
+    command = 'pip install --index-url https://stable.repo.amd.com/rocm/whl-next/ "torch[device-gfx1010]"'
+    assert first.install("gfx1010") == command
     assert knowledge.wheels_for("gfx1010", "windows")[0].install("gfx1010") == command
+    assert (first.channel, nightly.channel, former.channel) == ("stable", "nightly", "stable")
+    assert former.install("gfx1010") == command.replace(
+        "stable.repo.amd.com/rocm/whl-next", "repo.amd.com/rocm/whl-multi-arch"
+    )
+    # ROCm 10.0 is known to fail there, so the nightly builds come first.
+    assert knowledge.wheels_for("gfx1201", "windows")[0].channel == "nightly"
+    assert knowledge.wheels_for("gfx1201", "linux")[0].channel == "stable"
     (old,) = knowledge.wheels_for("sm_61")
     assert old.install("sm_61") == "pip install torch --index-url https://download.pytorch.org/whl/cu126"
     assert knowledge.wheels_for("sm_120")[0].install("sm_120") == "pip install torch"
@@ -221,7 +298,7 @@ def test_the_build_to_install() -> None:
 
 def test_every_amd_card_that_is_sold_has_a_build() -> None:
     without = [card.arch for card in facts.cards() if card.vendor == "amd" and not knowledge.wheels_for(card.arch)]
-    assert without == ["gfx803"]
+    assert without == ["gfx803", "gfx90c", "gfx1013"]
 
 
 # --- masquerades ------------------------------------------------------------------------------------------------
@@ -313,7 +390,8 @@ def test_every_bug_can_be_found(bug: facts.Bug) -> None:
     pattern = when["archs"][0] if "archs" in when else ""
     arch = pattern.replace("?", "0").replace("*", "1030" if "gfx" in pattern else "1") or None
     first = {name: when[name][0].replace("?", "0") for name in ("claimed", "os") if name in when}
-    name = {"gtx16-amp-nan": "GTX 1650", "rdna4-busy-queues": "AMD Radeon AI PRO R9700"}.get(bug.id)
+    r9700 = dict.fromkeys(("rdna4-busy-queues", "r9700-lost-when-ended"), "AMD Radeon AI PRO R9700")
+    name = {"gtx16-amp-nan": "GTX 1650", "battlemage-hang-stays": "Intel(R) Arc(TM) B570 Graphics", **r9700}.get(bug.id)
     env = {when["env"][0]: when.get("env_text", "10.3.0")} if "env" in when else {}
     found = knowledge.known_bugs(arch, None, None, first.get("os"), name=name, claimed=first.get("claimed"), env=env)
     assert bug.id in {each.id for each in found}

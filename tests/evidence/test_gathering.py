@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.events import utc_now
+from holdfast.runfolder import RunFolder
 from holdfast.runtime import evidence, process
 from holdfast.runtime.evidence import gathering as module
-from holdfast.runtime.evidence.gathering import Gathering
+from holdfast.runtime.evidence.gathering import Case, Gathering
+from holdfast.runtime.evidence.messages import parse
 from holdfast.runtime.faults import Fault, Kind
 
 from .places import AGAIN, LOST, XID_79, command, first_on_path, new_run, read, started
@@ -296,3 +298,25 @@ def test_a_supervisor_that_died_in_another_boot(tmp_path: Path, boot: str | None
     folder = evidence.collect(run, fault, AGAIN, None, "", {}, "")
     evidence.gather(folder, fault, run)
     assert not (folder / "kernel.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "ours"),
+    [
+        ("NVRM: Xid (PCI:0000:65:00): 79, pid=1, name=python, GPU has fallen off the bus.", True),
+        ("NVRM: Xid (PCI:0000:03:00): 79, pid=1, name=game, GPU has fallen off the bus.", False),
+        ("amdgpu 0000:65:00.0: amdgpu: ring gfx_0.0.0 timeout, signaled seq=1, emitted seq=2", True),
+        ("amdgpu 0000:03:00.0: amdgpu: ring gfx_0.0.0 timeout, signaled seq=1, emitted seq=2", False),
+        ("Out of memory: Killed process 77 (python) total-vm:1kB", False),
+        ("pcieport 0000:00:03.0: AER: Uncorrectable error message received from 0000:65:00.0", True),
+    ],
+)
+def test_what_is_said_of_another_card_is_not_tied_to_the_fault(tmp_path: Path, line: str, ours: bool) -> None:
+    fault = Fault(kind=Kind.DEVICE_LOST, device="cuda:0", message="lost")
+    run = RunFolder.create(tmp_path, "job", {})
+    case = Case(tmp_path, fault, run, 0, None, {}, pci="0000:65:00.0")
+    entry = parse(line, source="kmsg", time_ns=case.begun_ns)
+    assert entry is not None
+    assert (case.holds(entry), case.concerns(entry)) == (True, ours)
+    unplaced = Case(tmp_path, fault, run, 0, None, {})
+    assert unplaced.concerns(entry) is (ours or not line.startswith("Out of memory"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.evidence.messages import Message, explained, messages, parse, seen_with, worst
+from holdfast.runtime.evidence.messages import NVIDIA, Message, explained, messages, parse, seen_with, worst
 from holdfast.runtime.faults import Health, Kind
 
 HERE = Path(__file__).parent
@@ -62,9 +62,30 @@ def test_ids_are_names_and_stand_alone() -> None:
 
 
 def test_a_number_that_is_not_listed_is_still_an_xid() -> None:
-    entry = parse("NVRM: Xid (PCI:0000:0d:00): 151, Key rotation error")
+    entry = parse("NVRM: Xid (PCI:0000:0d:00): 951, An error of a driver to come")
     assert entry is not None
-    assert (entry.code, entry.id, entry.device) == ("Xid 151", "xid-other", "0000:0d:00.0")
+    assert (entry.code, entry.id, entry.device) == ("Xid 951", "xid-other", "0000:0d:00.0")
+
+
+@pytest.mark.parametrize("number", range(1, 173))
+def test_every_number_of_nvidias_catalogue_is_known(number: int) -> None:
+    entry = parse(f"NVRM: Xid (PCI:0000:0d:00): {number}, pid=4711, name=python, something")
+    row = explained(f"xid {number}")
+    assert entry is not None and row is not None
+    assert (entry.id, entry.device, entry.pid, row.xid) == (f"xid-{number}", "0000:0d:00.0", 4711, number)
+    if row.nvidia is None:  # the newest have no action in it yet
+        assert number >= 162
+    else:
+        assert NVIDIA[row.nvidia] in row.you_can
+
+
+@pytest.mark.parametrize(
+    ("action", "least"),
+    [("RESET_GPU", Health.MACHINE), ("RESTART_BM", Health.MACHINE), ("RESTART_VM", Health.MACHINE)],
+)
+def test_what_nvidia_would_reset_is_not_called_harmless(action: str, least: Health) -> None:
+    rows = [row for row in messages() if row.nvidia == action]
+    assert rows and {row.health for row in rows} == {least}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ holdfast doctor --full                 every check there is, in minutes
 holdfast doctor --fresh                probe again what is known already
 holdfast doctor --script job.py        and one step of your own script, against the CPU
 holdfast doctor --workload eeg         and one step of a workload that comes with holdfast
+holdfast doctor --knowledge FILE       with a newer file of what is known about cards
+holdfast doctor --recorded FOLDER      what there is to say about a machine that was written down
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +28,7 @@ from holdfast.cli import doctor_text
 from holdfast.cli.output import Output, add_flags, duration
 from holdfast.cli.text import without_control
 from holdfast.cli.usage import Parser, UsageError, similar
-from holdfast.devices import examination, inspection, inventory
+from holdfast.devices import examination, inspection, inventory, knowledgefile
 from holdfast.devices.advising import advice
 from holdfast.devices.examination import Doctor, Examined, Patient
 from holdfast.devices.remedies import BACKENDS, Remedy
@@ -59,6 +62,8 @@ examples:
   holdfast doctor --script job.py     and one step of your own script on each device
   holdfast doctor --workload eeg      and one step of a workload that comes with holdfast
   holdfast doctor -v                  with notes, and with every check and its time
+  holdfast doctor --knowledge FILE    with newer knowledge of cards and their bugs
+  holdfast doctor --recorded FOLDER   another machine, from its files; nothing is run
 
 exit code 0 if something can train, 1 if nothing can
 """,
@@ -69,6 +74,9 @@ exit code 0 if something can train, 1 if nothing can
     parser.add_argument("--again", action="store_true", help="also the checks that took the machine down before")
     parser.add_argument("--script", metavar="SCRIPT", help="also one real step of this script, against the CPU")
     parser.add_argument("--workload", metavar="NAME", help="the same with a workload: eeg, detection, ecosystem")
+    parser.add_argument("--knowledge", metavar="FILE", help="read what is known about cards from this file")
+    parser.add_argument("--recorded", metavar="FOLDER", help="say what is known of a recorded machine; nothing is run")
+    parser.add_argument("--message", metavar="TEXT", help="with --recorded: what was printed when it failed")
     parser.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help="arguments of its train()")
     add_flags(parser, progress=True)
     parser.set_defaults(run=run)
@@ -78,6 +86,12 @@ exit code 0 if something can train, 1 if nothing can
 def run(args: argparse.Namespace) -> int:
     """Look around, examine each device, say what was found."""
     output = Output.from_args(args)
+    if args.knowledge:
+        knowledgefile.use(Path(args.knowledge))
+    if args.recorded:
+        from holdfast.cli import recorded
+
+        return recorded.show(args, output)
     asked = inventory.check(args.device) if args.device and args.device != "auto" else None
     script = _script(args.script, args.workload, args.words)
     bar = Bar(output)
@@ -117,6 +131,7 @@ def run(args: argparse.Namespace) -> int:
             asked=asked,
             problem=problem,
             verbose=bool(output.verbose),
+            knowledge=knowledgefile.sentence(knowledgefile.current(), date.today()),
             width=min(doctor_text.WIDTH, max(output.out.width - 1, 40)),
         )
         for line in doctor_text.page(view):
@@ -253,6 +268,7 @@ def _data(
         "machine": [each.to_json() for each in system],
         "advice": [*lines],
         "inventory": here.to_json(),
+        "knowledge": knowledgefile.current().to_json(),
     }
 
 

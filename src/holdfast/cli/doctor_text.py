@@ -22,6 +22,7 @@ from holdfast.cli import device_words
 from holdfast.cli.output import counted, duration, size, table
 from holdfast.cli.text import without_control
 from holdfast.devices import remedies
+from holdfast.devices.inspection import LESS_WELL
 from holdfast.devices.verdict import CARE, INFERENCE, REFUSED, TRUSTED, Policy, Verdict
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class View:
     asked: str | None = None
     """The only device that was asked for."""
     problem: str | None = None
+    knowledge: str = ""
+    """How old what is known of cards is, and where newer can be had."""
     verbose: bool = False
     width: int = WIDTH
 
@@ -303,11 +306,20 @@ def _disk_words(disk: Disk, view: View) -> str:
 
 def _system(view: View) -> list[str]:
     mine = [each for each in view.machine if each.device == "system" and (view.verbose or each.level != "note")]
-    if not mine:
+    less = [each.code for each in view.machine if each.about.slug in _less_well(view)]
+    if not mine and not less:
         return []
     wide = max([7, *(len(each.verdict.device) for each in view.seen)])
     lines = [f"[{_mark(mine)}] {'system':<{wide}}  {view.inventory.system.name or platform.system()}"]
-    return lines + [line for each in mine for line in finding_lines(each, view)]
+    lines += [line for each in mine for line in finding_lines(each, view)]
+    if less and not view.verbose:
+        text = f"{len(less)} things are done less well than on Linux ({less[0]} to {less[-1]}): holdfast doctor -v"
+        lines += _wrapped("•", "", text, view)
+    return lines
+
+
+def _less_well(view: View) -> tuple[str, ...]:
+    return LESS_WELL.get(view.inventory.system.os, ())
 
 
 def _mark(found: Sequence[Finding]) -> str:
@@ -327,6 +339,7 @@ def _closing(view: View) -> list[str]:
         lines.append("Verdicts saved for 30 days or until driver, torch or kernel changes.")
     elif any(each.remembered for each in view.seen):
         lines.append("Verdicts from before; `holdfast doctor --fresh` probes again.")
+    lines += _paragraph(view.knowledge, view) if view.knowledge else []
     if view.advice:
         lines.append("")
         for text in view.advice:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from holdfast.planning.option import Option
     from holdfast.planning.plans import Plan
     from holdfast.planning.presets import Preset
+    from holdfast.planning.world import World
 
 LOCK = "plan.lock"
 
@@ -75,6 +76,7 @@ examples:
     how.add_argument("--prices", metavar="FILE", help="your own CSV: gpu,cloud,usd_per_hour")
     how.add_argument("--save", metavar="FILE", help="write what was measured, to decide again later")
     how.add_argument("--from", dest="source", metavar="FILE", help="decide from a saved plan; nothing is run")
+    how.add_argument("--recorded", metavar="FOLDER", help="for a machine that was written down; nothing is run")
     add_device(parser)
     parser.add_argument("--why", action="store_true", help="every number, and where it came from")
     parser.add_argument("--all", action="store_true", help="every rented GPU, not only the best few")
@@ -90,6 +92,10 @@ def run(args: argparse.Namespace) -> int:
     wanted = _wanted(args, wrong)
     from holdfast.planning import plans
 
+    if args.recorded:
+        from holdfast.cli import recorded
+
+        return recorded.plan(args, wanted, output, wrong)
     if args.source:
         plan = dataclasses.replace(plans.load(Path(args.source)), wanted=wanted)
     else:
@@ -192,19 +198,9 @@ def _measured(args: argparse.Namespace, wanted: Wanted, output: Output, wrong: l
     from holdfast.planning import plans, surveying
     from holdfast.planning.measuring import Bench
 
-    if not args.script:
-        raise UsageError("what is to be planned?", command="plan", tips=["name a script or a workload, or use --from"])
-    orders = orders_for(args.script, args.words, args.script_argv, args.device)
+    orders, jobs, world = surveyed(args, wrong)
     settings = orders[0].settings
     seconds = _seconds(args.measure) if args.measure else settings.plan.measure
-    presets, score = _forms(args.script, orders)
-    jobs = [_job(order) for order in orders]
-    only = None if settings.run.device == "auto" else settings.run.device
-    world = surveying.look(
-        jobs, [order.facts.parameters for order in orders], settings,
-        prices=_prices(args.prices or settings.plan.prices, wrong), presets=presets, only=only, score=score,
-        steps=args.steps,
-    )  # fmt: skip
     status = _Status(output, f"measuring {args.script} here, {seconds:.0f} s at most")
     began = time.monotonic()
     with _alone(args), Bench(seconds, tell=status.more, ledger=Ledger()) as bench:
@@ -216,6 +212,25 @@ def _measured(args: argparse.Namespace, wanted: Wanted, output: Output, wrong: l
         scripts=tuple((str(order.facts.path), plans.digest(order.facts.path)) for order in orders),
     )  # fmt: skip
     return plans.stamped(plan)
+
+
+def surveyed(args: argparse.Namespace, wrong: list[HoldfastError]) -> tuple[list[Order], list[Job], World]:
+    """The runs of the job, and everything a plan depends on but the measurements."""
+    from holdfast.planning import surveying
+
+    if not args.script:
+        raise UsageError("what is to be planned?", command="plan", tips=["name a script or a workload, or use --from"])
+    orders = orders_for(args.script, args.words, args.script_argv, args.device)
+    settings = orders[0].settings
+    presets, score = _forms(args.script, orders)
+    jobs = [_job(order) for order in orders]
+    only = None if settings.run.device == "auto" else settings.run.device
+    world = surveying.look(
+        jobs, [order.facts.parameters for order in orders], settings,
+        prices=_prices(args.prices or settings.plan.prices, wrong), presets=presets, only=only, score=score,
+        steps=args.steps,
+    )  # fmt: skip
+    return orders, jobs, world
 
 
 def orders_for(asked: str, words: list[str], argv: list[str], device: str | None = None) -> list[Order]:

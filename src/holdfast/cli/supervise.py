@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast import __version__
@@ -18,7 +18,7 @@ from holdfast.cli.order import Order
 from holdfast.cli.output import Output, print_error
 from holdfast.cli.reading import Look
 from holdfast.cli.text import without_control
-from holdfast.devices import inventory
+from holdfast.devices import guards, inventory
 from holdfast.devices.verdict import Verdict
 from holdfast.devices.verdicts import Verdicts
 from holdfast.events import Event
@@ -49,14 +49,17 @@ def rungs_for(device: str, tell: Callable[[str], None] = lambda text: None) -> l
                 tell(without_control(f"• {name} is left out ({said})"))
                 continue
             tell(without_control(f"! {name} is used although it should not be ({said})"))
-        rungs += rungs_of(name, verdict)
+        held = guards.guards_of(name)
+        for guard in held:
+            tell(without_control(f"• {guard.says}"))
+        rungs += rungs_of(name, verdict, dict(pair for guard in held for pair in guard.env))
     return rungs
 
 
-def rungs_of(device: str, verdict: Verdict | None = None) -> list[Rung]:
+def rungs_of(device: str, verdict: Verdict | None = None, guard: Mapping[str, str] | None = None) -> list[Rung]:
     """As the script computes; and in fp32, for where its precision turns out to be too small. Both with the remedies
-    of the verdict; in fp32 alone where nothing else is right."""
-    env = tuple(verdict.policy.env.items()) if verdict is not None else ()
+    of the verdict and those that guard such a card; in fp32 alone where nothing else is right."""
+    env = tuple({**(guard or {}), **(verdict.policy.env if verdict is not None else {})}.items())
     plain = [Rung(device, "fp32", env)]
     only_fp32 = verdict is not None and verdict.policy.dtype == "float32"
     return plain if only_fp32 else [Rung(device, env=env), *plain]

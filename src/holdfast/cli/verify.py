@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ def add_parser(subparsers: Any) -> Parser:
 Proves one device: the doctor examines it, a short training runs on it twice undisturbed and
 once with faults (those that are safe on such a card), and the weights are compared. One file
 is written that can be sent to the project: without secrets, names and paths of yours.
+Where a card may freeze the machine you are asked first; without an answer it is not touched.
 
 examples:
   holdfast verify                     the best device here; some minutes
@@ -44,6 +46,8 @@ exit code 0 if the device does everything, 1 if it does not; the file is written
     parser.add_argument("--device", metavar="D", help="this device: cpu, cuda:0, … (default: the best one)")
     parser.add_argument("--full", action="store_true", help="every check of the doctor")
     parser.add_argument("--steps", metavar="N", type=int, default=None, help="steps of the training (default: 60)")
+    parser.add_argument("--yes", action="store_true", help="do not ask before what may freeze the machine")
+    parser.add_argument("--minutes", metavar="M", type=float, default=5.0, help="time for the doctor (default: 5)")
     parser.add_argument("-o", "--output", metavar="FILE", help="the report (default: holdfast-verify-….json here)")
     add_flags(parser)
     parser.set_defaults(run=run)
@@ -61,8 +65,12 @@ def run(args: argparse.Namespace) -> int:
     path = Path(args.output) if args.output else None
     if path is not None and path.is_dir():
         raise UserError(f"{path} is a folder", hints=["name a file: -o report.json"])
+    if not 0.5 <= args.minutes <= 600:
+        raise UserError(f"--minutes is {args.minutes:g}", hints=["use a number from 0.5 to 600"])
     steps = args.steps or verification.STEPS
-    report = verification.conduct(device, full=args.full, steps=steps, say=output.note)
+    limit = 3600.0 if args.full else args.minutes * 60
+    ask = None if args.yes else _ask
+    report = verification.conduct(device, full=args.full, steps=steps, say=output.note, ask=ask, limit_s=limit)
     path = path or Path(_name(report["device"]))
     text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
     found = left_in(text)
@@ -90,6 +98,15 @@ def run(args: argparse.Namespace) -> int:
         output.print(f"  report    {path} ({size(len(text.encode()))}): no names, secrets or paths of yours; read it")
         output.print("            before you send it. docs/verify.md says where to, and what is known of such devices")
     return ExitCode.OK if good else ExitCode.NO
+
+
+def _ask(question: str) -> bool:
+    """Whether a person says yes; where nobody can be asked, the answer is no."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    sys.stderr.write(without_control(f"{question} [y/N] "))
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _name(device: str) -> str:

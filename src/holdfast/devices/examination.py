@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast import findings as registry
-from holdfast.devices import battery, diagnosis, remarks, remedies
+from holdfast.devices import battery, diagnosis, guards, inventory, remarks, remedies
 from holdfast.devices.battery import Host, ProbeResult
 from holdfast.devices.ledger import Ledger
 from holdfast.devices.ownstep import OwnStep
@@ -25,7 +25,7 @@ from holdfast.devices.probes import catalog
 from holdfast.devices.remedies import BAD, Found, Remedy
 from holdfast.devices.results import skipped
 from holdfast.devices.traits import HUNG, easier
-from holdfast.devices.verdict import Case, Verdict, harmless, judge
+from holdfast.devices.verdict import TRUSTED, Case, Verdict, harmless, judge
 from holdfast.devices.verdicts import Verdicts
 from holdfast.errors import UserError
 from holdfast.findings import Finding
@@ -123,9 +123,12 @@ class Doctor:
             self._host.close()
 
     def warm(self) -> None:
-        """Begin to import torch, in a child; meanwhile there are other things to do."""
+        """Begin to import torch, in a child; meanwhile there are other things to do.
+
+        The quick set keeps to what guards such cards; the full one does without, which is how a guard is lifted.
+        """
         if self._host is None:
-            self._host = self._make_host({})
+            self._host = self._make_host({} if self.full else guards.environment(inventory.candidates(), self.ledger))
 
     # -- one device ------------------------------------------------------------------------------------------
 
@@ -153,6 +156,8 @@ class Doctor:
             except UserError as error:  # torch cannot be imported: the same for every device
                 unusable = f"{error.message}: {error.cause}" if error.cause else error.message
         verdict = self._judge(patient, results, found, unusable)
+        if self.full and not unusable and not self.only:
+            guards.note(patient.device, verdict.state == TRUSTED, self.ledger)
         seconds = time.monotonic() - began
         seen = Examined(verdict, tuple(results), found, stale=kept.stale, seconds=seconds)
         seen = self._with_script(seen, patient.backend)

@@ -3,7 +3,8 @@
     by_arch()["gfx1010"].sources[0].cite()     # "ROCm/TheRock cmake/therock_amdgpu_targets.cmake …, 2026-08-22"
     bugs(), sources(), wheels()                # all of them, in the order of the file
 
-The file is part of the package and is reviewed like code; whoever looks things up uses `knowledge`.
+The file is part of the package and is reviewed like code, or a newer one that was named (`knowledgefile`); whoever
+looks things up uses `knowledge`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
+from holdfast.devices import knowledgefile
 from holdfast.findings import Cure
 
-_FILE = Path(__file__).parent / "knowledge.json"
-_CONDITIONS = ("archs", "names", "claimed", "os", "env", "env_text", "torch", "rocm", "cuda", "driver")
+_CONDITIONS = ("archs", "names", "claimed", "os", "env", "env_text", "torch", "rocm", "cuda", "driver", "kernel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,9 @@ class Card:
     """Device ids, or ranges of them, in hexadecimal."""
     integrated: bool | None = None
     notes: tuple[Note, ...] = ()
+    known: str = ""
+    """How, in the words of knowledgefile.KNOWN; and when that was last looked at:"""
+    checked: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,11 @@ class Support:
     """yes, no, some (of its cards), deprecated, preview, runtime, community, built, untested (but published)."""
     toolkit: str
     source: Source
+    os: tuple[str, ...] = ()
+    channel: str = ""
+    """release (AMD's numbered releases up to 7.2) or stable (the line of TheRock, from 7.13 on)."""
+    known: str = ""
+    checked: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,12 @@ class Wheel:
     index: str | None = None
     extra: bool = False
     """One package for all, with the card named as an extra."""
+    channel: str = ""
+    """stable, nightly, pytorch.org or pypi."""
+    since: str = ""
+    """The first version of its toolkit that it has."""
+    known: str = ""
+    checked: str = ""
 
     def install(self, arch: str) -> str | None:
         """The command, or None where only the page of the publisher says it."""
@@ -123,6 +137,16 @@ class Bug:
     """It holds for so many devices that it is worth a word only when something fails."""
     when: Mapping[str, Any] = field(default_factory=dict)
     """The conditions, as in the file."""
+    guard: str = ""
+    """The remedy that workers have on such a device until it has passed a probe without it."""
+    says: tuple[str, ...] = ()
+    """Patterns of messages that go with it."""
+    shows: tuple[str, ...] = ()
+    """How a training ends: raised, crashed, hung, froze, wrong, slow, missing."""
+    lost_when_ended: bool = False
+    """Ending a process that hangs on it loses the device until the machine is rebooted."""
+    known: str = ""
+    checked: str = ""
 
 
 def plain(arch: str) -> str:
@@ -138,16 +162,16 @@ def plain(arch: str) -> str:
 # Reading the file ---------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1)
-def data() -> dict[str, Any]:
-    import json
-
-    read: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
-    return read
+def data() -> Mapping[str, Any]:
+    return knowledgefile.current().data
 
 
-@lru_cache(maxsize=1)
 def by_arch() -> dict[str, Card]:
+    return _by_arch(knowledgefile.current().sha256)
+
+
+@lru_cache(maxsize=4)
+def _by_arch(sha256: str) -> dict[str, Card]:
     return {row["arch"]: _card(row) for row in data()["cards"]}
 
 
@@ -184,14 +208,30 @@ def note(row: Mapping[str, Any]) -> Note:
 
 
 def _card(row: Mapping[str, Any]) -> Card:
-    lists = {name: tuple(row.get(name, ())) for name in ("products", "pci")}
-    notes = tuple(note(each) for each in row.get("notes", ()))
-    return Card(row["arch"], row["vendor"], cited(row), integrated=row.get("integrated"), notes=notes, **lists)
+    return Card(
+        row["arch"],
+        row["vendor"],
+        cited(row),
+        products=tuple(row.get("products", ())),
+        pci=tuple(row.get("pci", ())),
+        integrated=row.get("integrated"),
+        notes=tuple(note(each) for each in row.get("notes", ())),
+        known=row["known"],
+        checked=row["checked"],
+    )
+
+
+def how(row: Mapping[str, Any]) -> dict[str, str]:
+    """How the row is known, and since when."""
+    return {"known": row["known"], "checked": row["checked"]}
 
 
 def wheel(row: Mapping[str, Any]) -> Wheel:
-    optional = {name: row[name] for name in ("machine", "index", "extra") if name in row}
-    return Wheel(row["name"], row["toolkit"], tuple(row["archs"]), tuple(row["os"]), source(row["source"]), **optional)
+    optional = {name: row[name] for name in ("machine", "index", "extra", "channel") if name in row}
+    optional["since"] = row.get("from", "")
+    archs, systems = tuple(row["archs"]), tuple(row["os"])
+    said: dict[str, Any] = {**optional, **how(row)}
+    return Wheel(row["name"], row["toolkit"], archs, systems, source(row["source"]), **said)
 
 
 def bug(row: Mapping[str, Any]) -> Bug:
@@ -206,4 +246,9 @@ def bug(row: Mapping[str, Any]) -> Bug:
         dtypes=tuple(row.get("dtypes", ())),
         quiet=row.get("quiet", False),
         when={name: row[name] for name in _CONDITIONS if name in row},
+        guard=row.get("guard", ""),
+        says=tuple(row.get("says", ())),
+        shows=tuple(row.get("shows", ())),
+        lost_when_ended=row.get("lost_when_ended", False),
+        **how(row),
     )

@@ -9,10 +9,11 @@ Nothing here decides: a card that should not work is probed all the same where t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.devices import knowledge
-from holdfast.devices.facts import plain
+from holdfast.devices.facts import Bug, plain
 from holdfast.findings import Cure, Finding, finding
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ SLOW_DISK = 20_000_000
 _MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}
 _SERVED_BY = {"nvidia": "cuda", "amd": "hip", "intel": "xpu"}
 _OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
+UNCONFIRMED = "Windows has it; nothing inside WSL has confirmed it"
+"""The note of a card that the runtime in WSL2 did not name."""
 _HIDING = {
     "nvidia": ("CUDA_VISIBLE_DEVICES",),
     "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
@@ -37,6 +40,10 @@ _HIDING = {
 }
 _FILES = {"nvidia": ("/dev/nvidia",), "amd": ("/dev/kfd", "/dev/dri"), "intel": ("/dev/dri",)}
 _NO_FLOAT64 = {"apple": "Apple's GPUs have none", "intel": "Intel's Arc cards have none"}
+_ELSEWHERE = {"windows": "Windows", "macos": "macOS"}
+_BOTH = ("workers-are-started-afresh", "snapshots-are-files", "kernel-log-is-not-read", "memory-kills-are-not-told")
+LESS_WELL = {"windows": (*_BOTH, "processes-end-at-once"), "macos": _BOTH}
+"""What the runtime does in another way there, because the system lacks what it uses on Linux."""
 _TF32 = ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE")
 
 
@@ -68,6 +75,28 @@ def where(inventory: Inventory) -> str:
     return "wsl2" if inventory.system.wsl else inventory.system.os
 
 
+def rocm_of(inventory: Inventory) -> str | None:
+    """The version of ROCm that this torch was built with; None where only HIP's is known, which is another number."""
+    torch = inventory.torch
+    return knowledge.rocm_of(torch.version, torch.rocm, torch.hip)
+
+
+def bugs_of(card: Device, inventory: Inventory, env: Mapping[str, str]) -> list[Bug]:
+    """What others have reported about such a card, with this torch, driver, kernel and environment."""
+    system = inventory.system
+    return knowledge.known_bugs(
+        card.arch,
+        inventory.torch.version,
+        card.driver,
+        where(inventory),
+        name=card.name,
+        claimed=card.claimed_arch,
+        env=env,
+        rocm=rocm_of(inventory),
+        kernel=system.kernel if system.os == "linux" else None,
+    )
+
+
 def builds(card: Device, inventory: Inventory) -> Cure | None:
     """The build of torch to install for a card, as advice; None where none is known."""
     if not card.arch:
@@ -85,21 +114,25 @@ def builds(card: Device, inventory: Inventory) -> Cure | None:
 
 
 def _of_card(card: Device, inventory: Inventory, env: Mapping[str, str]) -> Iterator[Finding]:
-    served = _served(card, inventory)
+    ours = served(card, inventory)
     yield from _driver(card, inventory)
-    if served and not card.visible:
+    if ours and not card.visible:
         yield from _out_of_reach(card, inventory, env)
-    renamed = list(_masquerade(card, inventory, env)) if served else []
+    renamed = list(_masquerade(card, inventory, env)) if ours else []
     yield from renamed
     yield from _build(card, inventory)
-    if served and card.kind == "nvidia":
+    if ours and card.kind == "nvidia":
         forced = [f"{name}=1" for name in _TF32 if env.get(name) == "1"]
         yield from (finding("tf32-in-use", card.id, {"source": each}) for each in forced[:1])
     if card.integrated and card.kind != "apple":
         memory = card.shared_memory_bytes or card.memory_bytes
         yield finding("integrated-gpu", card.id, {"name": _name(card), "memory_bytes": memory})
-    if served and card.visible and card.kind in _NO_FLOAT64 and knowledge.about(card.arch) is not None:
+    if ours and card.visible and card.kind in _NO_FLOAT64 and knowledge.about(card.arch) is not None:
         yield finding("no-float64", card.id, {"why": _NO_FLOAT64[card.kind]})
+    yield from _screen(card, inventory)
+    if ours and card.kind == "amd" and any(note.startswith(UNCONFIRMED) for note in card.notes):
+        update = Cure("update WSL from Windows first", ("wsl --update",))
+        yield finding("wsl-runtime-sees-no-card", card.id, {"name": _name(card)}, update)
     if card.kind == "amd" and inventory.system.os == "windows":
         yield finding("rocm-on-windows", card.id, {"name": _name(card)})
     yield from _reports(card, inventory, env, renamed=bool(renamed))
@@ -110,7 +143,7 @@ def could_train(card: Device) -> bool:
     return card.kind in ("nvidia", "amd") or (card.kind == "intel" and knowledge.about(card.arch) is not None)
 
 
-def _served(card: Device, inventory: Inventory) -> bool:
+def served(card: Device, inventory: Inventory) -> bool:
     """Was this torch made for cards of this maker?"""
     name = _SERVED_BY.get(card.kind)
     return name is None or bool(getattr(inventory.torch, name))
@@ -122,7 +155,7 @@ def _build(card: Device, inventory: Inventory) -> Iterator[Finding]:
         return
     about = {"torch": torch.version, "name": _name(card)}
     others = [_MAKERS[kind] for kind, name in _SERVED_BY.items() if kind != card.kind and getattr(torch, name)]
-    if not _served(card, inventory):
+    if not served(card, inventory):
         slug = "torch-for-other-cards" if others else "torch-without-gpu-support"
         if others:
             about["built_for"] = others[0]
@@ -229,24 +262,48 @@ def _into_container(card: Device, inventory: Inventory, missing: Sequence[str]) 
 
 
 def _reports(card: Device, inventory: Inventory, env: Mapping[str, str], *, renamed: bool) -> Iterator[Finding]:
-    torch = inventory.torch
-    rocm = torch.rocm or torch.hip
+    rocm = rocm_of(inventory)
+    os = where(inventory)
     if card.arch and rocm and card.kind == "amd":
-        said = knowledge.support(card.arch, rocm)
-        if said is not None and knowledge.supported(card.arch, rocm) is False:
+        said = knowledge.support(card.arch, rocm, os)
+        if said is not None and knowledge.supported(card.arch, rocm, os) is False:
             short = ".".join(rocm.split(".")[:2])
             evidence = {"arch": card.arch, "toolkit": f"ROCm {short}", "source": said.source.cite()}
             yield finding("not-supported-by-its-maker", card.id, evidence)
-    bugs = knowledge.known_bugs(
-        card.arch, torch.version, card.driver, where(inventory), name=card.name, claimed=card.claimed_arch, env=env
-    )
-    for bug in bugs:
+    for bug in bugs_of(card, inventory, env):
         # A masquerade has a finding of its own, and a build without the card's maker runs none of its kernels.
-        if bug.quiet or not _served(card, inventory) or (renamed and "no-masquerade" in bug.remedies):
+        if bug.quiet or not served(card, inventory) or (renamed and "no-masquerade" in bug.remedies):
             continue
-        evidence = {"bug": bug.title, "id": bug.id, "text": bug.text, "source": bug.sources[0].cite()}
-        more: dict[str, Any] = {"dtypes": list(bug.dtypes)} if bug.dtypes else {}
-        yield finding("known-bug", card.id, {**evidence, **more, "remedies": list(bug.remedies)}, bug.cure)
+        yield known_bug(card, bug, os, env)
+
+
+def known_bug(card: Device, bug: Bug, os: str, env: Mapping[str, str]) -> Finding:
+    """A report about such a card, as a finding; its commands are those of the system."""
+    evidence = {"bug": bug.title, "id": bug.id, "text": bug.text, "source": bug.sources[0].cite(), "known": bug.known}
+    more: dict[str, Any] = {"dtypes": list(bug.dtypes)} if bug.dtypes else {}
+    cure = bug.cure
+    if cure is not None and not cure.commands:  # a variable that is set is what it is about
+        cure = replace(cure, commands=tuple(f"unset {name}" for name in bug.when.get("env", ()) if name in env))
+    cure = replace(cure, commands=tuple(typed(each, os) for each in cure.commands)) if cure else None
+    return finding("known-bug", card.id, {**evidence, **more, "remedies": list(bug.remedies)}, cure)
+
+
+def typed(command: str, os: str) -> str:
+    """A command as one types it there: Windows' shell has no `export` and no `unset`."""
+    word, _, rest = command.partition(" ")
+    name, sign, value = rest.partition("=")
+    if os == "windows" and word == "export" and sign:
+        return f"$env:{name} = '{value}'"
+    return f"Remove-Item Env:{rest}" if os == "windows" and word == "unset" else command
+
+
+def _screen(card: Device, inventory: Inventory) -> Iterator[Finding]:
+    """It shows the screen, and another card of the same maker does not: a hang would freeze the desktop."""
+    others = [each for each in inventory.gpus if each.kind == card.kind and each.visible and each.display is False]
+    free = next((each for each in others if not each.integrated), None)
+    if card.display and card.visible and not card.integrated and free is not None:
+        cure = Cure("train on the card that shows no screen", (f"holdfast train my_script.py --device {free.id}",))
+        yield finding("shows-the-screen", card.id, {"name": _name(card), "other": free.id}, cure)
 
 
 def _name(card: Device) -> str:
@@ -282,5 +339,8 @@ def _of_system(inventory: Inventory, shm_bytes: int | None) -> Iterator[Finding]
         yield finding("wsl-without-gpu", SYSTEM, {"missing": "/dev/dxg"})
     if shm_bytes is not None and shm_bytes < SMALL_SHM:
         yield finding("small-shared-memory", SYSTEM, {"shm_bytes": shm_bytes})
+    name = _ELSEWHERE.get(system.os)
+    if name:
+        yield from (finding(slug, SYSTEM, {"system": name}) for slug in LESS_WELL[system.os])
     if disk is not None and disk.free_bytes is not None and disk.free_bytes < LITTLE_DISK:
         yield finding("disk-nearly-full", DISK, {"folder": disk.folder, "free_bytes": disk.free_bytes})

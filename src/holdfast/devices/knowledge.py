@@ -3,6 +3,8 @@
     about("gfx1010").products                  # ("RX 5600", "RX 5600 XT", "RX 5700", ...)
     card_by_pci("1002", "731f").arch           # "gfx1010"
     supported("gfx1010", "6.2")                # False: not on AMD's list; None where nobody says
+    supported("gfx1201", "10.0", "windows")    # None: built there, and not tested
+    rocm_of("2.12.0+rocm10.0.0", hip="7.16")   # "10.0.0": the number of HIP is not that of ROCm
     in_build("gfx1010", ["gfx900", "gfx1030"]) # False: this torch has no code for it
     override("gfx1010", "gfx1030").means       # "dangerous"
     wheels_for("gfx1010", "linux")[0].install("gfx1010")     # "pip install --index-url …"
@@ -44,26 +46,56 @@ def card_by_pci(vendor: str, device: str) -> Card | None:
     return next((card for card in facts.by_arch().values() if any(_within(number, each) for each in card.pci)), None)
 
 
-def support(arch: str, version: str) -> Support | None:
-    """What AMD says of an architecture in a version of ROCm; None where it says nothing."""
+def support(arch: str, version: str, os: str = "linux") -> Support | None:
+    """What AMD says of an architecture in a version of ROCm on a system; None where it says nothing.
+
+    What is not supported on Linux is not under WSL2 either; the rest of WSL2 has no list.
+    """
     name, asked = plain(arch), numbers(version)[:2]
-    for row in facts.data()["support"]:
-        first, last = numbers(row["from"]), numbers(row["to"])
-        if asked and first <= asked <= last and name in row["archs"]:
-            return Support(row["archs"][name], f"ROCm {version}", facts.source(row["source"]))
+    rows = [row for row in facts.data()["support"] if name in row["archs"]]
+    for row in rows:
+        status = row["archs"][name]
+        there = os in row["os"] or (os == "wsl2" and "linux" in row["os"] and status == "no")
+        if asked and there and numbers(row["from"]) <= asked <= numbers(row["to"]):
+            return _support(row, status, f"ROCm {version}")
     return None
 
 
-def supported(arch: str, version: str) -> bool | None:
+def newest_support(arch: str, os: str = "linux") -> Support | None:
+    """The same, in the newest version of ROCm that anything is said about."""
+    name = plain(arch)
+    rows = [row for row in facts.data()["support"] if name in row["archs"] and os in row["os"]]
+    last = max(rows, key=lambda row: numbers(row["to"]), default=None)
+    return _support(last, last["archs"][name], f"ROCm {last['to']}") if last else None
+
+
+def _support(row: Mapping[str, Any], status: str, toolkit: str) -> Support:
+    where = {"os": tuple(row["os"]), "channel": row["channel"], **facts.how(row)}
+    return Support(status, toolkit, facts.source(row["source"]), **where)
+
+
+def supported(arch: str, version: str, os: str = "linux") -> bool | None:
     """Is it on the list? For AMD that is the list of ROCm `version`, for NVIDIA what torch publishes for CUDA."""
     name = plain(arch)
     if not name.startswith("sm_"):
-        said = support(name, version)
+        said = support(name, version, os)
         return _TRUE.get(said.status) if said else None
     asked = numbers(version)[:2]
     rows = [row for row in facts.data()["wheels"] if row["toolkit"] == "cuda" and _between(asked, row)]
     answers = [in_build(name, row["archs"]) for row in rows]
     return any(answers) if asked and answers else None
+
+
+def rocm_of(torch: str | None, rocm: str | None = None, hip: str | None = None) -> str | None:
+    """The version of ROCm of a build: what its own version says, then torch.version.rocm, then HIP's where they agree.
+
+    ROCm 10.1 has HIP 7.16, and 7.10 had HIP 7.2: from there on the number of HIP says nothing about ROCm.
+    """
+    named = re.search(r"\+(?:\w+\.)?rocm(\d[\d.]*\d|\d)", torch or "")
+    if named or rocm:
+        return named[1] if named else rocm
+    limit = numbers(facts.data()["hip_is_rocm_below"]["version"])
+    return hip if hip and numbers(hip)[:2] < limit else None
 
 
 def in_build(arch: str, archs: Iterable[str] | None) -> bool | None:
@@ -87,11 +119,15 @@ def in_build(arch: str, archs: Iterable[str] | None) -> bool | None:
 
 
 def wheels_for(arch: str, os: str = "linux", machine: str = "x86_64") -> list[Wheel]:
-    """What is published today with code for this card, the most fitting first: those made for it by name ahead."""
+    """What is published today with code for this card, the most fitting first: those made for it by name ahead.
+
+    A row may come first for some cards on some systems (`first_for`), where what stands before it is known to fail.
+    """
     name = plain(arch)
     rows = [row for row in facts.data()["wheels"] if not row.get("past")]
     fits = [row for row in rows if os in row["os"] and row.get("machine", machine) == machine]
-    return [facts.wheel(row) for row in fits if in_build(name, row["archs"])]
+    mine = [row for row in fits if in_build(name, row["archs"])]
+    return [facts.wheel(row) for row in sorted(mine, key=lambda row: name not in row.get("first_for", {}).get(os, ()))]
 
 
 def override(arch: str, claimed: str) -> Override | None:
@@ -130,11 +166,14 @@ def known_bugs(
     name: str | None = None,
     claimed: str | None = None,
     env: Mapping[str, str] | None = None,
+    rocm: str | None = None,
+    kernel: str | None = None,
 ) -> list[Bug]:
     """Reports that name the device's architecture or product, unless something that is known speaks against them.
 
     `torch` is the whole version ("2.5.1+rocm6.2"), `driver` a name and a version, `os` linux, windows, wsl2 or macos. A
-    report about a variable is left out where `env` is known not to have it.
+    report about a variable is left out where `env` is known not to have it. `rocm` is the build's, where its version
+    does not say it (see `rocm_of`); `kernel` that of Linux.
     """
     case = {
         "arch": plain(arch) if arch else None,
@@ -144,6 +183,8 @@ def known_bugs(
         "torch": torch,
         "driver": driver,
         "env": env,
+        "rocm": rocm,
+        "kernel": kernel,
     }
     return [facts.bug(row) for row in facts.data()["bugs"] if _concerns(row, case) and not _ruled_out(row, case)]
 
@@ -169,9 +210,13 @@ def _ruled_out(row: Mapping[str, Any], case: Mapping[str, Any]) -> bool:
         if not any(name in case["env"] and text in case["env"][name] for name in row["env"]):
             return True
     version, _, build = (case["torch"] or "").partition("+")
-    rocm = re.match(r"rocm([\d.]+)", build)
     cuda = re.match(r"cu(\d+)(\d)$", build)
-    known = {"torch": version, "rocm": rocm[1] if rocm else "", "cuda": f"{cuda[1]}.{cuda[2]}" if cuda else ""}
+    known = {
+        "torch": version,
+        "rocm": rocm_of(case["torch"], case["rocm"]) or "",
+        "cuda": f"{cuda[1]}.{cuda[2]}" if cuda else "",
+        "kernel": case["kernel"] or "",
+    }
     if any(name in row and seen and not _between(numbers(seen), row[name]) for name, seen in known.items()):
         return True
     return "driver" in row and _other_driver(row["driver"], case["driver"])

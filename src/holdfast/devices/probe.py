@@ -155,8 +155,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="the only way it speaks; accepted for symmetry")
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    with contextlib.suppress(OSError, AttributeError):
-        os.nice(5)
+    with contextlib.suppress(OSError):
+        if sys.platform != "win32":
+            os.nice(5)
     torch.set_num_threads(THREADS)
     flags.apply()
     _no_tf32()

@@ -29,6 +29,7 @@ from holdfast.runtime.nursery import Nursery
 
 NESTED = "HOLDFAST_NESTED"
 """In the environment of a rank that was forked: the process it was forked from."""
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 _SOCKET = "nest"
 
 
@@ -47,7 +48,7 @@ class Nest:
     def __init__(self, job: Job, preload: Sequence[str]) -> None:
         self.job = job
         self.preload = list(preload)
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._server = _unix_socket()
         self._server.bind(str(job.path / _SOCKET))
         self._server.listen(64)
         self._server.setblocking(False)
@@ -104,7 +105,7 @@ class Nest:
             guest = self._forking.pop(0)
             guest.pid = int(message["forked"])
             if guest not in self._guests:  # wanted no more before it was there
-                process.send_group(guest.pid, signal.SIGKILL)
+                process.send_group(guest.pid, _KILL)
         elif "unsafe" in message or "broken" in message:
             guest = self._forking.pop(0)
             self._answer(guest, {"alone": True})
@@ -121,7 +122,7 @@ class Nest:
             self._guests.remove(guest)
             guest.channel.close()
             if guest.pid:
-                process.send_group(guest.pid, signal.SIGKILL)
+                process.send_group(guest.pid, _KILL)
             return
         if guest.asked is not None and self._ready and not guest.pid and not self._forking:
             self._forking.append(guest)  # one at a time: the nursery reads one message each time it looks
@@ -138,7 +139,7 @@ class Nest:
     def _nursery_died(self) -> None:
         """Its ranks have ended with it; new ones come from a new one."""
         for guest in list(self._guests):
-            self._answer(guest, {"code": -int(signal.SIGKILL)} if guest.pid else {"alone": True})
+            self._answer(guest, {"code": -int(_KILL)} if guest.pid else {"alone": True})
         self._forking.clear()
         self._channel.close()
         self._process.wait()
@@ -150,7 +151,7 @@ class Nest:
         for guest in self._guests:  # all had their time to save: one that is left waits in an exchange for ever
             guest.channel.close()
             if guest.pid:
-                process.send_group(guest.pid, signal.SIGKILL)
+                process.send_group(guest.pid, _KILL)
         try:
             self._process.wait(2.0)
         except subprocess.TimeoutExpired:
@@ -166,7 +167,8 @@ class RankNursery(Nursery):
     def _live(self, config: dict[str, Any], fds: list[int]) -> int:
         from holdfast.cli.main import main
 
-        os.setpgid(0, 0)
+        if sys.platform != "win32":
+            os.setpgid(0, 0)
         for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
             signal.signal(number, signal.SIG_DFL)
         os.environ.clear()
@@ -175,11 +177,17 @@ class RankNursery(Nursery):
         return main(config["words"])
 
 
+def _unix_socket() -> socket.socket:
+    if sys.platform == "win32":
+        raise NotImplementedError("this needs POSIX")
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
 def ask(job: Path, words: Sequence[str]) -> int | None:
     """Have this rank forked and wait for its end; its exit code, or None if there is nobody to ask."""
-    if NESTED in os.environ or not (job / _SOCKET).exists():
+    if sys.platform == "win32" or NESTED in os.environ or not (job / _SOCKET).exists():
         return None
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = _unix_socket()
     try:
         sock.connect(str(job / _SOCKET))
         channel = Channel(sock)

@@ -37,6 +37,7 @@ from holdfast.settings import Settings
 
 AGENT_LOG = "torchrun.log"
 PORT = 29400
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 _LOOK = 0.1
 _BEAT = 1.0
 _PATIENCE = 40.0
@@ -197,7 +198,7 @@ class Launch:
         if _STACKS is not None and not each.stopped:
             process.send(each.pid, _STACKS)
             time.sleep(0.2)
-        process.send_group(each.pid, signal.SIGKILL)
+        process.send_group(each.pid, _KILL)
 
     def _look_for_strangers(self, known: set[int]) -> None:
         """Ranks that were stopped before they had a board."""
@@ -210,7 +211,7 @@ class Launch:
         self._strangers = {pid: self._strangers.get(pid, now) for pid in stopped}
         for pid, since in self._strangers.items():
             if now - since > floor:
-                process.send_group(pid, signal.SIGKILL)
+                process.send_group(pid, _KILL)
 
     def _beat(self, seen: list[Seen]) -> None:
         if self._teller is None or self.run is None or not seen:
@@ -247,7 +248,7 @@ class Launch:
     def _finish_agent(self) -> None:
         """The run is over, or must be: the ranks get a moment to end by themselves."""
         if self._now:
-            self._end_agent(signal.SIGKILL)
+            self._end_agent(_KILL)
             return
         if not self._times["asked"]:
             self._times["asked"] = time.monotonic()
@@ -268,9 +269,9 @@ class Launch:
             return
         ranks = list(process.children(self.agent.pid))
         process.send(self.agent.pid, number)
-        if number == signal.SIGKILL:
+        if number == _KILL:
             for pid in ranks:
-                process.send_group(pid, signal.SIGKILL)
+                process.send_group(pid, _KILL)
         deadline = time.monotonic() + _PATIENCE
         while self.agent.poll() is None and time.monotonic() < deadline:
             if self.nest is not None:

@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ class Kin:
 
     def reap(self, script: Script) -> None:
         """Take the exit codes of orphans, so that none stays as a zombie."""
-        if not self.adopts:
+        if not self.adopts or sys.platform == "win32":
             return
         for pid, member in _family(os.getpid()).items():
             if member.parent == os.getpid() and member.state == "Z" and pid != script.pid and pid not in self.ours():

@@ -94,7 +94,7 @@ def launch(command: Sequence[str], streams: Streams, env: Mapping[str, str], *, 
 
     def become() -> None:  # in the child, before it becomes the script
         controlling(slave)
-        if libc is not None:
+        if libc is not None and sys.platform == "linux":
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(1)

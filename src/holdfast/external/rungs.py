@@ -55,13 +55,25 @@ def rungs_for(
     for number, name in enumerate(usable):
         sees = usable if device == "auto" and number == 0 else [name]  # at first all of them, as without us
         as_it_is = device == "auto" and len(sees) == len(verdicts)
-        rungs += _rungs_of(name, verdicts[name], () if as_it_is else _only(sees, env))
+        rungs += _rungs_of(name, verdicts[name], () if as_it_is else _only(sees, env), _guarded(name, tell))
     return [*rungs, Rung("cpu", env=CPU_ENV if verdicts else ())]
 
 
-def _rungs_of(device: str, verdict: Verdict | None, own: tuple[tuple[str, str], ...]) -> list[Rung]:
-    """As the script computes, and without reduced precision; both with the remedies of the verdict."""
-    remedies = tuple(verdict.policy.env.items()) if verdict is not None else ()
+def _guarded(device: str, tell: Callable[[str], None]) -> dict[str, str]:
+    """What guards such a card until it has passed a probe without it."""
+    from holdfast.devices import guards  # only where there is a device
+
+    held = guards.guards_of(device)
+    for guard in held:
+        tell(guard.says)
+    return dict(pair for guard in held for pair in guard.env)
+
+
+def _rungs_of(
+    device: str, verdict: Verdict | None, own: tuple[tuple[str, str], ...], guard: Mapping[str, str]
+) -> list[Rung]:
+    """As the script computes, and without reduced precision; both with the remedies of the verdict and of guards."""
+    remedies = tuple({**guard, **(verdict.policy.env if verdict is not None else {})}.items())
     plain = Rung(device, "fp32", env=(*own, *remedies, *FP32_ENV))
     only_fp32 = verdict is not None and verdict.policy.dtype == "float32"
     return [plain] if only_fp32 else [Rung(device, env=(*own, *remedies)), plain]

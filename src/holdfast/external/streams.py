@@ -90,6 +90,8 @@ class Streams:
         return streams
 
     def _open_terminal(self, terminals: list[bool]) -> None:
+        if sys.platform == "win32":
+            raise NotImplementedError("this needs POSIX")
         import pty
         import termios
 
@@ -121,6 +123,8 @@ class Streams:
 
     def make_raw(self) -> None:
         """Every key is the script's. Not if we are in the background: touching the terminal would stop us."""
+        if sys.platform == "win32":
+            raise NotImplementedError("this needs POSIX")
         import termios
         import tty
 
@@ -133,7 +137,7 @@ class Streams:
 
     def make_cooked(self) -> None:
         """The terminal as it was."""
-        if self._before is not None:
+        if self._before is not None and sys.platform != "win32":
             import termios
 
             with contextlib.suppress(termios.error):
@@ -147,7 +151,7 @@ class Streams:
 
     def resize(self, model: int = 1) -> None:
         """The window has another size: so has the script's."""
-        if self._master is None:
+        if self._master is None or sys.platform == "win32":
             return
         import fcntl
         import termios
@@ -232,6 +236,8 @@ class Streams:
 
     def _makes_signals(self) -> bool:
         """Does the script's terminal turn Ctrl-C into a signal? An editor reads it as a key."""
+        if sys.platform == "win32":
+            raise NotImplementedError("this needs POSIX")
         import termios
 
         assert self._master is not None
@@ -298,6 +304,8 @@ def _is_terminal(number: int) -> bool:
 
 
 def _in_foreground() -> bool:
+    if sys.platform == "win32":
+        raise NotImplementedError("this needs POSIX")
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
@@ -314,7 +322,7 @@ def _piece(number: int) -> int:
 
 def controlling(slave: int | None) -> None:
     """In the child, before it becomes the script: the pty is the terminal it controls."""
-    if slave is not None:
+    if slave is not None and sys.platform != "win32":
         import fcntl
         import termios
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -241,7 +242,7 @@ class ScriptSupervisor:
 
     def _suspend(self) -> None:
         """Ctrl-Z, or SIGTSTP: the script stops, then we do; both go on together."""
-        if self.script is None or self.streams is None:
+        if self.script is None or self.streams is None or sys.platform == "win32":
             return
         self.script.send(signal.SIGSTOP)
         self.streams.make_cooked()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import sys
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -239,7 +240,7 @@ class Books:
 
     def release(self) -> None:
         """Give back the memory of what was looked at: it is on the disk, and comes again when it is asked for."""
-        if self._page is not None and hasattr(mmap, "MADV_DONTNEED"):
+        if self._page is not None and sys.platform != "win32" and hasattr(mmap, "MADV_DONTNEED"):
             self._page.madvise(mmap.MADV_DONTNEED)
 
     @property

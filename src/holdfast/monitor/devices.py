@@ -296,8 +296,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def behave() -> None:
     """A training that wants the CPU has it: who only looks takes what is left."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.nice(19)
+    with contextlib.suppress(OSError):
+        if sys.platform != "win32":
+            os.nice(19)
 
 
 def _end_with_parent() -> None:

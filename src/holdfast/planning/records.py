@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -156,6 +157,8 @@ class Memory:
 
 def busy() -> bool:
     """Whether clearly more wants to run here than there are cores; False where that cannot be asked."""
+    if sys.platform == "win32":
+        return False
     try:
         return os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1)
     except (AttributeError, OSError):

@@ -14,7 +14,7 @@ import math
 import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast import machine
 from holdfast.devices import inventory
@@ -27,6 +27,10 @@ from holdfast.planning.presets import Preset
 from holdfast.planning.prices import Price
 from holdfast.planning.world import Device, JobFacts, World
 from holdfast.settings import Settings
+
+if TYPE_CHECKING:
+    from holdfast.devices.survey.shapes import Inventory
+    from holdfast.findings import Finding
 
 Tell = Callable[[str], None]
 
@@ -66,6 +70,26 @@ def look(
         past=tuple(history.recall(*(job.name for job in jobs))),
         steps=steps,
         save_every_s=settings.checkpoint.every,
+    )
+
+
+def recorded(world: World, here: Inventory, found: Sequence[Finding]) -> World:
+    """The same job on a machine that was written down: its devices as the doctor would refuse them, none measured."""
+    devices = []
+    for each in sorted(here.devices, key=lambda each: each.kind == "cpu"):
+        errors = [one for one in found if one.device == each.id and one.level == "error"]
+        why = errors[0].sentence() if errors else "" if each.visible else "; ".join(each.notes)
+        verdict = "refused" if errors or not each.visible else "trusted" if each.kind == "cpu" else ""
+        devices.append(Device(each.id, each.name or "", verdict, why, tuple(one.code for one in errors)))
+    cpu = here.cpu
+    return dataclasses.replace(
+        world,
+        devices=tuple(devices),
+        cores=cpu.threads_allowed or cpu.threads or cpu.cores or 1,
+        cpu=cpu.name or here.system.machine or "",
+        system="wsl" if here.system.wsl else here.system.os,
+        cards=tuple(each.name or each.id for each in here.gpus) if here.system.os == "windows" else (),
+        past=(),
     )
 
 

@@ -39,8 +39,9 @@ class TrialNursery(Nursery):
 
 def run(config: dict[str, Any]) -> int:
     """One trial, from its first word to its last."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.setsid()  # a group of its own, to be ended as one
+    with contextlib.suppress(OSError):
+        if sys.platform != "win32":
+            os.setsid()  # a group of its own, to be ended as one
     began = time.perf_counter()
     folder = Path(config["folder"])
     _redirect(folder)

@@ -163,11 +163,12 @@ def _computing(session: TrialSession) -> float | None:
 def _last_facts(say: Say, session: TrialSession, link: LocalLink, device: torch.device, folder: Path) -> None:
     """Memory, what a save takes, which settings the tuner took."""
     memory: dict[str, Any] = {"pieces": session._pieces, "compute": _computing(session)}
-    with contextlib.suppress(ImportError, OSError, ValueError):
+    if sys.platform != "win32":
         import resource
 
         scale = 1 if sys.platform == "darwin" else 1024
-        memory["memory_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+        with contextlib.suppress(OSError, ValueError):
+            memory["memory_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
     if device.type == "cuda":
         with contextlib.suppress(RuntimeError, AssertionError):
             memory["device_memory_bytes"] = int(torch.cuda.max_memory_reserved(device))

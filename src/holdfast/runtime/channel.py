@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -55,7 +56,7 @@ class Channel:
             message = {**message, _COUNT: len(fds)}
         data = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         try:
-            if fds:
+            if fds and sys.platform != "win32":
                 sent = socket.send_fds(self.sock, [data], list(fds))
                 data = data[sent:]
             self.sock.sendall(data)

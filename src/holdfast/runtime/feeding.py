@@ -308,7 +308,7 @@ def signal_name(exitcode: int | None) -> str | None:
 @contextmanager
 def _held_back(number: signal.Signals) -> Iterator[None]:
     """Keep a signal waiting, here and in the processes started meanwhile, until it is let through."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
+    if sys.platform == "win32":
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})

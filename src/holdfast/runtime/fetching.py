@@ -323,7 +323,7 @@ class Start:
         # Ctrl-C reaches the whole process group. What it means is the worker's to decide, and until it has
         # stopped well it needs its data.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if hasattr(signal, "pthread_sigmask"):
+        if sys.platform != "win32":
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held back by the parent until here
         if sys.platform == "linux":
             _die_with_parent(self.parent)
@@ -332,6 +332,8 @@ class Start:
 
 def _die_with_parent(parent: int) -> None:
     """Ask the kernel to end this process with the thread that started it, however that one ends."""
+    if sys.platform == "win32":
+        raise NotImplementedError("this needs POSIX")
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # 1: PR_SET_PDEATHSIG

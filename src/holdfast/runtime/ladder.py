@@ -322,7 +322,11 @@ class _State:
             return True
         of_device = FAMILIES[self.fault.kind] in (_DEVICE, "numbers")
         enough = of_device and (self.probation or self._crowd() >= self.limits.crowd)
-        return (enough or bool(self.fault.evidence.get("abandoned"))) and self._next_rung() is not None
+        return (enough or self._gone()) and self._next_rung() is not None
+
+    def _gone(self) -> bool:
+        """The device is not free until a reboot: a process that cannot be killed has it, or ending one has lost it."""
+        return any(self.fault.evidence.get(name) for name in ("abandoned", "lost_when_ended"))
 
     def _crowd(self) -> int:
         """How many faults of this rung's device follow one upon the other, this one included."""
@@ -338,7 +342,7 @@ class _State:
         here = self.rungs[self.rung]
         if other.device != here.device:
             return False
-        if self.fault.kind in (Kind.DRIVER, Kind.WRONG_NUMBERS) or self.fault.evidence.get("abandoned"):
+        if self.fault.kind in (Kind.DRIVER, Kind.WRONG_NUMBERS) or self._gone():
             return True
         only_precision = other.remedies == here.remedies
         return only_precision and not (self.fault.kind is Kind.NON_FINITE and self.fault.blame != "device")

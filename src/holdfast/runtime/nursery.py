@@ -51,11 +51,15 @@ class Nursery:
         self.channel = channel
         self.preload = preload
         self.children: set[int] = set()
+        if sys.platform == "win32":
+            raise NotImplementedError("this needs POSIX")
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
 
     def serve(self) -> int:
+        if sys.platform == "win32":
+            raise NotImplementedError("this needs POSIX")
         try:
             self._import_torch()
             signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -107,6 +111,8 @@ class Nursery:
 
     def _fork(self, config: dict[str, Any], fds: list[int]) -> None:
         """One worker: the channel, the board and the slots come as descriptors, the rest as JSON."""
+        if sys.platform == "win32":
+            raise NotImplementedError("this needs POSIX")
         unsafe = self.unsafe()
         if unsafe:
             self.channel.send({"unsafe": unsafe})
@@ -133,6 +139,8 @@ class Nursery:
 
     def _become_worker(self, config: dict[str, Any], fds: list[int]) -> None:
         """In the child: never returns, whatever happens."""
+        if sys.platform == "win32":
+            raise NotImplementedError("this needs POSIX")
         code = 70
         try:
             parent = os.getppid()
@@ -156,6 +164,8 @@ class Nursery:
         return worker.run_forked(config, fds)
 
     def _reap(self) -> None:
+        if sys.platform == "win32":
+            raise NotImplementedError("this needs POSIX")
         for pid in list(self.children):
             code: int | None = None
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import signal
 import sys
@@ -30,7 +31,7 @@ def cannot_fork() -> bool:
 
 def die_with_parent(parent: int | None = None) -> None:
     """Ask the kernel to kill this process when its parent dies; end now if that has already happened."""
-    if LINUX:
+    if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if parent is not None and os.getppid() != parent:
@@ -50,7 +51,8 @@ def open_pidfd(pid: int) -> int | None:
     if not hasattr(os, "pidfd_open"):
         return None
     try:
-        return os.pidfd_open(pid)
+        fd: int = os.pidfd_open(pid)
+        return fd
     except OSError:
         return None
 
@@ -100,7 +102,7 @@ def inspect(pid: int) -> ProcessInfo | None:
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()
-    page = os.sysconf("SC_PAGE_SIZE")
+    page = mmap.PAGESIZE
     return ProcessInfo(
         state=fields[0],
         started=int(fields[19]),

@@ -78,7 +78,7 @@ class Recovery:
         if self.inquest.concludes(fault):
             self._after_verdict(fault)
             return
-        fault = self.inquest.hear(fault)
+        fault = self.trusting.known_loss(self.inquest.hear(fault))
         move = self._decide(fault)
         crash = self._crash_stack(worker.generation)
         words = self.affairs.teller.last_words()

@@ -318,7 +318,8 @@ def _open(path: Path) -> int:
 def _memory_fd(index: int) -> int:
     if not hasattr(os, "memfd_create"):
         raise OSError(errno.ENOSYS, "no anonymous shared memory on this system")
-    return os.memfd_create(f"holdfast-slot-{index}")
+    fd: int = os.memfd_create(f"holdfast-slot-{index}")
+    return fd
 
 
 def no_room(need: int, where: str) -> UserError:

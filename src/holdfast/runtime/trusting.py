@@ -13,9 +13,11 @@ devices/trust.py; what outlives the run is in devices/ledger.py.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.devices import trust as rules
+from holdfast.devices.guards import lost_when_ended
 from holdfast.devices.ledger import Ledger, Opened
 from holdfast.devices.trust import DeviceTrust, State
 from holdfast.runtime import process
@@ -64,6 +66,8 @@ class Trusting:
         """Rungs in quarantine, in whatever precision. The device may be free with another remedy."""
         self._before: dict[str, DeviceTrust] = {}
         """What was thought of a device before its last fault."""
+        self._lost_when_ended: dict[str, str | None] = {}
+        """By device, why it is not tried again after a hang; asked at the start, while the device still answers."""
         self._opened: Opened | None = None
         self._since = (0.0, 0)
         self._probe: tuple[str, Probe] | None = None
@@ -87,6 +91,7 @@ class Trusting:
             trust = rules.begin(rung.device, self._rules, state, known[number].why or "", now=now)
             self._trust[rung.device] = trust
             self._home[rung.device] = number
+            self._lost_when_ended[rung.device] = lost_when_ended(rung.device)
             self._say(trust, rung.device)
         wanted = self.affairs.rung
         self.affairs.rung = self._first_usable(wanted)
@@ -167,10 +172,17 @@ class Trusting:
         self._home[device] = self.affairs.rung
         if fault.evidence.get("abandoned"):
             trust = rules.leave(trust, f"process {fault.evidence['abandoned']} holds it and cannot be killed")
+        elif fault.evidence.get("lost_when_ended"):
+            trust = rules.leave(trust, str(fault.evidence["lost_when_ended"]))
         else:
             self._before[device] = trust
             trust = rules.after_fault(trust, time.monotonic(), fault.sentence().removeprefix(f"{device} "))
         self._set(device, trust)
+
+    def known_loss(self, fault: Fault) -> Fault:
+        """A hang on a device of which it is known that ending the process loses it: the fault says so from here on."""
+        why = self._lost_when_ended.get(self.rung.device) if fault.kind is Kind.HANG and not _slow_cpu(fault) else None
+        return replace(fault, evidence={**fault.evidence, "lost_when_ended": why}) if why else fault
 
     def blamed(self, fault: Fault, verdict: Verdict) -> None:
         """A verdict was reached, perhaps long after the fault."""

@@ -107,7 +107,8 @@ def map_file(path: Path) -> memoryview:
 
 def run_forked(config: dict[str, Any], fds: list[int]) -> int:
     """The life of a worker that came from the nursery."""
-    os.setpgid(0, 0)
+    if sys.platform != "win32":
+        os.setpgid(0, 0)
     channel = Channel.from_fd(fds[0])
     board = Board.open(fds[1])
     rest = fds[2:]

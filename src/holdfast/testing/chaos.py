@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 VARIABLE = "HOLDFAST_CHAOS"
 """Names a file with a plan; the supervisor hands it to its workers."""
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+_STOP = getattr(signal, "SIGSTOP", signal.SIGTERM)
 STEP_PHASES = ("forward", "backward", "optimizer")
 
 
@@ -255,9 +257,16 @@ def _abort(_: _Injector) -> None:
     os.abort()
 
 
+def _page_fault(_: _Injector) -> None:
+    """What ROCm prints when a kernel reads past its buffer, and what it does then."""
+    said = "Memory access fault by GPU node-1 (Agent handle: 0x55e445e03320) on address 0x7f90885f7000. "
+    os.write(2, f"{said}Reason: Page not present or supervisor privilege.\n".encode())
+    os.abort()
+
+
 def _sigkill(_: _Injector) -> None:
     """kill -9 of the worker."""
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), _KILL)
     time.sleep(60)
 
 
@@ -268,7 +277,7 @@ def _exit(_: _Injector) -> None:
 
 def _sigstop(_: _Injector) -> None:
     """The worker stops and is not told why."""
-    os.kill(os.getpid(), signal.SIGSTOP)
+    os.kill(os.getpid(), _STOP)
 
 
 def _hang(_: _Injector) -> None:
@@ -292,13 +301,13 @@ def _hang_gil(_: _Injector) -> None:
 def _loader_kill(injector: _Injector) -> None:
     """kill -9 of a loader child."""
     for pid in injector.loader_children()[:1]:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, _KILL)
 
 
 def _loader_stop(injector: _Injector) -> None:
     """A loader child that stops and says nothing."""
     for pid in injector.loader_children()[:1]:
-        os.kill(pid, signal.SIGSTOP)
+        os.kill(pid, _STOP)
 
 
 def _kill_named(name: str) -> Callable[[_Injector], None]:
@@ -306,7 +315,7 @@ def _kill_named(name: str) -> Callable[[_Injector], None]:
         pid = injector.find(name)
         if pid:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, _KILL)
             time.sleep(0.2)
 
     fire.__doc__ = f"kill -9 of the {name}."
@@ -353,6 +362,7 @@ KINDS: dict[str, Callable[[_Injector], None]] = {
     "illegal_address": _illegal_address,
     "segfault": _segfault,
     "abort": _abort,
+    "page_fault": _page_fault,
     "sigkill": _sigkill,
     "exit": _exit,
     "sigstop": _sigstop,

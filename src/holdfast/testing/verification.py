@@ -11,6 +11,7 @@ they end with the process: elsewhere they can take the desktop, or the machine, 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,7 @@ _WHY = {
 }
 
 Say = Callable[[str], None]
+Ask = Callable[[str], bool]
 
 
 def faults_for(kind: str, device: str) -> tuple[list[str], dict[str, str]]:
@@ -57,11 +59,27 @@ def faults_for(kind: str, device: str) -> tuple[list[str], dict[str, str]]:
     return [*PROCESS, *SPOKEN, *real], left_out
 
 
-def conduct(asked: str | None, *, full: bool = False, steps: int = STEPS, say: Say) -> dict[str, Any]:
-    """Everything, in order; what fails is a result, and the rest is done all the same where it can be."""
+def conduct(
+    asked: str | None,
+    *,
+    full: bool = False,
+    steps: int = STEPS,
+    say: Say,
+    ask: Ask | None = None,
+    limit_s: float = 3600.0,
+) -> dict[str, Any]:
+    """Everything, in order; what fails is a result, and the rest is done all the same where it can be.
+
+    `ask` is asked before a device is touched that may freeze the machine; after a no the CPU is verified instead.
+    """
     began = time.monotonic()
+    danger = dangers(asked) if ask is not None and asked != "cpu" else []
+    declined = ask is not None and bool(danger) and not ask(question(danger))
+    if declined:
+        say("the card is not touched; the processor is verified, and what is known of the card is written down")
+        asked = "cpu"
     say("1/2 doctor: what the device can do, in isolated processes")
-    seen = examine(asked, full=full)
+    seen = examine(asked, full=full, limit_s=limit_s)
     device = choose(seen, asked)
     about: dict[str, Any] = next((each for each in seen.get("devices", ()) if each.get("id") == device), {})
     kind = str(about.get("kind") or device.partition(":")[0])
@@ -79,6 +97,7 @@ def conduct(asked: str | None, *, full: bool = False, steps: int = STEPS, say: S
         "summary": summary(device, about, trained, left_out),
         "training": trained,
         "faults_left_out": left_out,
+        "asked": {"about": danger, "answer": "no" if declined else "yes"} if danger else None,
         "doctor": seen,
         "machine": machine.look(),
     }
@@ -86,12 +105,46 @@ def conduct(asked: str | None, *, full: bool = False, steps: int = STEPS, say: S
     return cleaned
 
 
-def examine(asked: str | None, *, full: bool) -> dict[str, Any]:
+def dangers(asked: str | None) -> list[str]:
+    """Why the cards that would be touched may freeze the machine or the screen, each in a sentence."""
+    from holdfast.devices import inspection, survey
+
+    here = survey.take()
+    cards = [card for card in here.gpus if card.visible and asked in (None, card.id)]
+    found = []
+    for card in cards:
+        name = card.name or card.arch or card.id
+        if card.display:
+            found.append(f"{name} shows the screen: a hang of it freezes the desktop")
+        if card.kind in ("amd", "intel"):
+            found.append(f"{name} may be reset by its driver when a kernel hangs; that can take the desktop along")
+        bugs = inspection.bugs_of(card, here, os.environ)
+        found += [f"{name}: {bug.title}" for bug in bugs if "froze" in bug.shows or bug.lost_when_ended]
+        if card.masquerading:
+            found.append(f"{name} runs as {card.claimed_arch} and is {card.arch}: that has taken machines down")
+    return list(dict.fromkeys(found))
+
+
+def question(danger: Sequence[str]) -> str:
+    """What a person is asked."""
+    return "\n".join(
+        [
+            "This runs kernels on the card for some minutes. It may freeze the machine:",
+            *(f"  - {each}" for each in danger),
+            "Save your work first. Go on?",
+        ]
+    )
+
+
+def examine(asked: str | None, *, full: bool, limit_s: float = 3600.0) -> dict[str, Any]:
     """The doctor's own report, from a process of its own; what stopped it, where it has none."""
     words = ["doctor", "--json", "--fresh", *(["--full"] if full else []), *(["--device", asked] if asked else [])]
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast", *words], capture_output=True, text=True, check=False, timeout=3600
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "holdfast", *words], capture_output=True, text=True, check=False, timeout=limit_s
+        )
+    except subprocess.TimeoutExpired:
+        return {"devices": [], "usable": [], "error": f"the doctor was not done in {limit_s:.0f} s"}
     try:
         data = json.loads(done.stdout)
     except ValueError:

@@ -82,10 +82,12 @@ class ProbeNursery(Nursery):
 
 def run(config: dict[str, Any]) -> int:
     """One probe, from its first word to its last; and then others, if it is to stay."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.setsid()  # a group of its own, to be ended as one
-    with contextlib.suppress(OSError, AttributeError):
-        os.nice(5)
+    with contextlib.suppress(OSError):
+        if sys.platform != "win32":
+            os.setsid()  # a group of its own, to be ended as one
+    with contextlib.suppress(OSError):
+        if sys.platform != "win32":
+            os.nice(5)
     for name, place in _CACHES.items():
         os.environ[name] = os.path.join(config["caches"], place)
         os.makedirs(os.environ[name], exist_ok=True)

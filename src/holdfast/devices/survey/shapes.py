@@ -41,6 +41,8 @@ class Device:
     integrated: bool | None = None
     visible: bool = True
     """torch would count it: this build serves it, its files are here, no variable hides it."""
+    display: bool | None = None
+    """A screen is connected to it; None where nothing tells: outside Linux, and in a container."""
     id_certain: bool = True
     """False where several unlike cards are counted in an order that no file tells."""
     notes: list[str] = field(default_factory=list)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import machine
-from holdfast.devices.survey import amd, apple, cpu, disk, intel, nvidia, windows
+from holdfast.devices.survey import amd, apple, cpu, disk, intel, nvidia, screens, windows
 from holdfast.devices.survey.build import read_build
 from holdfast.devices.survey.host import Host, describe, kernel_versions
 from holdfast.devices.survey.labels import OVERRIDE_ON_WINDOWS, Machine, label, masquerade_note
@@ -53,6 +53,8 @@ def take(
         cards, versions, order = _on_windows(win.cards, root, run, troubles)
     else:
         cards, versions = apple.look(mac, host.machine), {}
+    if host.os == "linux" and not wsl:
+        cards = [replace(card, display=screens.shown_by(root, card.pci)) for card in cards]
     here = Machine(host, root, env, torch, wsl, order)
     cards = [_explained(_by_pci(card, pci_arch or known_arch), here) for card in cards]
     processor = cpu.look(host, root, mac, win)

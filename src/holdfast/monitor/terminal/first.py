@@ -60,7 +60,9 @@ def shown(lines: Sequence[str], *, color: bool) -> Iterator[None]:
 @contextmanager
 def _unheard() -> Iterator[None]:
     """A key that is pressed before the live view listens waits for it, and does not spoil the picture."""
-    import termios  # where there is none, no picture is shown early
+    if sys.platform == "win32":
+        raise ImportError("there is no termios on Windows")  # then no picture is shown early
+    import termios
 
     try:
         before = termios.tcgetattr(0)

@@ -56,6 +56,12 @@ def possible() -> bool:
     return not process.portable() and hasattr(os, "memfd_create") and hasattr(socket, "send_fds")
 
 
+def _memory_fd() -> int:
+    if sys.platform != "linux":
+        raise NotImplementedError("this needs Linux")
+    return os.memfd_create("holdfast-serve")
+
+
 def readers_for(bundle: Bundle, cores: int) -> int:
     """How many are worth it."""
     if not possible() or cores < CORES or shared.Layout(bundle.inputs).bytes(1) < LARGE:
@@ -107,7 +113,7 @@ class Reader:
             data, self._waiting = b"".join(self._waiting), []
             if not self._behind:
                 with contextlib.suppress(OSError):  # it is full, or gone, which whoever listens to it notices
-                    data = data[self._sock.send(data, socket.MSG_DONTWAIT) :]
+                    data = data[self._sock.send(data, getattr(socket, "MSG_DONTWAIT", 0)) :]
             self._behind += data
             if self._behind:
                 self._changed.notify()
@@ -161,7 +167,7 @@ class Readers:
             "arena": self._arena,
             "limits": {**asdict(limits), "connections": fewer, "pending": max(limits.body, limits.pending // count)},
         }  # fmt: skip
-        self._fd = os.memfd_create("holdfast-serve")
+        self._fd = _memory_fd()
         os.truncate(self._fd, self._start + 2 * count * self._arena)
         self._memory = mmap.mmap(self._fd, 0)
         self._books = [Books(row) for row in np.frombuffer(self._memory, np.float64, count * WIDTH).reshape(count, -1)]

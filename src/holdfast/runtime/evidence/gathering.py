@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast.devices.identity import identify
 from holdfast.events import Event
 from holdfast.runfolder import RunFolder, read_json
 from holdfast.runtime import process
@@ -61,6 +62,10 @@ _JUST_BEFORE = 3_000_000_000
 has those of threads, and in a container those of the machine."""
 
 
+_OF_A_CARD = ("xid-", "nvidia-", "amdgpu-", "xe-", "i915-", "drm-", "gpu-")
+"""Lines of graphics drivers: each names the card that it is about."""
+
+
 @dataclass(slots=True)
 class Case:
     """One fault whose evidence is still coming."""
@@ -73,6 +78,8 @@ class Case:
     """The counters when its worker began."""
     environment: dict[str, str]
     """What its worker had beside our own."""
+    pci: str | None = None
+    """Where the fault's device is on the bus, if that is known: what is said of another card is not about it."""
     begun: float = field(default_factory=time.monotonic)
     begun_ns: int = field(default_factory=time.time_ns)
     looks: list[float] = field(default_factory=lambda: [SOON, LATE])
@@ -96,7 +103,14 @@ class Case:
             return False
         if entry.id == "process-crashed" and entry.time_ns < self.begun_ns - _JUST_BEFORE:
             return False
+        if self.pci and entry.device and entry.device != self.pci and entry.id.startswith(_OF_A_CARD):
+            return False
         return self.fault.kind in entry.kinds or (entry.device is not None and self.fault.kind in _ON_DEVICE)
+
+
+def _place(device: str | None) -> str | None:
+    """The card's address on the bus, from the kernel's files."""
+    return identify(device).pci if device and device.partition(":")[0] in ("cuda", "xpu") else None
 
 
 class Gathering:
@@ -128,7 +142,7 @@ class Gathering:
     def begin(self, folder: Path, fault: Fault, run: RunFolder, since_ns: int | None = None) -> None:
         """Take up a case. Nothing is asked yet: the next worker comes first."""
         since = self._since_ns if since_ns is None else since_ns
-        self._cases.append(Case(folder, fault, run, since, self._before, self._environment))
+        self._cases.append(Case(folder, fault, run, since, self._before, self._environment, _place(fault.device)))
 
     @property
     def pids(self) -> set[int]:

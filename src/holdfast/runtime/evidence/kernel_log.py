@@ -48,10 +48,10 @@ class KernelLog:
             if not stat.S_ISCHR(path.stat().st_mode):
                 self.why = "not a device"
                 return
-            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
             if not from_boot:
                 os.lseek(self._fd, 0, os.SEEK_END)
-        except (OSError, AttributeError) as error:  # no O_NONBLOCK on Windows
+        except OSError as error:
             self.why = _refusal(error)
             self.close()
 

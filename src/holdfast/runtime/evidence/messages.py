@@ -37,6 +37,23 @@ _PROCESSES = tuple(
         r" in (?P<name>\S+) \[(?P<pid>\d+)\]",
     )
 )
+NVIDIA = {
+    "RESTART_APP": "restart the program",
+    "RESET_GPU": "reset the GPU",
+    "RESTART_BM": "reboot the machine",
+    "RESTART_VM": "restart the virtual machine",
+    "IGNORE": "nothing to do at once",
+    "CONTACT_SUPPORT": "contact support",
+    "CHECK_MECHANICALS": "check how the card sits and its power",
+    "CHECK_UVM": "look at the message of the memory manager (UVM) beside it",
+    "UPDATE_SWFW": "update driver and firmware",
+    "WORKFLOW_XID_45": "follow the other Xid; alone, restart the program",
+    "WORKFLOW_XID_48": "see whether Xid 63 or 64 follows, then reset the GPU",
+    "WORKFLOW_NVLINK_ERR": "follow the workflow for NVLink errors",
+    "WORKFLOW_NVLINK5_ERR": "follow the workflow for errors of the fifth NVLink",
+    "XID_154": "do what the line asks for",
+}
+"""The words of NVIDIA's catalogue for what to do at once, in ours."""
 _WORST = {Health.ALIVE: 0, Health.DEAD: 1, Health.MACHINE: 2}
 _LEVELS = {Health.ALIVE: "note", Health.DEAD: "warning", Health.MACHINE: "error"}
 
@@ -55,6 +72,10 @@ class Message:
     xid: int | None = None
     """The number NVIDIA's driver gives; 0 stands for those that are not listed."""
     regex: str | None = None
+    nvidia: str | None = None
+    """The immediate action of NVIDIA's catalogue of Xids, in its word; None where it gives none."""
+    unused: bool = False
+    """NVIDIA lists the number as unused: a driver should not report it."""
     words: tuple[str, ...] = ()
     """One of them is in every line that `regex` matches. Asked for first: most lines of a log have none."""
 
@@ -99,7 +120,8 @@ class Message:
 
     @property
     def you_can(self) -> str:
-        return f"{self.action[0].upper()}{self.action[1:]}."
+        advice = f" NVIDIA's catalogue says: {NVIDIA[self.nvidia]} ({self.nvidia})." if self.nvidia else ""
+        return f"{self.action[0].upper()}{self.action[1:]}.{advice}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +231,7 @@ def explained(asked: str) -> Message | None:
 
 def seen_with(kind: Kind) -> list[Message]:
     """The lines that go with a kind of fault, those it comes first in ahead."""
-    found = [row for row in messages() if kind in row.kinds]
+    found = [row for row in messages() if kind in row.kinds and not row.unused]
     return sorted(found, key=lambda row: row.kinds.index(kind))
 
 

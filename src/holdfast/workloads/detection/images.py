@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 from typing import Any
 
 import numpy as np
@@ -161,9 +162,10 @@ class Kept:
 
 def room(share: float = 0.25) -> int:
     """Bytes that decoded images may take: a part of what is free now, and of what the container allows."""
-    free = []
+    free: list[int] = []
     try:
-        free.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+        if sys.platform != "win32":
+            free.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
         with open("/proc/meminfo", encoding="ascii") as file:
             told = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file if line.split()[1:]}
         free = [told.get("MemAvailable", free[0])]

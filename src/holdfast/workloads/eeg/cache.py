@@ -195,7 +195,8 @@ def open(folder: str | os.PathLike[str]) -> Windows:
 
 def _read_into(fd: int, place: memoryview, at: int) -> int:
     if hasattr(os, "preadv"):
-        return os.preadv(fd, [place], at)
+        count: int = os.preadv(fd, [place], at)
+        return count
     os.lseek(fd, at, os.SEEK_SET)  # Windows
     data = os.read(fd, len(place))
     place[: len(data)] = data

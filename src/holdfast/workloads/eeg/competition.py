@@ -47,10 +47,10 @@ def main(order_path: str) -> int:
 
 def _memory() -> int:
     """The most this process has used; 0 where that cannot be asked."""
-    try:
-        import resource
-    except ImportError:  # Windows
+    if sys.platform == "win32":
         return 0
+    import resource
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

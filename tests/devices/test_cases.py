@@ -1,0 +1,88 @@
+"""Thirty things that happened to people: the finding, the sentence and the commands that holdfast gives for each.
+
+Each case is a file of `cases/`: cards, system, torch and environment, what was printed and how it ended, its source,
+what is expected, and what must not be printed because it makes that case worse. `"user": true`: the first user's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.cli import main
+from holdfast.devices import advising, consulting, recorded
+from holdfast.findings import explained
+from holdfast.runtime.kinds import CODES
+
+FOLDER = Path(__file__).parent / "cases"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
+HARMFUL = (
+    r"export HSA_OVERRIDE_GFX_VERSION",
+    r"\bsudo\b",
+    r"\brm -",
+    r"--gpureset|--gpu-reset",
+    r"\bkill\b",
+    r"TdrDelay|TdrLevel",
+    r"HIGH_WATERMARK_RATIO=0(\.0)?$",
+    r"gpu_recovery|noretry|cwsr_enable",
+    r"--break-system-packages",
+    r"http://",
+)
+"""What we tell nobody to type, whatever the case: it can freeze or damage a machine, or hides what is wrong."""
+
+
+def read(name: str) -> dict[str, Any]:
+    case: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return case
+
+
+def test_there_are_thirty_and_ten_are_the_users() -> None:
+    assert len(NAMES) == 30
+    assert sum(read(name)["user"] for name in NAMES) == 10
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_case(name: str) -> None:
+    case = read(name)
+    there = recorded.load(FOLDER / f"{name}.json")
+    said = consulting.consult(there.inventory(), there.env, there.message, there.ended)
+    assert said is not None
+    assert {"code": said.code, "sentence": said.sentence, "commands": [*said.commands]} == case["expect"]
+    assert said.code in CODES.values() or explained(said.code).code == said.code
+    assert len(case["source"]) > 10 and case["title"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_command_makes_it_worse(name: str) -> None:
+    case = read(name)
+    there = recorded.load(FOLDER / f"{name}.json")
+    said = consulting.consult(there.inventory(), there.env, there.message, there.ended)
+    assert said is not None
+    steps = advising.today(there.inventory(), there.env)
+    typed = [*said.commands, *re.findall(r"`([^`]+)`", " ".join([*steps, said.sentence]))]
+    allowed = {"unset HSA_OVERRIDE_GFX_VERSION", "HSA_OVERRIDE_GFX_VERSION"}
+    for command in typed:
+        assert not any(re.search(pattern, command) for pattern in HARMFUL), command
+        if command not in allowed and command in said.commands:
+            assert not any(word in command for word in case["harmful"]), (command, case["harmful"])
+    if case["machine"]["os"] == "windows":
+        assert not [each for each in said.commands if each.startswith(("export", "unset"))]
+
+
+def test_a_case_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    case = FOLDER / "r9700-page-fault.json"
+    assert main.main(["doctor", "--recorded", str(case), "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert data["opinion"]["code"] == "D050"
+    assert data["opinion"]["commands"] == ["export TORCH_BLAS_PREFER_HIPBLASLT=0"]
+    assert data["knowledge"]["sha256"]
+
+
+def test_the_harmful_would_be_noticed() -> None:
+    """The list is no decoration: what people were told in those threads is on it."""
+    told = ("export HSA_OVERRIDE_GFX_VERSION=10.3.0", "sudo rocm-smi --gpureset -d 0", "kill -9 1234")
+    assert all(any(re.search(pattern, each) for pattern in HARMFUL) for each in told)
