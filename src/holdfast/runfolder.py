@@ -26,6 +26,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
+from holdfast import seal
 from holdfast.errors import UserError
 from holdfast.events import DURABLE, Event
 from holdfast.files import number as number
@@ -102,7 +103,7 @@ class RunFolder:
             folder = cls(path)
             for part in ("checkpoints", "faults"):
                 (path / part).mkdir(mode=0o700)
-            folder.write_info({"schema": 1, "format": FORMAT, "run": name, "workload": workload, **info})
+            folder.vouch({"schema": 1, "format": FORMAT, "run": name, "workload": workload, **info})
         except OSError as error:
             raise UserError(
                 f"cannot create a run folder in {root}",
@@ -207,7 +208,17 @@ class RunFolder:
             self._problem = error
 
     def update_info(self, **changes: Any) -> None:
-        self.write_info({**self.info, **changes})
+        before = self.info
+        self.write_info(seal.kept(self.path, before, {**before, **changes}))
+
+    def vouch(self, info: dict[str, Any]) -> None:
+        """Write run.json with the seal of this user: what it says was typed here, or shown and agreed to."""
+        self.write_info({**info, seal.SEAL: seal.made(self.path, info)})
+
+    @property
+    def vouched(self) -> bool:
+        """Whether this user started here what run.json says."""
+        return seal.holds(self.path, self.info)
 
     def state(self) -> str:
         """The state a person should read: what run.json says, or CRASHED if nobody is there to say it."""
@@ -273,7 +284,7 @@ class RunFolder:
         for name in ("journal.jsonl", "metrics.jsonl", "readings.jsonl"):
             self._file(name).move(path / name)
         self._beat_problem = None
-        self.write_info(info)
+        self.write_info(seal.carried(self.left, path, info))
         self.flush()
 
     def _hold_again(self) -> None:

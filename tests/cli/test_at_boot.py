@@ -160,9 +160,7 @@ def stopped(finished: Finished, tmp_path: Path) -> RunFolder:
     copy = tmp_path / "runs" / finished.path.name
     shutil.copytree(finished.path, copy)
     info = RunFolder(copy).info
-    write_json(
-        copy / "run.json", {**info, "script": str(tmp_path / "job.py"), "cwd": str(tmp_path), "state": "STOPPED"}
-    )
+    RunFolder(copy).vouch({**info, "script": str(tmp_path / "job.py"), "cwd": str(tmp_path), "state": "STOPPED"})
     return RunFolder(copy)
 
 

@@ -106,7 +106,7 @@ def _check_start(job: atboot.Job) -> None:
 def _missing_variables() -> list[str]:
     """Variables set here that change how training behaves, which no boot will set. Named, never copied."""
     named = [name for name in machine.environment(os.environ) if not _NOT_NEEDED.fullmatch(name)]
-    named += [name for name in ("HOLDFAST_STATE",) if os.environ.get(name)]
+    named += [name for name in ("HOLDFAST_STATE", "XDG_STATE_HOME") if os.environ.get(name)]
     if not named:
         return []
     return [f"set here and not after a boot: {', '.join(named)}; docs/after-a-reboot.md says where to set them"]

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast import seal
 from holdfast.devices.ledger import LEDGER, state_folder
-from holdfast.devices.ledger import VARIABLE as STATE
+from holdfast.statefolder import VARIABLE as STATE
 from holdfast.errors import HoldfastError, InternalError
 from holdfast.errors import from_json as error_from_json
 from holdfast.runfolder import read_events
@@ -99,7 +100,8 @@ def _train(script: Path, words: list[str], runs: Path, plan: Path | None) -> dic
 
 def _own_ledger(folder: Path) -> Path:
     """A copy of the user's ledger: each run knows what is known, and no injected fault is held against a device."""
-    for name in (LEDGER, TUNING):
+    seal.key()  # what is made here can be resumed by the user, who has the same one
+    for name in (LEDGER, TUNING, seal.KEY):
         with contextlib.suppress(OSError):
             shutil.copy(state_folder() / name, folder / name)
     return folder
