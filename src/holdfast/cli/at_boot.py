@@ -15,7 +15,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from holdfast import atboot, machine
+from holdfast import atboot, interpreter, machine
 from holdfast.cli.output import Output, shorten, table
 from holdfast.cli.usage import UsageError
 from holdfast.errors import ExitCode, UserError
@@ -89,7 +89,7 @@ def _cwd(folder: RunFolder) -> Path:
 def _check_start(job: atboot.Job) -> None:
     """With nothing but a home and a path, as at boot: does holdfast start at all?"""
     bare = {name: os.environ[name] for name in ("HOME", "PATH", "SYSTEMROOT") if name in os.environ}
-    words = [job.python, "-m", "holdfast", "--version"]
+    words = interpreter.module("holdfast", "--version", python=job.python)
     try:
         told = subprocess.run(words, cwd=job.cwd, env=bare, capture_output=True, text=True, timeout=60, check=False)
         problem = None if told.returncode == 0 else (told.stderr.strip().splitlines() or ["it said nothing"])[-1]

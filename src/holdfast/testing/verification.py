@@ -13,14 +13,13 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast import __version__, machine
+from holdfast import __version__, interpreter, machine
 from holdfast.errors import HoldfastError
 from holdfast.human import counted, duration
 from holdfast.scrubbing import scrub
@@ -90,7 +89,7 @@ def examine(asked: str | None, *, full: bool) -> dict[str, Any]:
     """The doctor's own report, from a process of its own; what stopped it, where it has none."""
     words = ["doctor", "--json", "--fresh", *(["--full"] if full else []), *(["--device", asked] if asked else [])]
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast", *words], capture_output=True, text=True, check=False, timeout=3600
+        interpreter.module("holdfast", *words), capture_output=True, text=True, check=False, timeout=3600
     )
     try:
         data = json.loads(done.stdout)
