@@ -14,6 +14,7 @@ import pytest
 
 import holdfast as package
 from holdfast import interpreter
+from holdfast.distributed import torchrun
 from holdfast.runfolder import list_runs
 from tests.cli.driving import environment
 
@@ -209,3 +210,12 @@ def test_no_python_is_started_in_another_way() -> None:
     found = [line for path in sorted(SOURCE.rglob("*.py")) if path.name != "interpreter.py" for line in starts(path)]
     assert found == []
     assert len(starts(SOURCE / "interpreter.py")) >= 3, "it does look"
+
+
+def test_torchrun_starts_ranks_in_the_same_way() -> None:
+    """It would start `python -m` by itself."""
+    command = torchrun.command_for(torchrun.Wanted(2), ["train", "job.py"], "calm-heron")
+    cut = command.index("--no-python")
+    python, unbuffered, *rest = command[cut + 1 :]
+    assert interpreter.module_of(command) == "torch.distributed.run" and unbuffered == "-u"
+    assert [python, *rest] == interpreter.module("holdfast", "train", "job.py")
