@@ -66,7 +66,7 @@ _VARIABLES = {
     "HOLDFAST_SECTION_KEY": "a [setting](settings.md): `HOLDFAST_WATCHDOG_FLOOR=10s` is `watchdog.floor`",
     "HOLDFAST_PORTABLE": "1: only what macOS and Windows have too; `run.portable`",
     "HOLDFAST_UNSUPERVISED": "1: `python my_script.py` trains in the process itself",
-    "HOLDFAST_STATE": "where the ledger and the verdicts of this user are kept",
+    "HOLDFAST_STATE": "where the ledger, the verdicts and the key of this user are kept",
     "HOLDFAST_ADD": "folders: [faults, probes, remedies, workloads, engines](../CONTRIBUTING.md#how-to-add-something)",
     "HOLDFAST_REMEDIES": "switches that a worker starts with: set by the doctor's verdict, or by hand to try one",
     "HOLDFAST_CHAOS": "a file with faults to inject: set by `holdfast chaos`",

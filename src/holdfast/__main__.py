@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.cli.main import main
+from holdfast.interpreter import forget_current_folder
 
 if __name__ == "__main__":
+    forget_current_folder()
+
+    from holdfast.cli.main import main
+
     sys.exit(main())

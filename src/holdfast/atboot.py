@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast import interpreter
 from holdfast.errors import UserError
 
 SYSTEMS = ("systemd", "launchd", "windows")
@@ -49,7 +50,8 @@ class Job:
 
     @property
     def command(self) -> list[str]:
-        return [self.python, "-m", "holdfast", "resume", str(self.folder), *self.words, "--booted", "--no-progress"]
+        words = ["resume", str(self.folder), *self.words, "--booted", "--no-progress"]
+        return interpreter.module("holdfast", *words, python=self.python)
 
     @property
     def safe_name(self) -> str:

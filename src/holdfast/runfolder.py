@@ -25,7 +25,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from holdfast import locks, planted
+from holdfast import locks, planted, seal
 from holdfast.errors import UserError
 from holdfast.events import DURABLE, Event
 from holdfast.files import number as number
@@ -101,7 +101,7 @@ class RunFolder:
             path = root / f"{workload}-{stamp}-{name}"
             _make_with_parts(path)
             folder = cls(path)
-            folder.write_info({"schema": 1, "format": FORMAT, "run": name, "workload": workload, **info})
+            folder.vouch({"schema": 1, "format": FORMAT, "run": name, "workload": workload, **info})
         except OSError as error:
             raise UserError(
                 f"cannot create a run folder in {root}",
@@ -212,7 +212,17 @@ class RunFolder:
             self._problem = error
 
     def update_info(self, **changes: Any) -> None:
-        self.write_info({**self.info, **changes})
+        before = self.info
+        self.write_info(seal.kept(self.path, before, {**before, **changes}))
+
+    def vouch(self, info: dict[str, Any]) -> None:
+        """Write run.json with the seal of this user: what it says was typed here, or shown and agreed to."""
+        self.write_info({**info, seal.SEAL: seal.made(self.path, info)})
+
+    @property
+    def vouched(self) -> bool:
+        """Whether this user started here what run.json says."""
+        return seal.holds(self.path, self.info)
 
     def state(self) -> str:
         """The state a person should read: what run.json says, or CRASHED if nobody is there to say it."""
@@ -277,7 +287,7 @@ class RunFolder:
         for name in ("journal.jsonl", "metrics.jsonl", "readings.jsonl"):
             self._file(name).move(path / name)
         self._beat_problem = None
-        self.write_info(info)
+        self.write_info(seal.carried(self.left, path, info))
         self.flush()
 
     def _hold_again(self) -> None:

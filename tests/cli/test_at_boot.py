@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from holdfast import atboot
+from holdfast import atboot, interpreter
 from holdfast.atboot import Job
 from holdfast.errors import UserError
 from holdfast.runfolder import RunFolder, read_events, write_json
@@ -39,6 +39,11 @@ def job(folder: Path, **more: object) -> Job:
 # The files --------------------------------------------------------------------------------------------------------
 
 
+def started(*words: str) -> list[str]:
+    """The command of a start after a boot: not with what lies in the folder it is started in."""
+    return interpreter.module("holdfast", *words, "--booted", "--no-progress", python="/opt/my py/bin/python")
+
+
 def systemd_words(line: str) -> list[str]:
     """A command line as systemd reads it: quotes and backslashes, then $$ and %%."""
     return [word.replace("$$", "$").replace("%%", "%") for word in shlex.split(line)]
@@ -49,8 +54,7 @@ def test_the_systemd_unit() -> None:
     unit = configparser.RawConfigParser(strict=True)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read_string(text)
-    command = ["/opt/my py/bin/python", "-m", "holdfast", "resume", str(STRANGE), "--device", "cpu"]
-    assert systemd_words(unit["Service"]["ExecStart"]) == [*command, "--booted", "--no-progress"]
+    assert systemd_words(unit["Service"]["ExecStart"]) == started("resume", str(STRANGE), "--device", "cpu")
     assert unit["Service"]["WorkingDirectory"] == "/work dir/100%%"
     assert unit["Unit"]["ConditionPathExists"] == str(STRANGE).replace("%", "%%") + "/run.json"
     assert unit["Service"]["KillMode"] == "mixed", "the supervisor saves before its children are ended"
@@ -89,7 +93,7 @@ def test_systemd_has_nothing_to_say_about_it(tmp_path: Path, name: str) -> None:
 def test_the_launchd_list() -> None:
     data = plistlib.loads(atboot.render(job(STRANGE), "launchd").encode())
     assert data["Label"] == "org.holdfast.calm-heron"
-    assert data["ProgramArguments"][:5] == ["/opt/my py/bin/python", "-m", "holdfast", "resume", str(STRANGE)]
+    assert data["ProgramArguments"] == started("resume", str(STRANGE))
     assert data["WorkingDirectory"] == "/work dir/100%"
     assert (data["RunAtLoad"], data["KeepAlive"], data["ExitTimeOut"]) == (True, {"Crashed": True}, 300)
     assert "EnvironmentVariables" not in data
@@ -101,7 +105,7 @@ def test_the_windows_task() -> None:
     space = {"t": "http://schemas.microsoft.com/windows/2004/02/mit/task"}
     found = lambda name: root.findtext(f".//t:{name}", namespaces=space)  # noqa: E731
     assert found("Command") == "/opt/my py/bin/python"
-    assert found("Arguments") == f'-m holdfast resume "{folder}" --booted --no-progress'
+    assert found("Arguments") == subprocess.list2cmdline(started("resume", str(folder))[1:])
     assert (found("WorkingDirectory"), found("ExecutionTimeLimit")) == ("/work dir/100%", "PT0S")
     assert (found("LogonType"), found("RunLevel")) == ("InteractiveToken", "LeastPrivilege")
     assert root.find(".//t:LogonTrigger", namespaces=space) is not None
@@ -160,9 +164,7 @@ def stopped(finished: Finished, tmp_path: Path) -> RunFolder:
     copy = tmp_path / "runs" / finished.path.name
     shutil.copytree(finished.path, copy)
     info = RunFolder(copy).info
-    write_json(
-        copy / "run.json", {**info, "script": str(tmp_path / "job.py"), "cwd": str(tmp_path), "state": "STOPPED"}
-    )
+    RunFolder(copy).vouch({**info, "script": str(tmp_path / "job.py"), "cwd": str(tmp_path), "state": "STOPPED"})
     return RunFolder(copy)
 
 

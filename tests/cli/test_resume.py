@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.resume import end_line, with_last_word
-from holdfast.runfolder import RunFolder, write_json
+from holdfast.runfolder import RunFolder
 from holdfast.runtime.accounts import Accounts
 from tests.waiting import wait_until
 
@@ -32,8 +32,7 @@ class Crashed:
         shutil.copy(self.cwd / "job.py", to / "job.py")
         copy = to / "runs" / self.path.name
         shutil.copytree(self.path, copy)
-        info = RunFolder(copy).info
-        write_json(copy / "run.json", {**info, "script": str(to / "job.py")})
+        RunFolder(copy).vouch({**RunFolder(copy).info, "script": str(to / "job.py")})
         return copy
 
 
@@ -124,7 +123,7 @@ def test_a_finished_run_needs_no_resume(finished: Finished) -> None:
 def stopped(finished: Finished, tmp_path: Path, **info: object) -> Path:
     copy = tmp_path / "runs" / finished.path.name
     shutil.copytree(finished.path, copy)
-    write_json(copy / "run.json", {**RunFolder(copy).info, "state": "STOPPED", **info})
+    RunFolder(copy).vouch({**RunFolder(copy).info, "state": "STOPPED", **info})
     return copy
 
 

@@ -15,7 +15,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from holdfast import atboot, machine
+from holdfast import atboot, interpreter, machine
 from holdfast.cli.output import Output, shorten, table
 from holdfast.cli.usage import UsageError
 from holdfast.errors import ExitCode, UserError
@@ -89,7 +89,7 @@ def _cwd(folder: RunFolder) -> Path:
 def _check_start(job: atboot.Job) -> None:
     """With nothing but a home and a path, as at boot: does holdfast start at all?"""
     bare = {name: os.environ[name] for name in ("HOME", "PATH", "SYSTEMROOT") if name in os.environ}
-    words = [job.python, "-m", "holdfast", "--version"]
+    words = interpreter.module("holdfast", "--version", python=job.python)
     try:
         told = subprocess.run(words, cwd=job.cwd, env=bare, capture_output=True, text=True, timeout=60, check=False)
         problem = None if told.returncode == 0 else (told.stderr.strip().splitlines() or ["it said nothing"])[-1]
@@ -106,7 +106,7 @@ def _check_start(job: atboot.Job) -> None:
 def _missing_variables() -> list[str]:
     """Variables set here that change how training behaves, which no boot will set. Named, never copied."""
     named = [name for name in machine.environment(os.environ) if not _NOT_NEEDED.fullmatch(name)]
-    named += [name for name in ("HOLDFAST_STATE",) if os.environ.get(name)]
+    named += [name for name in ("HOLDFAST_STATE", "XDG_STATE_HOME") if os.environ.get(name)]
     if not named:
         return []
     return [f"set here and not after a boot: {', '.join(named)}; docs/after-a-reboot.md says where to set them"]

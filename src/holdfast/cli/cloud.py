@@ -45,7 +45,7 @@ def add_flags(parser: Parser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Everything that can be checked here first; then the file; then the question."""
-    task, price = _task(args)
+    task, price = _task(args, output)
     path = Path(args.output or f"{task.name}.yaml")
     if not args.dryrun:
         sky.check_ready(task, Path.home())
@@ -67,12 +67,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
     return subprocess.call(command)
 
 
-def _task(args: argparse.Namespace) -> tuple[sky.Task, sky.Price | None]:
+def _task(args: argparse.Namespace, output: Output) -> tuple[sky.Task, sky.Price | None]:
     if args.cap <= 0:
         raise UsageError(f"--cap {args.cap:g} allows nothing", command="launch")
     if args.price is not None and args.price <= 0:
         raise UsageError(f"--price {args.price:g} is no price", command="launch")
-    where, words, staged = _what(args)
+    where, words, staged = _what(args, output)
     name = args.name or f"{re.sub(r'[^a-z0-9-]+', '-', where.stem.lower()).strip('-') or 'run'}-{new_name(set())}"
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", name):
         raise UsageError(f"`{name}` cannot name a task", command="launch", cause="small letters, digits and dashes")
@@ -99,11 +99,14 @@ def _task(args: argparse.Namespace) -> tuple[sky.Task, sky.Price | None]:
     return (task, None) if price is None else (dataclasses.replace(task, price=price.dollars * args.nodes), price)
 
 
-def _what(args: argparse.Namespace) -> tuple[Path, list[str], Path | None]:
+def _what(args: argparse.Namespace, output: Output) -> tuple[Path, list[str], Path | None]:
     """The script relative to this folder, which is sent along; its words; the run that goes on there, if one does."""
     if args.resume:
+        from holdfast.cli import resume
+
         run_folder = find_run(root_of(args), args.resume)
-        asked, words = args.moved or str(run_folder.info.get("script")), []
+        facts, _, _ = resume._script(run_folder, [], args.moved, output, keep=False)
+        asked, words = str(facts.path), []
     else:
         run_folder, asked, words = None, args.script, list(args.words)
         if not asked:

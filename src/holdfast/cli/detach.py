@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from holdfast import interpreter
 from holdfast.cli.output import Output, table
 from holdfast.cli.reading import Look
 from holdfast.errors import ExitCode, InternalError, from_json
@@ -47,7 +48,7 @@ def start(run: RunFolder, words: list[str], output: Output) -> int:
     before = run.info.get("pid")
     with open(open_growing(run.path / LOG), "ab") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "holdfast", *words],
+            interpreter.module("holdfast", *words),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

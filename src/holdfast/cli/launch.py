@@ -142,11 +142,13 @@ def _resumed(args: argparse.Namespace, output: Output) -> tuple[RunFolder, Order
     folder = find_run(root_of(args), args.resume)
     if folder.info.get("state") == "FINISHED":
         raise UserError(f"{folder.name} is finished", hints=[f"`holdfast show {folder.name}` shows it"])
-    facts, argv, arguments = resume._script(folder, args.script_argv, args.moved)
     settings = resume._settings(folder, {**overrides, "run.seed": str(folder.info.get("seed", 0))})
+    first = args.node_rank == 0  # the first machine keeps the run folder
+    facts, argv, arguments = resume._script(folder, args.script_argv, args.moved, output, keep=first)
     folder = RunFolder(folder.path.absolute())
     resume._newest(folder, output)
-    folder.update_info(settings=settings.recorded())
+    if first:
+        folder.update_info(settings=settings.recorded())
     return folder, Order(facts, argv, arguments, settings, threads_for(settings.run.threads))
 
 

@@ -313,4 +313,7 @@ def _to_nowhere(stream: Any) -> None:
 
 
 if __name__ == "__main__":
+    from holdfast.interpreter import forget_current_folder
+
+    forget_current_folder()
     sys.exit(main())

@@ -10,9 +10,9 @@ import argparse
 import contextlib
 import json
 import subprocess
-import sys
 from typing import Any
 
+from holdfast import interpreter
 from holdfast.cli.output import Output, add_flags
 from holdfast.cli.usage import Parser
 from holdfast.errors import ExitCode, UserError
@@ -96,7 +96,7 @@ def start(run: RunFolder, settings: Settings) -> None:
         return
     with contextlib.suppress(OSError), open(open_growing(run.path / "messages.log"), "ab") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.monitor.notify", str(run.path.absolute())],
+            interpreter.module("holdfast.monitor.notify", str(run.path.absolute())),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

@@ -8,6 +8,7 @@ holdfast pull box:runs/job-20261115-0912-calm-heron
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,9 @@ def pull(args: argparse.Namespace) -> int:
         run.update_info(script=str(script))
     _tell(moved, output)
     if not output.as_json and not output.quiet:
-        if moving.script_is_here(run.path):
-            output.print(f"  go on with `holdfast resume {handle(run)}`")
+        if script is not None or moving.script_is_here(run.path):
+            again = f" --script {shlex.quote(str(script))}" if script is not None else ""
+            output.print(f"  go on with `holdfast resume {handle(run)}{again}`")
         else:
             output.print(f"  its script is not here: say where it is with `--script`, it was {run.info.get('script')}")
     return ExitCode.OK

@@ -15,8 +15,6 @@ import argparse
 import dataclasses
 import hashlib
 import os
-import stat
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from holdfast.cli import at_boot, resume_script, stages
 from holdfast.cli.order import add_device, threads_for
 from holdfast.cli.output import Output, add_flags, count
 from holdfast.cli.reading import Look
+from holdfast.cli.resume_trust import Request, check_own
 from holdfast.cli.runs import root_of, supervisor_pid
 from holdfast.cli.text import without_control
 from holdfast.cli.usage import Parser, UsageError
@@ -35,6 +34,7 @@ from holdfast.naming import handle
 from holdfast.runfolder import LAST_WORD, LIVE_STATES, RunFolder, find_run, read_json, whole
 from holdfast.runtime import checkpoint, process, script
 from holdfast.runtime.accounts import Accounts
+from holdfast.seal import FIELDS
 from holdfast.settings import COMMAND_LINE, Settings, kinds, parse_overrides
 
 HIDDEN = "***"
@@ -92,12 +92,13 @@ def run(args: argparse.Namespace) -> int:
     if folder.info.get("state") == "FINISHED":
         if not more:
             return _tell_finished(folder, output)
-        _check_own(folder, Path(str(folder.info.get("script"))))
+        check_own(folder, Path(str(folder.info.get("script"))))
+        _agree(folder, stages.request(folder), output)
         return stages.after_the_end(folder, args, output, resume=run)
     if resume_script.is_one(folder):
         return _go_on_with_command(folder, _settings(folder, overrides), args, output)
-    facts, argv, arguments = _script(folder, args.script_argv, args.script)
     settings = _settings(folder, overrides)
+    facts, argv, arguments = _script(folder, args.script_argv, args.script, output)
     if args.at_boot:
         return at_boot.run(folder, args, output)
     if args.detach:
@@ -113,13 +114,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _go_on_with_command(folder: RunFolder, settings: Settings, args: argparse.Namespace, output: Output) -> int:
     """A run of `holdfast run`: its command again."""
+    command, cwd = resume_script.read_command(folder, args.script_argv)
+    adding = [] if args.script_argv else [f"resume_with={words}" for words in [folder.info.get("resume_with")] if words]
+    request = Request(command, cwd, [*_changed(settings), *adding], way="-- COMMAND")
+    given = resume_script.given(command, cwd, folder) if args.script_argv else None
+    _agree(folder, request, output, given=given)
     if args.at_boot:
         return at_boot.run(folder, args, output)
     if args.detach:
         return _detach(folder, args, output)
     folder = RunFolder(folder.path.absolute())
     _take(folder, output)
-    return resume_script.go_on(folder, settings, args, output, check_own=_check_own, account=_account, newest=_newest)
+    return resume_script.go_on(folder, command, cwd, settings, args, output, account=_account, newest=_newest)
 
 
 def _overrides(args: argparse.Namespace) -> dict[str, str]:
@@ -147,18 +153,18 @@ def _tell_finished(folder: RunFolder, output: Output) -> int:
 
 
 def _script(
-    folder: RunFolder, given: list[str], moved: str | None = None
+    folder: RunFolder, given: list[str], moved: str | None, output: Output, *, keep: bool = True
 ) -> tuple[script.Facts, list[str], dict[str, str]]:
-    """The script as it is now, with the words it was started with. `moved`: where it is on this machine."""
+    """The script as it is now, with the words it was started with. `moved`: where it is on this machine.
+
+    `keep`: run.json is this process's to write.
+    """
     info = folder.info
     if moved is not None:
         info = {**info, "script": str(Path(moved).expanduser().absolute())}
-        script.read(Path(info["script"]))
-        folder.update_info(script=info["script"])
     if not isinstance(info.get("script"), str):
         raise UserError(f"{folder.path} does not say which script it ran", cause="its run.json has no `script`")
-    _check_own(folder, Path(info["script"]))
-    facts = script.read(Path(info["script"]))
+    check_own(folder, Path(info["script"]))
     saved_argv = info.get("argv")
     argv = given or ([str(word) for word in saved_argv] if isinstance(saved_argv, list) else [])
     saved = info.get("arguments")
@@ -169,45 +175,41 @@ def _script(
             cause="run.json holds *** in its place",
             hints=[f"give the script's arguments again: `holdfast resume {folder.name} -- …`"],
         )
+    if moved is not None:  # before anything is written
+        script.check_arguments(script.read(Path(moved).expanduser()), arguments)
+    words = [info["script"], *(f"{key}={value}" for key, value in arguments.items()), *(["--", *argv] if argv else [])]
+    then = stages.request(folder).command if stages.rest(folder) else ()
+    request = Request(["holdfast", "train", *words], Path.cwd(), _changed(_settings(folder, {})), then)
+    _agree(folder, request, output, given=None if moved is None else {"script": info["script"]}, keep=keep)
+    facts = script.read(Path(info["script"]))
     script.check_arguments(facts, arguments)
     return facts, argv, arguments
 
 
-def _check_own(folder: RunFolder, path: Path) -> None:
-    """Resuming runs the script that run.json names: only one of yours, outside of the folder, may be it."""
-    inside = not path.is_absolute() or path.resolve().is_relative_to(folder.path.resolve())
-    if inside:
-        raise UserError(
-            f"{folder.name} names a script inside its own folder",
-            cause=f"{path}: a run folder may come from somebody else, and nothing in it is executed",
-            hints=["copy the script out and start a new run with it"],
-        )
-    owner = (folder.path / "run.json").stat().st_uid
-    if hasattr(os, "getuid") and owner != os.getuid():
-        raise UserError(
-            f"{folder.name} belongs to another user",
-            cause=f"its run.json is owned by uid {owner}, and resuming runs the script it names",
-            hints=["copy the folder if you trust it: the copy is yours"],
-        )
-    if hasattr(os, "getuid") and _open_to_all(folder.path):
-        raise UserError(
-            f"{folder.name} can be changed by anybody",
-            cause="every user of this machine can change its run.json, and resuming runs the script it names",
-            hints=[f"if it still says what you started: `chmod -R go-w {folder.path}`"],
-        )
-
-
-def _open_to_all(folder: Path) -> bool:
-    """Whether others can write run.json, or put another in its place; never on a disk that knows no permissions."""
-    above, file = folder.stat().st_mode, (folder / "run.json").stat().st_mode
-    replaced = above & stat.S_IWOTH and not above & stat.S_ISVTX
-    if not replaced and not (file & stat.S_IWOTH and above & stat.S_IXOTH):
-        return False
+def _agree(
+    folder: RunFolder, request: Request, output: Output, *, given: dict[str, Any] | None = None, keep: bool = True
+) -> None:
+    """UserError unless this user started it here, or agrees to it now. `given`: what run.json is to say from now on."""
+    shown = folder.info
+    if not folder.vouched and folder.in_use() and supervisor_pid(folder) is not None:
+        folder.lock()  # says who has it
+    new = request.agree(folder, output, given=given is not None)
+    changes = {key: value for key, value in (given or {}).items() if shown.get(key) != value}
+    if not keep or not (new or changes):
+        return
+    held = RunFolder(folder.path)
+    _take(held, output)
     try:
-        with tempfile.NamedTemporaryFile(dir=folder) as private:
-            return not os.stat(private.name).st_mode & stat.S_IWOTH
-    except OSError:  # nobody can write here
-        return False
+        if new:
+            held.vouch({**held.info, **{key: shown.get(key) for key in FIELDS}, **changes})
+        else:
+            held.update_info(**changes)
+    finally:
+        held.close()
+
+
+def _changed(settings: Settings) -> list[str]:
+    return [f"{key}={settings.shown(key)}" for key in settings.changed() if not key.startswith("notify.")]
 
 
 def _settings(folder: RunFolder, overrides: dict[str, str]) -> Settings:

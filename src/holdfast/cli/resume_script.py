@@ -12,8 +12,11 @@ import shutil
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from holdfast.cli.output import Output
+from holdfast.cli.resume_trust import check_own
+from holdfast.cli.run import about, conduct
 from holdfast.errors import UserError
 from holdfast.runfolder import RunFolder
 from holdfast.runtime import checkpoint
@@ -27,25 +30,45 @@ def is_one(folder: RunFolder) -> bool:
     return folder.info.get("kind") == "external"
 
 
+def read_command(folder: RunFolder, words: list[str]) -> tuple[list[str], Path]:
+    """The command and its folder, checked; `words`: the command, if it is given again.
+
+    A command that is typed for a run that was not started here means the folder it is typed in: run.json has no say.
+    """
+    from holdfast.external import launching
+
+    if words and not folder.vouched:
+        command, cwd = words, Path.cwd()
+    else:
+        command, cwd = _command(folder, words)
+    program = launching.check(command) if os.sep not in command[0] else str((cwd / command[0]).absolute())
+    check_own(folder, Path(shutil.which(program) or program).absolute())
+    return command, cwd
+
+
+def given(command: list[str], cwd: Path, folder: RunFolder) -> dict[str, Any]:
+    """What run.json says from now on, where it was not to be trusted: nothing of what it named is used."""
+    if folder.vouched:
+        return {}
+    nothing = dict.fromkeys(("resume_with", "fits", "fitted", "saves"))
+    return {**nothing, **about(command), "cwd": str(cwd)}
+
+
 def go_on(
     folder: RunFolder,
+    command: list[str],
+    cwd: Path,
     settings: Settings,
     args: argparse.Namespace,
     output: Output,
     *,
-    check_own: Callable[[RunFolder, Path], None],
     account: Callable[[RunFolder, checkpoint.Checkpoint | None], int | None],
     newest: Callable[[RunFolder, Output], checkpoint.Checkpoint | None],
 ) -> int:
     """Start it again. The run is locked by the caller."""
-    from holdfast.cli.run import conduct
-    from holdfast.external import launching
     from holdfast.external.order import Order
     from holdfast.external.rungs import rungs_for
 
-    command, cwd = _command(folder, args.script_argv)
-    program = launching.check(command) if os.sep not in command[0] else str((cwd / command[0]).absolute())
-    check_own(folder, Path(shutil.which(program) or program).absolute())
     attached = any(checkpoint.candidates(folder.path / "checkpoints"))
     good = newest(folder, output) if attached else None
     account(folder, good)

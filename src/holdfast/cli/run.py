@@ -104,14 +104,21 @@ def workload(command: list[str]) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
 
 
+def about(command: list[str]) -> dict[str, Any]:
+    """What run.json says of the command."""
+    return {
+        "script": next((str(Path(word).absolute()) for word in command if word.endswith(".py")), command[0]),
+        "command": redact(command),
+        "argv": redact(command[1:]),
+    }
+
+
 def _info(command: list[str], args: argparse.Namespace, settings: Settings) -> dict[str, Any]:
     return {
         "created": utc_now(),
         "state": "STARTING",
         "kind": "external",
-        "script": next((str(Path(word).absolute()) for word in command if word.endswith(".py")), command[0]),
-        "command": redact(command),
-        "argv": redact(command[1:]),
+        **about(command),
         "arguments": {},
         "resume_with": args.resume_with,
         "cwd": os.getcwd(),

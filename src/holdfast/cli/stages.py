@@ -20,6 +20,7 @@ from typing import Any
 from holdfast.cli import at_boot, planned
 from holdfast.cli.order import Order, create, read_order, read_script, split_words
 from holdfast.cli.output import Output
+from holdfast.cli.resume_trust import Request
 from holdfast.cli.usage import UsageError, similar
 from holdfast.errors import ExitCode, UserError
 from holdfast.runfolder import RunFolder, list_runs
@@ -93,6 +94,13 @@ def rest(folder: RunFolder) -> Rest | None:
     return Rest(workload, names, words, parent, there.get(names[0])) if names else None
 
 
+def request(folder: RunFolder) -> Request:
+    """What comes after this run, for a person who has to agree to it."""
+    left = rest(folder)
+    assert left is not None
+    return Request(["holdfast", "train", left.workload.name, *left.words], Path.cwd())
+
+
 def _belongs(run: RunFolder, stages: dict[str, Any], parent: str) -> bool:
     """Whether a run is a stage of the same chain; one that was started by hand from the same parent is not."""
     mine = run.info.get("stages")
@@ -131,7 +139,7 @@ def _go_on(left: Rest, args: argparse.Namespace, output: Output, resume: Resume,
     """A run that was begun is resumed, others are started."""
     if left.begun is not None:
         output.note(f"• {left.workload.name} goes on with {left.begun.name} ({left.names[0]})")
-        return resume(argparse.Namespace(**{**vars(args), "name": str(left.begun.path)}))
+        return resume(argparse.Namespace(**{**vars(args), "name": str(left.begun.path), "script": None}))
     words = [*left.words, *args.words, *([f"run.device={args.device}"] if args.device else [])]
     if args.detach:
         from holdfast.cli import detach

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast import interpreter
 from holdfast.files import write_json
 from holdfast.runtime import process
 from holdfast.runtime.channel import Channel, Closed
@@ -91,7 +92,7 @@ class Host:
         ours, theirs = Channel.pair()
         os.set_inheritable(theirs.fileno(), True)
         self._server = subprocess.Popen(
-            [sys.executable, "-m", self.module, "serve", str(theirs.fileno()), str(os.getpid())],
+            interpreter.module(self.module, "serve", str(theirs.fileno()), str(os.getpid())),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -150,7 +151,7 @@ class Host:
         if sys.platform == "win32":
             own = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
         child.popen = subprocess.Popen(
-            [sys.executable, "-m", self.module, "one", str(path), str(os.getpid())],
+            interpreter.module(self.module, "one", str(path), str(os.getpid())),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -21,7 +21,6 @@ import contextlib
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -49,8 +48,8 @@ from holdfast.folders import make_private, open_growing, write_whole
 from holdfast.locks import Lock
 from holdfast.runfolder import read_lines, sync_folder
 from holdfast.runtime import process
+from holdfast.statefolder import state_folder as state_folder
 
-VARIABLE = "HOLDFAST_STATE"
 LEDGER = "ledger.jsonl"
 LARGE = 1 << 20
 """Bytes from which on the ledger is made small again."""
@@ -60,20 +59,6 @@ CLOCKS = 60.0
 """Seconds that the clocks of two boots may be apart."""
 _BINARY = getattr(os, "O_BINARY", 0)
 HOW = ("finished", "moved", "fault", "stopped")
-
-
-def state_folder(env: Mapping[str, str] | None = None) -> Path:
-    """Where this user's ledger is: `HOLDFAST_STATE`, or the place the system has for such files."""
-    env = os.environ if env is None else env
-    if env.get(VARIABLE):
-        return Path(env[VARIABLE]).absolute()
-    home = Path(env.get("HOME") or os.path.expanduser("~"))
-    if sys.platform == "win32":
-        return Path(env.get("LOCALAPPDATA") or home / "AppData" / "Local", "holdfast")
-    if sys.platform == "darwin":
-        return home / "Library" / "Application Support" / "holdfast"
-    xdg = env.get("XDG_STATE_HOME", "")  # its specification says to ignore a relative path
-    return (Path(xdg) if os.path.isabs(xdg) else home / ".local" / "state") / "holdfast"
 
 
 def software(device: DeviceId) -> dict[str, str | None]:

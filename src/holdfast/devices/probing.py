@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from holdfast import interpreter
 from holdfast.runtime import process
 
 KILL_GRACE = 10.0
@@ -80,16 +81,7 @@ class Probe:
         """Start it and return at once. `env` comes on top of this process's own: the remedies of a rung."""
         out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - read when the child has ended
         child = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "holdfast.devices.probe",
-                "--device",
-                device,
-                "--parent",
-                str(os.getpid()),
-                "--json",
-            ],
+            interpreter.module("holdfast.devices.probe", "--device", device, "--parent", str(os.getpid()), "--json"),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast import interpreter
 from holdfast.distributed.job import Job
 from holdfast.runtime import process
 from holdfast.runtime.channel import Channel, Closed
@@ -72,7 +73,7 @@ class Nest:
         self._channel = ours
         words = [str(theirs.fileno()), str(os.getpid()), *self.preload]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.distributed.nest", *words],
+            interpreter.module("holdfast.distributed.nest", *words),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,

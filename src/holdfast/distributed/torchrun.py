@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast import interpreter
 from holdfast.distributed.job import Job
 from holdfast.distributed.nest import Nest
 from holdfast.distributed.place import JOB, LAUNCHER, RUN
@@ -65,17 +66,16 @@ def command_for(wanted: Wanted, words: Sequence[str], run_id: str) -> list[str]:
         meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", wanted.master, "--rdzv-id", run_id]
         meeting += ["--node-rank", str(wanted.node_rank)]
         meeting += ["--rdzv-conf", f"is_host={str(wanted.node_rank == 0).lower()}"]  # torchrun would guess by addresses
-    return [
-        sys.executable,
-        *("-m", "torch.distributed.run"),
+    python, *rest = interpreter.module("holdfast", *words)
+    return interpreter.module(
+        "torch.distributed.run",
         *("--nnodes", str(wanted.nodes)),
         *("--nproc-per-node", str(wanted.nproc)),
         *("--max-restarts", str(wanted.max_restarts)),
         *("--monitor-interval", "0.1"),
         *meeting,
-        *("-m", "holdfast"),
-        *words,
-    ]
+        *("--no-python", python, "-u", *rest),  # by itself it would start `python -m`
+    )
 
 
 def environment_for(wanted: Wanted, job: Job, run: RunFolder | None, threads: int) -> dict[str, str]:

@@ -17,11 +17,12 @@ import os
 import re
 import struct
 import subprocess
-import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from holdfast import interpreter
 
 DEEPEST, MOST_ENTRIES = 7, 50_000
 """Where a search ends: a data set with a million files is not looked through."""
@@ -208,7 +209,7 @@ def _safetensors(path: Path) -> str | None:
 def _in_a_child(path: Path) -> str | None:
     """Ask torch, in a process of its own, and for tensors alone: nothing in the file is executed."""
     code = "import sys, torch; torch.load(sys.argv[1], map_location='cpu', weights_only=True)"
-    command = [sys.executable, "-c", code, str(path)]
+    command = interpreter.code(code, str(path))
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=CHILD_PATIENCE, check=False, stdin=subprocess.DEVNULL

@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from holdfast import interpreter
 from holdfast.runtime import process
 
 KILL_GRACE = 10.0
@@ -62,7 +63,7 @@ class Child:
         if sys.platform == "win32":
             alone = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
         popen = subprocess.Popen(
-            [sys.executable, "-m", module, str(work), str(os.getpid())],
+            interpreter.module(module, str(work), str(os.getpid())),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, **alone,
         )  # fmt: skip
         return cls(popen, errors)

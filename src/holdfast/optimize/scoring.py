@@ -69,7 +69,7 @@ def _by_user(function: str, outputs: Arrays, targets: NDArray[Any]) -> Numbers:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     else:
-        sys.path.insert(0, "")
+        sys.path.append("")  # the last place to look: it must not stand in for a package
         module = importlib.import_module(place)
     found = getattr(module, name)(outputs[0] if len(outputs) == 1 else outputs, targets)
     return {key: float(value) for key, value in found.items()} if isinstance(found, dict) else {"score": float(found)}

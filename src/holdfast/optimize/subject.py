@@ -141,7 +141,7 @@ def _made(factory: str) -> Any:
             sys.modules.setdefault(path.stem, module)
             found.loader.exec_module(module)
         else:
-            sys.path.insert(0, "")
+            sys.path.append("")  # the last place to look: it must not stand in for a package
             module = importlib.import_module(place)
         made = getattr(module, name)
     except (ImportError, OSError, AttributeError, SyntaxError) as error:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from holdfast import interpreter
 from holdfast.errors import ExitCode, HoldfastError, UserError
 from holdfast.events import utc_now
 from holdfast.runfolder import RunFolder, find_run
@@ -32,7 +33,7 @@ def main(train: Callable[..., None], *, supervised: bool | None = None, argv: li
     wanted = os.environ.get(UNSUPERVISED, "") in ("", "0") if supervised is None else supervised
     path = _script_path(train)
     if wanted and path is not None:
-        _become([sys.executable, "-m", "holdfast", "train", path, *words])
+        _become(interpreter.module("holdfast", "train", path, *words))
     raise SystemExit(_run_here(train, words))
 
 

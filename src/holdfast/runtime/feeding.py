@@ -35,6 +35,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader
 
+from holdfast import interpreter
 from holdfast.runtime import process
 from holdfast.runtime.fetching import Failure, Fetcher, Parcel, Start, Ticket, as_it_is, unpack_error
 from holdfast.runtime.marks import IDLE
@@ -128,7 +129,7 @@ class Feed:
             generator=torch.Generator(),  # iter() draws from it; the global one belongs to the training
         )
         try:
-            with _held_back(signal.SIGINT):  # until the children ignore it, see Start
+            with interpreter.spawning(), _held_back(signal.SIGINT):  # until the children ignore it, see Start
                 self._iterator = iter(self._loader)
         except BaseException:
             self._kill()

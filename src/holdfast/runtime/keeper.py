@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from holdfast import seal
 from holdfast.files import remove
 from holdfast.runfolder import LAST_WORD, write_json
 from holdfast.runtime import checkpoint, layout, rescue
@@ -253,7 +254,7 @@ class Keeper:
             if place is None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             place.mkdir(mode=0o700)  # in a folder that `mkdtemp` has just made
-            write_json(place / "run.json", self.info)
+            write_json(place / "run.json", seal.carried(self.run, place, self.info))
             saved, again = self._save({"checkpoint": True, "folder": str(place)})
             if again is not None or saved is None:
                 raise again or OSError(errno.ENOENT, "there is nothing to save")

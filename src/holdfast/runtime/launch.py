@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from holdfast import interpreter
 from holdfast.errors import InternalError, UserError
 from holdfast.folders import Folder
 from holdfast.runtime import process
@@ -112,14 +113,7 @@ class NurseryLauncher:
         self.workers: dict[int, WorkerProcess] = {}
         self._forking: list[WorkerProcess] = []
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "holdfast.runtime.nursery",
-                str(theirs.fileno()),
-                str(os.getpid()),
-                *preload,
-            ],
+            interpreter.module("holdfast.runtime.nursery", str(theirs.fileno()), str(os.getpid()), *preload),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -274,7 +268,7 @@ def start_keeper(
     ours, theirs = Channel.pair()
     fds = [theirs.fileno()] + ([lock_fd] if lock_fd is not None else [])
     popen = subprocess.Popen(
-        [sys.executable, "-m", "holdfast.runtime.keeper", str(theirs.fileno()), str(run), str(keep)],
+        interpreter.module("holdfast.runtime.keeper", str(theirs.fileno()), str(run), str(keep)),
         pass_fds=fds,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
@@ -290,7 +284,7 @@ def spawn(
     token = secrets.token_hex(16)
     port = server.getsockname()[1]
     popen = subprocess.Popen(
-        [sys.executable, "-m", *(word.replace("{port}", str(port)) for word in command)],
+        interpreter.module(*(word.replace("{port}", str(port)) for word in command)),
         stdin=subprocess.DEVNULL,
         env={**os.environ, **env, "HOLDFAST_PORT": str(port), "HOLDFAST_TOKEN": token},
         pass_fds=() if sys.platform == "win32" else tuple(keep_open),

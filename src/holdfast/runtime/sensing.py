@@ -14,10 +14,10 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import time
 from typing import Any
 
+from holdfast import interpreter
 from holdfast.runfolder import RunFolder
 
 EVERY = 2.0
@@ -51,7 +51,7 @@ class Sensing:
         self._start_at = None
         if not hasattr(os, "set_blocking"):  # Windows before Python 3.12: without it, listening would be waiting
             return
-        words = [sys.executable, "-m", "holdfast.monitor.devices", "--every", str(self._every)]
+        words = interpreter.module("holdfast.monitor.devices", "--every", str(self._every))
         words += ["--disk", str(self._run.path), "--parent", str(os.getpid())]
         with contextlib.suppress(OSError):
             self._child = subprocess.Popen(

@@ -13,19 +13,19 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast import interpreter, seal
 from holdfast.devices.ledger import LEDGER, state_folder
-from holdfast.devices.ledger import VARIABLE as STATE
 from holdfast.errors import HoldfastError, InternalError
 from holdfast.errors import from_json as error_from_json
 from holdfast.runfolder import read_events
 from holdfast.runtime import layout
+from holdfast.statefolder import VARIABLE as STATE
 from holdfast.testing.chaos import VARIABLE, FaultPlan
 
 MAX_RESUMES = 20
@@ -99,7 +99,8 @@ def _train(script: Path, words: list[str], runs: Path, plan: Path | None) -> dic
 
 def _own_ledger(folder: Path) -> Path:
     """A copy of the user's ledger: each run knows what is known, and no injected fault is held against a device."""
-    for name in (LEDGER, TUNING):
+    seal.key()  # what is made here can be resumed by the user, who has the same one
+    for name in (LEDGER, TUNING, seal.KEY):
         with contextlib.suppress(OSError):
             shutil.copy(state_folder() / name, folder / name)
     return folder
@@ -119,7 +120,7 @@ def _folders(runs: Path) -> list[Path]:
 
 def _command(words: list[str], env: dict[str, str]) -> tuple[dict[str, Any] | None, int]:
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast", *words], env=env, stdout=subprocess.PIPE, text=True, check=False
+        interpreter.module("holdfast", *words), env=env, stdout=subprocess.PIPE, text=True, check=False
     )
     try:
         data = json.loads(done.stdout)

@@ -14,14 +14,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast import __version__, machine
+from holdfast import __version__, interpreter, machine
 from holdfast.errors import HoldfastError
 from holdfast.human import counted, duration
 from holdfast.scrubbing import scrub
@@ -139,10 +138,9 @@ def question(danger: Sequence[str]) -> str:
 def examine(asked: str | None, *, full: bool, limit_s: float = 3600.0) -> dict[str, Any]:
     """The doctor's own report, from a process of its own; what stopped it, where it has none."""
     words = ["doctor", "--json", "--fresh", *(["--full"] if full else []), *(["--device", asked] if asked else [])]
+    command = interpreter.module("holdfast", *words)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "holdfast", *words], capture_output=True, text=True, check=False, timeout=limit_s
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
     except subprocess.TimeoutExpired:
         return {"devices": [], "usable": [], "error": f"the doctor was not done in {limit_s:.0f} s"}
     try:

@@ -100,7 +100,7 @@ def test_a_finished_stage_is_gone_on_from_and_a_stage_that_was_begun_is_finished
         shutil.copytree(chain.run(workload), tmp_path / "runs" / chain.run(workload).name)
         info = json.loads((tmp_path / "runs" / chain.run(workload).name / "run.json").read_text())
         info["stages"]["words"] += ["epochs=60", "patience=60"]  # long enough to be stopped in its middle
-        (tmp_path / "runs" / chain.run(workload).name / "run.json").write_text(json.dumps(info))
+        RunFolder(tmp_path / "runs" / chain.run(workload).name).vouch(info)
     (tmp_path / "cache").symlink_to(chain.cwd / "cache")
     first = chain.run("eeg-pretrain").name
     before = (tmp_path / "runs" / chain.run("eeg-challenge1").name / "run.json").read_bytes()

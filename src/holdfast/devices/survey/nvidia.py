@@ -14,12 +14,12 @@ import importlib.util
 import io
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from holdfast import interpreter
 from holdfast.devices import identity
 from holdfast.devices.survey.reading import address, number, read
 from holdfast.devices.survey.shapes import Device
@@ -123,7 +123,7 @@ def _ask_nvml(run: Run, troubles: list[str]) -> list[dict[str, str]] | None:
     """nvidia-ml-py, where nvidia-smi is missing: some containers leave it out."""
     if importlib.util.find_spec("pynvml") is None:
         return None
-    answer = run([sys.executable, "-m", "holdfast.devices.survey.nvml"], _DEADLINE_S)
+    answer = run(interpreter.module("holdfast.devices.survey.nvml"), _DEADLINE_S)
     if answer.trouble:
         troubles.append(answer.trouble)
     rows = _objects(answer.text)
@@ -146,7 +146,7 @@ def order(
 
 
 def _ask_cuda(run: Run, troubles: list[str]) -> list[str] | None:
-    answer = run([sys.executable, "-m", "holdfast.devices.survey.cuda_order"], _DEADLINE_S)
+    answer = run(interpreter.module("holdfast.devices.survey.cuda_order"), _DEADLINE_S)
     if answer.trouble:
         troubles.append(answer.trouble)
     rows = _objects(answer.text)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import IO, Any
 
+from holdfast import interpreter
 from holdfast.runtime import process
 
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
@@ -77,8 +78,9 @@ def ask_json(run: Run, words: Sequence[str], deadline_s: float, troubles: list[s
 
 def tool_name(words: Sequence[str]) -> str:
     """nvidia-smi for ["/usr/bin/nvidia-smi", …]; the module's name for `python -m`."""
-    if "-m" in words:
-        return words[list(words).index("-m") + 1].rpartition(".")[2]
+    module = interpreter.module_of(words)
+    if module is not None:
+        return module.rpartition(".")[2]
     return PurePath(words[0]).name.removesuffix(".exe")
 
 

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from holdfast import interpreter
 from holdfast.errors import UserError
 from holdfast.optimize.bundle import Bundle
 from holdfast.optimize.serving import bodies, shared
@@ -203,7 +204,7 @@ class Readers:
         mine, theirs = Channel.pair()
         here, there = socket.socketpair()
         fds = (theirs.fileno(), there.fileno(), self._fd)
-        words = [sys.executable, "-c", _RUN.format(path=sys.path), *map(str, fds)]
+        words = interpreter.code(_RUN.format(path=sys.path), *map(str, fds))
         self._books[number].begin()
         try:
             child = subprocess.Popen(words, pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True)

@@ -16,13 +16,13 @@ import json
 import math
 import os
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast import interpreter
 from holdfast.human import count, counted
 from holdfast.workloads.eeg import bids, pool, reading, windowing
 from holdfast.workloads.eeg.bids import DataSet, Event, Recording
@@ -297,7 +297,7 @@ def prove(checked: Checked, *, timeout: float = 600.0) -> None:
             wanted[finding.code] = [str(by_name[name].path), str(events) if events else ""]
     if not wanted:
         return
-    command = [sys.executable, "-m", "holdfast.workloads.eeg.proof"]
+    command = interpreter.module("holdfast.workloads.eeg.proof")
     try:
         told = subprocess.run(command, input=json.dumps(wanted), capture_output=True, text=True, timeout=timeout)
         answers = json.loads(told.stdout.splitlines()[-1]) if told.returncode == 0 else {}

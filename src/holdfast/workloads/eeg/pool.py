@@ -23,7 +23,7 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType
 from typing import Any, TypeVar
 
-from holdfast import machine
+from holdfast import interpreter, machine
 
 Item = TypeVar("Item")
 _lock = threading.Lock()
@@ -94,7 +94,8 @@ def _one_by_one(work: Callable[[Item], Any], items: Sequence[Item]) -> Iterator[
 
 def _executor(workers: int) -> ProcessPoolExecutor:
     # spawn: the caller may have threads (torch, a training run), and a fork of those can hang
-    return ProcessPoolExecutor(workers, mp_context=_Context(), initializer=_at_start, initargs=(os.getpid(),))
+    with interpreter.spawning():
+        return ProcessPoolExecutor(workers, mp_context=_Context(), initializer=_at_start, initargs=(os.getpid(),))
 
 
 class _Process(SpawnProcess):
@@ -108,7 +109,8 @@ class _Process(SpawnProcess):
             script = sys.modules["__main__"]
             sys.modules["__main__"] = ModuleType("__main__")
             try:
-                return SpawnProcess._Popen(process_obj)
+                with interpreter.spawning():
+                    return SpawnProcess._Popen(process_obj)
             finally:
                 sys.modules["__main__"] = script
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast import interpreter
 from holdfast.errors import UserError
 
 SPACES: dict[int, dict[str, tuple[Any, ...]]] = {
@@ -114,17 +114,9 @@ def _suggest(trial: Any, name: str, space: tuple[Any, ...]) -> Any:
 def _run(challenge: int, words: list[str], runs: Path) -> dict[str, Any]:
     """One supervised run to its end, as a command: whatever happens in it stays there."""
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "holdfast",
-            "train",
-            f"eeg-challenge{challenge}",
-            *words,
-            f"run.folder={runs}",
-            "--json",
-            "-q",
-        ],
+        interpreter.module(
+            "holdfast", "train", f"eeg-challenge{challenge}", *words, f"run.folder={runs}", "--json", "-q"
+        ),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

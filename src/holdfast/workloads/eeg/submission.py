@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast import files
+from holdfast import files, interpreter
 from holdfast.errors import UserError
 
 HERE = Path(__file__).parent
@@ -143,11 +143,13 @@ def environment(requirements: Sequence[str], folder: Path, say: Callable[[str], 
     folder.parent.mkdir(parents=True, exist_ok=True)
     uv = shutil.which("uv")
     make = (
-        [uv, "venv", "-q", "--python", sys.executable, str(folder)]
-        if uv
-        else [sys.executable, "-m", "venv", str(folder)]
+        [uv, "venv", "-q", "--python", sys.executable, str(folder)] if uv else interpreter.module("venv", str(folder))
     )
-    pip = [uv, "pip", "install", "-q", "--python", str(python)] if uv else [str(python), "-m", "pip", "install", "-q"]
+    pip = (
+        [uv, "pip", "install", "-q", "--python", str(python)]
+        if uv
+        else interpreter.module("pip", "install", "-q", python=str(python))
+    )
     for command in (make, [*pip, *requirements]):
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
