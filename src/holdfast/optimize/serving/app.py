@@ -15,7 +15,6 @@ import hmac
 import json
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
