@@ -74,8 +74,8 @@ def _fields(info: dict[str, Any]) -> str:
     said = {name: info.get(name) for name in FIELDS}
     script = said["script"]
     # A path through /proc/self/cwd, or through a link, is another file elsewhere or later.
-    whole = isinstance(script, str) and os.path.isabs(script) and "\0" not in script
-    said["file"] = os.path.realpath(str(script)) if whole else None
+    if isinstance(script, str) and os.path.isabs(script) and "\0" not in script:
+        said["file"] = os.path.realpath(script)
     return json.dumps(json.loads(json.dumps(said, default=str)), sort_keys=True)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import interpreter
 from holdfast.cli.main import main
 from holdfast.distributed import job as jobs
 from holdfast.distributed.job import Job
@@ -116,8 +117,8 @@ def test_ranks_of_one_agent_find_one_job(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_command_of_torchrun() -> None:
     one = command_for(Wanted(2), ["train", "a.py"], "x")
-    assert one[1:3] == ["-m", "torch.distributed.run"] and "--standalone" in one
-    assert one[-4:] == ["-m", "holdfast", "train", "a.py"]
+    assert interpreter.module_of(one) == "torch.distributed.run" and "--standalone" in one
+    assert one[-3:] == ["holdfast", "train", "a.py"]
     two = command_for(Wanted(8, nodes=2, node_rank=1, master="10.0.0.1:29400"), ["train", "a.py"], "x")
     assert two[two.index("--rdzv-endpoint") + 1] == "10.0.0.1:29400" and "--standalone" not in two
 

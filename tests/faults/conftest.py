@@ -23,7 +23,8 @@ def nursery() -> Iterator[NurseryLauncher]:
     """torch, imported once for all runs of this session."""
     if process.portable():
         pytest.skip("no fork here")
-    launcher = NurseryLauncher({}, [])
+    path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]  # jobs import from tests
+    launcher = NurseryLauncher({"PYTHONPATH": os.pathsep.join(path)}, [])
     yield launcher
     launcher.close()
 

@@ -23,7 +23,7 @@ from holdfast.cli import at_boot, resume_script, stages
 from holdfast.cli.order import add_device, threads_for
 from holdfast.cli.output import Output, add_flags, count
 from holdfast.cli.reading import Look
-from holdfast.cli.resume_trust import Request, check_own
+from holdfast.cli.resume_trust import Request, changed, check_own
 from holdfast.cli.runs import root_of, supervisor_pid
 from holdfast.cli.text import without_control
 from holdfast.cli.usage import Parser, UsageError
@@ -116,7 +116,7 @@ def _go_on_with_command(folder: RunFolder, settings: Settings, args: argparse.Na
     """A run of `holdfast run`: its command again."""
     command, cwd = resume_script.read_command(folder, args.script_argv)
     adding = [] if args.script_argv else [f"resume_with={words}" for words in [folder.info.get("resume_with")] if words]
-    request = Request(command, cwd, [*_changed(settings), *adding], way="-- COMMAND")
+    request = Request(command, cwd, [*changed(settings), *adding], way="-- COMMAND")
     given = resume_script.given(command, cwd, folder) if args.script_argv else None
     _agree(folder, request, output, given=given)
     if args.at_boot:
@@ -179,7 +179,7 @@ def _script(
         script.check_arguments(script.read(Path(moved).expanduser()), arguments)
     words = [info["script"], *(f"{key}={value}" for key, value in arguments.items()), *(["--", *argv] if argv else [])]
     then = stages.request(folder).command if stages.rest(folder) else ()
-    request = Request(["holdfast", "train", *words], Path.cwd(), _changed(_settings(folder, {})), then)
+    request = Request(["holdfast", "train", *words], Path.cwd(), changed(_settings(folder, {})), then)
     _agree(folder, request, output, given=None if moved is None else {"script": info["script"]}, keep=keep)
     facts = script.read(Path(info["script"]))
     script.check_arguments(facts, arguments)
@@ -206,10 +206,6 @@ def _agree(
             held.update_info(**changes)
     finally:
         held.close()
-
-
-def _changed(settings: Settings) -> list[str]:
-    return [f"{key}={settings.shown(key)}" for key in settings.changed() if not key.startswith("notify.")]
 
 
 def _settings(folder: RunFolder, overrides: dict[str, str]) -> Settings:

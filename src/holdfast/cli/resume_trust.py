@@ -24,6 +24,7 @@ from holdfast.cli.output import Output, table
 from holdfast.errors import UserError
 from holdfast.naming import handle
 from holdfast.runfolder import RunFolder
+from holdfast.settings import Settings
 
 _OTHERS = (
     (stat.S_IWOTH, stat.S_IXOTH, "anybody", "every user of this machine"),
@@ -136,6 +137,11 @@ class Request:
                 f"or give it yourself: `holdfast resume {shlex.quote(visible(handle(folder)))} {self.way}`",
             ],
         )
+
+
+def changed(settings: Settings) -> list[str]:
+    """Settings that are not the usual ones, as they are typed."""
+    return [f"{key}={settings.shown(key)}" for key in settings.changed() if not key.startswith("notify.")]
 
 
 def visible(text: str) -> str:
