@@ -10,6 +10,8 @@ import io
 import json
 import pickle
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -400,3 +402,23 @@ def test_an_operator_that_is_not_on_the_list_is_told_when_a_bundle_is_made(tmp_p
     program = torch.export.export(Drawn(), (torch.ones(2, 6),))
     with pytest.raises(graph_writer.CannotKeep, match="rand"):
         graph_writer.write(program, tmp_path / "model.json")
+
+
+def test_a_graph_in_a_bundle_answers_without_holdfast_and_leaves_the_folder_as_it_is(tmp_path: Path) -> None:
+    linear = torch.nn.Linear(6, 2).eval()
+    (tmp_path / "built").mkdir()
+    program = torch.export.export(linear, (torch.ones(2, 6),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    graph_writer.write(program, tmp_path / "built" / "model.json")
+    x = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
+    with torch.inference_mode():
+        wanted = linear(torch.from_numpy(x)).numpy()
+    chosen, more = {**small.CHOSEN, "engine": "export"}, {"name": "linear"}
+    made = bundle.write(
+        tmp_path / "bundle", tmp_path / "built", chosen, small.SUBJECT, {"i0": x, "o0": wanted}, more, ""
+    )
+    np.save(tmp_path / "x.npy", x)
+    alone = "import sys, runpy; sys.modules.update(holdfast=None); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"  # noqa: E501
+    words = [sys.executable, "-I", "-c", alone, str(made / "predict.py"), str(tmp_path / "x.npy")]
+    done = subprocess.run(words, capture_output=True, check=True, timeout=110)
+    np.testing.assert_allclose(np.load(io.BytesIO(done.stdout)), wanted, atol=1e-5)
+    np.testing.assert_allclose(bundle.open_bundle(made).predict([x])[0], wanted, atol=1e-5)
