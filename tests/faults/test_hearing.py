@@ -106,6 +106,7 @@ def test_an_exit_that_nobody_saw_is_unknown(drive: Drive, monkeypatch: pytest.Mo
         return hear(self, {**message, "code": None} if "exited" in message else message)
 
     monkeypatch.setattr(NurseryLauncher, "_hear", unknown)
+    monkeypatch.setattr(process, "status_of_zombie", lambda pid: None)  # it is no zombie any more
     run = drive(faults="sigkill@5:forward")
     assert run.outcome.state == "FINISHED", run.story()
     (fault,) = run.of("fault")

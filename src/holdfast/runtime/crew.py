@@ -166,7 +166,9 @@ class Crew:
             self._exit_deadline = time.monotonic() + EXIT_PATIENCE
 
     def exit_known(self, worker: WorkerProcess) -> bool:
-        """True once its exit status is here, or has taken too long."""
+        """True once its exit status is here, or has taken too long. A nursery that hangs does not ask for it."""
+        if not worker.told and (code := process.status_of_zombie(worker.pid)) is not None:
+            worker.exit_code, worker.told = code, True
         return worker.told or time.monotonic() > self._exit_deadline
 
     @property

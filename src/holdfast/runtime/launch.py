@@ -175,7 +175,9 @@ class NurseryLauncher:
             ended = self.workers.pop(int(message["exited"]), None)
             if ended is not None:
                 code = message["code"]
-                ended.exit_code, ended.gone, ended.told = None if code is None else int(code), True, True
+                if code is not None:
+                    ended.exit_code = int(code)
+                ended.gone = ended.told = True
         elif "ready" in message:
             self.torch = str(message["ready"])
             self.ready = time.monotonic()

@@ -111,6 +111,18 @@ def inspect(pid: int) -> ProcessInfo | None:
     )
 
 
+def status_of_zombie(pid: int) -> int | None:
+    """The exit code of a process that has ended, while its parent has not asked for it; None where it is not said."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    if fields[0] != "Z" or len(fields) < 50:
+        return None
+    return os.waitstatus_to_exitcode(int(fields[49]))
+
+
 def send(pid: int, number: int) -> bool:
     """Send a signal to one process; False if it is gone."""
     try:
