@@ -49,9 +49,11 @@ FILES = (
 
 COMMANDS: dict[str, list[str]] = {
     "list": ["list", "--folder", "{runs}"],
+    "list --plain": ["list", "--plain", "--folder", "{runs}"],
     "list --json": ["list", "--json", "--folder", "{runs}"],
     "status": ["status", "--folder", "{runs}"],
     "status RUN": ["status", "{run}"],
+    "status --plain": ["status", "{run}", "--plain"],
     "show": ["show", "{run}"],
     "show --json": ["show", "{run}", "--json"],
     "watch": ["watch", "-1", "{run}"],
@@ -79,15 +81,38 @@ NUMBERS = (
     b'"ranks": %(big)s, "event": "fault", "seconds": NaN, "lost_s": Infinity, "attempts": %(big)s, "commit_ns": 1e9}\n'
 ) % {b"big": b"9" * 400}
 
+WORDS = ("run", "state", "workload", "device", "rung", "script", "created", "time", "text", "sentence", "code", "kind")
+WORDS += (
+    "reason",
+    "action",
+    "before",
+    "after",
+    "phase",
+    "path",
+    "folder",
+    "name",
+    "cause",
+    "message",
+    "best",
+    "traceback",
+)
+
+
+def escapes() -> bytes:
+    """Whatever a command prints of a record would reach the terminal."""
+    said = dict.fromkeys(WORDS, "\x1b]0;owned\x07\x1b[2J\x9b31m")
+    numbers = {"schema": 1, "format": 1, "step": 1, "epoch": 0, "loss": 1.0}
+    lines = [{**said, **numbers, "event": kind} for kind in ("start", "worker", "fault", "moved", "note", "end")]
+    said_all = "".join(json.dumps({**line, "error": {**said, "hints": [said["text"]]}}) + "\n" for line in lines)
+    return said_all.encode() + b"\x1b[2J\x1b]0;owned\x07\n"
+
+
 CONTENTS: dict[str, Callable[[], bytes]] = {
     "huge": lambda: b"",
     "deep JSON": deep,
     "numbers": lambda: NUMBERS,
     "not UTF-8": lambda: b'{"run": "\xff\xfe", "state": "\xc3\x28"}\n\x80\x81\n' * 3,
-    "escapes": lambda: (
-        b'{"schema": 1, "format": 1, "run": "\\u001b]0;x\\u0007\\u001b[2J", "state": "\\u001b[31m", '
-        b'"event": "note", "text": "\\u001b[2J\\u009b31m", "script": "\\u001b[2J"}\n\x1b[2J\x1b]0;owned\x07\n'
-    ),
+    "escapes": escapes,
     "other types": lambda: (
         b'{"schema": [], "format": 1, "run": {}, "state": [], "settings": [], "accounts": [], "pid": {}, '
         b'"created": {}, "event": [], "time": {}, "step": "x", "epoch": {}, "argv": {}, "script": 7, '
@@ -125,7 +150,9 @@ def tamper(kind: str, at: Path, outside: Path) -> bool:
     at.unlink(missing_ok=True)
     if kind not in CONTENTS:
         return planting.plant(kind, at, outside)
-    at.write_bytes(CONTENTS[kind]())
+    data = CONTENTS[kind]()
+    one = at.suffix == ".json" and kind == "escapes"  # several lines are no JSON, and nobody would read on
+    at.write_bytes(data.partition(b"\n")[0] if one else data)
     if kind == "huge":
         os.truncate(at, 1 << 30)  # a hole: nothing is really on the disk
     return True

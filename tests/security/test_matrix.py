@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.security import matrix
+from tests.security import matrix, planting
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes need another way there")
-SAMPLE = 340
+SAMPLE = 400
+"""Every link in every place of a run that is resumed, then some thing in every place for every command."""
 HOME = Path(__file__).parents[2]
 
 
@@ -29,9 +30,10 @@ def cells() -> list[list[str]]:
     if wanted == "all":
         return every
     order = random.Random(20261116)
+    resumed = [[kind, name, "resume"] for kind in (*planting.LINKS, "hard link") for name in matrix.FILES]
     first = [[order.choice(matrix.KINDS), name, command] for name in matrix.FILES for command in matrix.COMMANDS]
     order.shuffle(first)
-    return first[: int(wanted)] + order.sample(every, max(0, int(wanted) - len(first)))
+    return (resumed + first + order.sample(every, len(every)))[: int(wanted)]
 
 
 @pytest.mark.timeout(3600)
