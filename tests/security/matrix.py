@@ -120,6 +120,8 @@ CONTENTS: dict[str, Callable[[], bytes]] = {
     ),
 }
 KINDS = (*planting.KINDS, *CONTENTS)
+NOTHING = "nothing"
+"""A run as it should be, with which every command does what it is for."""
 
 
 def template(place: Path) -> Path:
@@ -182,13 +184,13 @@ def one(folder: Path, made: Path, kind: str, name: str, command: str) -> list[st
     run = runs / made.name
     shutil.copytree(made, run)
     outside = planting.outside(folder)
-    if not tamper(kind, run / name, outside):
+    if kind != NOTHING and not tamper(kind, run / name, outside):
         return []
-    words = {"run": str(run), "runs": str(runs), "out": str(out), "script": str(made.parent.parent / "job.py")}
+    words = {"run": str(run), "runs": str(runs), "out": str(out), "script": str(made.parent / "job.py")}
     before, inside = planting.seen(outside), names(run)
     code, said = call([word.format(**words) for word in COMMANDS[command]])
     problems = []
-    if code not in CODES or "Traceback (most recent call last)" in said:
+    if code not in ({0, 1} if kind == NOTHING else CODES) or "Traceback (most recent call last)" in said:
         problems.append(f"exit code {code}: {said[-1500:]}")
     if any(letter in said for letter in "\x1b\x9b\x07"):
         problems.append(f"raw escapes: {said[-300:]!r}")

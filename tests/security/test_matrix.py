@@ -38,7 +38,7 @@ def cells() -> list[list[str]]:
 
 @pytest.mark.timeout(3600)
 def test_no_command_fails_on_what_somebody_planted(tmp_path: Path) -> None:
-    wanted = cells()
+    wanted = [[matrix.NOTHING, "run.json", command] for command in matrix.COMMANDS] + cells()
     env = {**os.environ, "PYTHONPATH": str(HOME), "HOLDFAST_STATE": str(tmp_path / "state"), "HOME": str(tmp_path)}
     child = subprocess.run(
         [sys.executable, "-m", "tests.security.matrix", str(tmp_path / "cells")],
