@@ -124,17 +124,24 @@ NOTHING = "nothing"
 """A run as it should be, with which every command does what it is for."""
 
 
-def template(place: Path) -> Path:
-    """A run that was stopped, with everything that can be in its folder."""
-    from holdfast.runtime import checkpoint, layout
-    from tests.monitor.folders import make_run
+def state() -> memoryview:
+    """A snapshot of one tensor."""
+    from holdfast.runtime import layout
 
-    run = make_run(place, state="STOPPED", script=str(place / "job.py"), settings={}).path
     plan = layout.plan([("model.weight", "U8", (64,))])
     data = bytearray(plan.total_bytes)
     data[: plan.data_start] = plan.header
+    return memoryview(data)
+
+
+def template(place: Path) -> Path:
+    """A run that was stopped, with everything that can be in its folder."""
+    from holdfast.runtime import checkpoint
+    from tests.monitor.folders import make_run
+
+    run = make_run(place, state="STOPPED", script=str(place / "job.py"), settings={}).path
     for step in (10, 20):
-        checkpoint.write(run / "checkpoints", memoryview(data), step=step)
+        checkpoint.write(run / "checkpoints", state(), step=step)
     shutil.copy(run / "checkpoints/000010/state.safetensors", run / "best.safetensors")
     for name in ("readings.jsonl", "last.json", "receipt.json"):
         (run / name).write_text('{"step": 1, "attempts": 2}\n')
@@ -227,10 +234,16 @@ def call(words: list[str]) -> tuple[int, str]:
 
 
 def stop_before_training() -> None:
-    """Everything up to the first process that would train is what happens; that process is not."""
+    """No process is started; what the supervisor and the keeper write and prune first is written and pruned."""
     from holdfast.cli import supervise
+    from holdfast.events import Event
+    from holdfast.runtime import checkpoint
 
     def conduct(run: Any, *_: object) -> int:
+        run.append(Event.now("start"))
+        with contextlib.suppress(OSError):
+            checkpoint.write(run.path / "checkpoints", state(), step=3000)
+            checkpoint.prune(run.path / "checkpoints", keep=1, newest=3000)
         run.close()
         return 0
 

@@ -29,7 +29,7 @@ def cells() -> list[list[str]]:
     wanted = os.environ.get("HOLDFAST_MATRIX", str(SAMPLE))
     if wanted == "all":
         return every
-    order = random.Random(20261116)
+    order = random.Random(20261117)
     resumed = [[kind, name, "resume"] for kind in (*planting.LINKS, "hard link") for name in matrix.FILES]
     first = [[order.choice(matrix.KINDS), name, command] for name in matrix.FILES for command in matrix.COMMANDS]
     order.shuffle(first)
