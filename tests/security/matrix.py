@@ -49,9 +49,11 @@ FILES = (
 
 COMMANDS: dict[str, list[str]] = {
     "list": ["list", "--folder", "{runs}"],
+    "list --plain": ["list", "--plain", "--folder", "{runs}"],
     "list --json": ["list", "--json", "--folder", "{runs}"],
     "status": ["status", "--folder", "{runs}"],
     "status RUN": ["status", "{run}"],
+    "status --plain": ["status", "{run}", "--plain"],
     "show": ["show", "{run}"],
     "show --json": ["show", "{run}", "--json"],
     "watch": ["watch", "-1", "{run}"],
@@ -79,15 +81,38 @@ NUMBERS = (
     b'"ranks": %(big)s, "event": "fault", "seconds": NaN, "lost_s": Infinity, "attempts": %(big)s, "commit_ns": 1e9}\n'
 ) % {b"big": b"9" * 400}
 
+WORDS = ("run", "state", "workload", "device", "rung", "script", "created", "time", "text", "sentence", "code", "kind")
+WORDS += (
+    "reason",
+    "action",
+    "before",
+    "after",
+    "phase",
+    "path",
+    "folder",
+    "name",
+    "cause",
+    "message",
+    "best",
+    "traceback",
+)
+
+
+def escapes() -> bytes:
+    """Whatever a command prints of a record would reach the terminal."""
+    said = dict.fromkeys(WORDS, "\x1b]0;owned\x07\x1b[2J\x9b31m")
+    numbers = {"schema": 1, "format": 1, "step": 1, "epoch": 0, "loss": 1.0}
+    lines = [{**said, **numbers, "event": kind} for kind in ("start", "worker", "fault", "moved", "note", "end")]
+    said_all = "".join(json.dumps({**line, "error": {**said, "hints": [said["text"]]}}) + "\n" for line in lines)
+    return said_all.encode() + b"\x1b[2J\x1b]0;owned\x07\n"
+
+
 CONTENTS: dict[str, Callable[[], bytes]] = {
     "huge": lambda: b"",
     "deep JSON": deep,
     "numbers": lambda: NUMBERS,
     "not UTF-8": lambda: b'{"run": "\xff\xfe", "state": "\xc3\x28"}\n\x80\x81\n' * 3,
-    "escapes": lambda: (
-        b'{"schema": 1, "format": 1, "run": "\\u001b]0;x\\u0007\\u001b[2J", "state": "\\u001b[31m", '
-        b'"event": "note", "text": "\\u001b[2J\\u009b31m", "script": "\\u001b[2J"}\n\x1b[2J\x1b]0;owned\x07\n'
-    ),
+    "escapes": escapes,
     "other types": lambda: (
         b'{"schema": [], "format": 1, "run": {}, "state": [], "settings": [], "accounts": [], "pid": {}, '
         b'"created": {}, "event": [], "time": {}, "step": "x", "epoch": {}, "argv": {}, "script": 7, '
@@ -95,19 +120,28 @@ CONTENTS: dict[str, Callable[[], bytes]] = {
     ),
 }
 KINDS = (*planting.KINDS, *CONTENTS)
+NOTHING = "nothing"
+"""A run as it should be, with which every command does what it is for."""
+
+
+def state() -> memoryview:
+    """A snapshot of one tensor."""
+    from holdfast.runtime import layout
+
+    plan = layout.plan([("model.weight", "U8", (64,))])
+    data = bytearray(plan.total_bytes)
+    data[: plan.data_start] = plan.header
+    return memoryview(data)
 
 
 def template(place: Path) -> Path:
     """A run that was stopped, with everything that can be in its folder."""
-    from holdfast.runtime import checkpoint, layout
+    from holdfast.runtime import checkpoint
     from tests.monitor.folders import make_run
 
     run = make_run(place, state="STOPPED", script=str(place / "job.py"), settings={}).path
-    plan = layout.plan([("model.weight", "U8", (64,))])
-    data = bytearray(plan.total_bytes)
-    data[: plan.data_start] = plan.header
     for step in (10, 20):
-        checkpoint.write(run / "checkpoints", memoryview(data), step=step)
+        checkpoint.write(run / "checkpoints", state(), step=step)
     shutil.copy(run / "checkpoints/000010/state.safetensors", run / "best.safetensors")
     for name in ("readings.jsonl", "last.json", "receipt.json"):
         (run / name).write_text('{"step": 1, "attempts": 2}\n')
@@ -125,7 +159,9 @@ def tamper(kind: str, at: Path, outside: Path) -> bool:
     at.unlink(missing_ok=True)
     if kind not in CONTENTS:
         return planting.plant(kind, at, outside)
-    at.write_bytes(CONTENTS[kind]())
+    data = CONTENTS[kind]()
+    one = at.suffix == ".json" and kind == "escapes"  # several lines are no JSON, and nobody would read on
+    at.write_bytes(data.partition(b"\n")[0] if one else data)
     if kind == "huge":
         os.truncate(at, 1 << 30)  # a hole: nothing is really on the disk
     return True
@@ -155,13 +191,13 @@ def one(folder: Path, made: Path, kind: str, name: str, command: str) -> list[st
     run = runs / made.name
     shutil.copytree(made, run)
     outside = planting.outside(folder)
-    if not tamper(kind, run / name, outside):
+    if kind != NOTHING and not tamper(kind, run / name, outside):
         return []
-    words = {"run": str(run), "runs": str(runs), "out": str(out), "script": str(made.parent.parent / "job.py")}
+    words = {"run": str(run), "runs": str(runs), "out": str(out), "script": str(made.parent / "job.py")}
     before, inside = planting.seen(outside), names(run)
     code, said = call([word.format(**words) for word in COMMANDS[command]])
     problems = []
-    if code not in CODES or "Traceback (most recent call last)" in said:
+    if code not in ({0, 1} if kind == NOTHING else CODES) or "Traceback (most recent call last)" in said:
         problems.append(f"exit code {code}: {said[-1500:]}")
     if any(letter in said for letter in "\x1b\x9b\x07"):
         problems.append(f"raw escapes: {said[-300:]!r}")
@@ -198,10 +234,16 @@ def call(words: list[str]) -> tuple[int, str]:
 
 
 def stop_before_training() -> None:
-    """Everything up to the first process that would train is what happens; that process is not."""
+    """No process is started; what the supervisor and the keeper write and prune first is written and pruned."""
     from holdfast.cli import supervise
+    from holdfast.events import Event
+    from holdfast.runtime import checkpoint
 
     def conduct(run: Any, *_: object) -> int:
+        run.append(Event.now("start"))
+        with contextlib.suppress(OSError):
+            checkpoint.write(run.path / "checkpoints", state(), step=3000)
+            checkpoint.prune(run.path / "checkpoints", keep=1, newest=3000)
         run.close()
         return 0
 

@@ -98,6 +98,7 @@ def test_a_link_that_comes_while_a_run_goes_on_is_not_followed(tmp_path: Path) -
         child.terminate()
         _, said = child.communicate(timeout=120)
     assert child.returncode == 75, said
+    check_modes(run)
     assert planting.seen(outside) == before
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.security import matrix
+from tests.security import matrix, planting
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes need another way there")
-SAMPLE = 340
+SAMPLE = 400
+"""Every link in every place of a run that is resumed, then some thing in every place for every command."""
 HOME = Path(__file__).parents[2]
 
 
@@ -28,15 +29,16 @@ def cells() -> list[list[str]]:
     wanted = os.environ.get("HOLDFAST_MATRIX", str(SAMPLE))
     if wanted == "all":
         return every
-    order = random.Random(20261116)
+    order = random.Random(20261117)
+    resumed = [[kind, name, "resume"] for kind in (*planting.LINKS, "hard link") for name in matrix.FILES]
     first = [[order.choice(matrix.KINDS), name, command] for name in matrix.FILES for command in matrix.COMMANDS]
     order.shuffle(first)
-    return first[: int(wanted)] + order.sample(every, max(0, int(wanted) - len(first)))
+    return (resumed + first + order.sample(every, len(every)))[: int(wanted)]
 
 
 @pytest.mark.timeout(3600)
 def test_no_command_fails_on_what_somebody_planted(tmp_path: Path) -> None:
-    wanted = cells()
+    wanted = [[matrix.NOTHING, "run.json", command] for command in matrix.COMMANDS] + cells()
     env = {**os.environ, "PYTHONPATH": str(HOME), "HOLDFAST_STATE": str(tmp_path / "state"), "HOME": str(tmp_path)}
     child = subprocess.run(
         [sys.executable, "-m", "tests.security.matrix", str(tmp_path / "cells")],

@@ -196,3 +196,42 @@ def test_where_there_are_locks_there_are_no_claims(run: RunFolder) -> None:
     assert RunFolder(run.path).in_use()
     run.close()
     assert not run.in_use()
+
+
+def test_a_run_says_in_one_line_that_a_claim_stands_in(tmp_path: Path) -> None:
+    """`holdfast run`, in which every process finds a file system without locks; and what it leaves is its owner's."""
+    (tmp_path / "site").mkdir()
+    patch = NO_FLOCK.partition("from pathlib")[0].replace("int(sys.argv[1])", "errno.ENOLCK")
+    (tmp_path / "site" / "sitecustomize.py").write_text(patch)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    look = "import os, pathlib; here = pathlib.Path(os.environ['HOLDFAST_HOOK'])\n"
+    look += "print([oct(path.stat().st_mode)[-3:] for path in here.iterdir()])"
+    (tmp_path / "look.py").write_text(look)
+    mask = os.umask(0)
+    try:
+        words = [sys.executable, "-m", "holdfast", "run", "--", sys.executable, "look.py"]
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    finally:
+        os.umask(mask)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("has no locks") == 1
+    assert set(json.loads(done.stdout.replace("'", '"'))) == {"600"}
+    run = next((tmp_path / "runs").iterdir())
+    assert not RunFolder(run).in_use()
+    assert not list(run.glob("lock.*"))
+    modes = {path.name: oct(path.stat().st_mode)[-3:] for path in run.rglob("*") if path.is_file()}
+    assert set(modes.values()) == {"600"}, modes
+
+
+def test_a_report_of_our_own_failure_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    mask = os.umask(0)
+    try:
+        report = main._write_report(ValueError("ours"), ["train"])
+    finally:
+        os.umask(mask)
+    assert report is not None and report.parent == tmp_path
+    assert oct(report.stat().st_mode)[-3:] == "600"
+    assert "ValueError: ours" in report.read_text()
