@@ -1,7 +1,7 @@
 """`holdfast doctor --recorded FOLDER`, `holdfast plan … --recorded FOLDER`: a machine that was written down.
 
-Nothing is run. It shows the findings that need no probe, what a message that was printed there means, and what to do,
-step by step, up to the probe that decides. `--json` has the same.
+Nothing is run. It shows the findings that need no probe, what a message that was printed there means, and what to do
+step by step up to the probe that decides. `--json` has the same.
 """
 
 from __future__ import annotations
