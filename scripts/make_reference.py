@@ -68,6 +68,7 @@ _VARIABLES = {
     "HOLDFAST_UNSUPERVISED": "1: `python my_script.py` trains in the process itself",
     "HOLDFAST_STATE": "where the ledger, the verdicts and the key of this user are kept",
     "HOLDFAST_ADD": "folders: [faults, probes, remedies, workloads, engines](../CONTRIBUTING.md#how-to-add-something)",
+    "HOLDFAST_KNOWLEDGE": "a newer file of [what is known about cards](doctor.md#what-is-known)",
     "HOLDFAST_REMEDIES": "switches that a worker starts with: set by the doctor's verdict, or by hand to try one",
     "HOLDFAST_CHAOS": "a file with faults to inject: set by `holdfast chaos`",
     "NO_COLOR, FORCE_COLOR": "as everywhere; `--color` comes first",

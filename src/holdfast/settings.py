@@ -49,10 +49,11 @@ OTHERS = frozenset(
     {
         *("HOLDFAST_STATE", "HOLDFAST_BOOT_ID", "HOLDFAST_PRETEND", "HOLDFAST_SENSORS"),
         *("HOLDFAST_HOOK", "HOLDFAST_RESUME", "HOLDFAST_ATTACH", "HOLDFAST_PIECES", "HOLDFAST_ADD"),
+        "HOLDFAST_KNOWLEDGE",
     }
 )
 """Variables that are none of the settings: where the user's ledger is, what tests pretend, what `holdfast run` tells
-the script inside it, and where files are that add to holdfast."""
+the script inside it, where files are that add to holdfast, and what is known about cards."""
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 
