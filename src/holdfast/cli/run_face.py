@@ -69,7 +69,7 @@ class RunFace(QuietFace):
         self._happened = True
         self._say("•", str(data.get("text")), "dim")
 
-    _on_trust = _on_abandoned = _on_note
+    _on_trust = _on_abandoned = _on_silent = _on_note
 
     def _say(self, sign: str, text: str, style: str) -> None:
         streams = self.supervisor.streams if self.supervisor is not None else None

@@ -99,6 +99,20 @@ class GoingOn:
         _, found = self._newest_checkpoint(began_ns)
         return found is not None
 
+    def newest_time(self) -> int | None:
+        """When the newest checkpoint it could go on from was written, without a look inside; None if there is none."""
+        order, seen = self.supervisor.order, self.supervisor.notes
+        way = frameworks.find_way(
+            order.command,
+            fitted=seen.fitted if seen is not None else "",
+            fits=seen.fits if seen is not None else 0,
+            resume_with=order.resume_with,
+        )
+        if way is None:
+            return None
+        found = search(frameworks.places(order.command, order.cwd), way.patterns, order.since_ns)
+        return max((each.time_ns for each in found if each.path not in self._unfit), default=None)
+
     @property
     def chose(self) -> Path | None:
         """The checkpoint we chose for the process there is."""

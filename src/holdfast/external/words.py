@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from holdfast.external.launching import Script
 from holdfast.human import count, counted, duration
 from holdfast.runtime.faults import Fault, Kind
+from holdfast.runtime.waits import Finding, Grade
 
 
 def fault_sentence(fault: Fault, script: Script, seconds: float) -> str:
@@ -13,8 +16,8 @@ def fault_sentence(fault: Fault, script: Script, seconds: float) -> str:
     after = f" after {duration(seconds)}"
     pid = fault.evidence.get("process") or script.pid  # the one that trains, where another one has started it
     if fault.kind is Kind.HANG:
-        busy = fault.evidence.get("busy")
-        doing = "it computes" if busy else "it does nothing" if busy is False else ""
+        said = fault.evidence.get("doing")
+        doing = said if isinstance(said, str) else ""
         silence = fault.evidence.get("silence_s")
         known = f" for {duration(float(silence))}" if isinstance(silence, (int, float)) else ""
         doing = f"; {doing}" if doing and fault.phase is None else f" in {fault.phase}" if fault.phase else ""
@@ -24,6 +27,16 @@ def fault_sentence(fault: Fault, script: Script, seconds: float) -> str:
         verb = "crashed with" if fault.kind is Kind.CRASH else "was killed from outside by"
         return f"pid {pid} {verb} {how}{after}{where}"
     return fault.sentence()
+
+
+def silent_sentence(finding: Finding, silence: float, limit: float) -> str:
+    """What somebody hears of a long silence before anything is done about it."""
+    head = f"no step and no output for {duration(silence)}; {finding.words}"
+    if math.isinf(limit):
+        return f"{head}; it is left alone"
+    if finding.grade is Grade.WAITS:
+        return f"{head}; it is left alone, and called hung after {duration(limit)}"
+    return f"{head}; it is called hung and ended after {duration(limit)}"
 
 
 def repeats(steps: int, about: str = "") -> str:

@@ -72,7 +72,7 @@ class Supervisor:
         self._signals = Signals()
         self._saving = Saving(affairs, self.crew)
         self._ending = Ending(affairs, self.crew, self._saving, self._signals)
-        self._watch = Watch(settings.watchdog)
+        self._watch = Watch(settings.watchdog, self.teller.emit)
         self._trusting = Trusting(affairs, self.crew)
         self._recovery = Recovery(affairs, self.crew, self._ending, self._watch, self._trusting)
         self.crew.entering = self._trusting.entering
@@ -293,8 +293,9 @@ class Supervisor:
         if worker.pid == 0 or beat.pid == 0:
             self._look_at_birth(worker, beat)
             return
-        limit = self._watch.limit(beat)
-        self._limit_in = limit - self._watch.silence(beat)
+        silence = self._watch.silence(beat)
+        limit = self._watch.weighed(beat, silence)
+        self._limit_in = limit - silence
         if self._limit_in <= 0:
             self._worker_hangs(worker, beat, limit)
         else:
