@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 
 from holdfast.external.launching import Script
-from holdfast.human import count, counted, duration
+from holdfast.human import count, counted, duration, size
 from holdfast.runtime.faults import Fault, Kind
 from holdfast.runtime.waits import Finding, Grade
+
+LAST_LINES = 5
+"""Of a program's last words, that are told."""
 
 
 def fault_sentence(fault: Fault, script: Script, seconds: float) -> str:
@@ -37,6 +41,23 @@ def silent_sentence(finding: Finding, silence: float, limit: float) -> str:
     if finding.grade is Grade.WAITS:
         return f"{head}; it is left alone, and called hung after {duration(limit)}"
     return f"{head}; it is called hung and ended after {duration(limit)}"
+
+
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def last_lines(words: str, most: int = LAST_LINES) -> list[str]:
+    """The last lines a program printed, without colours and empty ones: what a person reads first."""
+    lines = [_CONTROL.sub("", line.rstrip("\r").rsplit("\r", 1)[-1]).rstrip() for line in words.split("\n")]
+    return [line[:200] for line in lines if line.strip()][-most:]
+
+
+def repeats_work(seconds: float, printed: int, epoch: int | None, about: str = "") -> str:
+    """Where steps cannot be seen: the time, and what shows how far it was."""
+    shown = [f"epoch {count(epoch)} was reached"] if epoch is not None else []
+    shown += [f"{size(printed)} of output"] if printed else []
+    told = f" ({', '.join(shown)})" if shown else ""
+    return f"{about}{duration(seconds)} of work to repeat{told}"
 
 
 def repeats(steps: int, about: str = "") -> str:

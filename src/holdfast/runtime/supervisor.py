@@ -27,7 +27,7 @@ from typing import Any
 from holdfast.errors import HoldfastError, InternalError, UserError
 from holdfast.files import remove
 from holdfast.runfolder import RunFolder
-from holdfast.runtime import evidence, launch, process
+from holdfast.runtime import cgroup, evidence, launch, process
 from holdfast.runtime.affairs import Affairs, Outcome, Plan
 from holdfast.runtime.board import Beat
 from holdfast.runtime.channel import Closed
@@ -365,6 +365,7 @@ class Supervisor:
             last_words=self.teller.last_words(),
             oom_kills=self.crew.memory_kills,
             device=self.affairs.device,
+            limit=cgroup.exhausted(),
         ).at(step=beat.at, phase=beat.phase.label)
 
     def _nursery_died(self, message: str = "the nursery ended") -> None:
