@@ -52,7 +52,7 @@ class Animal:
         path = os.pathsep.join([str(ZOO / "library"), str(ZOO), str(SOURCE)])
         env = {"PYTHONPATH": path, "NO_COLOR": "1", "ZOO_PORT": str(port), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(ZOO / file), name, *map(str, words)]
-        self.job = {"folder": str(folder), "env": env, "words": ["run", *settings, "--", *command]}
+        self.job: dict[str, Any] = {"folder": str(folder), "env": env, "words": ["run", *settings, "--", *command]}
 
     @property
     def over(self) -> bool:
@@ -168,7 +168,7 @@ def test_whoever_waits_for_something_that_comes_is_left_alone(tmp_path: Path) ->
         animals = {
             name: Animal(folder / name, "honest.py", name, HONEST, WAIT, port=port) for name in names("honest.py")
         }
-        assert len(animals) >= 15
+        assert len(animals) >= 25
         held = prepare(animals)
         with kept(folder, animals):
             held["slow_fifo"] = open(folder / "slow_fifo" / "fifo", "wb")  # noqa: SIM115 - waits for its reader
@@ -189,9 +189,12 @@ def test_whoever_is_stuck_is_found(tmp_path: Path) -> None:
     folder = tmp_path / "zoo"
     folder.mkdir()
     animals = {name: Animal(folder / name, "stuck.py", name, STUCK) for name in names("stuck.py")}
-    assert len(animals) >= 15
+    assert len(animals) >= 25
+    told = animals["own_lock"].folder / "told"
+    animals["own_lock"].job["env"] |= {"HOLDFAST_NOTIFY_COMMAND": f"cat >> {told}"}
     with kept(folder, animals):
         until(lambda: all(animal.over for animal in animals.values()))
+        until(lambda: told.exists() and "gave up" in told.read_text(), 60.0)
         ran = {name: animal.ran() for name, animal in animals.items()}
     wrong = {name: each.story() for name, each in ran.items() if each.code != 4 or each.faults != ["hang"]}
     assert not wrong, "\n\n".join(f"=== {name}\n{text}" for name, text in wrong.items())
@@ -199,3 +202,5 @@ def test_whoever_is_stuck_is_found(tmp_path: Path) -> None:
         assert animal.silences(), name
         kinds = [event.kind for event in ran[name].events if event.kind in ("silent", "fault")]
         assert kinds[0] == "silent" and kinds[-1] == "fault", (name, kinds)
+    message = told.read_text()
+    assert "is silent" in message and "it is called hung and ended after" in message, message

@@ -21,8 +21,8 @@ def ask_for_stacks(pid: int, path: Path) -> dict[str, str]:
     info = process.inspect(pid)
     answers = info is None or info.state not in "TtD"
     found: dict[str, str] = {}
-    number = getattr(signal, "SIGRTMAX", 0) - 2
-    if answers and number > 0 and _catches(pid, number) and process.send(pid, number):
+    number = _signal_for_stacks(pid)
+    if answers and number and process.send(pid, number):
         deadline = time.monotonic() + WAIT
         text = ""
         while time.monotonic() < deadline and not text:
@@ -64,6 +64,14 @@ def wait_in(text: str) -> Finding | None:
         if re.search(pattern, place):
             return Finding(Grade.WAITS, kind, words)
     return None
+
+
+def _signal_for_stacks(pid: int) -> int:
+    """The signal on which the hook writes stacks; 0 if this process does not expect it and would be ended by it."""
+    if hasattr(signal, "SIGRTMAX"):
+        number = int(signal.SIGRTMAX) - 2
+        return number if _catches(pid, number) else 0
+    return int(getattr(signal, "SIGINFO", 0))  # macOS: whoever does not expect it ignores it
 
 
 def _catches(pid: int, number: int) -> bool:

@@ -1,7 +1,7 @@
 """The memory cgroup this process is in: how often the kernel killed for its sake, and whose limit it was.
 
     before = kills()                     # of the own cgroup, version 2 or 1; of the machine where there is none
-    limit = exhausted()                  # Limit("/user.slice/job", 2 << 30): the nearest that reached its limit, or None
+    limit = exhausted()                  # Limit("/user.slice/job", 2 << 30): the nearest one at its limit, or None
     limit.words                          # "the cgroup /user.slice/job (its limit is 2.15 GB)"
 
 A container shows its own cgroup as the root, so the path may be `/`.

@@ -1,10 +1,14 @@
 """Scripts that wait for something that comes: none of them hangs. Each gets the seconds that it has to wait."""
 
 import asyncio as _asyncio
+import concurrent.futures as _futures
+import ctypes as _ctypes
 import fcntl as _fcntl
 import gzip as _gzip
 import multiprocessing as _processes
 import os as _os
+import queue as _queue
+import select as _select
 import signal as _signal
 import socket as _socket
 import subprocess as _subprocess
@@ -131,6 +135,91 @@ def upload_in_a_thread(seconds):
     thread = _threading.Thread(target=upload, args=(seconds,))
     thread.start()
     thread.join()
+
+
+# -- written after the code that judges them ---------------------------------------------------------------------
+
+
+def pipe_of_a_busy_child(seconds):
+    """select() without a deadline, on a pipe that a child which computes writes into at last."""
+    code = f"import time; end = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass\nprint('x')"
+    with _subprocess.Popen(["nice", _sys.executable, "-S", "-c", code], stdout=_subprocess.PIPE) as child:
+        assert _select.select([child.stdout], [], [])[0]
+
+
+def change_of_a_file(seconds):
+    """inotify, looked at again and again with a deadline."""
+    library = _ctypes.CDLL(None)
+    fd = library.inotify_init()
+    library.inotify_add_watch(fd, b".", 0x100)
+    poll = _select.poll()
+    poll.register(fd, _select.POLLIN)
+    _subprocess.Popen(["sh", "-c", f"sleep {seconds}; touch changed"])
+    while not _os.path.exists("changed"):
+        poll.poll(2000)
+
+
+def pool_of_threads(seconds):
+    """The main thread waits for a result; the thread that brings it waits for the network."""
+    with _futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(download, [seconds, seconds]))
+
+
+def pool_of_processes(seconds):
+    with _processes.get_context("fork").Pool(2) as pool:
+        pool.map(_time.sleep, [seconds, seconds])
+
+
+def lock_of_a_child(seconds):
+    """A child holds the lock of a file while it works."""
+    code = "import fcntl, time; f = open('mine', 'w'); fcntl.lockf(f, 2); open('held', 'w'); time.sleep(%f)"
+    _subprocess.Popen([_sys.executable, "-S", "-c", code % seconds])
+    while not _os.path.exists("held"):
+        _time.sleep(0.05)
+    with open("mine", "w") as file:
+        _fcntl.lockf(file, _fcntl.LOCK_EX)
+
+
+def shell_in_between(seconds):
+    _os.system(f"sh -c 'sleep {seconds}; true'; true")
+
+
+def semaphore_between_processes(seconds):
+    """A child that computes lets it go at last."""
+    free = _processes.get_context("fork").Semaphore(0)
+    _processes.get_context("fork").Process(target=lambda: (_compute(seconds), free.release())).start()
+    free.acquire()
+
+
+def asyncio_server(seconds):
+    """An event loop without a deadline that waits for the network."""
+
+    async def fetch():
+        reader, writer = await _asyncio.open_connection(*_server())
+        writer.write(b"late %d\n" % seconds)
+        assert await reader.read(4) == b"here"
+
+    _asyncio.run(fetch())
+
+
+def heartbeat_beside_a_download(seconds):
+    stop = _threading.Event()
+    _threading.Thread(target=lambda: [stop.wait(0.5) for _ in iter(stop.is_set, True)], daemon=True).start()
+    download(seconds)
+    stop.set()
+
+
+def loader_of_data(seconds):
+    """As torch's DataLoader waits: a queue with a deadline of five seconds, again and again."""
+    context = _processes.get_context("fork")
+    queue = context.Queue()
+    context.Process(target=lambda: (_compute(seconds), queue.put(1))).start()
+    while True:
+        try:
+            assert queue.get(timeout=5.0) == 1
+            return
+        except _queue.Empty:
+            continue
 
 
 if __name__ == "__main__":

@@ -1,6 +1,10 @@
 """Scripts that wait for what never comes, or turn in a circle: each of them hangs."""
 
+import array as _array
+import asyncio as _asyncio
+import concurrent.futures as _futures
 import ctypes as _ctypes
+import fcntl as _fcntl
 import multiprocessing as _processes
 import os as _os
 import queue as _queue
@@ -134,6 +138,86 @@ def deaf_to_signals():
     """It waits for a signal and has blocked all of them."""
     _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
     _signal.pause()
+
+
+# -- written after the code that judges them ---------------------------------------------------------------------
+
+
+def condition_of_numbers():
+    """Turns until a number is what it never is."""
+    _os.nice(19)
+    values = _array.array("d", [0.5] * 1000)
+    while sum(values) > 0:
+        values = _array.array("d", [abs(value) for value in values])
+
+
+def own_lock_of_a_file():
+    with open("mine", "w") as one, open("mine", "w") as other:
+        _fcntl.flock(one, _fcntl.LOCK_EX)
+        _fcntl.flock(other, _fcntl.LOCK_EX)
+
+
+def event_that_nobody_sets():
+    async def wait():
+        await _asyncio.Event().wait()
+
+    _asyncio.run(wait())
+
+
+def pool_whose_task_is_lost():
+    """The process that computed a result was killed; the pool has a new one, and waits for the result."""
+    pool = _processes.get_context("fork").Pool(1)
+    pool.apply_async(_os._exit, (1,)).get()
+
+
+def pool_that_waits_for_itself():
+    with _futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: pool.submit(int).result()).result()
+
+
+def barrier_with_one_missing():
+    _threading.Barrier(2).wait()
+
+
+def loader_of_data_that_stopped():
+    """As torch's DataLoader waits, for a child that was stopped."""
+    context = _processes.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=lambda: (_os.kill(_os.getpid(), _signal.SIGSTOP), queue.put(1)))
+    child.start()
+    while True:
+        try:
+            queue.get(timeout=5.0)
+        except _queue.Empty:
+            continue
+
+
+def own_full_pipe():
+    _read, write = _os.pipe()
+    while True:  # a signal ends a write that has put something into the pipe
+        _os.write(write, bytes(1 << 20))
+
+
+def child_that_waits_for_itself():
+    code = "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()"
+    _subprocess.run([_sys.executable, "-S", "-c", code], capture_output=True, check=True)
+
+
+def shell_with_a_stuck_child():
+    _os.system(f"{_sys.executable} -S -c 'import os; r, w = os.pipe(); os.read(r, 1)'; true")
+
+
+def progress_bar_beside_a_lock():
+    """A helper thread that only keeps time does not make a lock free."""
+    _threading.Thread(target=lambda: [_threading.Event().wait(5) for _ in iter(int, 1)], daemon=True).start()
+    own_lock()
+
+
+def server_beside_a_lock():
+    """Nor does one that listens."""
+    listening = _socket.create_server(("127.0.0.1", 0))
+    _threading.Thread(target=listening.accept, daemon=True).start()
+    own_lock()
 
 
 if __name__ == "__main__":
