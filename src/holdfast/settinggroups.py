@@ -48,6 +48,8 @@ class WatchdogSettings:
     """How long the first evaluation may take; later ones are held to what was measured."""
     compile: float = setting(1800.0, DURATION)
     """How long `torch.compile` may work before it is called hung."""
+    wait: float = setting(3600.0, DURATION)
+    """How long a process may wait in silence for something outside: a socket, a file, a lock, a timer of its own."""
     term_grace: float = setting(2.0, DURATION)
     """How long a hung worker has to end after SIGTERM before it gets SIGKILL."""
     kill_grace: float = setting(10.0, DURATION)

@@ -179,12 +179,13 @@ def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_silence_of_a_plain_program_is_noticed(tmp_path: Path) -> None:
-    """No torch: it sleeps for ever, the first time."""
-    code = "import os, time\nif not os.path.exists('x'):\n    open('x', 'w'); time.sleep(1000)\nprint('done')"
+    """No torch: it waits for a lock of its own for ever, the first time."""
+    code = "import os, threading\nlock = threading.Lock()\nlock.acquire()\n"
+    code += "if not os.path.exists('x'):\n    open('x', 'w'); lock.acquire()\nprint('done')"
     (tmp_path / "p.py").write_text(code)
     ran = under_run(tmp_path, "-S", "p.py", settings=("watchdog.setup=3s", "watchdog.term_grace=0.2s"))
     assert (ran.code, ran.out) == (0, b"done\n"), ran.story()
-    assert ran.faults == ["hang"] and "it does nothing" in ran.said
+    assert ran.faults == ["hang"] and "it waits for threads of its own" in ran.said
 
 
 def test_a_program_that_computes_in_silence_is_left_alone(tmp_path: Path) -> None:

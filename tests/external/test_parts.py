@@ -22,6 +22,7 @@ from holdfast.external.notes import Notes
 from holdfast.external.rungs import arguments, rungs_for
 from holdfast.runtime.board import _LABEL, SIZE, _Word
 from holdfast.runtime.ladder import Rung
+from holdfast.runtime.waits import COMPUTES, UNKNOWN, UNSEEN, Finding, Grade
 from holdfast.settinggroups import WatchdogSettings
 
 WATCHDOG = WatchdogSettings()
@@ -183,17 +184,33 @@ def test_yolo_and_words_of_the_user(tmp_path: Path) -> None:
 # -- patience and rungs ------------------------------------------------------------------------------------------
 
 
+STUCK = Finding(Grade.STUCK, "others", "it waits for itself")
+SOCKET = Finding(Grade.WAITS, "socket", "it waits for a socket")
+NIGHT = Finding(Grade.WAITS, "sleep", "it sleeps", until=8 * 3600.0)
+PROMPT = Finding(Grade.WAITS, "prompt", "it waits for its input")
+
+
 @pytest.mark.parametrize(
     ("known", "limit"),
     [
-        ({"stepping": True, "longest_gap": 0.1, "busy": False}, 60.0),
-        ({"stepping": True, "longest_gap": 30.0, "busy": False}, 120.0),
-        ({"stepping": True, "longest_gap": 0.1, "busy": True}, 600.0),
-        ({"stepping": True, "longest_gap": 0.1, "busy": None}, 600.0),
-        ({"stepping": True, "longest_gap": 0.1, "busy": False, "stretch": 4.0}, 240.0),
-        ({"stepping": False, "longest_gap": 0.0, "busy": False}, 1800.0),
-        ({"stepping": False, "longest_gap": 0.0, "busy": True}, math.inf),
-        ({"stepping": True, "longest_gap": 0.1, "busy": False, "waiting": True}, math.inf),
+        ({"stepping": True, "longest_gap": 0.1, "finding": STUCK}, 60.0),
+        ({"stepping": True, "longest_gap": 30.0, "finding": STUCK}, 120.0),
+        ({"stepping": True, "longest_gap": 0.1, "finding": STUCK, "lost": 9000.0}, 60.0),
+        ({"stepping": True, "longest_gap": 0.1, "finding": COMPUTES}, 600.0),
+        ({"stepping": True, "longest_gap": 0.1, "finding": COMPUTES, "lost": 9000.0}, 9000.0),
+        ({"stepping": True, "longest_gap": 0.1, "finding": UNSEEN}, 600.0),
+        ({"stepping": True, "longest_gap": 0.1, "finding": STUCK, "stretch": 4.0}, 240.0),
+        ({"stepping": True, "longest_gap": 0.1, "finding": SOCKET}, 3600.0),
+        ({"stepping": True, "longest_gap": 0.1, "finding": SOCKET, "lost": 9000.0}, 9000.0),
+        ({"stepping": True, "longest_gap": 0.1, "finding": NIGHT, "silence": 100.0}, 28960.0),
+        ({"stepping": True, "longest_gap": 0.1, "finding": PROMPT}, math.inf),
+        ({"stepping": False, "longest_gap": 0.0, "finding": STUCK}, 1800.0),
+        ({"stepping": False, "longest_gap": 0.0, "finding": UNKNOWN}, 1800.0),
+        ({"stepping": False, "longest_gap": 0.0, "finding": COMPUTES}, math.inf),
+        ({"stepping": False, "longest_gap": 0.0, "finding": UNSEEN}, math.inf),
+        ({"stepping": False, "longest_gap": 0.0, "finding": SOCKET}, math.inf),
+        ({"stepping": False, "longest_gap": 0.0, "finding": SOCKET, "trains": True}, 3600.0),
+        ({"stepping": True, "longest_gap": 0.1, "finding": STUCK, "waiting": True}, math.inf),
     ],
 )
 def test_how_long_a_script_may_be_silent(known: dict[str, object], limit: float) -> None:

@@ -123,6 +123,19 @@ def test_slow_but_healthy_raises_no_alarm(drive: Drive, reference: Drive) -> Non
     assert_exact(run, reference(SLOW), faults=0)
 
 
+def test_whoever_waits_for_something_outside_in_a_phase_of_unknown_length_is_left_alone(drive: Drive) -> None:
+    """A first step, an evaluation and code after the last batch that sleep for longer than a hang may last."""
+    settings = {"watchdog.first_step": "3s", "watchdog.evaluate": "1.5s", "watchdog.loop": "1.5s"}
+    run = drive(SLOW, epochs=1, first=6.0, evaluation=4.0, around=4.0, settings=settings)
+    assert (run.outcome.state, run.faults()) == ("FINISHED", []), run.of("fault")
+    texts = [str(event.data["text"]) for event in run.of("silent")]
+    assert texts and all("it sleeps; it is left alone" in text for text in texts), texts
+    assert {word for text in texts for word in ("forward", "evaluate") if f" in {word};" in text} == {
+        "forward",
+        "evaluate",
+    }, texts
+
+
 def test_work_around_the_batches_is_not_a_snapshot_that_hangs(drive: Drive, reference: Drive) -> None:
     """Before the first batch of an epoch, and after the last epoch, a script may be busy with work of its own."""
     settings = {"watchdog.floor": "0.5s", "watchdog.loop": "8s", "watchdog.evaluate": "8s"}

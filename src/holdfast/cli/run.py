@@ -135,6 +135,10 @@ def conduct(folder: RunFolder, order: Order, settings: Settings, output: Output)
 
     start = Event.now("start", run=folder.name, command=redact(order.command), holdfast=__version__)
     folder.append(start)
+    if settings.notify.webhook or settings.notify.command:
+        from holdfast.cli import notify
+
+        notify.start(folder, settings)  # before the stage: what it finds running is no part of the script
     try:
         with Stage(folder, settings) as stage:
             first = stage.first(order)

@@ -16,6 +16,7 @@ from holdfast.cli.output import Output, counted, duration, print_error
 from holdfast.cli.text import without_control
 from holdfast.errors import ScriptFailed, Stopped
 from holdfast.events import Event
+from holdfast.human import size
 from holdfast.naming import shown
 from holdfast.runfolder import RunFolder
 from holdfast.runtime.affairs import Outcome
@@ -69,7 +70,7 @@ class RunFace(QuietFace):
         self._happened = True
         self._say("•", str(data.get("text")), "dim")
 
-    _on_trust = _on_abandoned = _on_note
+    _on_trust = _on_abandoned = _on_silent = _on_note
 
     def _say(self, sign: str, text: str, style: str) -> None:
         streams = self.supervisor.streams if self.supervisor is not None else None
@@ -93,7 +94,11 @@ class RunFace(QuietFace):
             words = [f"finished {steps}" if receipt.get("steps") else "finished"]
             if faults:
                 words.append(f"{counted(faults, 'fault')} survived")
-                if receipt.get("steps"):
+                work, printed = receipt.get("work_repeated_s"), receipt.get("output_repeated_bytes")
+                if work is not None:
+                    told = f" ({size(printed)} of output)" if printed else ""
+                    words.append(f"{duration(work)} of work repeated{told}")
+                elif receipt.get("steps"):
                     words.append(f"{counted(receipt.get('steps_repeated') or 0, 'step')} repeated")
                 words.append(f"{duration(receipt.get('seconds_lost'))} lost")
             self.supervisor = None

@@ -8,13 +8,14 @@
       hook/          the few lines inside the script: steps, saves, the last exception, stacks
       notes.py       what the hook wrote down, and which fault it is
     supervising.py   the loop
-      silence.py     a hang: patience.py says how long it may be silent, activity.py whether it computes meanwhile
+      silence.py     a hang: patience.py says how long it may be silent, activity.py whether it computes meanwhile, and
+                     holdfast.runtime.waits what it waits for
       steps.py       which step a checkpoint belongs to
     answering.py     what follows when the script ends
       going_on.py    where it begins again: frameworks.py (Lightning, HF Trainer, ultralytics, Accelerate and others),
                      checkpoints.py (the newest that is whole), batches.py (smaller ones after memory ran out)
       rungs.py       the ladder by environment, down to the CPU
-      room.py        a full disk is waited for
+      room.py        a full disk is waited for; repeating.py: the same end each time
       ending.py      the receipt
     attached.py      the other end of `holdfast.attach`: slots and keeper; door.py: where it knocks
 

@@ -75,7 +75,7 @@ class Activity:
         if len(recent) < 2:
             return None
         (begin, cpu, gpu, _), (end, cpu_now, gpu_now, _) = recent[0], recent[-1]
-        if any(ready for _, _, _, ready in recent):  # it would compute, but on a busy machine it has to wait its turn
+        if 2 * sum(ready for _, _, _, ready in recent) >= len(recent):  # on a busy machine it has to wait its turn
             return True
         seconds = max(0.001, end - begin)
         if (cpu_now - cpu) / seconds >= CPU_SHARE or (gpu_now - gpu) / seconds >= GPU_SHARE:

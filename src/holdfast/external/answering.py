@@ -22,10 +22,11 @@ from holdfast.external import batches, notes
 from holdfast.external.ending import Ending
 from holdfast.external.going_on import GoingOn, Start, short
 from holdfast.external.launching import Script
+from holdfast.external.repeating import BY_ITSELF, ends_by_itself
 from holdfast.external.room import Room
 from holdfast.external.stage import Process
 from holdfast.external.words import fault_sentence
-from holdfast.runtime import evidence
+from holdfast.runtime import cgroup, evidence
 from holdfast.runtime.faults import Fault, Kind
 from holdfast.runtime.ladder import FAMILIES, Action, Limits, Move, Past, Rung, next_move
 from holdfast.runtime.trusting import Trusting
@@ -114,17 +115,27 @@ class Answering:
         if returning is not None and code != 0:
             self._return_to(returning)
             return
-        fault = notes.judge(supervisor.notes, code, words, device=device, oom_kills=oom_kills)
+        limit = cgroup.exhausted() if oom_kills > 0 else None
+        fault = notes.judge(supervisor.notes, code, words, device=device, oom_kills=oom_kills, limit=limit)
         if fault is not None and self._refuses_cpu(fault, words):
             self.ending.gave_up(fault, "the script does not run without its device", self.history)
         elif fault is None and code > 0 and self._did_not_begin():
             self._try_another()
         elif fault is None:
+            self._note_device_words(code, words)
             self._passed_on(code)
         else:
             beat = supervisor.notes.board.read()
             fault = fault.at(step=beat.at if beat.attempts else None, pid=script.pid)
             self.lost(script, fault, words, {}, counted=True)
+
+    def _note_device_words(self, code: int, words: str) -> None:
+        """A script that computes on the CPU fails with the words of a device: passed on, and not without a line."""
+        assert self.supervisor.notes is not None
+        said = notes.device_words(self.supervisor.notes, words) if code > 0 else None
+        if said is not None:
+            text = f'it ended with the words of a device, "{said}", while it computed on {self.supervisor.device}'
+            self.affairs.teller.emit("note", text=f"{text}: that is taken as its own error and not tried again")
 
     def _refuses_cpu(self, fault: Fault, words: str) -> bool:
         """On the last rung no device is visible: a script that insists on one cannot be helped."""
@@ -234,6 +245,9 @@ class Answering:
             if move.action is not Action.CPU_BATCH:
                 break
             known.append(Past(fault, move, self.affairs.rung))
+        if ends_by_itself(fault, self.history) >= BY_ITSELF and move.action is not Action.FAIL:
+            status = fault.evidence.get("exitcode")
+            return Move(Action.GIVE_UP, self.affairs.rung, reason=f"it ended with code {status}, {BY_ITSELF} times")
         starts = (Action.RETRY, Action.SPLIT, Action.REPLACE, Action.NEXT_RUNG)
         if not supervisor.settings.external.restart and move.action in starts:
             return Move(Action.GIVE_UP, self.affairs.rung, reason="external.restart is off")

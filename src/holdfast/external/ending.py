@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import ExitCode, GaveUp, HoldfastError, Stopped
 from holdfast.events import utc_now
+from holdfast.external.words import last_lines
 from holdfast.runtime.affairs import Outcome
 from holdfast.runtime.faults import Fault
 from holdfast.runtime.ladder import Past
@@ -49,9 +50,11 @@ class Ending:
         self.supervisor.attached.save_last()
         tries = sum(past.fault.step == fault.step for past in history)
         times = f", {tries} times" if tries > 1 else ""
+        said = last_lines(self.supervisor.record.last_words())
+        words = ["its last words:", *(f"  {line}" for line in said)] if said else []
         error = GaveUp(
             f"gave up: {fault.sentence()}{times}",
-            cause=f"{fault.code}; {reason}",
+            cause="\n".join([f"{fault.code}; {reason}", *words]),
             saved=self.affairs.saved(),
             hints=[
                 f"`holdfast explain {fault.code}` says what this means",
@@ -77,6 +80,10 @@ class Ending:
         receipt["exact"] = self.supervisor.attached.exact
         if not receipt["exact"]:  # nobody has counted its samples
             receipt |= {"samples_skipped": None, "samples_repeated": None, "samples_quarantined": None}
+        going_on = self.supervisor.answering.going_on
+        if not receipt["exact"] and not accounts.attempts and accounts.faults:  # nobody has seen its steps
+            receipt |= {"steps_repeated": None, "work_repeated_s": round(going_on.repeated_s, 3)}
+            receipt["output_repeated_bytes"] = going_on.repeated_bytes
         affairs.run_folder.put("receipt.json", receipt)
         self.outcome = Outcome(state, int(code), error, receipt)
         affairs.set_state(

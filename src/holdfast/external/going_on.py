@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from holdfast.external import batches, frameworks
 from holdfast.external.checkpoints import Found, newest_whole, search
 from holdfast.external.frameworks import Way
-from holdfast.external.words import repeats
+from holdfast.external.words import repeats, repeats_work
 from holdfast.runfolder import whole
 from holdfast.runtime.ladder import Past
 
@@ -34,6 +34,16 @@ class Start:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What a process did, where its steps cannot be seen."""
+
+    began_ns: int
+    ended_ns: int
+    printed: int = 0
+    epoch: int | None = None
+
+
 class GoingOn:
     """What is known about how this script goes on."""
 
@@ -41,6 +51,12 @@ class GoingOn:
         self.supervisor = supervisor
         self.pieces = 1
         """Into how many its batch is divided, where it has an argument for that."""
+        self.life: Life | None = None
+        """Of the process that ended last."""
+        self.repeated_s = 0.0
+        """Seconds of work that were done again, of processes whose steps nobody saw."""
+        self.repeated_bytes = 0
+        """What those had printed, where they began again from nothing."""
         self._began_from: Path | None = None
         """The checkpoint the process that runs now was told to begin at."""
         self._unfit: set[Path] = set()
@@ -65,13 +81,24 @@ class GoingOn:
         way, found = self._newest_checkpoint()
         self._began_from = found.path if way is not None and found is not None and not way.chooses else None
         if way is None:  # it may find its own way, as scripts do that look for their file themselves
-            again = repeats(reached, "up to ")
+            again = self._again(reached, 0, "up to ")
             return Start(command, {}, 0, f"from the beginning (nobody knows how it goes on); {again}")
         if found is None:
-            return Start(command, {}, 0, f"from the beginning (no checkpoint was found); {repeats(reached)}")
+            return Start(command, {}, 0, f"from the beginning (no checkpoint was found); {self._again(reached, 0)}")
         step, sure = supervisor.steps.of(found, supervisor.notes)
-        again = repeats(max(0, reached - step), "" if sure else "about ")
+        again = self._again(reached, step, "" if sure else "about ", since_ns=found.time_ns)
         return Start(*way.begin(command, found.path), step, f"from {short(found.path)} by {way.name}; {again}")
+
+    def _again(self, reached: int, step: int, about: str = "", since_ns: int = 0) -> str:
+        """What is repeated: steps where they are counted, else the time since the checkpoint or the beginning."""
+        life = self.life
+        if reached > 0 or life is None:
+            return repeats(max(0, reached - step), about)
+        seconds = max(0.0, (life.ended_ns - max(life.began_ns, since_ns)) / 1e9)
+        printed = life.printed if since_ns <= life.began_ns else 0
+        self.repeated_s += seconds
+        self.repeated_bytes += printed
+        return repeats_work(seconds, printed, life.epoch, about)
 
     def _newest_checkpoint(self, since_ns: int | None = None) -> tuple[Way | None, Found | None]:
         supervisor = self.supervisor
@@ -98,6 +125,20 @@ class GoingOn:
         """Has the process that runs now written a checkpoint that is whole?"""
         _, found = self._newest_checkpoint(began_ns)
         return found is not None
+
+    def newest_time(self) -> int | None:
+        """When the newest checkpoint it could go on from was written, without a look inside; None if there is none."""
+        order, seen = self.supervisor.order, self.supervisor.notes
+        way = frameworks.find_way(
+            order.command,
+            fitted=seen.fitted if seen is not None else "",
+            fits=seen.fits if seen is not None else 0,
+            resume_with=order.resume_with,
+        )
+        if way is None:
+            return None
+        found = search(frameworks.places(order.command, order.cwd), way.patterns, order.since_ns)
+        return max((each.time_ns for each in found if each.path not in self._unfit), default=None)
 
     @property
     def chose(self) -> Path | None:

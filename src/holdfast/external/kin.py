@@ -19,11 +19,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.external.launching import Script
 from holdfast.runtime import process
+from holdfast.runtime.family import Member, family
 
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
@@ -33,24 +33,12 @@ LEAVING = 1.0
 """Seconds a child that goes into the background has to take a session of its own after its parent has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One process of the family."""
-
-    pid: int
-    parent: int
-    session: int
-    state: str
-    cpu_ticks: int
-    started: int
-
-
 class Kin:
     """The family of the script that runs now."""
 
     def __init__(self, ours: Callable[[], set[int]] = set) -> None:
         self.ours = ours
-        self._before = set() if _childless() else set(_family(os.getpid()))
+        self._before = set() if _childless() else set(family(os.getpid()))
         """Children there were before the script: nobody's business."""
         self.adopts = _become_subreaper()
         self.reaped: dict[int, int] = {}
@@ -58,12 +46,12 @@ class Kin:
 
     def members(self) -> dict[int, Member]:
         """Everything the script started that still runs, and the script itself."""
-        family = _family(os.getpid())
+        everybody = family(os.getpid())
         left_out = self._before | self.ours()
-        for pid in sorted(family):  # what a process of ours started is ours as well
-            if family[pid].parent in left_out and family[pid].parent != os.getpid():
+        for pid in sorted(everybody):  # what a process of ours started is ours as well
+            if everybody[pid].parent in left_out and everybody[pid].parent != os.getpid():
                 left_out.add(pid)
-        return {pid: member for pid, member in family.items() if pid not in left_out and member.state not in "ZX"}
+        return {pid: member for pid, member in everybody.items() if pid not in left_out and member.state not in "ZX"}
 
     def cpu_seconds(self, members: Mapping[int, Member]) -> float:
         """CPU time of all of them; it falls when one ends."""
@@ -74,7 +62,7 @@ class Kin:
         """Take the exit codes of orphans, so that none stays as a zombie."""
         if not self.adopts or sys.platform == "win32":
             return
-        for pid, member in _family(os.getpid()).items():
+        for pid, member in family(os.getpid()).items():
             if member.parent == os.getpid() and member.state == "Z" and pid != script.pid and pid not in self.ours():
                 with contextlib.suppress(ChildProcessError):
                     done, status = os.waitpid(pid, os.WNOHANG)
@@ -144,35 +132,3 @@ def _childless() -> bool:
         return not any(Path(f"/proc/self/task/{task}/children").read_bytes() for task in os.listdir("/proc/self/task"))
     except OSError:
         return False
-
-
-def _family(root: int) -> dict[int, Member]:
-    """Every descendant of a process, zombies included; none where there is no /proc."""
-    everybody: dict[int, Member] = {}
-    with contextlib.suppress(OSError):
-        for entry in os.scandir("/proc"):
-            if entry.name.isdigit():
-                member = _look(int(entry.name))
-                if member is not None:
-                    everybody[member.pid] = member
-    children: dict[int, list[int]] = {}
-    for member in everybody.values():
-        children.setdefault(member.parent, []).append(member.pid)
-    found: dict[int, Member] = {}
-    waiting = list(children.get(root, ()))
-    while waiting:
-        pid = waiting.pop()
-        if pid not in found:
-            found[pid] = everybody[pid]
-            waiting += children.get(pid, ())
-    return found
-
-
-def _look(pid: int) -> Member | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read().decode(errors="replace")
-        words = text[text.rindex(")") + 2 :].split()
-        return Member(pid, int(words[1]), int(words[3]), words[0], int(words[11]) + int(words[12]), int(words[19]))
-    except (OSError, ValueError, IndexError):
-        return None

@@ -18,6 +18,17 @@ _LOSS = re.compile(
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
+_EPOCH = re.compile(r"(?<![A-Za-z])epoch[\s:=#\[(]{0,8}(?P<value>\d{1,7})(?![\w.])", re.IGNORECASE)
+
+
+def printed_epoch(text: str) -> int | None:
+    """The last epoch a text speaks of; None if it speaks of none."""
+    last = None
+    for match in _EPOCH.finditer(_COLOUR.sub("", text)):
+        last = match
+    return int(last["value"]) if last is not None else None
+
+
 def printed_loss(text: str) -> float | None:
     """The last training loss in a text; None if there is none, or it is not finite."""
     last = None

@@ -24,6 +24,7 @@ from typing import Any
 
 from holdfast.files import open_regular, read_json, remove
 from holdfast.runtime.board import Board
+from holdfast.runtime.cgroup import Limit
 from holdfast.runtime.faults import Fault, Kind, classify_exception, classify_exit
 
 HOOK = Path(__file__).parent / "hook"
@@ -143,14 +144,16 @@ def _age(path: Path) -> float:
 # -- which fault it is -------------------------------------------------------------------------------------------
 
 
-def judge(notes: Notes, code: int, words: str, *, device: str, oom_kills: int) -> Fault | None:
+def judge(
+    notes: Notes, code: int, words: str, *, device: str, oom_kills: int, limit: Limit | None = None
+) -> Fault | None:
     """The fault behind the end of a script; None if it is the script's own: an exception, `sys.exit(3)`, success."""
     if code == 0:
         return None
     child = _end_of_its_child(notes) if code > 0 else None
     known = _by_exception(notes, words, device) if child is None else None
     exited = classify_exit(
-        exitcode=code if child is None else child, last_words=words, oom_kills=oom_kills, device=device
+        exitcode=code if child is None else child, last_words=words, oom_kills=oom_kills, device=device, limit=limit
     )
     if known is not None:
         return replace(known, evidence={**known.evidence, **exited.evidence})
@@ -201,6 +204,14 @@ def _by_exception(notes: Notes, words: str, device: str) -> Fault | None:
         if fault is not None:
             return fault
     return None
+
+
+def device_words(notes: Notes, words: str) -> str | None:
+    """What a script that computed on the CPU said of a device it did not use: its own error, but a strange one."""
+    fault = _by_exception(notes, words, "cuda:0")
+    if fault is None or fault.kind is Kind.DISK_FULL or _by_exception(notes, words, "cpu") is not None:
+        return None
+    return fault.message.partition("\n")[0][:200]
 
 
 def full_disk(error: BaseException) -> bool:
@@ -288,4 +299,4 @@ def _from_text(words: str) -> BaseException | None:
     return None
 
 
-__all__ = ["HOOK", "Notes", "judge", "own_error", "rebuild"]
+__all__ = ["HOOK", "Notes", "device_words", "judge", "own_error", "rebuild"]

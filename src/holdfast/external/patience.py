@@ -1,16 +1,18 @@
 """How long a script may be silent, given what is known about it: pure, a few numbers in, seconds out.
 
-    limit = allowed(stepping=True, longest_gap=0.8, busy=False, settings=settings.watchdog)
+    limit = allowed(stepping=True, longest_gap=0.8, finding=finding, settings=settings.watchdog)
     if silence > limit: ...                          # it hangs
 
-Silent is a script that makes no step and prints nothing. Nobody knows what it is doing then: an evaluation, a download,
-or nothing for ever. So the limits are long, and a script that computes gets more than one that does nothing:
+Silent is a script that makes no step and prints nothing. What it waits for decides (holdfast.runtime.waits):
 
-    makes steps, idle      watchdog.loop (1 minute), or 4 times its longest pause between two steps
-    makes steps, busy      watchdog.evaluate (10 minutes), or the same 4 times: an evaluation looks like this
-    no step yet, idle      watchdog.setup (30 minutes)
-    no step yet, busy      not called hung: it may compute in silence for as long as it likes, as any program
+    makes steps, stuck     watchdog.loop (1 minute), or 4 times its longest pause between two steps
+    makes steps, unclear   watchdog.evaluate (10 minutes), or the same 4 times: an evaluation looks like this
+    makes steps, waits     watchdog.wait (1 hour), or until its deadline; for a person or a debugger without end
+    no step yet, stuck     watchdog.setup (30 minutes)
+    no step yet, computes  not called hung: it may compute in silence for as long as it likes, as any program
+    no step yet, waits     the same; a script that has imported torch gets watchdog.wait
 
+Only what is stuck for sure costs nothing to end. Else patience is at least as long as the work that would be repeated.
 With the integrations the phases are known, and the limits are those of `holdfast train`.
 """
 
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import math
 
+from holdfast.runtime.waits import Finding, Grade
 from holdfast.settinggroups import WatchdogSettings
 
 
@@ -25,19 +28,26 @@ def allowed(
     *,
     stepping: bool,
     longest_gap: float,
-    busy: bool | None,
+    finding: Finding,
     settings: WatchdogSettings,
+    silence: float = 0.0,
+    lost: float = 0.0,
+    trains: bool = False,
     stretch: float = 1.0,
     waiting: bool = False,
 ) -> float:
     """Seconds of silence before it is called hung; infinite where it never is.
 
-    `busy` is None where nobody can tell: then it counts as busy. `stretch` is above 1 when the script was once called
-    hung here: if it was only slow, it passes the second time. `waiting`: somebody does not read what it prints.
+    `lost` are the seconds of work a restart would repeat. `stretch` is above 1 when the script was once called hung
+    here: if it was only slow, it passes the second time. `waiting`: somebody does not read what it prints.
     """
-    if waiting:
+    if waiting or finding.endless:
         return math.inf
-    if not stepping:
-        return settings.setup * stretch if busy is False else math.inf
-    floor = settings.loop if busy is False else settings.evaluate
-    return max(floor, settings.factor * longest_gap) * stretch
+    stuck, waits = finding.grade is Grade.STUCK, finding.grade is Grade.WAITS
+    if not stepping and (finding.kind in ("computes", "unseen") or (waits and not trains)):
+        return math.inf
+    if waits:
+        ends = silence + finding.until + settings.loop if finding.until is not None else 0.0
+        return max(settings.wait, settings.factor * longest_gap, lost, ends) * stretch
+    floor = settings.setup if not stepping else settings.loop if stuck else settings.evaluate
+    return max(floor, settings.factor * longest_gap, 0.0 if stuck else lost) * stretch

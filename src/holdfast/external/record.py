@@ -30,6 +30,8 @@ class Record:
         self.half = max(1, most // 2)
         self.bytes = 0
         """Printed by all processes of the run."""
+        self.of_process = 0
+        """Printed by the one that runs now."""
         self._tail = bytearray()
         self._file: IO[bytes] | None = None
         self._size = 0
@@ -43,6 +45,7 @@ class Record:
 
     def write(self, data: bytes) -> None:
         self.bytes += len(data)
+        self.of_process += len(data)
         self._tail += data
         if len(self._tail) > 2 * TAIL:
             del self._tail[:-TAIL]
@@ -66,6 +69,7 @@ class Record:
     def process_begins(self) -> None:
         """What is printed from here on is the new process's."""
         self._tail.clear()
+        self.of_process = 0
 
     def last_words(self) -> str:
         text = bytes(self._tail[-TAIL:]).decode(errors="replace")

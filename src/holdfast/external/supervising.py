@@ -20,9 +20,10 @@ from typing import Any
 from holdfast.errors import HoldfastError
 from holdfast.external.answering import Answering
 from holdfast.external.attached import Attached
+from holdfast.external.going_on import Life
 from holdfast.external.kin import command_of
 from holdfast.external.launching import Script
-from holdfast.external.loss import printed_loss
+from holdfast.external.loss import printed_epoch, printed_loss
 from holdfast.external.notes import Notes
 from holdfast.external.order import Order
 from holdfast.external.signals import STOPPING
@@ -339,5 +340,8 @@ class ScriptSupervisor:
             self.streams.close()
             self.streams = None
         if self.script is not None:
+            epoch = printed_epoch(self.record.tail(1 << 15))
+            life = Life(self.script.began_ns, time.time_ns(), self.record.of_process, epoch)
+            self.answering.going_on.life = life
             self.script.close()
             self.script = None

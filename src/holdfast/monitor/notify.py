@@ -47,13 +47,15 @@ class News:
         """When the first thing happened that waits for the digest."""
         self._unsaved: float | None = None
         self._silent = False
+        self._waited: object = None
+        """When it was last said that the script itself is silent."""
 
     def look(self, run: reader.Run, now: float | None = None) -> list[Message]:
         """What should be told now."""
         now = time.monotonic() if now is None else now
         if self._faults is None:
             self._faults, self._moves = run.faults_total, run.story.moves
-        found = [*self._ended(run), *self._held(run), *self._unwritten(run), *self._silence(run)]
+        found = [*self._waiting(run), *self._ended(run), *self._held(run), *self._unwritten(run), *self._silence(run)]
         return found if self.over else [*found, *self._mended(run, now)]
 
     # -- the end ---------------------------------------------------------------------------------------------
@@ -97,6 +99,13 @@ class News:
         before, self._silent = self._silent, bool(run.live and age is not None and age > SILENT)
         if self._silent and not before:
             yield _message(run, "alert", f"{_name(run)} has given no sign for {duration(age)}", _lines(run))
+
+    def _waiting(self, run: reader.Run) -> Iterator[Message]:
+        """The script makes no step: somebody hears of it before anything is ended."""
+        for event in run.events(last=1, kinds={"silent"}):
+            before, self._waited = self._waited, event.time
+            if before != event.time:
+                yield _message(run, "alert", f"{_name(run)} is silent", [clean(event.data.get("text")), *_lines(run)])
 
     def _mended(self, run: reader.Run, now: float) -> Iterator[Message]:
         """Faults that were survived, gathered."""

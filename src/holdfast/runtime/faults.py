@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.human import count
+from holdfast.runtime.cgroup import Limit
 from holdfast.runtime.kinds import CODES, ByKind, Explanation, Health, Kind, added, explanations, health_of
 from holdfast.runtime.signatures import Signature, match_text, signature, signatures
 
@@ -50,7 +51,7 @@ _SENTENCES = ByKind(
         Kind.DEVICE_LOST: "{device} was lost",
         Kind.TRANSIENT: "{device} reported an error",
         Kind.HANG: "{device} stopped answering",
-        Kind.HOST_MEMORY: "the machine ran out of memory",
+        Kind.HOST_MEMORY: "{who} ran out of memory",
         Kind.KILLED: "the worker on {device} was killed from outside{how}",
         Kind.EXIT: "the worker on {device} ended without a word{how}",
         Kind.UNSUPPORTED: "{device} cannot run this with the installed torch",
@@ -120,8 +121,9 @@ class Fault:
         """One line for people, without a full stop."""
         how = self.evidence.get("signal") or self.evidence.get("status")
         what = self.evidence.get("what") or "the loss"
+        who = self.evidence.get("who") or "the machine"
         device = self.device or "the device"
-        text = _SENTENCES[self.kind].format(device=device, how=f" ({how})" if how else "", what=what)
+        text = _SENTENCES[self.kind].format(device=device, how=f" ({how})" if how else "", what=what, who=who)
         if self.step is not None:
             text += f" at step {count(self.step)}"
         if self.phase is not None:
@@ -320,11 +322,14 @@ _WINDOWS = {
 _LAST_LINES = 60
 
 
-def classify_exit(*, exitcode: int | None, last_words: str, oom_kills: int, device: str) -> Fault:
+def classify_exit(
+    *, exitcode: int | None, last_words: str, oom_kills: int, device: str, limit: Limit | None = None
+) -> Fault:
     """The fault behind a worker that ended without reporting an exception.
 
     `exitcode` is as in `subprocess`: negative for a signal; None if nobody knows it. `oom_kills` is by how much the
-    kernel's count of out-of-memory kills rose meanwhile.
+    kernel's count of out-of-memory kills rose meanwhile, `limit` the cgroup that had none left, if it was not the
+    machine.
     """
     kind, how = (Kind.EXIT, {"status": "exit status unknown"}) if exitcode is None else _kind_of_exit(exitcode)
     evidence: dict[str, object] = {"exitcode": exitcode, **how}
@@ -334,6 +339,8 @@ def classify_exit(*, exitcode: int | None, last_words: str, oom_kills: int, devi
     known = None
     if oom_kills > 0 and (exitcode is None or how.get("signal") == "SIGKILL"):
         kind, known = Kind.HOST_MEMORY, signature("host-out-of-memory")
+        if limit is not None:
+            evidence |= {"cgroup": limit.path, "cgroup_limit_bytes": limit.bytes, "who": limit.words}
     elif kind in (Kind.CRASH, Kind.EXIT):
         known = _fatal_text(tail, device)
         if known is not None and known.kind is not None:

@@ -15,6 +15,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.runtime import cgroup
+
 LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
 
@@ -189,34 +191,9 @@ def device_files() -> list[str]:
     return names
 
 
-def _cgroup_folders() -> list[Path]:
-    """This process's memory cgroup, version 2 or 1, the nearest first."""
-    folders: list[Path] = []
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            relative = path.lstrip("/")
-            if controllers == "":
-                folders += [Path("/sys/fs/cgroup") / relative, Path("/sys/fs/cgroup/unified") / relative]
-            elif "memory" in controllers.split(","):
-                folders.append(Path("/sys/fs/cgroup/memory") / relative)
-    return folders
-
-
 def memory_kills() -> int:
     """How often the kernel killed a process of our memory cgroup, or of this machine, for memory."""
-    for folder in _cgroup_folders():
-        for name, key in (("memory.events", "oom_kill"), ("memory.oom_control", "oom_kill")):
-            with contextlib.suppress(OSError, ValueError):
-                for line in (folder / name).read_text().splitlines():
-                    word, _, value = line.partition(" ")
-                    if word == key:
-                        return int(value)
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
+    return cgroup.kills()
 
 
 def available_memory() -> int | None:
@@ -226,7 +203,7 @@ def available_memory() -> int | None:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 amounts.append(int(line.split()[1]) * 1024)
-    for folder in _cgroup_folders():
+    for folder in cgroup.folders():
         for limit, usage in (
             ("memory.max", "memory.current"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),

@@ -27,7 +27,7 @@ from typing import Any
 from holdfast.errors import HoldfastError, InternalError, UserError
 from holdfast.files import remove
 from holdfast.runfolder import RunFolder
-from holdfast.runtime import evidence, launch, process
+from holdfast.runtime import cgroup, evidence, launch, process
 from holdfast.runtime.affairs import Affairs, Outcome, Plan
 from holdfast.runtime.board import Beat
 from holdfast.runtime.crew import Crew, kill_group
@@ -71,7 +71,7 @@ class Supervisor:
         self._signals = Signals()
         self._saving = Saving(affairs, self.crew)
         self._ending = Ending(affairs, self.crew, self._saving, self._signals)
-        self._watch = Watch(settings.watchdog)
+        self._watch = Watch(settings.watchdog, self.teller.emit)
         self._trusting = Trusting(affairs, self.crew)
         self._recovery = Recovery(affairs, self.crew, self._ending, self._watch, self._trusting)
         self.crew.entering = self._trusting.entering
@@ -303,8 +303,9 @@ class Supervisor:
         if worker.pid == 0 or beat.pid == 0:
             self._look_at_birth(worker, beat)
             return
-        limit = self._watch.limit(beat)
-        self._limit_in = limit - self._watch.silence(beat)
+        silence = self._watch.silence(beat)
+        limit = self._watch.weighed(beat, silence)
+        self._limit_in = limit - silence
         if self._limit_in <= 0:
             self._worker_hangs(worker, beat, limit)
         else:
@@ -376,6 +377,7 @@ class Supervisor:
             last_words=self.teller.last_words(),
             oom_kills=self.crew.memory_kills,
             device=self.affairs.device,
+            limit=cgroup.exhausted(),
         ).at(step=beat.at, phase=beat.phase.label)
 
     def _nursery_died(self, message: str = "the nursery ended") -> None:

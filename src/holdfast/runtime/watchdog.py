@@ -42,6 +42,20 @@ def allowed_silence(beat: Beat, known: Known, settings: WatchdogSettings, *, str
     return _first_allowance(beat.phase, settings) * stretch
 
 
+_OWN = (Phase.SETUP, Phase.LOOP, Phase.EVALUATE, Phase.SAVE, Phase.COMPILE)
+"""Code of the user's, or of a compiler: it may download, upload, wait for a lock or ask somebody."""
+_STEP = (Phase.DATA, Phase.TO_DEVICE, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.SNAPSHOT)
+
+
+def is_open(beat: Beat, known: Known) -> bool:
+    """May this phase take longer than anybody knows? The user's own code may, and what was never seen before."""
+    if beat.phase in _OWN:
+        return True
+    earlier = known.get(beat.phase, PhaseTimes())
+    learned = _has_learned(beat.phase, beat.times[beat.phase]) or _has_learned(beat.phase, earlier)
+    return beat.phase in _STEP and not learned
+
+
 def _has_learned(phase: Phase, times: PhaseTimes) -> bool:
     """Three times make a habit; one evaluation does, if it was one: the phase is entered after every last batch."""
     if phase is Phase.EVALUATE:

@@ -4,7 +4,7 @@
     plan = FaultPlan.parse("sigkill@17:backward,hang@30")
     plan = FaultPlan.random(60, steps=400, seed=7)
 
-A fault is a real one: a signal the process sends to itself, a read of address zero, a sleep that holds the
+A fault is a real one: a signal the process sends to itself, a read of address zero, a wait that holds the
 interpreter's lock, a killed loader child. Device errors are raised with the device's own words, which is what
 the runtime would see. Each fault claims a file before it fires, so the worker that comes after it does not
 fall into the same hole.
@@ -30,6 +30,7 @@ from holdfast.errors import UserError
 from holdfast.runtime import process
 from holdfast.runtime.board import Phase
 from holdfast.runtime.faults import added
+from holdfast.testing import endless
 
 if TYPE_CHECKING:
     from holdfast.runtime.session import Session
@@ -281,21 +282,18 @@ def _sigstop(_: _Injector) -> None:
 
 
 def _hang(_: _Injector) -> None:
-    """An endless loop in Python."""
-    while True:
-        time.sleep(0.1)
+    """An endless wait in Python."""
+    endless.in_python()
 
 
 def _hang_c(_: _Injector) -> None:
     """An endless wait in C that has released the interpreter's lock."""
-    while True:
-        ctypes.CDLL(None).sleep(1000)
+    endless.in_c()
 
 
 def _hang_gil(_: _Injector) -> None:
     """An endless wait in C that holds the interpreter's lock: no Python thread runs any more."""
-    while True:
-        ctypes.PyDLL(None).sleep(1000)
+    endless.in_c(holding_the_lock=True)
 
 
 def _loader_kill(injector: _Injector) -> None:

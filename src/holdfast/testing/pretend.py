@@ -18,7 +18,7 @@ from torch import Tensor
 
 from holdfast.runtime.board import Phase
 from holdfast.runtime.transaction import batch_size
-from holdfast.testing import ailments
+from holdfast.testing import ailments, endless
 from holdfast.testing.ailments import Ailment, Patient
 
 if TYPE_CHECKING:
@@ -118,6 +118,6 @@ def suffer(ailment: Ailment) -> None:
     """Crash, hang or fail, here and now."""
     if ailment.kind == "crash":
         ctypes.string_at(0)
-    while ailment.kind == "hang":
-        ctypes.CDLL(None).sleep(1000)
+    if ailment.kind == "hang":
+        endless.in_c()
     raise RuntimeError("CUDA error: an illegal memory access was encountered (a pretend device, holdfast.testing)")

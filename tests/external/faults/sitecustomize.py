@@ -66,10 +66,14 @@ def happen(kind):
             except OSError:
                 pass
     elif kind == "hang":
-        time.sleep(10_000)
+        lock = threading.Lock()
+        while lock.acquire():  # the second time it waits for itself
+            pass
     elif kind == "hang_gil":
-        while True:  # a signal ends a sleep
-            ctypes.PyDLL(None).sleep(10_000)
+        semaphore = ctypes.create_string_buffer(64)
+        ctypes.PyDLL(None).sem_init(semaphore, 0, 0)
+        while True:  # a signal ends a wait
+            ctypes.PyDLL(None).sem_wait(semaphore)
     elif kind == "spin_gil":
         import re
 

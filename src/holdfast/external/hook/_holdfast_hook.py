@@ -365,7 +365,7 @@ def _listen_for_crashes():
             crash = open(_new("crash-%d.txt" % os.getpid()), "w")
             faulthandler.enable(crash, all_threads=True)
             _kept.append(crash)
-        number = getattr(signal, "SIGRTMAX", 0) - 2
+        number = signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else getattr(signal, "SIGINFO", 0)
         if number > 0 and signal.getsignal(number) == signal.SIG_DFL:
             stacks = open(_new("stacks-%d.txt" % os.getpid()), "w")
             faulthandler.register(number, stacks, all_threads=True, chain=False)
