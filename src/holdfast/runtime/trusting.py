@@ -13,6 +13,7 @@ devices/trust.py; what outlives the run is in devices/ledger.py.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from holdfast.devices import trust as rules
@@ -171,6 +172,16 @@ class Trusting:
             self._before[device] = trust
             trust = rules.after_fault(trust, time.monotonic(), fault.sentence().removeprefix(f"{device} "))
         self._set(device, trust)
+
+    def suspected(self, message: Mapping[str, Any]) -> None:
+        """An operator disagreed with the CPU. Without a confirmation nothing follows but a line, and more looks."""
+        device, text = self.rung.device, str(message.get("text") or "")
+        done = "confirmed" if message.get("confirmed") else "not confirmed"
+        who = f"by {message['by']}" if message.get("by") else "nobody could try it again"
+        told = f"{device} is suspected at step {message.get('step')}: {text}; {done} ({who}: {message.get('why')})"
+        self.affairs.teller.emit("trust", device=device, state="suspected", text=told, suspicion=dict(message))
+        facts = {"why": text, "confirmed": bool(message.get("confirmed")), "by": message.get("by") or "nobody"}
+        self.ledger.note(device, self.rung.label, "suspicion", **facts, method=message.get("method"))
 
     def blamed(self, fault: Fault, verdict: Verdict) -> None:
         """A verdict was reached, perhaps long after the fault."""

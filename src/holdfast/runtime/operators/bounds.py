@@ -52,8 +52,10 @@ GATHERS = frozenset(
     }
 )  # fmt: skip
 """Sums that may be added up one by one in the format of the result."""
-POOLS = ("avg_pool", "adaptive_avg_pool", "_adaptive_avg_pool", "upsample_", "_upsample", "max_pool", "adaptive_max_pool",
-         "reflection_pad", "replication_pad", "unfold_backward")  # fmt: skip
+POOLS = (
+    "avg_pool", "adaptive_avg_pool", "_adaptive_avg_pool", "upsample_", "_upsample", "max_pool", "adaptive_max_pool",
+    "reflection_pad", "replication_pad", "unfold_backward",
+)  # fmt: skip
 SUMS = frozenset({"sum", "mean", "nansum", "index_select_backward", "select_backward", "slice_backward"})
 SKIPPED = (
     "empty", "new_empty", "_empty", "resize_", "set_", "record_stream", "_cdist", "cdist", "_euclidean_dist", "linalg_",
@@ -223,7 +225,8 @@ def _terms(case: Case, right: list[Tensor | None]) -> list[float]:
         grad, _, weight = shapes[0], shapes[1], shapes[2]
         kernel = math.prod(weight[2:])
         places = grad[0] * math.prod(grad[2:])
-        return [float(max(weight[0], weight[1]) * kernel), float(max(places, shapes[1].numel() // shapes[1][1])), places]
+        both = max(places, shapes[1].numel() // shapes[1][1])
+        return [float(max(weight[0], weight[1]) * kernel), float(both), float(places)]
     if case.title in CONVOLUTIONS:
         return [float(max(math.prod(shapes[1][1:]), math.prod(shapes[1]) // shapes[1][1]) + 1)] * len(right)
     most = max(each.numel() for each in case.tensors)
@@ -274,7 +277,8 @@ def _length(case: Case) -> float:
 
 
 def pointwise(case: Case) -> bool:
-    return torch.Tag.pointwise in operator(case.name, case.overload).tags or case.title in ("_to_copy", "clone", "copy_")
+    tags = operator(case.name, case.overload).tags
+    return torch.Tag.pointwise in tags or case.title in ("_to_copy", "clone", "copy_")
 
 
 def _add_statistics(case: Case, limits: list[Tensor | None]) -> None:

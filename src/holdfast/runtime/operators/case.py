@@ -70,14 +70,9 @@ class Case:
     """How products of fp32 are computed: ieee, tf32 or bf16."""
     device: str = "cpu"
     full: dict[str, Any] = field(default_factory=dict)
-    """{args, kwargs, shapes} of the whole, where the tensors are a part of it."""
-
-    @property
-    def key(self) -> str:
-        """The kind of case: the operator with the shapes and dtypes it had."""
-        shapes = self.full["shapes"] if self.full else [asdict(shape_of(each)) for each in self.tensors]
-        sizes = " ".join(f"{each['dtype']}{each['sizes']}" for each in shapes)
-        return f"{self.part} {self.title} {sizes}"
+    """{kwargs, shapes} of the whole, where the tensors are a part of it."""
+    kind: str = ""
+    """The operator with the shapes and dtypes it had: what is looked at more often once it is suspected."""
 
     @property
     def title(self) -> str:
@@ -122,6 +117,7 @@ class Case:
             precision=meta["precision"],
             device=meta["device"],
             full=meta["full"],
+            kind=meta["kind"],
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -136,6 +132,7 @@ class Case:
             "precision": self.precision,
             "device": self.device,
             "full": self.full,
+            "kind": self.kind,
         }
 
 

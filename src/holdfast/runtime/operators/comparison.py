@@ -1,8 +1,8 @@
 """One operator, device against fp64: does every element lie where roundings can have brought it?
 
-    finding = compare(case)
-    finding.agrees, finding.error, finding.allowed, finding.text
-    finding.skipped                                  # why nothing could be said; then it agrees
+finding = compare(case)
+finding.agrees, finding.error, finding.allowed, finding.text
+finding.skipped                                  # why nothing could be said; then it agrees
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Finding:
 
 def compare(case: Case) -> Finding:
     """The worst element of all outputs. What cannot be computed or bounded is skipped, and says so."""
-    operator, key = case.described(), case.key
+    operator, key = case.described(), case.kind
     try:
         right = reference.compute(case, doubled(case.tensors), exact=True)
         limits = bounds.allowed(case, right)

@@ -16,6 +16,7 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.runtime.operators import bounds
-from holdfast.runtime.operators.case import DTYPES, Case, Slot, encoded, shape_of, taken_apart
+from holdfast.runtime.operators.case import DTYPES, Case, encoded, shape_of, taken_apart
 from holdfast.runtime.operators.slices import Limits, Part, cut
 
 BUDGET = 16 << 20
@@ -135,6 +136,7 @@ class _Mode(TorchDispatchMode):
         if kind in self.kinds or recorder._chance.random() >= recorder.chance_of(kind):
             return None
         given = _named(func, args, kwargs)
+        given.pop("out", None)  # what compiled code asks for; the functional operator computes the same
         part = cut(title, given, recorder._chance, recorder.limits, pointwise=pointwise)
         if part is None:
             recorder.left_alone[f"{title}: too large to be compared"] += 1
@@ -142,9 +144,9 @@ class _Mode(TorchDispatchMode):
         self.kinds.add(kind)
         if len(recorder.seen) < KINDS or kind in recorder.seen:
             recorder.seen[kind] += 1
-        return self._case(func, given, part, part_of_step), part
+        return self._case(func, given, part, part_of_step, kind), part
 
-    def _case(self, func: Any, given: dict[str, Any], part: Part, part_of_step: str) -> Case:
+    def _case(self, func: Any, given: dict[str, Any], part: Part, part_of_step: str, kind: str) -> Case:
         found: list[Tensor] = []
         places = taken_apart(part.arguments, found)
         full: dict[str, Any] = {}
@@ -156,7 +158,7 @@ class _Mode(TorchDispatchMode):
         copies = [self._copy(each) for each in found]
         return Case(
             name=func._schema.name,
-            overload=func._schema.overload_name,
+            overload="" if "out" in func._schema.overload_name else func._schema.overload_name,
             args=[],
             kwargs=places,
             tensors=copies,
@@ -165,6 +167,7 @@ class _Mode(TorchDispatchMode):
             precision=product_precision(self.recorder.device, func._schema.name.partition("::")[2]),
             device=self.recorder.label,
             full=full,
+            kind=kind,
         )
 
     def _keep(self, case: Case, part: Part, out: Any) -> None:
@@ -205,6 +208,8 @@ def _look_up(func: Any) -> tuple[str, bool] | None:
     view = any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns)
     if space != "aten" or drawn or view or not schema.returns or not bounds.has_bound(title):
         return None
+    if schema.overload_name.endswith("out") and title not in bounds.MATMULS | bounds.CONVOLUTIONS:
+        return None
     if title == "detach" or any(str(each.type) == "Generator" for each in schema.arguments):
         return None
     return title, torch.Tag.pointwise in func.tags or title in _MOVES
@@ -215,8 +220,6 @@ def _plain(tensor: Tensor) -> bool:
 
 
 def _shape(tensor: Tensor) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return asdict(shape_of(tensor))
 
 
@@ -238,6 +241,3 @@ def _cudnn_tf32() -> bool:
     with contextlib.suppress(RuntimeError):  # the old way of asking raises once the new one was used
         return bool(torch.backends.cudnn.allow_tf32)
     return True
-
-
-__all__ = ["Recorder", "Slot", "product_precision"]

@@ -402,4 +402,7 @@ _WAYS: list[tuple[tuple[str, ...], Way]] = [
         _of_channels,
     ),
 ]  # fmt: skip
-_BEGINNINGS: list[tuple[str, Way]] = [("_scaled_dot_product", _of_attention), *((name, _of_planes) for name in bounds.POOLS)]
+_BEGINNINGS: list[tuple[str, Way]] = [
+    ("_scaled_dot_product", _of_attention),
+    *((name, _of_planes) for name in bounds.POOLS),
+]
