@@ -162,7 +162,8 @@ class Trusting:
         if trust is None or fault.kind not in _OF_THE_DEVICE or _slow_cpu(fault):
             return
         if fault.blame is None:  # otherwise it was noted when it came, and judged since
-            self.ledger.note(device, self.rung.label, "fault", code=fault.code, why=fault.sentence())
+            by = {name: fault.evidence[name] for name in ("method", "by") if name in fault.evidence}
+            self.ledger.note(device, self.rung.label, "fault", code=fault.code, why=fault.sentence(), **by)
         if move.action is not Action.NEXT_RUNG or after.device == device:
             return
         self._home[device] = self.affairs.rung

@@ -102,7 +102,7 @@ def wait_for(session: holdfast.Session, waits: str) -> None:
     """ "12:probe passed,30:probe passed" waits after step 12 for the first in the journal, after 30 for the second."""
     for number, (step, text) in enumerate(wait.split(":") for wait in waits.split(",") if wait):
         if session.step_count == int(step):
-            deadline = time.monotonic() + 50.0
+            deadline = time.monotonic() + 150.0
             while (session.run.folder / "journal.jsonl").read_text().count(text) <= number:
                 assert time.monotonic() < deadline, f"nobody said {text!r}"
                 time.sleep(0.05)

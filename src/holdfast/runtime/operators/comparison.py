@@ -14,12 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.devices.standing import METHOD
 from holdfast.runtime.operators import bounds, reference
 from holdfast.runtime.operators.case import Case
 from holdfast.runtime.operators.reference import Unknown, doubled
-
-METHOD = 2
-"""Of judging a device's numbers. 1 compared whole steps, and accused healthy devices; its verdicts count no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +105,6 @@ def _worst(out: Tensor, right: Tensor, limit: Tensor) -> dict[str, Any] | None:
     got, answer, most, error = (float(each[index]) for each in flat)
     share = count / max(1, int(told.sum()))
     return {"error": error, "allowed": most, "share": share, "place": place, "got": got, "right": answer}
+
+
+__all__ = ["METHOD", "Finding", "compare"]
