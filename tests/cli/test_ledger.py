@@ -128,7 +128,9 @@ def accuse(*, method: int | None = 2, confirmed: bool = True) -> None:
     book = ledger()
     use(CARD, steps=10, seconds=1.0)
     if method is not None:
-        book.note(CARD, "cuda:0 fp32", "suspicion", why=SAID, confirmed=confirmed, by="a fresh process (7)", method=method)
+        book.note(
+            CARD, "cuda:0 fp32", "suspicion", why=SAID, confirmed=confirmed, by="a fresh process (7)", method=method
+        )
     if confirmed:
         more = {} if method is None else {"method": method}
         book.note(CARD, "cuda:0 fp32", "fault", code="F018", why="cuda:0 computes wrong numbers at step 7", **more)

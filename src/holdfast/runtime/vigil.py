@@ -26,6 +26,8 @@ from holdfast.runtime.board import Phase
 from holdfast.runtime.faults import Fault, Kind
 from holdfast.runtime.inquiry import Describe, Inquiry
 from holdfast.runtime.ladder import Rung
+from holdfast.runtime.operators import zeros
+from holdfast.runtime.operators.comparison import METHOD
 from holdfast.runtime.precision import force_fp32
 from holdfast.runtime.replay import Replay
 from holdfast.runtime.sentinel import Opinion, Sentinel
@@ -53,6 +55,8 @@ class Vigil:
         self.settings = settings
         self._folder = folder
         """Of the run."""
+        self._answered = False
+        """Whether the known answers were asked for."""
         self._taken: dict[int, Taken] = {}
         """By the step that is looked at: the snapshot before it."""
         self.rung = rung
@@ -120,7 +124,20 @@ class Vigil:
             fault = self._try(work, step, describe)
             if fault is not None:
                 return fault
-        return self.heard()
+        return self._first_look(step) or self.heard()
+
+    def _first_look(self, step: int) -> Fault | None:
+        """Before the first step of a worker: do the kernels write anything? Known answers, twice, in milliseconds."""
+        if self.sentinel is None or self._answered:
+            return None
+        self._answered = True
+        device = self.sentinel.device
+        found = zeros.silent(device)
+        if not found or not (again := [each for each in zeros.silent(device, 1) if each in found]):
+            return None
+        text = f"{', '.join(again)} does not give the known answer"
+        told = {"method": METHOD, "by": "known answers, twice", "tensor": again[0]}
+        return Fault(Kind.WRONG_NUMBERS, self.rung.device, step, _PHASE, text, told)
 
     @contextlib.contextmanager
     def looking(self, step: int) -> Iterator[None]:

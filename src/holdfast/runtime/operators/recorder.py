@@ -173,12 +173,12 @@ class _Mode(TorchDispatchMode):
     def _keep(self, case: Case, part: Part, out: Any) -> None:
         listed = list(out) if isinstance(out, (list, tuple)) else [out]
         try:
-            chosen = part.outputs(listed)
+            plain = [each if isinstance(each, Tensor) and _plain(each) else None for each in listed]
+            chosen = {n: each for n, each in part.outputs(plain).items() if each.is_floating_point() and each.numel()}
+            case.outputs = {n: self._copy(each) for n, each in chosen.items()}
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             self.recorder.left_alone[f"{case.title}: {type(error).__name__}"] += 1
             return
-        floats = {n: each for n, each in chosen.items() if each.is_floating_point() and each.dtype in _HELD}
-        case.outputs = {n: self._copy(each) for n, each in floats.items() if each.numel()}
         if case.outputs:
             self.recorder._cases.append(case)
 
