@@ -203,7 +203,7 @@ def test_a_suspicion_is_confirmed_in_a_fresh_process_while_the_training_goes_on(
     """As a run is by default: nobody waits for the comparison. The run leaves once a fresh process has seen it too."""
     suffering(Ailment("wrong", how="zero", times=None))
     settings = {"probation.enabled": "false"}
-    run = drive(JOB, device="pretend:0", settings=settings, epochs=2, waits="7:is suspected")
+    run = drive(JOB, device="pretend:0", settings=settings, epochs=1000, until="moved")
     assert run.outcome.state == "FINISHED" and run.faults() == ["wrong_numbers"], run.story()
     assert [event.data["after"] for event in run.of("moved")] == ["cpu"]
     (said,) = [event.data for event in run.of("trust") if event.data.get("state") == "suspected"]
@@ -217,7 +217,7 @@ def test_a_suspicion_is_confirmed_in_a_fresh_process_while_the_training_goes_on(
 @pytest.mark.timeout(600)
 def test_a_suspicion_that_nobody_confirms_costs_a_line_and_nothing_else(drive: Drive, suffering: Any) -> None:
     suffering(Ailment("wrong", how="zero", times=None, probes=False))
-    run = drive(JOB, device="pretend:0", epochs=2, waits="7:is suspected")
+    run = drive(JOB, device="pretend:0", epochs=1000, until="is suspected")
     assert run.outcome.state == "FINISHED" and run.faults() == [] and run.of("moved") == [], run.story()
     said = [event.data for event in run.of("trust")]
     assert said and "; not confirmed (by a fresh process (" in said[0]["text"], said

@@ -62,6 +62,7 @@ def train(
     workers: int = 0,
     seed: int = 3,
     waits: str = "",
+    until: str = "",
 ) -> None:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, CLASSES))
@@ -96,6 +97,14 @@ def train(
             if scaler:
                 session.log(scale=scaling["scaler"].get_scale())
             wait_for(session, waits)
+            if until and said(session, until):
+                return
+
+
+def said(session: holdfast.Session, text: str) -> bool:
+    """Whether the journal has it by now. The steps go on, slowly, until it has."""
+    time.sleep(0.1)
+    return text in (session.run.folder / "journal.jsonl").read_text()
 
 
 def wait_for(session: holdfast.Session, waits: str) -> None:

@@ -97,6 +97,8 @@ def allowed(case: Case, right: list[Tensor | None]) -> list[Tensor | None]:
     else:
         limits = _of_moves(case, right)
         _add_statistics(case, limits)
+        _add_batch_sums(case, limits)
+        _add_row_sums(case, limits)
         _add_attention(case, limits)
     return [
         limit + _stored(case, number, answer) if limit is not None and answer is not None else None
@@ -148,7 +150,7 @@ def _of_sums(case: Case, right: list[Tensor | None]) -> list[Tensor | None]:
             share += 8 * unit * max(case.tensors[0].shape[-2:])  # places between pixels are rounded as well
         if case.title in MATMULS | CONVOLUTIONS:
             share += 2 * PRODUCTS[case.precision] if narrow == UNIT[torch.float32] else 0.0
-            share += SPLITS * narrow if narrow > UNIT[torch.float32] and _splits(case) else 0.0
+            share += _splits(case, number) * narrow if narrow > UNIT[torch.float32] else 0.0
         limit = sizes * share
         if flushed is not None and flushed[number] is not None:
             limit = limit + flushed[number] + torch.finfo(torch.float16).tiny
@@ -183,8 +185,12 @@ def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one if other is None else other if one is None else one + other
 
 
-def _splits(case: Case) -> bool:
-    return case.device.partition(":")[0] not in ("cpu", "pretend")
+def _splits(case: Case, number: int) -> float:
+    """Partial sums that may be kept in the narrow format: some on a device, on the CPU one for each sample."""
+    if case.device.partition(":")[0] not in ("cpu", "pretend"):
+        return float(SPLITS)
+    weights = case.title == "convolution_backward" and number > 0
+    return chain(float(case.tensors[0].shape[0])) if weights else 0.0
 
 
 def _fast_convolution(case: Case, number: int, sizes: Tensor, narrow: float) -> Tensor | float:
@@ -306,6 +312,47 @@ def _add_statistics(case: Case, limits: list[Tensor | None]) -> None:
             if number == 1:
                 kept = (chain(terms) + STEPS) * _unit(case) * x.abs().mean(over, keepdim=True)
             limits[number] = limits[number] + kept.reshape(limits[number].shape)  # type: ignore[union-attr, operator]
+
+
+def _add_batch_sums(case: Case, limits: list[Tensor | None]) -> None:
+    """Batch normalisation in backward keeps two sums for each channel, in some kernels in the format of its inputs."""
+    if not case.title.endswith("batch_norm_backward") or _narrow(case) <= UNIT[torch.float32]:
+        return
+    given = reference.named(case, filled(case.args, doubled(case.tensors)), filled(case.kwargs, doubled(case.tensors)))
+    grad = next(given[name] for name in ("grad_output", "grad_out") if given.get(name) is not None).abs()
+    x, over = given["input"], (0, *range(2, grad.dim()))
+    square, mean = x.square().mean(over, keepdim=True), x.mean(over, keepdim=True)
+    scale = (square - mean.square() + float(given.get("eps", given.get("epsilon", 1e-5)))).clamp_min(1e-30).rsqrt()
+    size = (x - mean).abs() * scale
+    sums, products = grad.sum(over, keepdim=True), (grad * size).sum(over, keepdim=True)
+    count = x.numel() / sums.numel()
+    weight = given.get("weight")
+    weight = 1.0 if weight is None else weight.abs().reshape(sums.shape)
+    rough = [(sums + size * products) / count * scale * weight, products.flatten(), sums.flatten()]
+    _add_rough(case, limits, rough, count)
+
+
+def _add_rough(case: Case, limits: list[Tensor | None], rough: list[Tensor], terms: float) -> None:
+    """On a device a sum is rounded once when it is kept; kernels of the CPU may add up in the narrow format."""
+    times = chain(terms) if case.device.partition(":")[0] in ("cpu", "pretend") else 2.0
+    for number, more in enumerate(rough):
+        limit = limits[number] if number < len(limits) else None
+        if limit is not None and limit.numel() == more.numel():
+            limits[number] = limit + (more * (times * _narrow(case))).reshape(limit.shape)
+
+
+def _add_row_sums(case: Case, limits: list[Tensor | None]) -> None:
+    """The same for normalisation over rows: the gradients of weight and bias add up all rows."""
+    if case.title != "native_layer_norm_backward" or _narrow(case) <= UNIT[torch.float32]:
+        return
+    given = reference.named(case, filled(case.args, doubled(case.tensors)), filled(case.kwargs, doubled(case.tensors)))
+    grad, rows = given["grad_out"].abs(), tuple(range(given["input"].dim() - len(given["normalized_shape"])))
+    size = ((given["input"] - given["mean"]) * given["rstd"]).abs()
+    over = tuple(range(len(rows), grad.dim()))
+    weight = 1.0 if given.get("weight") is None else given["weight"].abs()
+    inner = (grad * weight).mean(over, keepdim=True) + size * (grad * weight * size).mean(over, keepdim=True)
+    products, sums = ((grad * size).sum(rows), grad.sum(rows)) if rows else (grad * size, grad)
+    _add_rough(case, limits, [inner * given["rstd"], products, sums], max(1.0, grad.numel() / max(1, sums.numel())))
 
 
 def _normalised_over(case: Case) -> tuple[int, ...] | None:
