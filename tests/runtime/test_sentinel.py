@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from holdfast.runtime.operators.checking import PREFIX
 from holdfast.runtime.operators.zeros import silent
+from holdfast.runtime.scratch import Scratch
 from holdfast.runtime.sentinel import FIRST_STEP, Opinion, Sentinel
 from holdfast.settinggroups import SentinelSettings
 from holdfast.testing.pretend import DEVICE, spoil
@@ -252,3 +257,14 @@ def test_the_training_does_not_wait_for_the_comparison(tmp_path: Path) -> None:
 def test_where_there_is_one_core_it_looks_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
     assert Sentinel(DEVICE, SentinelSettings()).rare == "there is one core"
+
+
+def test_what_a_killed_worker_leaves_in_memory_is_removed(tmp_path: Path) -> None:
+    """Its supervisor knows its number, and that it is gone."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{gone.pid}-", dir="/dev/shm"))
+    (left / "7-0.safetensors").write_bytes(b"numbers")
+    (tmp_path / f"child-{gone.pid}").touch()
+    Scratch(tmp_path).sweep()
+    assert not left.exists()

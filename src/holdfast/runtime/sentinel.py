@@ -40,6 +40,8 @@ CORE = 0.25
 SMALL_CORE = 0.05
 """The same where there is one core, or little memory."""
 SMALL_MEMORY = 1 << 30
+LONGEST_S = 20.0
+"""Of a look that is waited for."""
 SPIKE = 8.0
 """Times its usual size from which on a loss or a gradient has jumped."""
 
@@ -89,6 +91,8 @@ class Sentinel:
         self.label = label or str(device)
         self.off: str | None = None
         """Why nothing is compared any more."""
+        self.beat: Callable[[], None] = lambda: None
+        """A sign of life between two operators, while a step waits."""
         self.checks = 0
         self.every_step = 0
         """Steps that are all looked at and waited for: a device on probation."""
@@ -178,7 +182,13 @@ class Sentinel:
         self.every_step = max(0, self.every_step - 1)
         self.recorder.wait()
         cases = self.recorder.taken()
-        findings = [(compare_here(case), case) for case in cases]
+        self._chance.shuffle(cases)
+        findings, until = [], self._clock() + LONGEST_S
+        for case in cases:
+            self.beat()
+            findings.append((compare_here(case), case))
+            if self._clock() > until:  # a large network: the next step looks at others
+                break
         wrong = [pair for pair in findings if not pair[0].agrees]
         told = sum(not finding.skipped for finding, _ in findings)
         if not wrong:

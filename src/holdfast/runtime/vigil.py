@@ -98,6 +98,7 @@ class Vigil:
     def _keep_watch(self, device: torch.device, snapshots: Snapshots) -> None:
         keep = self._folder / SUSPICIONS if self._folder is not None else None
         self.sentinel = Sentinel(device, self.settings.sentinel, label=self.rung.device, keep=keep)
+        self.sentinel.beat = lambda: self._enter(Phase.SENTINEL)
         self.sentinel.every_step = self._probation
         snapshots.on_numbers = self.sentinel.note
         if self.sentinel.rare:

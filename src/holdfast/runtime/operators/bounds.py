@@ -306,12 +306,12 @@ def _add_statistics(case: Case, limits: list[Tensor | None]) -> None:
     if weight is not None and case.title != "native_layer_norm":
         weight = weight.reshape(1, -1, *([1] * (extra.dim() - 2)))
     limits[0] = limits[0] + (extra if weight is None else extra * weight)
-    for number in (1, 2):  # the statistics that are kept: mean, and one over the deviation
-        if number < len(limits) and limits[number] is not None:
-            kept = share / (spread + eps).sqrt() if number == 2 else share * (spread + eps).sqrt() + 0.0 * mean
-            if number == 1:
-                kept = (chain(terms) + STEPS) * _unit(case) * x.abs().mean(over, keepdim=True)
-            limits[number] = limits[number] + kept.reshape(limits[number].shape)  # type: ignore[union-attr, operator]
+    deviation = (spread + eps).sqrt()
+    kept = {1: (chain(terms) + STEPS) * _unit(case) * x.abs().mean(over, keepdim=True), 2: share / deviation}
+    for number, more in kept.items():  # the statistics that backward uses: the mean, and one over the deviation
+        limit = limits[number] if number < len(limits) else None
+        if limit is not None and limit.numel() == more.numel():
+            limits[number] = limit + more.reshape(limit.shape)
 
 
 def _add_batch_sums(case: Case, limits: list[Tensor | None]) -> None:

@@ -31,6 +31,8 @@ from holdfast.runtime.operators.case import Case
 from holdfast.runtime.operators.comparison import Finding
 
 MEMORY = Path("/dev/shm")
+PREFIX = "holdfast-look-"
+"""Of the folder there, with the number of the process: what a killed worker leaves, its supervisor removes."""
 DEATHS = 3
 """Checkers that may die before there is none any more."""
 PATIENCE = 300.0
@@ -209,6 +211,8 @@ class Checking:
         return said if isinstance(said, dict) else None
 
     def _start(self) -> subprocess.Popen[str]:
+        if self._closed:
+            raise RuntimeError("the run is over")
         hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         child = subprocess.Popen(
             [sys.executable, "-m", "holdfast.runtime.operators.checker", "--parent", str(os.getpid())],
@@ -220,5 +224,5 @@ class Checking:
     def _place(self) -> Path:
         if self._folder is None:
             where = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
-            self._folder = Path(tempfile.mkdtemp(prefix="holdfast-look-", dir=where))
+            self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=where))
         return self._folder

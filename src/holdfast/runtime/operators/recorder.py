@@ -53,7 +53,8 @@ class Recorder:
         """Looks at each kind of operator."""
         self.left_alone: Counter[str] = Counter()
         """Operators that cannot be compared, by the reason."""
-        self.count = 0
+        self.looked = 0
+        """Operators that were looked at, in all."""
         self._chance = random.Random(seed)
         self._cases: list[Case] = []
         self._event: Any = None
@@ -88,7 +89,7 @@ class Recorder:
         if kind in self.wanted or self.everything or self.seen[kind] == 0:
             return 1.0
         known = max(1, len(self.seen))
-        usual = sum(self.seen.values()) / known
+        usual = self.looked / known
         return min(1.0, self.operators / known) * min(2.0, (usual + 1) / (self.seen[kind] + 1))
 
 
@@ -117,7 +118,6 @@ class _Mode(TorchDispatchMode):
     def _note(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Case, Part] | None:
         """The case with its inputs; None if this one is not looked at."""
         recorder = self.recorder
-        recorder.count += 1
         if not recorder.everything and (len(self.kinds) >= recorder.operators or self.left <= 0):
             return None
         info = _info(func)
@@ -142,6 +142,7 @@ class _Mode(TorchDispatchMode):
             recorder.left_alone[f"{title}: too large to be compared"] += 1
             return None
         self.kinds.add(kind)
+        recorder.looked += 1
         if len(recorder.seen) < KINDS or kind in recorder.seen:
             recorder.seen[kind] += 1
         return self._case(func, given, part, part_of_step, kind), part
