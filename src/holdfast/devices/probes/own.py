@@ -20,6 +20,7 @@ from holdfast.devices.probes.bench import Bench
 from holdfast.devices.probes.compare import Outcome
 from holdfast.runfolder import RunFolder
 from holdfast.runtime import marks, transaction
+from holdfast.runtime.ground import LostWorker
 from holdfast.runtime.ladder import Rung
 from holdfast.runtime.local import LocalLink
 from holdfast.runtime.operators.comparison import Finding
@@ -46,8 +47,7 @@ class OneStep(Session):
     def step(self, fn: Any, batch: Any, **options: Any) -> NoReturn:
         self.batch = transaction.batch_size(batch)
         with self._looked_at():
-            loss = super().step(fn, batch, **options)
-        self.loss = float(loss)
+            self.loss = float(super().step(fn, batch, **options))
         raise _Enough
 
     def transaction(self, fn: Any) -> NoReturn:
@@ -59,10 +59,16 @@ class OneStep(Session):
     def _looked_at(self) -> Iterator[None]:
         recorder = Recorder(self.device, label=self._rung_label, seed=0)
         recorder.everything = True
-        with recorder.look(1):
-            yield
+        lost: LostWorker | None = None
+        try:
+            with recorder.look(1):
+                yield
+        except LostWorker as error:  # numbers that are not finite end a step; which operator made them is the answer
+            lost = error
         recorder.wait()
         self.findings = tuple(compare_here(case) for case in recorder.taken())
+        if lost is not None and all(finding.agrees for finding in self.findings):
+            raise lost
         if all(finding.skipped for finding in self.findings):
             self.not_compared = "none of its operators can be computed again"
 
@@ -107,4 +113,4 @@ def _outcome(session: OneStep) -> Outcome:
     if not wrong:
         return Outcome(0.0, 0.0, facts)
     worst = max(wrong, key=lambda finding: finding.share)
-    return Outcome(worst.error, worst.allowed, {**facts, "tensor": worst.operator, "why": worst.text})
+    return Outcome(worst.error, worst.allowed, {**facts, "tensor": worst.operator}, why=worst.text)
