@@ -10,6 +10,7 @@ It can be given ailments (ailments.py), which outlive the process that shows the
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ def arm(session: Session, label: str, config: dict[str, Any]) -> None:
     if path is None or not label.startswith(NAME):
         return
     patient = Patient(path, label)
+    os.environ[ailments.VARIABLE] = str(path)  # for processes of this worker that use the device, too
     if patient.ailments:
         ailing = _Ailing(session, patient)
         session._phase_hooks.append(ailing)
