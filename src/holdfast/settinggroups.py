@@ -186,14 +186,14 @@ class BlameSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SentinelSettings:
-    """The check that the device computes what the CPU computes."""
+    """The check that the device computes what the CPU computes, operator by operator."""
 
     enabled: Literal["auto", "always", "never"] = setting("auto", Choice("auto", "always", "never"))
     """Auto watches every device but the CPU itself."""
     cost: float = setting(0.8, PERCENT)
-    """The share of the training time the checks may take, in percent: it decides how often there is one."""
+    """The share of the training time that looks may take, in percent; from 100 on every step is looked at and waits."""
     samples: int = setting(4, at_least(1, "a whole number of samples"))
-    """How many samples of a batch are computed twice in a check."""
+    """How many samples of a large convolution or pool are computed again in a look."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -116,3 +116,69 @@ def test_a_device_nobody_knows_and_a_name_that_meant_two(tmp_path: Path) -> None
     assert (done.code, done.err.splitlines()[0]) == (2, "error: `cuda:0` was the name of several cards")
     assert holdfast("ledger", "--forget", "0000:0a:00.0", cwd=tmp_path).code == 0
     assert holdfast("ledger", "--forget", CARD.key, cwd=tmp_path).code == 0
+
+
+# Numbers -----------------------------------------------------------------------------------------------------------
+
+SAID = "mm in backward, float32 [8, 4] x [4, 32]: element [0, 9] is -16.8, the CPU says -0.0168"
+
+
+def accuse(*, method: int | None = 2, confirmed: bool = True) -> None:
+    """What a run writes when an operator disagrees, and, once that is confirmed, when the run leaves the device."""
+    book = ledger()
+    use(CARD, steps=10, seconds=1.0)
+    if method is not None:
+        book.note(
+            CARD, "cuda:0 fp32", "suspicion", why=SAID, confirmed=confirmed, by="a fresh process (7)", method=method
+        )
+    if confirmed:
+        more = {} if method is None else {"method": method}
+        book.note(CARD, "cuda:0 fp32", "fault", code="F018", why="cuda:0 computes wrong numbers at step 7", **more)
+        book.note(CARD, "cuda:0 fp32", "blame", verdict="device", why=SAID)
+
+
+def test_a_suspicion_alone_costs_no_trust_and_is_shown(tmp_path: Path) -> None:
+    accuse(confirmed=False)
+    done = holdfast("ledger", cwd=tmp_path)
+    assert "cuda:0 fp32: numbers that disagreed with the CPU\n" in done.out
+    assert f"{SAID}; suspected, not confirmed\n" in done.out
+    assert ledger().trust(CARD, "cuda:0 fp32").state == "trusted"
+
+
+def test_a_confirmed_verdict_counts_until_it_is_pardoned_and_stays_in_the_history(tmp_path: Path) -> None:
+    accuse()
+    assert ledger().trust(CARD, "cuda:0 fp32").state == "probation"
+    assert f"{SAID}; confirmed by a fresh process (7)\n" in holdfast("ledger", cwd=tmp_path).out
+    pardoned = holdfast("ledger", "pardon", "cuda:0", cwd=tmp_path)
+    assert (pardoned.code, pardoned.out) == (
+        0,
+        "✓ what was said about the numbers of cuda:0 counts no longer; it stays in the history\n",
+    )
+    assert ledger().trust(CARD, "cuda:0 fp32").state == "unknown"
+    today = ledger().lines()[-1].time[:10]
+    assert f"confirmed by a fresh process (7); pardoned {today}\n" in holdfast("ledger", cwd=tmp_path).out
+    (device,) = holdfast("ledger", "--json", cwd=tmp_path).json["devices"]
+    assert device["suspicions"][0]["confirmed"] is True and device["suspicions"][0]["pardoned"]
+    assert device["faults"] == 0
+
+
+def test_a_pardon_does_not_lift_what_a_freeze_left(tmp_path: Path) -> None:
+    use(CARD, steps=100, seconds=60.0)
+    went_down("boot-1")
+    assert len(ledger().settle("boot-2")) == 1
+    before = ledger().trust(CARD, "cuda:0 fp32")
+    assert holdfast("ledger", "pardon", "cuda:0", cwd=tmp_path).code == 0
+    assert ledger().trust(CARD, "cuda:0 fp32") == before
+
+
+def test_a_verdict_of_the_older_way_to_compare_is_not_carried_over(tmp_path: Path) -> None:
+    accuse(method=None)
+    assert ledger().trust(CARD, "cuda:0 fp32").state == "trusted"
+    assert ledger().history(CARD).faults == 0
+
+
+def test_pardon_says_what_it_needs(tmp_path: Path) -> None:
+    alone = holdfast("ledger", "pardon", cwd=tmp_path)
+    assert alone.code == 2 and "needs a device" in alone.err, alone
+    unknown = holdfast("ledger", "pardon", "cuda:7", cwd=tmp_path)
+    assert unknown.code == 2 and "the ledger knows no device `cuda:7`" in unknown.err, unknown

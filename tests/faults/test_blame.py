@@ -198,6 +198,32 @@ def test_wrong_gradients_are_found_and_undone(drive: Drive, suffering: Any, how:
     assert run.receipt["steps_lost"] == 0
 
 
+@pytest.mark.timeout(600)
+def test_a_suspicion_is_confirmed_in_a_fresh_process_while_the_training_goes_on(drive: Drive, suffering: Any) -> None:
+    """As a run is by default: nobody waits for the comparison. The run leaves once a fresh process has seen it too."""
+    suffering(Ailment("wrong", how="zero", times=None))
+    settings = {"probation.enabled": "false"}
+    run = drive(JOB, device="pretend:0", settings=settings, epochs=1000, until="moved")
+    assert run.outcome.state == "FINISHED" and run.faults() == ["wrong_numbers"], run.story()
+    assert [event.data["after"] for event in run.of("moved")] == ["cpu"]
+    (said,) = [event.data for event in run.of("trust") if event.data.get("state") == "suspected"]
+    assert "mm in backward" in said["text"] and "; confirmed (by a fresh process (" in said["text"], said
+    assert verdicts(run) == [("device", True)]
+    there = {path.name for path in run.evidence().iterdir()}
+    assert {"again.py", "case.safetensors", "finding.json"} <= there, there
+    assert "mm in backward" in (run.evidence() / "README.txt").read_text()
+
+
+@pytest.mark.timeout(600)
+def test_a_suspicion_that_nobody_confirms_costs_a_line_and_nothing_else(drive: Drive, suffering: Any) -> None:
+    suffering(Ailment("wrong", how="zero", times=None, probes=False))
+    run = drive(JOB, device="pretend:0", epochs=1000, until="is suspected")
+    assert run.outcome.state == "FINISHED" and run.faults() == [] and run.of("moved") == [], run.story()
+    said = [event.data for event in run.of("trust")]
+    assert said and "; not confirmed (by a fresh process (" in said[0]["text"], said
+    assert verdicts(run) == []
+
+
 def test_a_right_device_is_never_distrusted(drive: Drive) -> None:
     reference = drive(JOB)
     run = drive(JOB, device="pretend:0", settings={"sentinel.cost": "1000000"})

@@ -3,6 +3,7 @@
 holdfast ledger                       every device that was ever used on this machine
 holdfast ledger -v                    with the last lines that were written
 holdfast ledger --forget cuda:0       lift its quarantine or probation; its history stays
+holdfast ledger pardon cuda:0         take back a verdict on its numbers; that there was one stays
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from holdfast.errors import ExitCode, UserError
 from holdfast.runtime import process
 
 _SHOWN = 20
+_LISTED = 5
+"""Suspicions that are shown of a device."""
 
 
 def add_parser(subparsers: Any) -> Parser:
@@ -35,8 +38,11 @@ examples:
   holdfast ledger                     every device
   holdfast ledger -v                  with the last lines that were written
   holdfast ledger --forget cuda:0     lift a quarantine; the history stays
+  holdfast ledger pardon cuda:0       take back a verdict on its numbers
 """,
     )
+    parser.add_argument("act", nargs="?", choices=["pardon"], help="pardon: take back a verdict on a device's numbers")
+    parser.add_argument("device", nargs="?", metavar="DEVICE", help="the device that is pardoned")
     parser.add_argument("--forget", metavar="DEVICE", help="lift the quarantine or probation of a device")
     add_flags(parser, plain=True)
     parser.set_defaults(run=run)
@@ -51,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
         output.note(without_control(f"• {settled.sentence}"))
     if args.forget:
         return _forget(ledger, args.forget, output)
+    if args.act == "pardon":
+        return _pardon(ledger, args.device, output)
     if output.as_json:
         output.json(_data(ledger))
         return ExitCode.OK
@@ -90,6 +98,7 @@ def _page(ledger: Ledger, standings: Standings) -> list[str]:
         )
         if trust.state in ("probation", "quarantined"):
             reasons += _reason(standing, trust)
+        reasons += _suspicions(standing)
     header = ("DEVICE", "NAME", "RUNG", "TRUST", "USED", "STEPS", "FAULTS", "FREEZES")
     using = [f"in use: {_named(line)} by {line.text('run', 'a run')} since {line.time}" for line in ledger.in_use()]
     return [*table(rows, header=header, right=(4, 5, 6, 7)), *reasons, *([""] if using else []), *using]
@@ -100,6 +109,19 @@ def _reason(standing: Standing, trust: Trust) -> list[str]:
     rung = f" {standing.rung}" if standing.rung else ""
     until = f"until {trust.until}" if trust.until else ""
     return ["", f"{standing.label}{rung}: {trust.state}{since}", f"  because  {trust.why}", f"  {until}"]
+
+
+def _suspicions(standing: Standing) -> list[str]:
+    """What disagreed with the CPU, who confirmed it, and what became of it; the newest last."""
+    lines = [f"  {_suspicion(each)}" for each in standing.suspicions[-_LISTED:]]
+    rung = f" {standing.rung}" if standing.rung else ""
+    return ["", f"{standing.label}{rung}: numbers that disagreed with the CPU", *lines] if lines else []
+
+
+def _suspicion(told: dict[str, Any]) -> str:
+    by = f"confirmed by {told.get('by')}" if told.get("confirmed") else "suspected, not confirmed"
+    pardoned = f"; pardoned {str(told['pardoned'])[:10]}" if told.get("pardoned") else ""
+    return f"{str(told.get('time'))[:10]}  {told.get('why')}; {by}{pardoned}"
 
 
 def _plain(ledger: Ledger, standings: Standings) -> list[str]:
@@ -140,6 +162,7 @@ def _data(ledger: Ledger) -> dict[str, Any]:
                 "faults": standing.faults,
                 "freezes": len(standing.freezes),
                 "last": standing.last,
+                "suspicions": standing.suspicions,
             }
         )
     using = [{"device": each.label, "rung": each.rung, "run": each.data.get("run")} for each in ledger.in_use()]
@@ -154,6 +177,7 @@ def story(line: Line) -> str:
         "settled": f"{line.text('decision')}: {line.text('why')}",
         "note": f"{line.text('what')}: {_facts(line.facts())}",
         "forget": "forgotten on request",
+        "pardon": "pardoned on request",
         "total": "the lines before this one, added up",
     }.get(line.kind, line.kind)
     evidence = line.data.get("evidence")
@@ -169,7 +193,25 @@ def _facts(facts: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in facts.items() if value not in (None, ""))
 
 
-def _forget(ledger: Ledger, wanted: str, output: Output) -> int:
+def _pardon(ledger: Ledger, wanted: str | None, output: Output) -> int:
+    if wanted is None:
+        raise UserError("`holdfast ledger pardon` needs a device", hints=["holdfast ledger pardon cuda:0"])
+    key, label = _known(ledger, wanted)
+    suspected = [
+        each for standing in ledger.standings().values() if standing.device == key for each in standing.suspicions
+    ]
+    ledger.pardon(by_key(key, label))
+    if ledger.problem:
+        raise UserError("nothing was pardoned", cause=ledger.problem)
+    if output.as_json:
+        output.json({"pardoned": key, "suspicions": len(suspected)})
+    else:
+        output.print(f"✓ what was said about the numbers of {label} counts no longer; it stays in the history")
+    return ExitCode.OK
+
+
+def _known(ledger: Ledger, wanted: str) -> tuple[str, str]:
+    """The key and the label of the one device that is meant."""
     known = {standing.device: standing.label for standing in ledger.standings().values()}
     found = [
         key for key, label in known.items() if wanted in (key, label) or (key.startswith("pci ") and wanted in key)
@@ -180,11 +222,16 @@ def _forget(ledger: Ledger, wanted: str, output: Output) -> int:
         raise UserError(f"the ledger knows no device `{wanted}`", hints=[*tips, *listed])
     if len(found) > 1:
         raise UserError(f"`{wanted}` was the name of several cards", hints=[f"name one: `{key}`" for key in found])
-    ledger.forget(by_key(found[0], known[found[0]]))
+    return found[0], known[found[0]]
+
+
+def _forget(ledger: Ledger, wanted: str, output: Output) -> int:
+    key, label = _known(ledger, wanted)
+    ledger.forget(by_key(key, label))
     if ledger.problem:
         raise UserError("nothing was forgotten", cause=ledger.problem)
     if output.as_json:
-        output.json({"forgotten": found[0]})
+        output.json({"forgotten": key})
     else:
-        output.print(f"✓ nothing is held against {known[found[0]]} any more")
+        output.print(f"✓ nothing is held against {label} any more")
     return ExitCode.OK

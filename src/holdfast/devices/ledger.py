@@ -152,6 +152,7 @@ class Ledger:
         fault   `why` or `code`; `blame="data"` or another innocent word if it is already known to be no fault of its
         blame   `verdict` of the last fault, found later: the words of standing.INNOCENT take that fault back
         probe   `ok`, `why`
+        suspicion   `why`, `confirmed`, `by` whom, `method`: an operator that disagreed with the CPU
         trust   `state`: trusted, probation, quarantined or unknown; `why`
         """
         where = self.identify(device)
@@ -161,6 +162,10 @@ class Ledger:
     def forget(self, device: DeviceId | str) -> None:
         """Freezes and distrust of a device count no longer, on any rung. Its history stays."""
         self._append([self._line("forget", self.identify(device), "", process.boot_id())])
+
+    def pardon(self, device: DeviceId | str) -> None:
+        """A verdict on its numbers is taken back, on every rung. It stays in the history, with the pardon."""
+        self._append([self._line("pardon", self.identify(device), "", process.boot_id())])
 
     def _line(self, kind: str, device: DeviceId, rung_label: str, boot: str | None, **data: Any) -> Line:
         rung = rung_label.removeprefix(device.label).strip()

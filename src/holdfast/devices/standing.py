@@ -20,7 +20,10 @@ from typing import Any
 
 from holdfast.runfolder import number, whole
 
-KINDS = ("open", "close", "note", "settled", "forget", "total")
+KINDS = ("open", "close", "note", "settled", "forget", "pardon", "total")
+METHOD = 2
+"""Of judging a device's numbers. 1 compared whole steps, and accused healthy devices; its verdicts count no longer."""
+WRONG_NUMBERS = "F018"
 STATES = ("trusted", "probation", "quarantined", "unknown")
 INNOCENT = frozenset({"data", "code", "precision", "memory", "outside"})
 """Blame that is not the device's, in the words of runtime/blame.py."""
@@ -134,6 +137,12 @@ class Standing:
     """The software when `state` was last set."""
     fault_noted: bool = False
     """Since it was last opened."""
+    suspicions: list[dict[str, Any]] = field(default_factory=list)
+    """{time, why, confirmed, by, method} of each operator that disagreed with the CPU, and `pardoned`, when it was."""
+    method: int = 0
+    """Of the verdict on its numbers that `state` comes from; 0 if it comes from something else."""
+    outdated: bool = False
+    """The last fault came from an older method: neither it nor the verdict that follows it counts."""
     before: list[list[str]] = field(default_factory=list)
     """(state, since, why) before each fault without a verdict: brought back if it turns out to be somebody else's."""
 
@@ -173,10 +182,19 @@ class Standing:
         said = str(facts.get("why") or facts.get("sentence") or facts.get("code") or "")
         if what == "fault":
             self.fault_noted = True
-            if facts.get("blame") not in INNOCENT:
+            method = whole(facts.get("method"))
+            self.outdated = facts.get("code") == WRONG_NUMBERS and method < METHOD
+            if facts.get("blame") not in INNOCENT and not self.outdated:
                 self._fault(line, said or "it failed")
+                self.method = method if facts.get("code") == WRONG_NUMBERS else 0
+        elif what == "suspicion":
+            told = {"time": line.time, "why": said, "confirmed": facts.get("confirmed") is True}
+            told |= {"by": str(facts.get("by") or ""), "method": whole(facts.get("method"))}
+            self.suspicions = [*self.suspicions, told][-_MOST:]
         elif what == "blame":
-            self._blame(line, str(facts.get("verdict")), said)
+            if not self.outdated:
+                self._blame(line, str(facts.get("verdict")), said)
+            self.outdated = False
         elif what == "probe" and facts.get("ok") is False:
             self._set("probation", line, f"its probe failed{f': {said}' if said else ''}")
         elif what == "trust" and facts.get("state") in STATES:
@@ -210,8 +228,17 @@ class Standing:
         elif decision in ("power", "down") and boot not in self.downs:
             self.downs = [*self.downs, boot][-_MOST:]
 
+    def _pardon(self, line: Line) -> None:
+        """The verdict on its numbers is taken back; that there was one stays."""
+        self.suspicions = [{"pardoned": line.time, **each} for each in self.suspicions]
+        if self.method:
+            self.faults = max(0, self.faults - 1)
+            self.method, self.before = 0, []
+            self._set("unknown", line, "pardoned on request")
+
     def _forget(self, line: Line) -> None:
         self.freezes = []
+        self.method = 0
         self._set("unknown", line, "forgotten on request")
 
     def _total(self, line: Line) -> None:
@@ -220,6 +247,8 @@ class Standing:
         if isinstance(saved, dict):
             for name, value in _checked(saved).items():
                 setattr(self, name, value)
+            if "method" not in saved and _of_whole_steps(self.why) and self.state in ("probation", "quarantined"):
+                self._set("unknown", line, "what was held against it came from an older way to compare")
 
     def _set(self, state: str, line: Line, why: str) -> None:
         self.state, self.since, self.why = state, line.time, why
@@ -227,6 +256,11 @@ class Standing:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _of_whole_steps(why: str) -> bool:
+    """Words of method 1, in a ledger that was made small when there was no other."""
+    return "computes wrong numbers" in why or " of its size; " in why
 
 
 def _checked(saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,7 +272,7 @@ def _checked(saved: Mapping[str, Any]) -> dict[str, Any]:
         expected = (int, float) if isinstance(blank[item.name], float) else type(blank[item.name])
         if isinstance(value, expected) and not (isinstance(value, bool) and expected is not bool):
             right[item.name] = value
-    for name, kind in (("freezes", dict), ("downs", str), ("before", list)):
+    for name, kind in (("freezes", dict), ("downs", str), ("before", list), ("suspicions", dict)):
         right[name] = [value for value in right.get(name, []) if isinstance(value, kind)]
     right["before"] = [each for each in right["before"] if [type(word) for word in each] == [str] * 3]
     if right.get("state") not in STATES:
@@ -256,7 +290,7 @@ def fold(lines: Iterable[Line], machine: str) -> Standings:
     for line in lines:
         if line.machine != machine:
             continue
-        if line.kind == "forget" and not line.rung:  # the device with all its rungs
+        if line.kind in ("forget", "pardon") and not line.rung:  # the device with all its rungs
             for (key, _), standing in found.items():
                 if key == line.device:
                     standing.apply(line)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -107,9 +108,9 @@ class _Begun:
 class Attempts:
     """The steps of one worker, each tried until it is done."""
 
-    def __init__(self, ground: Ground, rungs: list[Rung], rung: int) -> None:
+    def __init__(self, ground: Ground, rungs: list[Rung], rung: int, folder: Path | None = None) -> None:
         self.ground = ground
-        self.vigil = Vigil(ground.enter, ground.link.send, ground.settings, rungs[rung])
+        self.vigil = Vigil(ground.enter, ground.link.send, ground.settings, rungs[rung], folder)
         self.pieces = Pieces(ground)
         self.cpu_next = False
         """The next try is on the CPU."""
@@ -139,6 +140,7 @@ class Attempts:
 
     def close(self) -> None:
         self._compiling.end()
+        self.vigil.close()
 
     # -- trying --------------------------------------------------------------------------------------------
 
@@ -148,10 +150,10 @@ class Attempts:
         begun = self._begin()
         peers = self.ground.peers
         peers.begin_step(None if samples is None else samples.batch)
-        looked = work is None
+        looked = False
         while True:
             try:
-                if work is not None and not looked:
+                if not looked:
                     looked = True
                     self._look(work, samples, begun)
                 result = self._once(perform)
@@ -172,10 +174,11 @@ class Attempts:
             self._tell_recovered()
             return result
 
-    def _look(self, work: Work, samples: Samples | None, begun: _Begun) -> None:
-        """Before the step: compute again what failed here, and now and then compare with the CPU."""
+    def _look(self, work: Work | None, samples: Samples | None, begun: _Begun) -> None:
+        """Before the step: compute again what failed here, and hear what became of earlier looks."""
         step = self.ground.position.step + 1
-        fault = self.vigil.before_step(work, step, _describe(work, samples))
+        describe = _describe(work, samples) if work is not None else None
+        fault = self.vigil.before_step(work, step, describe)
         if fault is not None:
             self.lose(without_bad_samples(fault, samples))
         if self.vigil.computed and begun.exact and self.ground.protected.meta() != begun.meta:
@@ -236,8 +239,16 @@ class Attempts:
         return _Begun(exact, snapshots.meta_now(), capture_rng(ground.device), self.pieces.count)
 
     def _once(self, perform: Callable[[torch.device], T]) -> T:
-        self.ground.board.begin_attempt(self.ground.position.step + 1)
-        result = self._on_the_cpu(perform) if self.cpu_next else perform(self.ground.device)
+        step = self.ground.position.step + 1
+        self.ground.board.begin_attempt(step)
+        if self.cpu_next:
+            result = self._on_the_cpu(perform)
+        else:
+            with self.vigil.looking(step):
+                result = perform(self.ground.device)
+            fault = self.vigil.heard()
+            if fault is not None:
+                self.lose(fault)
         self._compiling.check()
         self.cpu_next = False
         return result

@@ -55,6 +55,8 @@ class Scratch:
             if not _runs(pid):
                 for left in SHARED_MEMORY.glob(f"torch_{pid}_*"):
                     left.unlink(missing_ok=True)
+                for looks in SHARED_MEMORY.glob(f"holdfast-look-{pid}-*"):
+                    shutil.rmtree(looks, ignore_errors=True)
                 marker.unlink(missing_ok=True)
         for entry in self.path.iterdir() if self.path.is_dir() else ():
             if not entry.name.startswith(_CHILD) and not entry.is_dir():

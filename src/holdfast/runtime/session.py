@@ -94,7 +94,7 @@ class Session:
         self._board = ground.board
         self._phase_hooks = ground.phase_hooks
         self._enter = ground.enter
-        self._attempts = Attempts(ground, rungs, rung)
+        self._attempts = Attempts(ground, rungs, rung, run.folder)
         self._resting = Resting(ground.board)
         self._landing: Landing | None = None
         self._started = False

@@ -164,7 +164,15 @@ class Slot:
 
     @property
     def agreed(self) -> bool:
-        return bool(self.words[_Word.AGREED])
+        return self.words[_Word.AGREED] == 1
+
+    @property
+    def considered(self) -> bool:
+        """A look at the step after it is under way: it may be agreed on soon."""
+        return self.words[_Word.AGREED] == 2
+
+    def consider(self) -> None:
+        self.words[_Word.AGREED] = 2
 
     def agree(self) -> None:
         """Device and CPU computed the same at this step: if they part later, the run goes back to here."""
@@ -281,7 +289,8 @@ class Arena:
 def _unwanted(free: list[Slot]) -> list[Slot]:
     """Slots that nobody saves or waits for. The one that was agreed on goes only where there is no other."""
     quiet = [slot for slot in free if not slot.leased and not slot.held]
-    return [slot for slot in quiet if not slot.agreed] or quiet
+    plain = [slot for slot in quiet if not slot.agreed and not slot.considered]
+    return plain or [slot for slot in quiet if not slot.agreed] or quiet
 
 
 def _reserve(size: int, index: int, folder: Path | None, named: bool) -> tuple[int, Path | None]:

@@ -62,6 +62,8 @@ class Taken:
     done: bool = False
     agreed: bool = False
     """Device and CPU computed the same just after it."""
+    considered: bool = False
+    """A look at what was computed just after it is under way."""
     scaled: bool = False
     """A GradScaler looks after the gradients: it skips steps that are not finite."""
 
@@ -254,6 +256,8 @@ class Snapshots:
         taken.done = True
         if taken.agreed:
             self._agree(taken.slot)
+        elif taken.considered:
+            taken.slot.consider()
         if taken.resumable and not taken.again:
             self.link.board.commit(taken.step, taken.samples)
             if loss != NO_LOSS and math.isfinite(loss):
@@ -274,13 +278,25 @@ class Snapshots:
 
     # -- agreement -----------------------------------------------------------------------------------------
 
-    def agreed(self) -> None:
-        """Device and CPU compute the same from the state of the last take: if they part later, back to it."""
-        if self.last is None or not self.last.resumable:
+    def consider(self) -> Taken | None:
+        """The step after the last take is looked at: it is kept until the answer comes, if there is room."""
+        taken = self.last
+        if taken is None or not taken.resumable or taken.agreed:
+            return taken
+        taken.considered = True
+        if taken.done:
+            taken.slot.consider()
+        return taken
+
+    def agreed(self, taken: Taken | None = None) -> None:
+        """Device and CPU compute the same from the state of this take, or the last: if they part later, back to it."""
+        taken = self.last if taken is None else taken
+        if taken is None or not taken.resumable:
             return
-        self.last.agreed = True
-        if self.last.done:
-            self._agree(self.last.slot)
+        taken.agreed = True
+        held = taken.slot.read() if taken.done else None
+        if held is not None and held.sequence == taken.sequence:  # it may have made room for another by now
+            self._agree(taken.slot)
 
     def _agree(self, slot: Slot) -> None:
         slot.agree()

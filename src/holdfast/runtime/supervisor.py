@@ -262,6 +262,8 @@ class Supervisor:
             self._recovery.inquest.found(message)
         elif kind == "agreed":
             self._trusting.agreed()
+        elif kind == "suspicion":
+            self._trusting.suspected(message)
         elif kind == "blind":
             self._trusting.blind = True
         elif kind == "recovered":

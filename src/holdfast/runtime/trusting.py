@@ -13,6 +13,7 @@ devices/trust.py; what outlives the run is in devices/ledger.py.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +167,8 @@ class Trusting:
         if trust is None or fault.kind not in _OF_THE_DEVICE or _slow_cpu(fault):
             return
         if fault.blame is None:  # otherwise it was noted when it came, and judged since
-            self.ledger.note(device, self.rung.label, "fault", code=fault.code, why=fault.sentence())
+            by = {name: fault.evidence[name] for name in ("method", "by") if name in fault.evidence}
+            self.ledger.note(device, self.rung.label, "fault", code=fault.code, why=fault.sentence(), **by)
         if move.action is not Action.NEXT_RUNG or after.device == device:
             return
         self._home[device] = self.affairs.rung
@@ -183,6 +185,16 @@ class Trusting:
         """A hang on a device of which it is known that ending the process loses it: the fault says so from here on."""
         why = self._lost_when_ended.get(self.rung.device) if fault.kind is Kind.HANG and not _slow_cpu(fault) else None
         return replace(fault, evidence={**fault.evidence, "lost_when_ended": why}) if why else fault
+
+    def suspected(self, message: Mapping[str, Any]) -> None:
+        """An operator disagreed with the CPU. Without a confirmation nothing follows but a line, and more looks."""
+        device, text = self.rung.device, str(message.get("text") or "")
+        done = "confirmed" if message.get("confirmed") else "not confirmed"
+        who = f"by {message['by']}" if message.get("by") else "nobody could try it again"
+        told = f"{device} is suspected at step {message.get('step')}: {text}; {done} ({who}: {message.get('why')})"
+        self.affairs.teller.emit("trust", device=device, state="suspected", text=told, suspicion=dict(message))
+        facts = {"why": text, "confirmed": bool(message.get("confirmed")), "by": message.get("by") or "nobody"}
+        self.ledger.note(device, self.rung.label, "suspicion", **facts, method=message.get("method"))
 
     def blamed(self, fault: Fault, verdict: Verdict) -> None:
         """A verdict was reached, perhaps long after the fault."""

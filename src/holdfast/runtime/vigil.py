@@ -4,6 +4,8 @@
     vigil.begin_with(config["trial"], config["probation"])
     vigil.protect(modules, device, snapshots, on_device)
     fault = vigil.before_step(work, step, describe)      # None: go on
+    with vigil.looking(step): ...                        # the step itself; now and then some operators are noted
+    fault = vigil.heard()                                # what came of looks
     fault = vigil.refused()                              # a step whose numbers were not finite, noticed on arrival
 
 It finds out and says so. What follows is the session's and the ladder's.
@@ -12,7 +14,8 @@ It finds out and says so. What follows is the session's and the ladder's.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,13 +26,17 @@ from holdfast.runtime.board import Phase
 from holdfast.runtime.faults import Fault, Kind
 from holdfast.runtime.inquiry import Describe, Inquiry
 from holdfast.runtime.ladder import Rung
+from holdfast.runtime.operators import zeros
+from holdfast.runtime.operators.comparison import METHOD
 from holdfast.runtime.precision import force_fp32
 from holdfast.runtime.replay import Replay
 from holdfast.runtime.sentinel import Opinion, Sentinel
-from holdfast.runtime.snapshot import Snapshots
+from holdfast.runtime.snapshot import Snapshots, Taken
 from holdfast.runtime.transaction import Work
 from holdfast.settings import Settings
 
+SUSPICIONS = "suspicions"
+"""The folder, in that of the run, with operators that disagreed once."""
 _PHASE = "backward"
 """What is not finite, or wrong, was computed by then."""
 
@@ -43,8 +50,15 @@ class Vigil:
         send: Callable[..., None],
         settings: Settings,
         rung: Rung,
+        folder: Path | None = None,
     ) -> None:
         self.settings = settings
+        self._folder = folder
+        """Of the run."""
+        self._answered = False
+        """Whether the known answers were asked for."""
+        self._taken: dict[int, Taken] = {}
+        """By the step that is looked at: the snapshot before it."""
         self.rung = rung
         self.sentinel: Sentinel | None = None
         self._enter = enter
@@ -73,17 +87,23 @@ class Vigil:
         """The modules are there, and on the device."""
         self._snapshots = snapshots
         snapshots.watch_numbers = self.watches_numbers
-        if not modules:
-            return
-        self._replay = Replay(modules, home=device, on_device=on_device)
+        if modules:
+            self._replay = Replay(modules, home=device, on_device=on_device)
         wanted = self.settings.sentinel.enabled if self._wanted else "never"
         if wanted == "always" or (wanted == "auto" and not self.rung.on_cpu):
-            self.sentinel = Sentinel(self._replay, device, self.settings.sentinel, label=self.rung.device)
-            self.sentinel.beat = lambda: self._enter(Phase.SENTINEL)
-            self.sentinel.every_step = self._probation
-            snapshots.on_numbers = self.sentinel.note
+            self._keep_watch(device, snapshots)
         if self._probation and self.sentinel is None:
             self._send("blind")
+
+    def _keep_watch(self, device: torch.device, snapshots: Snapshots) -> None:
+        keep = self._folder / SUSPICIONS if self._folder is not None else None
+        self.sentinel = Sentinel(device, self.settings.sentinel, label=self.rung.device, keep=keep)
+        self.sentinel.beat = lambda: self._enter(Phase.SENTINEL)
+        self.sentinel.every_step = self._probation
+        snapshots.on_numbers = self.sentinel.note
+        if self.sentinel.rare:
+            text = f"{self.rung.device} is compared with the CPU more rarely: {self.sentinel.rare}"
+            self._send("note", text=text)
 
     @property
     def on_trial(self) -> bool:
@@ -96,15 +116,43 @@ class Vigil:
 
     # -- before a step -------------------------------------------------------------------------------------
 
-    def before_step(self, work: Work, step: int, describe: Describe) -> Fault | None:
-        """Compute again what failed here; now and then, compare. A fault if this worker must not go on."""
+    def before_step(self, work: Work | None, step: int, describe: Describe | None) -> Fault | None:
+        """Compute again what failed here; hear what came of looks. A fault if this worker must not go on."""
         self.computed = False
         if self.rung.precision == "fp32":
             force_fp32()
-        fault = self._try(work, step, describe) if self._trial is not None else None
-        if fault is None and self.sentinel is not None and self.sentinel.due():
-            fault = self._compare(work, step, self.sentinel)
-        return fault
+        if self._trial is not None and work is not None and describe is not None:
+            fault = self._try(work, step, describe)
+            if fault is not None:
+                return fault
+        return self._first_look(step) or self.heard()
+
+    def _first_look(self, step: int) -> Fault | None:
+        """Before the first step of a worker: do the kernels write anything? Known answers, twice, in milliseconds."""
+        if self.sentinel is None or self._answered:
+            return None
+        self._answered = True
+        device = self.sentinel.device
+        found = zeros.silent(device)
+        if not found or not (again := [each for each in zeros.silent(device, 1) if each in found]):
+            return None
+        text = f"{', '.join(again)} does not give the known answer"
+        told = {"method": METHOD, "by": "known answers, twice", "tensor": again[0]}
+        return Fault(Kind.WRONG_NUMBERS, self.rung.device, step, _PHASE, text, told)
+
+    @contextlib.contextmanager
+    def looking(self, step: int) -> Iterator[None]:
+        """Around a step on the device."""
+        if self.sentinel is None:
+            yield
+            return
+        taken = self._snapshots.last if self._snapshots is not None else None
+        with self.sentinel.looking(step) as looks:
+            if looks and self._snapshots is not None:
+                taken = self._snapshots.consider()
+            yield
+        if looks and taken is not None:
+            self._taken[step] = taken
 
     def _try(self, work: Work, step: int, describe: Describe) -> Fault | None:
         """The step a predecessor failed in: what does the CPU make of it?"""
@@ -125,28 +173,38 @@ class Vigil:
         verdict = judge(trial, finding, None, on_cpu=self.rung.on_cpu)
         return blamed(trial, verdict)
 
-    def _compare(self, work: Work, step: int, sentinel: Sentinel) -> Fault | None:
-        self._enter(Phase.SENTINEL)
-        self.computed = True
-        opinion = sentinel.check(work)
-        if opinion is None:
-            if sentinel.off is not None:
-                self._send("note", text=f"{self.rung.device} is not compared with the CPU: {sentinel.off}")
-                self._send("blind")
-            return None
-        if opinion.agrees:
-            assert self._snapshots is not None
-            self._snapshots.agreed()
-            self._send("agreed", step=step - 1, **opinion.to_json())
-            return None
-        return self._wrong(opinion, step)
+    def heard(self) -> Fault | None:
+        """What has come of looks: agreement, a suspicion, or a fault that is confirmed."""
+        sentinel = self.sentinel
+        for opinion in sentinel.opinions() if sentinel is not None else ():
+            taken = self._taken.pop(opinion.step, None)
+            if not opinion.agrees:
+                self._send("suspicion", step=opinion.step, text=opinion.text, **opinion.to_json())
+                if opinion.confirmed:
+                    return self._wrong(opinion)
+            elif opinion.why:
+                self._unheard(opinion)
+            elif opinion.compared:
+                if self._snapshots is not None and taken is not None:
+                    self._snapshots.agreed(taken)
+                self._send("agreed", step=opinion.step - 1, **opinion.to_json())
+        return None
 
-    def _wrong(self, opinion: Opinion, step: int) -> Fault:
-        message = (
-            f"the {opinion.tensor} is off by {opinion.error:.2g} of its size; "
-            f"{opinion.precision} explains {opinion.bound:.2g}"
-        )
-        return Fault(Kind.WRONG_NUMBERS, self.rung.device, step, _PHASE, message, opinion.to_json())
+    def _unheard(self, opinion: Opinion) -> None:
+        """Nobody could compare: a look is lost, or all that would follow."""
+        assert self.sentinel is not None
+        if self.sentinel.off is not None:
+            self._send("note", text=f"{self.rung.device} is not compared with the CPU any more: {opinion.why}")
+            self._send("blind")
+
+    def _wrong(self, opinion: Opinion) -> Fault:
+        assert opinion.finding is not None
+        part = "forward" if " in forward" in opinion.finding.operator else _PHASE
+        return Fault(Kind.WRONG_NUMBERS, self.rung.device, opinion.step, part, opinion.text, opinion.to_json())
+
+    def close(self) -> None:
+        if self.sentinel is not None:
+            self.sentinel.close()
 
     # -- afterwards ----------------------------------------------------------------------------------------
 

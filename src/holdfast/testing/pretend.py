@@ -10,13 +10,16 @@ It can be given ailments (ailments.py), which outlive the process that shows the
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.runtime.board import Phase
+from holdfast.runtime.operators import confirming
 from holdfast.runtime.transaction import batch_size
 from holdfast.testing import ailments, endless
 from holdfast.testing.ailments import Ailment, Patient
@@ -54,8 +57,12 @@ def arm(session: Session, label: str, config: dict[str, Any]) -> None:
     if path is None or not label.startswith(NAME):
         return
     patient = Patient(path, label)
+    os.environ[ailments.VARIABLE] = str(path)  # for processes of this worker that use the device, too
     if patient.ailments:
-        session._phase_hooks.append(_Ailing(session, patient))
+        ailing = _Ailing(session, patient)
+        session._phase_hooks.append(ailing)
+        if any(each.kind == "wrong" for each in patient.ailments.values()):
+            WrongKernels(ailing.wrong_here).__enter__()  # for the life of this worker
 
 
 class _Ailing:
@@ -67,37 +74,51 @@ class _Ailing:
         self.wrong = patient.is_ill_with("wrong")
         """What is wrong with the numbers now: with those of the next replay on the device as well."""
         self._first: int | None = None
-        self._spoiled: set[int] = set()
+
+    def wrong_here(self) -> Ailment | None:
+        return self.wrong if self.session.device == DEVICE else None
 
     def __call__(self, phase: Phase) -> None:
         if self.session.device != DEVICE:  # a batch that is computed on the CPU proper
             return
         step = self.session.step_count + 1
         self._first = step if self._first is None else self._first
-        if phase in (Phase.FORWARD, Phase.REPLAY, Phase.SENTINEL):
-            self._watch_gradients()
         ailment = self.patient.falls_ill(step=step, age=step - self._first, phase=phase.label)
         if ailment is not None and ailment.kind != "wrong":
             suffer(ailment)
         elif ailment is not None or self.patient.is_ill_with("wrong") is None:
             self.wrong = ailment
 
-    def _watch_gradients(self) -> None:
-        """Every gradient that is computed on this device from now on passes through our hands."""
-        optimizers = [value for value in self.session._named.values() if isinstance(value, torch.optim.Optimizer)]
-        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
-        parameters = [each for group in groups for each in group if each.requires_grad]
-        for number, parameter in enumerate(parameters):
-            if id(parameter) not in self._spoiled:
-                self._spoiled.add(id(parameter))
-                parameter.register_hook(self._spoiler(last=number == len(parameters) - 1))
 
-    def _spoiler(self, *, last: bool) -> Callable[[Tensor], Tensor]:
-        def spoil_here(gradient: Tensor) -> Tensor:
-            wrong = self.wrong if self.session.device == DEVICE else None
-            return gradient if wrong is None else spoil(gradient, wrong.how, last=last)
+class WrongKernels(TorchDispatchMode):
+    """A device whose kernels of backward compute wrongly, as long as `wrong` says so."""
 
-        return spoil_here
+    def __init__(self, wrong: Callable[[], Ailment | None], *, anywhere: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.wrong = wrong
+        self.anywhere = anywhere
+        """In forward as well: where one operator is computed by itself."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        inside = self.anywhere or torch._C._current_graph_task_id() != -1 or "backward" in confirming.repeating
+        ailment = self.wrong() if inside and isinstance(out, Tensor) and out.is_floating_point() else None
+        name = func._schema.name.partition("::")[2]
+        if ailment is None or name not in WRONG_KERNELS[ailment.how]:
+            return out
+        return spoil(out, ailment.how)
+
+
+WRONG_KERNELS = {"scale": ("mm", "sum", "convolution_backward"), "zero": ("mm",), "bit": ("mm",), "nan": ("mm",)}
+"""The kernels that each ailment spoils."""
+
+
+def be_wrong(label: str) -> None:
+    """This process computes one operator by itself on a pretend device: wrongly, if it is ill where probes see it."""
+    path = ailments.find()
+    ailment = Patient(path, label).is_ill_with("wrong") if path is not None else None
+    if ailment is not None and ailment.probes:
+        WrongKernels(lambda: ailment, anywhere=True).__enter__()
 
 
 def spoil(gradient: Tensor, how: str, *, last: bool = True) -> Tensor:

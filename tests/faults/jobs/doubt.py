@@ -62,6 +62,7 @@ def train(
     workers: int = 0,
     seed: int = 3,
     waits: str = "",
+    until: str = "",
 ) -> None:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, CLASSES))
@@ -96,13 +97,21 @@ def train(
             if scaler:
                 session.log(scale=scaling["scaler"].get_scale())
             wait_for(session, waits)
+            if until and said(session, until):
+                return
+
+
+def said(session: holdfast.Session, text: str) -> bool:
+    """Whether the journal has it by now. The steps go on, slowly, until it has."""
+    time.sleep(0.1)
+    return text in (session.run.folder / "journal.jsonl").read_text()
 
 
 def wait_for(session: holdfast.Session, waits: str) -> None:
     """ "12:probe passed,30:probe passed" waits after step 12 for the first in the journal, after 30 for the second."""
     for number, (step, text) in enumerate(wait.split(":") for wait in waits.split(",") if wait):
         if session.step_count == int(step):
-            deadline = time.monotonic() + 50.0
+            deadline = time.monotonic() + 150.0
             while (session.run.folder / "journal.jsonl").read_text().count(text) <= number:
                 assert time.monotonic() < deadline, f"nobody said {text!r}"
                 time.sleep(0.05)

@@ -2,15 +2,15 @@
 
     probe = catalog.script_probe(Path("my_script.py"), {"width": "64"})
 
-The script runs as in a run, in a folder that is thrown away, up to its first `session.step`. That step is computed on
-the device and on the CPU from the same weights, as the sentinel of a run does, with the whole batch; then it is done
-for real, with its optimizer. Nothing after it is.
+The script runs as in a run, in a folder that is thrown away, up to its first `session.step`. That step is done for
+real, with its optimizer, and every kind of operator in it is computed again on the CPU from the inputs the device had,
+as the sentinel of a run does. Nothing after it is.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,17 +20,16 @@ from holdfast.devices.probes.bench import Bench
 from holdfast.devices.probes.compare import Outcome
 from holdfast.runfolder import RunFolder
 from holdfast.runtime import marks, transaction
+from holdfast.runtime.ground import LostWorker
 from holdfast.runtime.ladder import Rung
 from holdfast.runtime.local import LocalLink
-from holdfast.runtime.sentinel import Opinion, Sentinel
+from holdfast.runtime.operators.comparison import Finding
+from holdfast.runtime.operators.confirming import compare_here
+from holdfast.runtime.operators.recorder import Recorder
 from holdfast.runtime.session import Run, Session
 from holdfast.runtime.telling import Face
-from holdfast.runtime.transaction import Work
 from holdfast.runtime.worker import bind, load_train, seed_everything
 from holdfast.settings import Settings
-
-WHOLE = 1 << 20
-"""Samples: all of any batch."""
 
 
 class _Enough(BaseException):
@@ -40,41 +39,42 @@ class _Enough(BaseException):
 class OneStep(Session):
     """A session whose first step is looked at, and is the last."""
 
-    opinion: Opinion | None = None
+    findings: tuple[Finding, ...] = ()
     not_compared = ""
     batch: int | None = None
     loss: float | None = None
 
     def step(self, fn: Any, batch: Any, **options: Any) -> NoReturn:
         self.batch = transaction.batch_size(batch)
-        replay = self._attempts.vigil._replay
-        if replay is None:
-            self.not_compared = "the script protects no module"
-        else:
-            settings = replace(self.settings.sentinel, samples=WHOLE)
-            sentinel = Sentinel(replay, self.device, settings)
-            self.opinion = sentinel.check(self._work(fn, batch, options))
-            if self.opinion is None:
-                self.not_compared = sentinel.off or "memory does not suffice to compute the step twice"
-        if self.opinion is None or self.opinion.agrees:
+        with self._looked_at():
             self.loss = float(super().step(fn, batch, **options))
         raise _Enough
 
     def transaction(self, fn: Any) -> NoReturn:
-        self.not_compared = "it makes its updates in a transaction, which cannot be computed twice"
-        super().transaction(fn)
+        with self._looked_at():
+            super().transaction(fn)
         raise _Enough
 
-    def _work(self, fn: Any, batch: Any, options: dict[str, Any]) -> Work:
-        return Work(
-            fn=fn,
-            batch=batch,
-            optimizers=self._ground.optimizers(options.get("optimizer")),
-            scaler=self._ground.scaler(),
-            clip=options.get("clip"),
-            accumulate=1,
-            split=options.get("split"),
-        )
+    @contextlib.contextmanager
+    def _looked_at(self) -> Iterator[None]:
+        recorder = Recorder(self.device, label=self._rung_label, seed=0)
+        recorder.everything = True
+        lost: LostWorker | None = None
+        try:
+            with recorder.look(1):
+                yield
+        except LostWorker as error:  # numbers that are not finite end a step; which operator made them is the answer
+            lost = error
+        recorder.wait()
+        self.findings = tuple(compare_here(case) for case in recorder.taken())
+        if lost is not None and all(finding.agrees for finding in self.findings):
+            raise lost
+        if all(finding.skipped for finding in self.findings):
+            self.not_compared = "none of its operators can be computed again"
+
+    @property
+    def _rung_label(self) -> str:
+        return self._attempts.vigil.rung.device
 
 
 def script(bench: Bench, spec: dict[str, Any]) -> Iterator[Outcome]:
@@ -105,8 +105,12 @@ def script(bench: Bench, spec: dict[str, Any]) -> Iterator[Outcome]:
 
 def _outcome(session: OneStep) -> Outcome:
     facts: dict[str, Any] = {"batch": session.batch, "loss": session.loss, "torch": torch.__version__}
-    if session.opinion is None:
+    told = [finding for finding in session.findings if not finding.skipped]
+    facts["operators"] = len(told)
+    if not told:
         return Outcome(facts={**facts, "not_compared": session.not_compared})
-    opinion = session.opinion
-    facts |= {"tensor": opinion.tensor, "precision": opinion.precision, "samples": opinion.samples}
-    return Outcome(opinion.error, opinion.bound, facts)
+    wrong = [finding for finding in told if not finding.agrees]
+    if not wrong:
+        return Outcome(0.0, 0.0, facts)
+    worst = max(wrong, key=lambda finding: finding.share)
+    return Outcome(worst.error, worst.allowed, {**facts, "tensor": worst.operator}, why=worst.text)

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -37,6 +38,9 @@ FILES = {
     "kernel.txt": "what the kernel said while the worker lived and shortly after",
     "kernel.json": "the same, for programs",
     "counters.json": "memory kills, throttling, bus and memory errors, pressure",
+    "again.py": "computes the operator that was wrong again, on the device and on the CPU",
+    "finding.json": "that operator: shapes, dtypes, the numbers, what rounding explains",
+    "case.safetensors": "its inputs and what the device made of them",
     "environment.json": "versions, hardware and variables; secrets are left out",
 }
 """What may be in the folder, in the order in which a person reads it."""
@@ -70,6 +74,7 @@ def collect(
         record["board"] = _board(beat)
     write_json(folder / "fault.json", record, durable=True)
     write_text(folder / "stderr.txt", words)
+    _take_case(folder, fault.evidence.get("case"))
     for name, text in {**({"python": crash_stack} if crash_stack else {}), **stacks}.items():
         write_text(folder / f"stacks-{name}.txt", text)
     if gathering is None:
@@ -79,6 +84,15 @@ def collect(
         gathering.begin(folder, fault, run)
     write_text(folder / "README.txt", readme(folder, record))
     return folder
+
+
+def _take_case(folder: Path, case: object) -> None:
+    """The operator that computed wrongly, for whoever wants to see it again."""
+    if isinstance(case, str) and Path(case).is_dir():
+        for path in sorted(Path(case).iterdir()):
+            with contextlib.suppress(OSError):
+                shutil.copy(path, folder / path.name)
+                os.chmod(folder / path.name, 0o600)
 
 
 def write_counters(folder: Path, before: dict[str, Any] | None, now: dict[str, Any]) -> None:

@@ -1,0 +1,172 @@
+"""Wrong kernels on purpose, as they really are: does a look find them, after how many, and does it name the operator?
+
+    python -m benchmarks.zoo.planted --looks 50 --out planted.json
+    find("resnet18", "tile of zeros", looks=50)          # {"found": 1, "named": True, …}
+
+Every kind is planted in an operator of each network that it makes sense for, in one kind of shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "examples")]
+
+from benchmarks.zoo.networks import make  # noqa: E402
+
+from holdfast.runtime.operators.confirming import compare_here  # noqa: E402
+from holdfast.runtime.operators.recorder import Recorder  # noqa: E402
+
+NETWORKS = ("mlp", "deep_cnn", "u_net", "gru", "tied", "resnet18", "gpt2", "bert", "EEGNet", "windows")
+_PRODUCTS = ("mm", "addmm", "bmm", "convolution")
+_BACKWARD = ("mm", "convolution_backward", "bmm")
+
+
+def _flat(out: Tensor) -> Tensor:
+    return out.clone(memory_format=torch.contiguous_format)
+
+
+def _tile(out: Tensor, value: float) -> Tensor:
+    made = _flat(out)
+    rows = made.reshape(-1, made.shape[-1])
+    rows[: max(1, len(rows) // 4), : max(1, made.shape[-1] // 4)] = value
+    return rows.reshape(made.shape)
+
+
+def _warps(out: Tensor, bits: int) -> Tensor:
+    made = _flat(out)
+    kind = torch.int16 if made.element_size() == 2 else torch.int32
+    made.view(-1)[3::32].view(kind).bitwise_xor_(bits if kind is torch.int32 else bits >> 16)
+    return made
+
+
+def _rows(out: Tensor, how: Callable[[Tensor], Tensor]) -> Tensor:
+    made = _flat(out)
+    return how(made.reshape(-1, made.shape[-1])).reshape(made.shape)
+
+
+def _swapped(rows: Tensor) -> Tensor:
+    order = torch.arange(len(rows))
+    order[0], order[-1] = len(rows) - 1, 0
+    return rows[order]
+
+
+def _last_missing(rows: Tensor) -> Tensor:
+    return torch.cat([rows[: -max(1, len(rows) // 8)], torch.zeros_like(rows[-max(1, len(rows) // 8) :])])
+
+
+Kind = tuple[tuple[str, ...], Callable[[Tensor], Tensor], float, str]
+KINDS: dict[str, Kind] = {
+    "a tile of zeros": (_PRODUCTS, lambda out: _tile(out, 0.0), 1.0, ""),
+    "a tile doubled": (_PRODUCTS, lambda out: out + _tile(out, 0.0).sub(out).neg(), 1.0, ""),
+    "one bit, each warp": (_PRODUCTS, lambda out: _warps(out, 1 << 26), 1.0, ""),
+    "several bits, each warp": (_PRODUCTS, lambda out: _warps(out, (1 << 30) | (1 << 22) | (1 << 20)), 1.0, ""),
+    "low bits, each warp": (_PRODUCTS, lambda out: _warps(out, (1 << 19) | (1 << 20)), 1.0, ""),
+    "backward scaled by 1.01": (_BACKWARD, lambda out: out * 1.01, 1.0, "backward"),
+    "one look in five": (_PRODUCTS, lambda out: out * 1.1, 0.2, ""),
+    "zeros": (_PRODUCTS, torch.zeros_like, 1.0, ""),
+    "stale output": (_PRODUCTS, lambda out: torch.full_like(out, 0.5), 1.0, ""),
+    "rows off by one": (_PRODUCTS, lambda out: _rows(out, lambda rows: rows.roll(1, 0)), 1.0, ""),
+    "two rows swapped": (_PRODUCTS, lambda out: _rows(out, _swapped), 1.0, ""),
+    "last tile missing": (_PRODUCTS, lambda out: _rows(out, _last_missing), 1.0, ""),
+    "sums kept in bf16": (_PRODUCTS, lambda out: out.bfloat16().to(out.dtype), 1.0, ""),
+    "a NaN": (_PRODUCTS, lambda out: _tile(out, float("nan")), 1.0, ""),
+    "normalisation off": (("native_batch_norm", "native_layer_norm", "native_group_norm"),
+                          lambda out: out * 1.002, 1.0, ""),
+    "softmax off": (("_softmax", "_log_softmax", "_scaled_dot_product_flash_attention_for_cpu"),
+                    lambda out: out * 0.999, 1.0, ""),
+}  # fmt: skip
+
+
+class Planted(TorchDispatchMode):
+    """One kernel, at one shape, is wrong."""
+
+    def __init__(self, kind: Kind, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names, self.how, self.rate, self.part = kind
+        self.chance = random.Random(seed)
+        self.target: str | None = None
+        self.shown = 0
+        self.choices: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name.partition("::")[2]
+        if name not in self.names or (self.part == "backward" and torch._C._current_graph_task_id() == -1):
+            return out
+        first = out if isinstance(out, Tensor) else next((each for each in out if isinstance(each, Tensor)), None)
+        if first is None or not first.is_floating_point() or first.numel() < 64:
+            return out
+        key = f"{name} {list(first.shape)}"
+        self.choices.append(key)
+        if key != self.target or self.chance.random() >= self.rate:
+            return out
+        self.shown += 1
+        return self.how(out) if isinstance(out, Tensor) else type(out)(self.how(e) if e is first else e for e in out)
+
+
+def find(
+    network: str, kind: str, *, looks: int = 50, precision: torch.dtype | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """Look until it is found."""
+    made = make(network)
+    planted = Planted(KINDS[kind], seed)
+    recorder = Recorder(torch.device("cpu"), label="pretend:0", seed=seed)
+    said: dict[str, Any] = {"network": network, "kind": kind, "found": None, "named": False}
+
+    def step() -> None:
+        with torch.autocast("cpu", precision or torch.bfloat16, enabled=precision is not None):
+            loss = made.loss(made.batch())
+        made.model.zero_grad()
+        loss.backward()
+
+    with planted:
+        step()
+        if not planted.choices:
+            return {**said, "none": True}
+        planted.target = random.Random(seed).choice(sorted(set(planted.choices)))
+        for number in range(1, looks + 1):
+            with recorder.look(number):
+                step()
+            for case in recorder.taken():
+                finding = compare_here(case)
+                if not finding.agrees:
+                    named = finding.operator.startswith(f"{planted.target.partition(' ')[0]} in ")
+                    return {**said, "found": number, "named": named, "text": finding.text, "target": planted.target}
+    return {**said, "target": planted.target, "shown": planted.shown}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--looks", type=int, default=50)
+    parser.add_argument("--networks", default=",".join(NETWORKS))
+    parser.add_argument("--out", type=Path)
+    words = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for network in words.networks.split(","):
+        for number, kind in enumerate(KINDS):
+            row = find(network, kind, looks=words.looks, seed=number)
+            if not row.get("none"):
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+    found = [row for row in rows if row["found"]]
+    summary = {"planted": len(rows), "found": len(found), "named": sum(row["named"] for row in found)}
+    print(json.dumps(summary))
+    if words.out:
+        words.out.write_text(json.dumps({"summary": summary, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
