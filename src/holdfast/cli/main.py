@@ -161,12 +161,15 @@ def _split(words: list[str]) -> tuple[list[str], str | None, list[str]]:
 
 
 def _without_command(flags: list[str]) -> int:
+    from holdfast.cli.output import Screen
+
+    screen = Screen.of(sys.stdout)
     if "--version" in flags or "-V" in flags:
-        print(f"holdfast {__version__}")
+        screen.write(f"holdfast {__version__}")
     elif "--help" in flags or "-h" in flags:
-        print(_help())
+        screen.write(_help())
     elif not flags:
-        print(HELLO, end="")
+        screen.write(HELLO, end="")
     else:
         from holdfast.cli.usage import UsageError
 
@@ -217,7 +220,7 @@ def _refuse(error: HoldfastError, words: list[str]) -> int:
 
     output = Output.from_args(_output_flags(words))
     if output.verbose:
-        traceback.print_exception(error)
+        output.err.write("".join(traceback.format_exception(error)).rstrip("\n"))
     if isinstance(error, UsageError):
         print_usage_error(error, output.err)
     else:

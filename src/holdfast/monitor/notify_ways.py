@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from holdfast.control_characters import without_control
+
 LEVELS = ("note", "result", "alert")
 _SIGNS = {"note": "•", "result": "✓", "alert": "!"}
 PATIENCE = 10.0
@@ -95,6 +97,7 @@ def send(message: Message, ways: Ways, *, sleep: Callable[[float], None] = time.
     """By every way, if the level is high enough; one line a way says what came of it."""
     if LEVELS.index(message.level) < LEVELS.index(ways.level):
         return
+    message = Message(**{name: without_control(value) for name, value in asdict(message).items()})
     if ways.command:
         yield f"{message.level} by command: {_run(ways.command, message)}"
     if ways.webhook:
