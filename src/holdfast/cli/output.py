@@ -10,7 +10,7 @@ Text is written with the signs of the design (✓ ✗ ↺ · → █); a stream 
 gets plain ones (`[ok] [x]`). Every colour stands beside a word or a sign, so nothing is lost without it.
 
 Text may hold what others wrote. Everything that is written here loses its control characters; the colours of `style`
-are put in afterwards, and no text can contain one. Whoever draws on a terminal asks the screen (`redraw`, `wipe`, `ring`).
+are put in afterwards, and no text can contain one. Whoever draws asks the screen (`redraw`, `wipe`, `ring`).
 The formats of numbers (`duration`, `count`, `size`, ...) are those of `holdfast.human`, here by name as well.
 """
 

@@ -7,6 +7,7 @@ No torch here; the engine runs in a child, which may crash or hang.
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,11 @@ def verify(folder: Path, *, seconds: float = 1.0, deadline: float = DEADLINE) ->
         raise UserError(f"{bundle.CHECK} of {folder} cannot be read", cause=str(error)[:200]) from None
     opened.check_inputs(inputs)
     result: dict[str, Any] = {"bundle": str(folder), "name": manifest["name"], "machine": Machine.look().to_json()}
-    with Child.start(folder, threads=int(manifest["threads"]), module="holdfast.optimize.checking") as child:
+    threads, module = int(manifest["threads"]), "holdfast.optimize.checking"
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-verify-") as cache,
+        Child.start(folder, cache=Path(cache), threads=threads, module=module) as child,
+    ):
         try:
             loaded = child.ask({"do": "load"}, deadline)
             times = measure.timed(child, 1, 200, seconds, deadline)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from holdfast import compile_cache
 from holdfast.errors import InternalError, UserError
 from holdfast.runtime import process
 from holdfast.runtime.board import Board
@@ -112,7 +113,7 @@ class NurseryLauncher:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, **env},
+            env={**os.environ, **compile_cache.variables(), **env},
         )
         theirs.close()
 
@@ -211,7 +212,12 @@ class SpawnLauncher:
         popen, channel = spawn(
             ["holdfast.runtime.worker"],
             self._server,
-            {**self.env, "HOLDFAST_SUPERVISOR": str(os.getpid()), "HOLDFAST_PORTABLE": "1"},  # its loaders, too
+            {
+                **compile_cache.variables(),
+                **self.env,
+                "HOLDFAST_SUPERVISOR": str(os.getpid()),
+                "HOLDFAST_PORTABLE": "1",  # its loaders, too
+            },
         )
         channel.send(config)
         worker = WorkerProcess(generation, board, channel, popen=popen)

@@ -267,7 +267,6 @@ def _train(config: dict[str, Any], link: SupervisedLink, rungs: list[Rung]) -> i
     threads = config.get("threads")
     if threads:
         torch.set_num_threads(int(threads))
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(config["folder"]) / "compile-cache"))
     run = Run(
         name=config["name"],
         folder=Path(config["folder"]),
