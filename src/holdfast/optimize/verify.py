@@ -18,6 +18,7 @@ from holdfast.optimize import bundle, measure, parity
 from holdfast.optimize.candidates import Machine
 from holdfast.optimize.children import Child, Failed
 from holdfast.optimize.report import milliseconds
+from holdfast.workloads.data_files import open_npz
 
 DEADLINE = 120.0
 
@@ -28,7 +29,7 @@ def verify(folder: Path, *, seconds: float = 1.0, deadline: float = DEADLINE) ->
     manifest = opened.manifest
     told = [f"✓ {len(manifest['files'])} files are what they were ({manifest['name']}, {manifest['made']})"]
     try:
-        with np.load(folder / bundle.CHECK, allow_pickle=False) as kept:
+        with open_npz(folder / bundle.CHECK) as kept:
             inputs = [kept[f"i{number}"] for number in range(len(manifest["inputs"]))]
             wanted = [kept[f"o{number}"] for number in range(len(manifest["outputs"]))]
     except (OSError, ValueError, KeyError) as error:

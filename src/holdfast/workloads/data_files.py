@@ -86,6 +86,8 @@ def open_npz(path: str | os.PathLike[str]) -> Iterator[Any]:
             file.seek(0)
             loaded = np.load(file, allow_pickle=False)
             yield loaded
+    except zipfile.BadZipFile as error:
+        raise ValueError(str(error)) from None
     except MemoryError:
         raise TooLarge(f"{Path(path).name} claims more than there is memory") from None
 
