@@ -240,6 +240,9 @@ class Supervisor:
         elif kind == "unheard":
             self.teller.log_missing(int(message["step"]), int(message["epoch"]), message["values"])
             worker.board.hear()
+        elif kind == "instead":  # the checkpoint it was given could not be used, an older one could
+            self.accounts.restored(self.accounts.steps, int(message["step"]))
+            self.accounts.steps = int(message["step"])
         elif kind == "restored":
             self.teller.best.go_on(int(message["step"]), int(message["epoch"]), ended=bool(message["ended"]))
         elif kind == "epoch":
