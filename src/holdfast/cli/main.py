@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast import __version__
-from holdfast.errors import ExitCode, HoldfastError, InternalError
+from holdfast.errors import ExitCode, HoldfastError, InternalError, UserError
 
 
 class Command(NamedTuple):
@@ -119,6 +119,7 @@ def _dispatch(words: list[str]) -> int:
         from holdfast.cli.usage import UsageError, similar
 
         raise UsageError(f"unknown command `{command}`", tips=similar(command, COMMANDS, "command"))
+    _check_here()
     if os.environ.get("HOLDFAST_ADD"):  # its files are checked before anything depends on them
         check_additions()
     for_script: list[str] | None = None
@@ -133,6 +134,18 @@ def _dispatch(words: list[str]) -> int:
     if for_script is not None:
         args.script_argv = for_script
     return int(args.run(args))
+
+
+def _check_here() -> None:
+    """Paths and settings are looked for in the current folder: every command needs one."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError(
+            "the current folder does not exist any more",
+            cause=error.strerror,
+            hints=["go to another one: `cd ~`", "a run that was started in it goes on"],
+        ) from None
 
 
 def check_additions() -> None:
@@ -274,8 +287,9 @@ def _write_report(error: Exception, words: list[str]) -> Path | None:
         ]
     )
     name = f"holdfast-report-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    for folder in (Path.cwd(), Path(tempfile.gettempdir())):
+    for folder in (Path(os.curdir), Path(tempfile.gettempdir())):
         try:
+            folder = folder.absolute()  # an OSError where the current folder was deleted
             (folder / name).write_text(shorten(text) + "\n", encoding="utf-8")
         except OSError:
             continue
