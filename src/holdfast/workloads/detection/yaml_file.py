@@ -23,7 +23,7 @@ def read(path: Path) -> tuple[Any, Callable[[str], int]]:
     """What stands in it, and where each key does (0 if that is not known)."""
     import yaml
 
-    class Plain(yaml.SafeLoader):
+    class Plain(yaml.SafeLoader):  # type: ignore[misc]
         """Plain values only."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:

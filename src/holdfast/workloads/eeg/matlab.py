@@ -8,6 +8,7 @@ HDF5, which says the size of everything; its links to other files are refused.
 
 from __future__ import annotations
 
+import importlib
 import os
 import struct
 import zlib
@@ -68,7 +69,7 @@ def _inflated(file: BinaryIO, length: int, most: int) -> int:
 
 def _check_hdf(path: Path, packed: int, most: int) -> None:
     try:
-        import h5py
+        h5py: Any = importlib.import_module("h5py")
     except ImportError:  # the reader needs it too, and says so
         return
     try:
