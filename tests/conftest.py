@@ -57,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(os, "register_at_fork"):  # a child that a test aborts on purpose need not show where it was
         os.register_at_fork(after_in_child=faulthandler.disable)
     config.stash[_states] = Path(tempfile.mkdtemp(prefix="holdfast-test-state-"))
+    os.environ["XDG_CACHE_HOME"] = str(config.stash[_states] / "cache")
     _set_state(config)
 
 

@@ -15,12 +15,19 @@ def handle(run: RunFolder) -> str:
         root = Path(Settings.load().run.folder)
     except UserError:
         return run.name
-    return run.name if run.path.absolute().parent == root.absolute() else shown(run.path)
+    try:
+        return run.name if run.path.absolute().parent == root.absolute() else shown(run.path)
+    except OSError:  # the current folder was deleted
+        return str(run.path)
 
 
 def shown(path: Path) -> str:
     """Relative to here where it is below here, so that a line can be copied and is short."""
-    for base in (Path.cwd(), Path.cwd().resolve()):
+    try:
+        here = Path.cwd()
+    except OSError:  # the current folder was deleted: nothing is below it
+        return str(path)
+    for base in (here, here.resolve()):
         try:
             return str(path.relative_to(base))
         except ValueError:

@@ -37,6 +37,7 @@ from holdfast.files import write_json as write_json
 from holdfast.folders import Folder, make_private
 from holdfast.linefile import LineFile, bounded_lines, objects
 from holdfast.runnames import new_name as new_name
+from holdfast.secret_words import redact as redact
 
 FORMAT = 1
 LAST_WORD = "last.json"
@@ -47,25 +48,6 @@ _TAIL = 1 << 16
 """Bytes at the end of metrics.jsonl and journal.jsonl that tell what came last."""
 _LONGEST_TAIL = _TAIL * 8**3
 """32 MiB: a quarter of a million records in one epoch."""
-_SECRET = re.compile(r"(token(?![a-z])|secret|passw|api[-_]?key|credential|private)", re.IGNORECASE)
-"""`hf_token` is one, `max_tokens` and `tokenizer` are not: a resumed run needs them."""
-
-
-def redact(argv: list[str]) -> list[str]:
-    """Arguments with the values of anything that sounds like a secret left out."""
-    kept: list[str] = []
-    hide_next = False
-    for word in argv:
-        key, equals, _value = word.partition("=")
-        if hide_next:
-            kept.append("***")
-            hide_next = False
-        elif equals and _SECRET.search(key):
-            kept.append(f"{key}=***")
-        else:
-            kept.append(word)
-            hide_next = word.startswith("-") and not equals and bool(_SECRET.search(word))
-    return kept
 
 
 class RunFolder:

@@ -114,6 +114,8 @@ class DataSettings:
     """Whether samples that end or hang the process that reads them, twice, are left out. Off brings them back."""
     skip_bad: bool = setting(False, BOOL)
     """Whether samples that raise an error are left out too, where the others of their batch can be read."""
+    outside: bool = setting(False, BOOL)
+    """Whether lists, names and links in a data set of images may lead out of its folder."""
     most_bad: float = setting(1.0, PERCENT)
     """The share of a dataset that may be left out, in percent; ten samples always may. Beyond that the run fails."""
 

@@ -99,7 +99,7 @@ class Done:
 
 def environment(**more: str) -> dict[str, str]:
     """What a login gives, and nothing of the machine's own settings."""
-    names = ("PATH", "SYSTEMROOT", "PYTHONPATH", "HOLDFAST_STATE")
+    names = ("PATH", "SYSTEMROOT", "PYTHONPATH", "HOLDFAST_STATE", "XDG_CACHE_HOME")
     keep = {name: os.environ[name] for name in names if name in os.environ}
     home = {"HOME": os.environ.get("HOLDFAST_TEST_HOME", "/nonexistent")}
     return {**keep, **home, "LC_ALL": "C.UTF-8", "TERM": "xterm", **more}

@@ -35,6 +35,7 @@ loader.stuck_floor         5 s     default
 loader.first_wait          2m      default
 data.quarantine            true    default
 data.skip_bad              false   default
+data.outside               false   default
 data.most_bad              1       default
 run.folder                 runs    default
 run.seed                   7       command line

@@ -75,7 +75,8 @@ def test_each_stream_is_judged_by_itself() -> None:
     output = Output.from_args(argparse.Namespace(), stdout=io.StringIO(), stderr=Terminal(), env={"TERM": "xterm"})
     assert (output.out.color, output.err.color) == (False, True)
     assert output.out.style("x", "bold") == "x"
-    assert output.err.style("x", "bold") == "\x1b[1mx\x1b[0m"
+    output.note(output.err.style("x", "bold"))
+    assert output.err.stream.getvalue() == "\x1b[1mx\x1b[0m\n"  # type: ignore[attr-defined]
 
 
 def test_a_closed_stream_is_no_terminal() -> None:

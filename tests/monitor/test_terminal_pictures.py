@@ -150,7 +150,7 @@ def test_text_of_a_run_cannot_move_the_cursor(tmp_path: Path) -> None:
     scene = look(reader.open(run.path, cached=False))
     drawn = "\n".join([*small.picture(scene, 80), *large.picture(scene, 120, 40)])
     assert not any((ord(char) < 32 and char != "\n") or 0x7F <= ord(char) < 0xA0 for char in drawn)
-    assert scene.notes[0].text == "  second"
+    assert scene.notes[0].text == " second"
 
 
 def test_a_folder_full_of_nonsense_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from holdfast.runtime import process
 def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
     root = Path(__file__).resolve().parents[2]
     monkeypatch.setenv("PYTHONPATH", f"{root / 'src'}:{root}")
-    with Child.start(tmp_path, module="tests.optimize.unruly") as child:
+    with Child.start(tmp_path, cache=tmp_path, module="tests.optimize.unruly") as child:
         yield child
     assert not process.exists(child.pid)
 

@@ -32,6 +32,8 @@ class Unruly:
                 time.sleep(600)
                 os._exit(0)
             return {"pid": pid}
+        if what == "environment":
+            return {"inductor": os.environ["TORCHINDUCTOR_CACHE_DIR"], "triton": os.environ["TRITON_CACHE_DIR"]}
         if what == "raise":
             raise RuntimeError("no such kernel\nand a long explanation")
         print("a library prints", flush=True)

@@ -56,7 +56,7 @@ def add_parser(subparsers: Any) -> Parser:
 
 
 def _about(args: argparse.Namespace) -> int:
-    print(ABOUT, end="")
+    Output.from_args(args).out.write(ABOUT, end="")
     return ExitCode.OK
 
 

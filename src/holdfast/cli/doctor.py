@@ -287,9 +287,7 @@ class Bar(examination.Listener):
 
     def says(self, text: str) -> None:
         if self._live:
-            line = self._screen.fit(text)[: max(self._screen.width - 1, 20)]
-            self._screen.stream.write(f"\r\x1b[K{line}")
-            self._screen.stream.flush()
+            self._screen.redraw(text)
 
     def begins(self, device: str, checks: int) -> None:
         self._total, self._done, self._began = checks, 0, time.monotonic()
@@ -312,8 +310,7 @@ class Bar(examination.Listener):
 
     def close(self) -> None:
         if self._live:
-            self._screen.stream.write("\r\x1b[K")
-            self._screen.stream.flush()
+            self._screen.wipe()
 
     def _draw(self, device: str, name: str) -> None:
         total = max(self._total, self._done, 1)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast import __version__
-from holdfast.errors import ExitCode, HoldfastError, InternalError
+from holdfast.errors import ExitCode, HoldfastError, InternalError, UserError
 
 
 class Command(NamedTuple):
@@ -120,6 +120,7 @@ def _dispatch(words: list[str]) -> int:
         from holdfast.cli.usage import UsageError, similar
 
         raise UsageError(f"unknown command `{command}`", tips=similar(command, COMMANDS, "command"))
+    _check_here()
     if os.environ.get("HOLDFAST_ADD"):  # its files are checked before anything depends on them
         check_additions()
     for_script: list[str] | None = None
@@ -134,6 +135,18 @@ def _dispatch(words: list[str]) -> int:
     if for_script is not None:
         args.script_argv = for_script
     return int(args.run(args))
+
+
+def _check_here() -> None:
+    """Paths and settings are looked for in the current folder: every command needs one."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError(
+            "the current folder does not exist any more",
+            cause=error.strerror,
+            hints=["go to another one: `cd ~`", "a run that was started in it goes on"],
+        ) from None
 
 
 def check_additions() -> None:
@@ -162,12 +175,15 @@ def _split(words: list[str]) -> tuple[list[str], str | None, list[str]]:
 
 
 def _without_command(flags: list[str]) -> int:
+    from holdfast.cli.output import Screen
+
+    screen = Screen.of(sys.stdout)
     if "--version" in flags or "-V" in flags:
-        print(f"holdfast {__version__}")
+        screen.write(f"holdfast {__version__}")
     elif "--help" in flags or "-h" in flags:
-        print(_help())
+        screen.write(_help())
     elif not flags:
-        print(HELLO, end="")
+        screen.write(HELLO, end="")
     else:
         from holdfast.cli.usage import UsageError
 
@@ -218,7 +234,7 @@ def _refuse(error: HoldfastError, words: list[str]) -> int:
 
     output = Output.from_args(_output_flags(words))
     if output.verbose:
-        traceback.print_exception(error)
+        output.err.write("".join(traceback.format_exception(error)).rstrip("\n"))
     if isinstance(error, UsageError):
         print_usage_error(error, output.err)
     else:
@@ -273,8 +289,9 @@ def _write_report(error: Exception, words: list[str]) -> Path | None:
         ]
     )
     name = f"holdfast-report-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    for folder in (Path.cwd(), Path(tempfile.gettempdir())):
+    for folder in (Path(os.curdir), Path(tempfile.gettempdir())):
         try:
+            folder = folder.absolute()  # an OSError where the current folder was deleted
             with Folder.at(folder) as place, place.create(name) as file:
                 file.write(f"{shorten(text)}\n".encode(errors="backslashreplace"))
         except OSError:

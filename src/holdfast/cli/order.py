@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast import __version__, machine
+from holdfast import __version__, kept_arguments, machine
 from holdfast.cli.usage import UsageError, similar
 from holdfast.errors import UserError
 from holdfast.events import utc_now
@@ -148,7 +148,11 @@ def create(order: Order, **more: Any) -> RunFolder:
     """The folder of a new run; `more` is kept in its run.json."""
     path = order.facts.path
     workload = registry.named_by(path) or re.sub(r"[^\w.-]+", "-", path.stem).strip("-") or "run"
-    return RunFolder.create(Path(order.settings.run.folder), workload, {**run_info(order), **more})
+    info = {**run_info(order), **more}
+    folder = RunFolder.create(Path(order.settings.run.folder), workload, info)
+    pairs = [f"{key}={value}" for key, value in order.arguments.items()]
+    kept_arguments.keep(folder.path, info, argv=order.argv, arguments=pairs)
+    return folder
 
 
 def run_info(order: Order) -> dict[str, Any]:

@@ -8,6 +8,9 @@
 
 Text is written with the signs of the design (✓ ✗ ↺ · → █); a stream that cannot show them, or `--ascii`,
 gets plain ones (`[ok] [x]`). Every colour stands beside a word or a sign, so nothing is lost without it.
+
+Text may hold what others wrote. Everything that is written here loses its control characters; the colours of `style`
+are put in afterwards, and no text can contain one. Whoever draws asks the screen (`redraw`, `wipe`, `ring`).
 The formats of numbers (`duration`, `count`, `size`, ...) are those of `holdfast.human`, here by name as well.
 """
 
@@ -16,12 +19,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
+from holdfast.control_characters import without_control
 from holdfast.human import BLOCKS, count, counted, duration, metric, percent, shorten, size, sparkline, table
 
 if TYPE_CHECKING:
@@ -58,6 +63,10 @@ _STYLES = {
     "error": "1;31",
     "hint": "1;36",
 }
+
+# `style` marks where a colour begins and ends with a word that nobody else knows, so only we can ask for one.
+_MARK = f"\x1b{os.urandom(8).hex()}:"
+_MARKED = re.compile(rf"{_MARK}([0-9;]+)m")
 
 # What a terminal without Unicode gets. Boxed signs come first: "[✓]" is "[ok]", not "[[ok]]".
 _ASCII = {
@@ -123,24 +132,44 @@ class Screen:
         )
 
     def style(self, text: str, name: str) -> str:
-        """`text` in one of the few styles of holdfast, or as it is where there is no colour."""
-        return f"\x1b[{_STYLES[name]}m{text}\x1b[0m" if self.color and text else text
+        """`text` in one of the few styles of holdfast, or as it is where there is no colour. `write` puts it in."""
+        return f"{_MARK}{_STYLES[name]}m{text}{_MARK}0m" if self.color and text else text
 
     def fit(self, text: str) -> str:
-        """`text` with signs that this stream can show."""
+        """`text` without control characters, with signs that this stream can show."""
+        text = without_control(text)
         if not self.unicode:
             for sign, plain in _ASCII.items():
                 text = text.replace(sign, plain)
         return text
 
-    def write(self, text: str = "") -> None:
+    def write(self, text: str = "", *, before: str = "", end: str = "\n") -> None:
         """One line. A character the stream cannot show is escaped: no path or message may crash a command."""
-        line = self.fit(text) + "\n"
+        self._send(before + self._rendered(text) + end)
+
+    def redraw(self, text: str) -> None:
+        """Over the line where the cursor stands, as far as there is room."""
+        self._send("\r\x1b[2K" + self.fit(text).replace("\n", " ")[: max(self.width - 1, 20)])
+
+    def wipe(self) -> None:
+        """Take away what `redraw` has drawn."""
+        self._send("\r\x1b[2K")
+
+    def ring(self) -> None:
+        """The bell of the terminal."""
+        self._send("\a")
+
+    def _rendered(self, text: str) -> str:
+        """Cleaned between our colours, and these as the terminal wants them."""
+        parts = _MARKED.split(text)
+        return "".join(f"\x1b[{part}m" if at % 2 else self.fit(part) for at, part in enumerate(parts))
+
+    def _send(self, text: str) -> None:
         try:
-            self.stream.write(line)
+            self.stream.write(text)
         except UnicodeEncodeError:
             encoding = self.stream.encoding or "ascii"
-            self.stream.write(line.encode(encoding, "backslashreplace").decode(encoding))
+            self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         self.stream.flush()
 
 

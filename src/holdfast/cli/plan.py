@@ -330,15 +330,12 @@ class _Status:
 
     def more(self, text: str) -> None:
         if self._on and self._screen.tty:
-            line = self._screen.fit(" · ".join(filter(None, (f"measuring {self._text}", text))))
-            self._screen.stream.write("\r\x1b[2K" + line[: self._screen.width - 1])
-            self._screen.stream.flush()
+            self._screen.redraw(" · ".join(filter(None, (f"measuring {self._text}", text))))
             self._drawn = True
 
     def close(self) -> None:
         if self._drawn:
-            self._screen.stream.write("\r\x1b[2K")
-            self._screen.stream.flush()
+            self._screen.wipe()
 
 
 def _about_the_script(plan: Plan, rows: list[Option]) -> list[HoldfastError]:

@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from holdfast import compile_cache
 from holdfast.cli.output import Output, add_flags
 from holdfast.cli.usage import Parser
 from holdfast.errors import ExitCode, UserError
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.optimize.subject import read_inputs
 
     output = Output.from_args(args)
+    compile_cache.adopt()
     bundle = open_bundle(Path(args.bundle))
     arrays = [array for each in args.inputs for array in read_inputs(Path(each), "input")[0].values()]
     answers = bundle.predict(arrays)

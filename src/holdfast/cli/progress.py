@@ -12,7 +12,6 @@ from collections.abc import Callable
 from types import TracebackType
 
 from holdfast.cli.output import Output, count, duration, percent
-from holdfast.cli.text import without_control
 
 _EVERY, _EVERY_PLAIN = 0.1, 60.0
 
@@ -42,7 +41,7 @@ class Bar:
             words += [f"{unit(round(rate))}/s" if rate >= 1 else f"{duration(1 / rate)} each"]
             words += [f"{duration((total - done) / rate)} left"]
         share = min(1.0, done / total) if total else 0.0
-        self._draw(share, "  ".join(words), without_control(what))
+        self._draw(share, "  ".join(words), what)
 
     def _draw(self, share: float, words: str, what: str) -> None:
         if not self._screen.tty:
@@ -51,9 +50,7 @@ class Bar:
         room = min(40, self._screen.width - len(self._label) - len(words) - 12)
         full = int(share * max(0, room))
         bar = "━" * full + "─" * (room - full) if room >= 8 else ""
-        line = self._screen.fit(f" {self._label} {bar}  {percent(share):>5}  {words}  {what}")
-        self._screen.stream.write("\r\x1b[2K" + line[: self._screen.width - 1])
-        self._screen.stream.flush()
+        self._screen.redraw(f" {self._label} {bar}  {percent(share):>5}  {words}  {what}")
         self._drawn = True
 
     def __enter__(self) -> Bar:
@@ -61,5 +58,4 @@ class Bar:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._drawn:
-            self._screen.stream.write("\r\x1b[2K")
-            self._screen.stream.flush()
+            self._screen.wipe()

@@ -18,7 +18,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from holdfast import planted
+from holdfast import kept_arguments, planted
 from holdfast.cli import at_boot, resume_script, stages
 from holdfast.cli.order import add_device, threads_for
 from holdfast.cli.output import Output, add_flags, count
@@ -35,10 +35,9 @@ from holdfast.runfolder import LAST_WORD, LIVE_STATES, RunFolder, find_run, read
 from holdfast.runtime import checkpoint, process, script
 from holdfast.runtime.accounts import Accounts
 from holdfast.seal import FIELDS
+from holdfast.secret_words import HIDDEN
 from holdfast.settings import COMMAND_LINE, Settings, kinds, parse_overrides
 
-HIDDEN = "***"
-"""What `runfolder.redact` puts in the place of a secret."""
 KEEPER_PATIENCE = 60.0
 
 
@@ -166,9 +165,12 @@ def _script(
         raise UserError(f"{folder.path} does not say which script it ran", cause="its run.json has no `script`")
     check_own(folder, Path(info["script"]))
     saved_argv = info.get("argv")
-    argv = given or ([str(word) for word in saved_argv] if isinstance(saved_argv, list) else [])
+    shown = [str(word) for word in saved_argv] if isinstance(saved_argv, list) else []
+    argv = given or kept_arguments.find(folder.path, folder.info, "argv", shown) or shown
     saved = info.get("arguments")
-    arguments = {str(key): str(value) for key, value in saved.items()} if isinstance(saved, dict) else {}
+    pairs = [f"{key}={value}" for key, value in saved.items()] if isinstance(saved, dict) else []
+    pairs = kept_arguments.find(folder.path, folder.info, "arguments", pairs) or pairs
+    arguments = dict(pair.split("=", 1) for pair in pairs)
     if any(HIDDEN in word for word in (*argv, *arguments.values())):
         raise UserError(
             "a secret this run was started with was not kept",

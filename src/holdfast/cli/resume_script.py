@@ -14,15 +14,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from holdfast import kept_arguments
 from holdfast.cli.output import Output
 from holdfast.cli.resume_trust import check_own
 from holdfast.cli.run import about, conduct
 from holdfast.errors import UserError
 from holdfast.runfolder import RunFolder
 from holdfast.runtime import checkpoint
+from holdfast.secret_words import HIDDEN
 from holdfast.settings import Settings
-
-HIDDEN = "***"
 
 
 def is_one(folder: RunFolder) -> bool:
@@ -88,7 +88,7 @@ def go_on(
         going_on=True,
         notes=notes,
     )
-    folder.update_info(settings=settings.to_json())
+    folder.update_info(settings=settings.recorded())
     os.chdir(cwd)
     return conduct(folder, order, settings, output)
 
@@ -96,7 +96,8 @@ def go_on(
 def _command(folder: RunFolder, given: list[str]) -> tuple[list[str], Path]:
     info = folder.info
     saved, cwd = info.get("command"), info.get("cwd")
-    command = given or ([str(word) for word in saved] if isinstance(saved, list) else [])
+    shown = [str(word) for word in saved] if isinstance(saved, list) else []
+    command = given or kept_arguments.find(folder.path, info, "command", shown) or shown
     if not command:
         raise UserError(f"{folder.path} does not say what it ran", cause="its run.json has no `command`")
     if any(HIDDEN in word for word in command):

@@ -17,7 +17,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast import __version__
+from holdfast import __version__, kept_arguments
 from holdfast.cli.output import Output, add_flags
 from holdfast.cli.usage import Parser, UsageError
 from holdfast.devices import inventory
@@ -88,7 +88,9 @@ def run(args: argparse.Namespace) -> int:
     inventory.check_here(settings.run.device)
     notes: list[str] = []
     rungs = rungs_for(settings.run.device, notes.append)
-    folder = RunFolder.create(Path(settings.run.folder), workload(command), _info(command, args, settings))
+    info = _info(command, args, settings)
+    folder = RunFolder.create(Path(settings.run.folder), workload(command), info)
+    kept_arguments.keep(folder.path, info, command=command)
     folder.lock()
     if folder.without_locks:
         output.note(f"! {folder.without_locks}")
@@ -122,7 +124,7 @@ def _info(command: list[str], args: argparse.Namespace, settings: Settings) -> d
         "arguments": {},
         "resume_with": args.resume_with,
         "cwd": os.getcwd(),
-        "settings": settings.to_json(),
+        "settings": settings.recorded(),
         "holdfast": __version__,
         "python": platform.python_version(),
         "exit_code": None,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.cli.faces import QuietFace
 from holdfast.cli.output import Output, counted, duration, print_error
-from holdfast.cli.text import without_control
 from holdfast.errors import ScriptFailed, Stopped
 from holdfast.events import Event
 from holdfast.human import size
@@ -76,10 +75,9 @@ class RunFace(QuietFace):
         streams = self.supervisor.streams if self.supervisor is not None else None
         raw = streams is not None and streams.raw
         cut = streams is not None and streams.would_cut(2)
-        line = self.screen.style(self.screen.fit(without_control(f"{NAME}{sign} {text}")), style)
+        line = self.screen.style(f"{NAME}{sign} {text}", style)
         end = "\r\n" if raw else "\n"
-        self.screen.stream.write(f"{end if cut else ''}{line}{end}")
-        self.screen.stream.flush()
+        self.screen.write(line, before=end if cut else "", end=end)
 
     def conclude(self, outcome: Outcome) -> None:
         """How it ended, where that is not plain from what the script said itself."""

@@ -26,6 +26,7 @@ from holdfast.cli.output import Output, add_flags, count, counted, duration, met
 from holdfast.cli.reading import Look, local_time
 from holdfast.cli.text import without_control
 from holdfast.cli.usage import Parser
+from holdfast.control_characters import one_line
 from holdfast.errors import ExitCode, UserError
 from holdfast.naming import handle, shown
 from holdfast.runfolder import LIVE_STATES, RunFolder, find_run, list_runs
@@ -142,7 +143,7 @@ def _print_plain(looks: list[Look], output: Output) -> None:
     for look in looks:
         row = look.row()
         keys = ("run", "workload", "state", "device", "step", "steps_total", "time_left_s", "recoveries", "folder")
-        output.print("\t".join("-" if row[key] is None else str(row[key]) for key in keys))
+        output.print("\t".join("-" if row[key] is None else one_line(str(row[key])) for key in keys))
 
 
 def status(args: argparse.Namespace) -> int:

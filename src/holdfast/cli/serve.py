@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from holdfast import compile_cache
 from holdfast.cli.output import Output, add_flags
 from holdfast.cli.usage import Parser, UsageError
 from holdfast.errors import ExitCode, UserError
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.units import parse_bytes
 
     output = Output.from_args(args)
+    compile_cache.adopt()
     try:
         body = parse_bytes(args.max_body)
     except ValueError as error:

@@ -17,13 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from holdfast import kept_arguments
 from holdfast.cli import at_boot, planned
 from holdfast.cli.order import Order, create, read_order, read_script, split_words
 from holdfast.cli.output import Output
 from holdfast.cli.resume_trust import Request
 from holdfast.cli.usage import UsageError, similar
 from holdfast.errors import ExitCode, UserError
-from holdfast.runfolder import RunFolder, list_runs
+from holdfast.runfolder import RunFolder, list_runs, redact
 from holdfast.workloads import registry
 from holdfast.workloads.registry import Workload
 
@@ -90,6 +91,7 @@ def rest(folder: RunFolder) -> Rest | None:
         each.info.get("workload"): each for each in list_runs(folder.path.parent) if _belongs(each, stages, parent)
     }
     names = [name for name in left if name not in there or there[name].info.get("state") != "FINISHED"]
+    words = kept_arguments.find(folder.path, info, "words", words) or words
     words = [*_of_all(words), f"run.folder={folder.path.parent.absolute()}"]
     return Rest(workload, names, words, parent, there.get(names[0])) if names else None
 
@@ -211,12 +213,15 @@ def _closing(workload: Workload, folders: list[Path]) -> list[str]:
 def _create(
     workload: Workload, names: list[str], words: list[str], parent: str | None, plan: planned.Planned | None
 ) -> RunFolder:
-    stages = {"of": workload.name, "left": names[1:], "words": _of_all(words)}
+    stages = {"of": workload.name, "left": names[1:], "words": redact(_of_all(words))}
     order = _order(names[0], words, parent)
     if plan is None:
-        return create(order, stages=stages)
-    order, _ = plan.applied(order, [])
-    return create(order, stages=stages, plan=plan.info(order))
+        folder = create(order, stages=stages)
+    else:
+        order, _ = plan.applied(order, [])
+        folder = create(order, stages=stages, plan=plan.info(order))
+    kept_arguments.keep(folder.path, folder.info, words=_of_all(words))
+    return folder
 
 
 def _order(name: str, words: list[str], parent: str | None) -> Order:

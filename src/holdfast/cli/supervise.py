@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast import __version__
+from holdfast import __version__, compile_cache
 from holdfast.cli import faces, notify, planned, summary
 from holdfast.cli.order import Order
 from holdfast.cli.output import Output, print_error
@@ -99,6 +99,9 @@ def conduct(run: RunFolder, plan: Plan, settings: Settings, output: Output) -> i
     plan.chaos = _chaos()
     for name, value in registry.environment_of(plan.script).items():
         os.environ.setdefault(name, value)
+    _, unsafe = compile_cache.place()
+    if unsafe:
+        output.note(f"! compiled kernels are kept for this run only: {unsafe}")
     face = faces.choose(output, _header(run, plan, settings))
     start = Event.now(
         "start",

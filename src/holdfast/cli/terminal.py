@@ -165,8 +165,7 @@ class TerminalFace(QuietFace):
 
     def _ring(self) -> None:
         if self.header.bell:
-            self.screen.stream.write("\a")
-            self.screen.stream.flush()
+            self.screen.ring()
 
     def output(self, text: str) -> None:
         for line in self._lines.feed(text):

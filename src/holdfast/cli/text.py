@@ -6,9 +6,9 @@ lines = Lines(); lines.feed("10 %\\r100 %\\n")      # ["100 %"]
 
 from __future__ import annotations
 
-import re
+from holdfast.control_characters import without_control
 
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+__all__ = ["Lines", "without_control"]
 
 
 class Lines:
@@ -32,8 +32,3 @@ class Lines:
 
 def _last_drawn(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2]
-
-
-def without_control(text: str) -> str:
-    """Text that cannot move a cursor or change a terminal."""
-    return _CONTROL.sub("", text)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from holdfast.cli.output import Screen
 from holdfast.cli.usage import One, Parser, UsageError, similar
 
 
@@ -37,7 +39,7 @@ class Tools(Parser):
         tool = words[at] if at < len(words) else None
         if tool is None:
             if not words or {"-h", "--help"} & set(words):
-                print(self.format_help(), end="")
+                Screen.of(sys.stdout).write(self.format_help(), end="")
                 return argparse.Namespace(run=lambda args: 0)
             raise UsageError(f"`holdfast {self.command}` needs one of its tools", command=self.command)
         if tool not in self._tools:

@@ -242,7 +242,7 @@ def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any
     from holdfast.runtime.ladder import Rung
     from holdfast.runtime.session import Run, Session
 
-    folder = link.run.path if hasattr(link, "run") else Path(place.run or os.getcwd())
+    folder = link.run.path if hasattr(link, "run") else Path(place.run or os.curdir)
     described = Run(order.facts.path.stem, folder, seed, place.restarts, link.newest() is not None)
     session = Session(
         link, run=described, rungs=[Rung(str(device))], rung=0, settings=settings, device=device, peers=group

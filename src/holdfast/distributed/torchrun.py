@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast import interpreter
+from holdfast import compile_cache, interpreter
 from holdfast.distributed.job import Job
 from holdfast.distributed.nest import Nest
 from holdfast.distributed.place import JOB, LAUNCHER, RUN
@@ -85,7 +85,7 @@ def environment_for(wanted: Wanted, job: Job, run: RunFolder | None, threads: in
         mine[RUN] = str(run.path.absolute())
     if wanted.nodes == 1:
         mine["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    return {**os.environ, **mine}
+    return {**os.environ, **compile_cache.variables(), **mine}
 
 
 class Launch:

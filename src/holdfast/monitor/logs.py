@@ -6,13 +6,11 @@ tail_of(run / "output.log", 200)       # the last lines, a progress bar drawn ov
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
+from holdfast.control_characters import without_control
 from holdfast.files import open_regular
 
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""The same as in cli/text.py, which stands above this module."""
 _LONGEST = 4000
 
 
@@ -34,4 +32,4 @@ def tail_of(path: Path, lines: int, *, most: int = 1 << 20) -> list[str]:
 
 def clean(line: str) -> str:
     """As it was last drawn, without control characters."""
-    return _CONTROL.sub("", line.rstrip("\r").rpartition("\r")[2])[:_LONGEST]
+    return without_control(line.rstrip("\r").rpartition("\r")[2])[:_LONGEST]

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from holdfast.control_characters import without_control
 from holdfast.errors import UserError
 from holdfast.monitor import reader
 from holdfast.monitor.terminal import small
@@ -32,7 +33,7 @@ def watch(
     found = reader.open(_find(run, folder))
     handle = _display(_picture(found))
     if handle is None:
-        print("\n".join(small.picture(look(found), WIDTH)))
+        print(without_control("\n".join(small.picture(look(found), WIDTH))))
         return
     if wait:
         try:

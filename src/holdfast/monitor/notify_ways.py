@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from holdfast.control_characters import without_control
+
 LEVELS = ("note", "result", "alert")
 _SIGNS = {"note": "•", "result": "✓", "alert": "!"}
 PATIENCE = 10.0
@@ -95,6 +97,7 @@ def send(message: Message, ways: Ways, *, sleep: Callable[[float], None] = time.
     """By every way, if the level is high enough; one line a way says what came of it."""
     if LEVELS.index(message.level) < LEVELS.index(ways.level):
         return
+    message = Message(**{name: without_control(value) for name, value in asdict(message).items()})
     if ways.command:
         yield f"{message.level} by command: {_run(ways.command, message)}"
     if ways.webhook:
@@ -145,6 +148,16 @@ def _run(command: str, message: Message) -> str:
     return "sent" if done.returncode == 0 else f"it ended with {done.returncode}: {_first_line(done.stderr)}"
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A message goes to the address that was given. Elsewhere it would arrive without its text, or at somebody else."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
+
+
 def _post(address: str, body: dict[str, Any], sleep: Callable[[float], None]) -> str:
     host = urlsplit(address).hostname or "the webhook"
     data = json.dumps(body).encode()
@@ -153,9 +166,9 @@ def _post(address: str, body: dict[str, Any], sleep: Callable[[float], None]) ->
     for wait in (*AGAIN, None):
         try:
             request = urllib.request.Request(address, data=data, headers=headers, method="POST")
-            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            with _OPENER.open(request, timeout=PATIENCE) as answer:
                 answer.read(1024)
-            return "sent"
+                return "sent" if 200 <= answer.status < 300 else f"{host} answered {answer.status}"
         except urllib.error.HTTPError as error:
             said = f"{host} answered {error.code}"
             error.close()

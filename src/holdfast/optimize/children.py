@@ -1,6 +1,6 @@
 """Child processes that build and run candidates: asked one thing at a time, each with a deadline.
 
-    with Child.start(work, threads=2) as child:
+    with Child.start(work, cache=work, threads=2) as child:
         child.ask({"do": "load", "about": about}, deadline_s=60)      # {"cold_s": 0.4, …}
         child.ask({"do": "time", "batch": 1, "count": 20}, 30)        # Failed: "it was killed by SIGSEGV"
 
@@ -48,8 +48,8 @@ class Child:
         threading.Thread(target=self._read, daemon=True).start()
 
     @classmethod
-    def start(cls, work: Path, *, threads: int = 1, module: str = "holdfast.optimize.worker") -> Child:
-        """Start it and return at once."""
+    def start(cls, work: Path, *, cache: Path, threads: int = 1, module: str = "holdfast.optimize.worker") -> Child:
+        """Start it and return at once. `cache` is for compiled kernels, which torch unpickles: it is nobody else's."""
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
         count = str(threads)
         environment = {
@@ -57,7 +57,8 @@ class Child:
             **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), count),
             "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait actively slow down whoever is measured next
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),
+            "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+            "TRITON_CACHE_DIR": str(cache / "triton"),
         }
         alone: dict[str, Any] = {"start_new_session": True}
         if sys.platform == "win32":

@@ -115,7 +115,7 @@ class _Search:
     # The subject and the baseline -----------------------------------------------------------------------------
 
     def _child(self, threads: int) -> Child:
-        return Child.start(self.work, threads=threads)
+        return Child.start(self.work, cache=self.work, threads=threads)
 
     def _prepare(self) -> dict[str, Any]:
         self.tell("loading the model and its validation set")

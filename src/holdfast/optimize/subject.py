@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from holdfast import files
 from holdfast.errors import HoldfastError, UserError
+from holdfast.workloads.data_files import open_npz
 
 SUBJECT, INPUTS, CALIBRATION, TARGETS = "subject.json", "inputs.npz", "calibration.npz", "targets.npz"
 MOST_VALIDATION = 512
@@ -192,8 +193,8 @@ def _inputs(spec: dict[str, Any]) -> tuple[list[NDArray[Any]], NDArray[Any] | No
 def read_inputs(path: Path, what: str) -> tuple[dict[str, NDArray[Any]], NDArray[Any] | None]:
     """Inputs of a .npy or .npz file that may come from anywhere; `targets` or `y` in an .npz are what to score with."""
     try:
-        loaded = np.load(path, allow_pickle=False)
-        found = {"input": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+        with open_npz(path) as kept:
+            found = {"input": kept} if isinstance(kept, np.ndarray) else {name: kept[name] for name in kept.files}
     except (OSError, ValueError, EOFError, KeyError) as error:
         raise UserError(f"the {what} in {path} cannot be read", cause=str(error)[:200],
                         hints=["it has to be a .npy, or a .npz of plain arrays"]) from None  # fmt: skip

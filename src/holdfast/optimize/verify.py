@@ -34,9 +34,10 @@ def verify(folder: Path, *, seconds: float = 1.0, deadline: float = DEADLINE) ->
     inputs, wanted = bundle.kept(opened)
     result: dict[str, Any] = {"bundle": str(folder), "name": manifest["name"], "machine": Machine.look().to_json()}
     result["code_of_others"] = others
+    threads = int(manifest["threads"])
     with (
         pipeline.scratch() as work,
-        Child.start(work, threads=int(manifest["threads"]), module="holdfast.optimize.checking") as child,
+        Child.start(work, cache=work / "cache", threads=threads, module="holdfast.optimize.checking") as child,
     ):
         try:
             loaded = child.ask({"do": "load", "folder": str(folder.resolve())}, deadline)

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from holdfast.control_characters import without_control
 from holdfast.errors import HoldfastError
 from holdfast.runtime import process
 
@@ -182,7 +183,7 @@ def main(argv: list[str], kind: Any = Worker) -> int:
             except Exception as error:  # the edge of the process: a library's failure is a candidate's result
                 import traceback
 
-                traceback.print_exc()
+                print(without_control(traceback.format_exc()), file=sys.stderr, flush=True)
                 answer = {"error": f"{type(error).__name__}: {_first(str(error))}"}
             answers.write(json.dumps(answer) + "\n")
             answers.flush()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -190,6 +191,7 @@ def _checked(path: Path, folder: Folder, origin: Origin | None) -> Checkpoint | 
     if wanted is not None and digests.origin is not None and digests.origin != wanted:
         return Damaged(path, f"it belongs to another run: {digests.origin.run}")
     _compare(folder, digests)
+    _check_form(folder)
     return Checkpoint(path, digests.step, digests.size, digests.sha256)
 
 
@@ -232,6 +234,20 @@ def _compare(folder: Folder, digests: Digests) -> None:
         raise _Unlike("its bytes are not the ones written", different)
 
 
+def _check_form(folder: Folder) -> None:
+    """Raise _Unlike for what is no snapshot. Whoever makes up a state can make up its digests as well."""
+    try:
+        with folder.read(STATE) as file:
+            view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))  # closed when nobody refers to it
+        entries, _ = layout.parse_header(view)
+        strange = next((entry for entry in entries if entry.dtype not in layout.SIZES), None)
+        if strange is not None:
+            raise layout.BadHeader(f"{strange.name} is of an unknown type, {strange.dtype[:20]!r}")
+        layout.read_meta(view)
+    except (ValueError, RecursionError) as error:
+        raise _Unlike(f"its state is none of ours: {str(error)[:200]}") from None
+
+
 def _different(file: BinaryIO, digests: Digests) -> list[str]:
     names = []
     for number, piece in enumerate(digests.pieces):
@@ -251,15 +267,25 @@ def candidates(folder: Path) -> list[Path]:
     return []
 
 
-def newest_good(folder: Path) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
-    """The newest checkpoint that verifies, and those passed over with their reasons."""
+def newest_good(folder: Path, *, before: int | None = None) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
+    """The newest checkpoint that verifies, of those before a step if one is given; and those passed over, with why."""
     rejected: list[tuple[Path, str]] = []
     for path in candidates(folder):
+        if before is not None and int(path.name) >= before:
+            continue
         result = check(path)
         if isinstance(result, Checkpoint):
             return result, rejected
         rejected.append((path, str(result)))
     return None, rejected
+
+
+def instead_of(bad: Path, why: str, say: Callable[[str], None]) -> Checkpoint | None:
+    """The newest good one before a checkpoint that verifies and cannot be used all the same; `say` hears of each."""
+    good, rejected = newest_good(bad.parent, before=int(bad.name))
+    for path, reason in [(bad, why), *rejected]:
+        say(f"checkpoint {path.name} is passed over: {reason}")
+    return good
 
 
 def lost(run: Path) -> Path | None:

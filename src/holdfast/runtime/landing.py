@@ -17,6 +17,7 @@ import torch
 
 from holdfast.errors import UserError
 from holdfast.runtime import snapshot, unheard
+from holdfast.runtime.faults import classify_exception
 from holdfast.runtime.ground import Ground, Loop, Position
 from holdfast.runtime.layout import read_meta
 from holdfast.runtime.rng import restore_rng
@@ -81,10 +82,41 @@ class Landing:
 
 
 def restore(ground: Ground) -> Landing | None:
-    """The state of the newest snapshot, in the objects just protected; None if there is none."""
+    """The state of the newest snapshot, in the objects just protected; None if there is none.
+
+    A checkpoint may have been made up, digests and all. One that cannot be restored is passed over for the one before
+    it; if none is left, the first reason is the one that is told.
+    """
     payload = ground.link.newest()
-    if payload is None:
-        return None
+    first: Exception | None = None
+    while payload is not None:
+        try:
+            return _restored(ground, payload)
+        except Exception as error:
+            if classify_exception(error, device=str(ground.device)) is not None:  # the device's doing, not the file's
+                raise
+            first = first or error
+            older = getattr(ground.link, "older", None)
+            payload = older(_reason(error)) if older is not None else None
+            if payload is None:
+                raise _told(first, older is not None) from first
+    return None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UserError):
+        return f"{error.message}: {error.cause}" if error.cause else error.message
+    return f"it cannot be restored ({type(error).__name__}: {str(error)[:200]})"
+
+
+def _told(error: Exception, from_disk: bool) -> Exception:
+    if isinstance(error, UserError) or not from_disk:
+        return error
+    hints = ["`holdfast fsck` looks at all that was saved", "start a new run if nothing of it can be used"]
+    return UserError("what was saved of this run cannot be restored", cause=_reason(error), hints=hints)
+
+
+def _restored(ground: Ground, payload: memoryview) -> Landing:
     protected = ground.protected
     _check_same_objects(read_meta(payload), ground)
     meta = snapshot.restore(protected, payload)
@@ -98,6 +130,7 @@ def restore(ground: Ground) -> Landing | None:
         ended[-1]["loss"] = loss  # it was not known yet when the snapshot began
     loop = Loop.of(meta)
     landing = Landing(at, of, payload, meta, protected.tensors(), stamp, ended, loop)
+    landing.restore_generators(ground.device)
     ground.snapshots.start_after(int(session["sequence"]))
     for record in logged:
         ground.unheard.add(record)
@@ -105,7 +138,6 @@ def restore(ground: Ground) -> Landing | None:
     inside = loop is not None and not loop.left and ground.position.epoch < loop.total
     place = {"step": ground.position.step, "epoch": ground.position.epoch}
     ground.link.send("restored", **place, ended=here, inside=inside)
-    landing.restore_generators(ground.device)
     return landing
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast import interpreter
+from holdfast import compile_cache, interpreter
 from holdfast.errors import InternalError, UserError
 from holdfast.folders import Folder
 from holdfast.runtime import process
@@ -117,7 +117,7 @@ class NurseryLauncher:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, **env},
+            env={**os.environ, **compile_cache.variables(), **env},
         )
         theirs.close()
 
@@ -227,7 +227,12 @@ class SpawnLauncher:
         popen, channel = spawn(
             ["holdfast.runtime.worker"],
             self._server,
-            {**self.env, "HOLDFAST_SUPERVISOR": str(os.getpid()), "HOLDFAST_PORTABLE": "1"},  # its loaders, too
+            {
+                **compile_cache.variables(),
+                **self.env,
+                "HOLDFAST_SUPERVISOR": str(os.getpid()),
+                "HOLDFAST_PORTABLE": "1",  # its loaders, too
+            },
         )
         channel.send(config)
         worker = WorkerProcess(generation, board, channel, popen=popen)

@@ -61,6 +61,17 @@ class LocalLink:
     def newest(self) -> memoryview | None:
         return None if self.checkpoint is None else map_file(self.checkpoint.state)
 
+    def older(self, why: str) -> memoryview | None:
+        """The checkpoint before the one that cannot be used; None if there is none."""
+        if self.checkpoint is None:
+            return None
+        good = checkpoint.instead_of(self.checkpoint.path, why, lambda text: self.teller.emit("note", text=text))
+        if good is None:
+            return None
+        self.accounts.restored(self.accounts.steps, good.step)
+        self.checkpoint, self.accounts.steps = good, good.step
+        return map_file(good.state)
+
     def committed(self, step: int) -> None:
         self.accounts.steps = step
         self.teller.rate.note(step)

@@ -249,6 +249,12 @@ class ModulePart(Part):
             return
         done.add(id(live))
         fits = carrier(live).shape == stored.shape
+        if isinstance(live, Parameter) and carrier(live).is_floating_point() != stored.is_floating_point():
+            kinds = [str(each.dtype).removeprefix("torch.") for each in (carrier(live), stored)]
+            raise UserError(
+                f"{self.name}.{key} is {kinds[0]} here, {kinds[1]} was saved",
+                hints=["resume with the script that started the run, or start a new run"],
+            )
         if fits and fill(live, stored):
             return
         if isinstance(live, Parameter) and not fits:

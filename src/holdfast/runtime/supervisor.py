@@ -247,6 +247,9 @@ class Supervisor:
         elif kind == "unheard":
             self.teller.log_missing(int(message["step"]), int(message["epoch"]), message["values"])
             worker.board.hear()
+        elif kind == "instead":  # the checkpoint it was given could not be used, an older one could
+            self.accounts.restored(self.accounts.steps, int(message["step"]))
+            self.accounts.steps = int(message["step"])
         elif kind == "restored":
             place = int(message["step"]), int(message["epoch"])
             self.teller.best.go_on(*place, ended=bool(message["ended"]), inside=bool(message["inside"]))

@@ -33,7 +33,7 @@ import torch
 from holdfast.devices import flags
 from holdfast.errors import HoldfastError, InternalError, UserError
 from holdfast.folders import open_growing
-from holdfast.runtime import marks, process, script
+from holdfast.runtime import checkpoint, marks, process, script
 from holdfast.runtime.board import Board
 from holdfast.runtime.channel import Channel, Closed
 from holdfast.runtime.charge import BadSamples, charge_of
@@ -85,6 +85,17 @@ class SupervisedLink:
             arena, commit = max(found, key=lambda pair: pair[1].sequence)
             return arena.slots[commit.slot].payload(commit.size)
         return None if self.checkpoint is None else map_file(self.checkpoint)
+
+    def older(self, why: str) -> memoryview | None:
+        """The checkpoint before the one that `newest` gave and that cannot be used; None if there is none."""
+        if self.checkpoint is None or any(arena.newest() is not None for arena in self.arenas):
+            return None
+        good = checkpoint.instead_of(self.checkpoint.parent, why, lambda text: self.send("note", text=text))
+        if good is None:
+            return None
+        self.checkpoint = good.state
+        self.send("instead", step=good.step)
+        return map_file(good.state)
 
     def committed(self, step: int) -> None:
         """The supervisor reads the slots. Those the state has outgrown are let go here as there."""
@@ -269,7 +280,6 @@ def _train(config: dict[str, Any], link: SupervisedLink, rungs: list[Rung]) -> i
     threads = config.get("threads")
     if threads:
         torch.set_num_threads(int(threads))
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(config["folder"]) / "compile-cache"))
     run = Run(
         name=config["name"],
         folder=Path(config["folder"]),

@@ -25,6 +25,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
+from holdfast.control_characters import without_control
 from holdfast.errors import HoldfastError
 from holdfast.monitor import reader
 from holdfast.monitor.terminal import large, pages, small
@@ -358,7 +359,7 @@ class Watch(App[None]):
 
 
 def colored(line: str) -> Text:
-    text = Text(line, no_wrap=True, overflow="crop", end="")
+    text = Text(without_control(line), no_wrap=True, overflow="crop", end="")
     text.highlight_regex(COLORS)
     return text
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from holdfast.control_characters import without_control
 from holdfast.monitor.terminal import large, small
 from holdfast.monitor.terminal.curves import plain
 from holdfast.monitor.terminal.scene import Scene
@@ -36,6 +37,7 @@ def picture(scene: Scene, width: int, height: int, *, footer: tuple[str, str], a
     else:
         page = small.picture(scene, width, height - 1)
         lines = [*page, *[""] * (height - 1 - len(page)), small.sides(*footer, width)]
+    lines = [without_control(line) for line in lines]
     return [plain(line) for line in lines] if ascii else lines
 
 

@@ -1,27 +1,26 @@
 """What happened in a run, a line each, in words for a person.
 
 for note in notes(run): print(note.when, note.sign, note.text, note.code)      # the newest first
-clean("\\x1b[2Jhello")            # " hello": text of a run folder may be anybody's, and must not move a cursor
+clean("\\x1b[2Jhello")            # "hello": text of a run folder may be anybody's, and must not move a cursor
 """
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from datetime import datetime
 
+from holdfast.control_characters import one_line
 from holdfast.events import Event
 from holdfast.human import count, duration
 from holdfast.monitor.reader import Run
 
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x1f\x7f-\x9f]")
 _LONGEST = 300
 
 
 def clean(text: object) -> str:
     """Text of a run that cannot move a cursor, on one line."""
-    return _CONTROL.sub(" ", str(text))[:_LONGEST]
+    return one_line(str(text))[:_LONGEST]
 
 
 @dataclass(frozen=True)

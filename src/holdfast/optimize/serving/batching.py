@@ -12,6 +12,7 @@ one, so that one of them cannot take the others along.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 import traceback
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.control_characters import without_control
 from holdfast.optimize.engines import Arrays, Engine
 
 
@@ -200,7 +202,7 @@ def _deliver(answers: list[tuple[Waiting, Any]]) -> None:
         except RuntimeError:
             pass  # the loop is gone, and nobody waits any more
         except Exception:  # a bug of ours: said, and the others are told all the same
-            traceback.print_exc()
+            print(without_control(traceback.format_exc()), file=sys.stderr, flush=True)
 
 
 def _settle(answers: list[tuple[Waiting, Any]]) -> None:

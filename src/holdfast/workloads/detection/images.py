@@ -19,11 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from holdfast.workloads.data_files import open_file
 from holdfast.workloads.detection.problems import KINDS
 
 Pixels = NDArray[np.uint8]
 ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp"})
 GREY = frozenset({"1", "L", "I", "F", "I;16", "I;16B", "I;16L", "I;16N", "LA"})
+FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP")
+"""What is read, whatever a file is called. Pillow knows more; for some it starts programs (`gs` for PostScript)."""
 MOST_PIXELS = 200_000_000
 """An image of more is refused: a file of a few bytes can claim any size."""
 
@@ -40,8 +43,8 @@ class Bad(Exception):
 def look(path: str) -> tuple[int, int, int]:
     """Width, height and channels from the header, and whether the end of the file is there. Nothing is decoded."""
     try:
-        with open(path, "rb") as file:
-            with Image.open(file) as image:
+        with open_file(path) as file:
+            with Image.open(file, formats=FORMATS) as image:
                 width, height = image.size
                 channels, form = 1 if image.mode in GREY else 3, image.format or ""
             _ends(file, form)
@@ -68,7 +71,7 @@ def _ends(file: Any, form: str) -> None:
 def pixels(path: str, channels: int) -> Pixels:
     """The whole image, decoded; Bad if it cannot be."""
     try:
-        with Image.open(path) as image:
+        with open_file(path) as file, Image.open(file, formats=FORMATS) as image:
             if image.size[0] * image.size[1] > MOST_PIXELS:
                 raise Bad("unreadable", "too many pixels")
             if image.mode.startswith("I") or image.mode == "F":

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from holdfast import files
 from holdfast.errors import UserError
 from holdfast.folders import Folder, make_private
+from holdfast.workloads.data_files import open_file, open_npz
 from holdfast.workloads.detection import images, labels, sources
 from holdfast.workloads.detection.labels import Boxes
 from holdfast.workloads.detection.problems import Problems
@@ -122,16 +123,22 @@ class Checked:
 
 
 def open_set(
-    data: str, *, tell: Tell | None = None, rebuild: bool = False, decode: bool = False, bound: Path | None = None
+    data: str,
+    *,
+    tell: Tell | None = None,
+    rebuild: bool = False,
+    decode: bool = False,
+    bound: Path | None = None,
+    outside: bool | None = None,
 ) -> Checked:
     """Find a set and check it, or use the check of before if nothing has changed; UserError if nothing can be used.
 
     `bound` is the file of a run that goes on with what it began with, whatever happens to the set meanwhile: it is
-    used as it is if it is there, and made if not.
+    used as it is if it is there, and made if not. `outside` lets the set lead out of its folder; None: the settings.
     """
     checked = _load(bound) if bound is not None else None
     if checked is None:
-        source = sources.find(data)
+        source = sources.find(data, outside=outside)
         kept = _place(source, decode)
         checked = None if rebuild else _load(kept)
         if checked is None:
@@ -185,6 +192,8 @@ def build(source: Source, *, tell: Tell | None = None, decode: bool = False) -> 
             done += 1
             if done % 500 == 0:
                 tell(done, total, "checking images and labels")
+        for refused in split.refused:
+            problems.add(*refused)
         for orphan in split.orphans:
             problems.add(orphan, 0, "label_without_image", "a label, but no image")
         splits[name] = _index(rows)
@@ -306,7 +315,7 @@ def _file_size(path: str) -> int:
 
 def _content(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             return hashlib.blake2b(file.read(), digest_size=16).digest()
     except OSError:
         return path.encode(errors="surrogateescape")
@@ -362,7 +371,7 @@ def _save(path: Path, checked: Checked) -> None:
 def _load(path: Path) -> Checked | None:
     """None for a file that is missing, damaged, or not ours."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, EOFError):
-        with np.load(path, allow_pickle=False) as data:
+        with open_npz(path) as data:
             about = json.loads(data["about"].tobytes())
             names = [str(each) for each in about["names"]]
             splits = {str(part): _read_index(data, str(part), len(names)) for part in about["splits"]}

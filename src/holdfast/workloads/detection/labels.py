@@ -16,6 +16,7 @@ from xml.parsers import expat
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.workloads.data_files import open_file
 from holdfast.workloads.detection.problems import Problems
 
 Boxes = NDArray[np.float32]
@@ -38,7 +39,7 @@ class Unreadable(Exception):
 def read_text(path: str | Path) -> str:
     """The text of a label file; Unreadable if it cannot be one."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise Unreadable(error.strerror or str(error), path) from None

@@ -24,13 +24,14 @@ from PIL import Image, ImageSequence
 
 from holdfast import files
 from holdfast.errors import UserError
+from holdfast.workloads.data_files import open_file
 from holdfast.workloads.detection import images, pictures, weights
 from holdfast.workloads.detection.bundled import Bundled
 from holdfast.workloads.detection.evaluate import to_image
 from holdfast.workloads.detection.images import Pixels
 from holdfast.workloads.detection.model import Detector, folded
 from holdfast.workloads.detection.samples import sheet
-from holdfast.workloads.detection.sources import walk
+from holdfast.workloads.detection.walking import walk
 
 VIDEOS = frozenset({".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".gif"})
 FORMATS = ("json", "csv", "yolo")
@@ -123,10 +124,12 @@ def frames(path: str, channels: int) -> Iterator[Pixels]:
     """The frames of a video, one at a time."""
     if path.lower().endswith(".gif"):
         try:
-            with Image.open(path) as whole:
+            with open_file(path) as file, Image.open(file, formats=("GIF",)) as whole:
+                if whole.size[0] * whole.size[1] > images.MOST_PIXELS:
+                    raise ValueError(f"more than {images.MOST_PIXELS:,} pixels")
                 for each in ImageSequence.Iterator(whole):
                     yield images.plain(each.convert("L" if channels == 1 else "RGB"))
-        except (OSError, ValueError, EOFError, SyntaxError) as error:
+        except (OSError, ValueError, EOFError, SyntaxError, Image.DecompressionBombError) as error:
             raise images.Bad("unreadable", str(error)[:120]) from None
         return
     reader = _ffmpeg().read_frames(path)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 KINDS = {
     "unreadable": ("images that cannot be read", "left out"),
     "truncated": ("images that end too early", "left out"),
+    "leads_out": ("files that lead out of the data set", "left out"),
     "columns": ("labels with the wrong number of columns", "left out"),
     "not_a_number": ("labels that hold no finite number", "left out"),
     "class_range": ("labels with a class that does not exist", "left out"),

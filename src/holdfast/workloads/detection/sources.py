@@ -4,8 +4,8 @@
     source.kind, source.names                # "yolo", ["RBC", "WBC", "Platelets"]
     source.splits["train"]                   # a Split: image files, and the label of each
 
-Paths in a `data.yaml` may be absolute, relative to its `path:`, to the file itself, or to the current folder; a split
-may be a folder, a list of folders, or a text file that lists images.
+The `path:` of a `data.yaml` may lead anywhere if that file was named; `train`, `val` and `test` are below it or beside
+the file: a folder, a list of folders, or a text file that lists images. Nothing else leads out of there (`bounds`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from holdfast.errors import UserError
-from holdfast.workloads.detection.images import ENDINGS
+from holdfast.settings import Settings
+from holdfast.workloads.data_files import read_file
+from holdfast.workloads.detection import bounds, yaml_file
+from holdfast.workloads.detection.bounds import Bounds
 from holdfast.workloads.detection.labels import Unreadable, read_text, voc_names
+from holdfast.workloads.detection.walking import label_of, labels_folder, walk
 
 SPLITS = ("train", "val", "test")
 HELD_OUT = 10
@@ -41,6 +45,11 @@ class Split:
     """The COCO file."""
     named: dict[str, str] = field(default_factory=dict)
     """COCO: the image of each file name."""
+    refused: list[tuple[str, int, str, str]] = field(default_factory=list)
+    """What leads out of the set: file, line, kind of problem, words."""
+
+    def refuse(self, file: str, line: int, what: str) -> None:
+        self.refused.append((file, line, "leads_out", what))
 
 
 @dataclass
@@ -57,8 +66,9 @@ class Source:
     """COCO: category id to class."""
 
 
-def find(data: str) -> Source:
-    """The set at this path; UserError with what was looked for."""
+def find(data: str, *, outside: bool | None = None) -> Source:
+    """The set at this path; UserError with what was looked for. `outside` is the setting data.outside if not said."""
+    outside = Settings.load().data.outside if outside is None else outside
     path = Path(data).expanduser().absolute()
     try:
         exists, folder = path.exists(), path.is_dir()
@@ -68,18 +78,18 @@ def find(data: str) -> Source:
     if not exists:
         raise UserError(f"there is no {data}", hints=["give a data.yaml, a folder, or a COCO file: `data=PATH`"])
     if not folder:
-        return _of_file(path)
+        return _of_file(path, outside)
     for name in inside:
         if name in ("data.yaml", "data.yml", "dataset.yaml"):
-            return _yolo(path / name)
+            return _yolo(path / name, outside, named=False)
     if "Annotations" in inside:
-        return _voc(path)
+        return _voc(path, Bounds([path], outside=outside))
     coco = _coco_files(path)
     if coco:
-        return _coco(path, coco)
+        return _coco(path, coco, outside)
     yamls = [name for name in inside if name.endswith((".yaml", ".yml"))]
     if len(yamls) == 1:
-        return _yolo(path / yamls[0])
+        return _yolo(path / yamls[0], outside, named=False)
     raise UserError(
         f"no data set was found in {data}",
         cause="no data.yaml (YOLO), no annotations/instances_*.json (COCO), no Annotations/ (Pascal VOC)",
@@ -87,35 +97,36 @@ def find(data: str) -> Source:
     )
 
 
-def _of_file(path: Path) -> Source:
+def _of_file(path: Path, outside: bool) -> Source:
     if path.suffix in (".yaml", ".yml"):
-        return _yolo(path)
+        return _yolo(path, outside, named=True)
     if path.suffix == ".json":
-        return _coco(path.parent, {"train": path})
+        return _coco(path.parent, {"train": path}, outside)
     raise UserError(f"{path.name} is no data set", cause="known are .yaml (YOLO), .json (COCO), folders")
 
 
 # YOLO ---------------------------------------------------------------------------------------------------------
 
 
-def _yolo(file: Path) -> Source:
-    import yaml
-
-    try:
-        told = yaml.safe_load(read_text(file))
-    except (Unreadable, yaml.YAMLError) as error:
-        raise UserError(f"{file} cannot be read", cause=str(error).splitlines()[0]) from None
+def _yolo(file: Path, outside: bool, *, named: bool) -> Source:
+    """A file that the user `named` may say with `path:` where the set is; one found in a folder stays in it."""
+    told, line_of = yaml_file.read(file)
     if not isinstance(told, dict):
         raise UserError(f"{file} is no data set", cause="it holds no keys", hints=[_EXAMPLE])
     if not told.get("train"):
         raise UserError(f"{file} has no `train`", cause=f"its keys are {', '.join(map(str, told))}", hints=[_EXAMPLE])
     names, notes = _names(told, file)
-    base = _base(told.get("path"), file)
+    reach = Bounds([file.parent], outside=outside or named)
+    base = [each for each in _base(told.get("path"), file) if reach.holds(each)]
+    if not base:
+        raise _leads_out(file, line_of("path"), f"path: {told['path']}", [f"name the file itself: `data={file}`"])
+    within = Bounds([*base, file.parent], outside=outside)
     splits = {}
     for name in SPLITS:
         given = told.get(name) or (told.get("valid") if name == "val" else None)
         if given:
-            splits[name] = _yolo_split(given, base, file, name)
+            key = name if told.get(name) else "valid"
+            splits[name] = _yolo_split(given, base, file, (key, line_of(key)), within)
     source = Source("yolo", file, names, splits, notes, generated=told.get("generated") is True)
     if not names:
         _names_from_labels(source)
@@ -167,27 +178,49 @@ def _base(given: Any, file: Path) -> list[Path]:
     if not given or not isinstance(given, str):
         return [here]
     path = Path(given).expanduser()
-    return [path] if path.is_absolute() else [here / path, Path.cwd() / path, here]
+    if path.is_absolute():
+        return [path]
+    return [here / path if (here / path).is_dir() else Path(path).absolute(), here]
 
 
-def _yolo_split(given: Any, bases: list[Path], file: Path, name: str) -> Split:
-    split = Split()
+def _leads_out(file: Path, line: int, what: str, hints: list[str] | None = None) -> UserError:
+    at = f"line {line} of {file}" if line else str(file)
+    return UserError(f"{at} leads out of the data set", cause=f"`{what}`", hints=[*(hints or []), bounds.HINT])
+
+
+def _yolo_split(given: Any, bases: list[Path], file: Path, key: tuple[str, int], within: Bounds) -> Split:
+    split, (name, line) = Split(), key
     folders: list[Path] = []
+    found: list[str] = []
     for each in given if isinstance(given, list) else [given]:
         place = _existing(str(each), bases, file, name)
+        if not within.holds(place):
+            raise _leads_out(file, line, f"{name}: {each}", ["give the folder that holds the whole set as `path:`"])
         if place.is_dir():
             folders.append(place)
-            split.images += walk(place)
+            found += walk(place, within=within, refuse=split.refuse)
         else:
-            split.images += _listed(place)
-    split.images = sorted(dict.fromkeys(split.images))
-    split.labels = [label_of(image) for image in split.images]
+            found += _listed(place, within, split)
+    _with_labels(split, sorted(dict.fromkeys(found)), within)
     known = set(split.labels)
     for folder in folders:
-        beside = _labels_folder(str(folder))
+        beside = labels_folder(str(folder))
         if beside and os.path.isdir(beside):
             split.orphans += [each for each in walk(Path(beside), (".txt",)) if each not in known]
     return split
+
+
+def _with_labels(split: Split, found: list[str], within: Bounds) -> None:
+    """Labels stand below the set too, or in `labels` beside an `images` that is the set's own folder."""
+    beside = [Path(each) for root in within.roots if (each := labels_folder(root))]
+    near = Bounds([*map(Path, within.roots), *beside], outside=within.outside)
+    for image in found:
+        label = label_of(image)
+        if near.holds(label):
+            split.images.append(image)
+            split.labels.append(label)
+        else:
+            split.refuse(label, 0, f"the label of {image}")
 
 
 def _existing(given: str, bases: list[Path], file: Path, name: str) -> Path:
@@ -204,55 +237,22 @@ def _existing(given: str, bases: list[Path], file: Path, name: str) -> Path:
     )
 
 
-def _listed(file: Path) -> list[str]:
+def _listed(file: Path, within: Bounds, split: Split) -> list[str]:
     """Images from a text file, one a line, relative to that file."""
     try:
         lines = read_text(file).splitlines()
     except Unreadable as error:
         raise UserError(f"{file} cannot be read", cause=str(error)) from None
     found = []
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         if line.strip():
             path = Path(line.strip())
-            found.append(str(path if path.is_absolute() else Path(os.path.normpath(file.parent / path))))
+            place = str(path if path.is_absolute() else Path(os.path.normpath(file.parent / path)))
+            if within.holds(place):
+                found.append(place)
+            else:
+                split.refuse(str(file), number, f"it lists {line.strip()[:200]}")
     return found
-
-
-def walk(folder: Path, endings: Iterable[str] = ENDINGS) -> list[str]:
-    """Files below a folder; one that may not be read is an error that names it."""
-    found: list[str] = []
-    waiting = [str(folder)]
-    wanted = tuple(endings)
-    been: set[str] = set()  # links may lead back up
-    while waiting:
-        here = waiting.pop()
-        try:
-            if os.path.realpath(here) in been:
-                continue
-            been.add(os.path.realpath(here))
-            with os.scandir(here) as entries:
-                for entry in entries:
-                    if entry.name.lower().endswith(wanted):
-                        found.append(entry.path)
-                    elif not entry.name.startswith(".") and entry.is_dir():
-                        waiting.append(entry.path)
-        except OSError as error:
-            raise UserError(
-                f"{here} cannot be read", cause=error.strerror or str(error), hints=["check who may read that folder"]
-            ) from None
-    return sorted(found)
-
-
-def label_of(image: str) -> str:
-    """`…/images/a/b.jpg` has its label in `…/labels/a/b.txt`; without a folder `images`, beside itself."""
-    stem = os.path.splitext(image)[0] + ".txt"
-    return _labels_folder(stem) or stem
-
-
-def _labels_folder(path: str) -> str | None:
-    parts = path.split(os.sep)
-    at = [number for number, part in enumerate(parts) if part == "images"]
-    return os.sep.join([*parts[: at[-1]], "labels", *parts[at[-1] + 1 :]]) if at else None
 
 
 # COCO ---------------------------------------------------------------------------------------------------------
@@ -273,9 +273,7 @@ def _coco_files(folder: Path) -> dict[str, Path]:
 def read_coco(file: Path) -> dict[str, Any]:
     """The parts of a COCO file that are lists of objects, as they should be; UserError if they are not."""
     try:
-        if file.stat().st_size > MOST_JSON:
-            raise UserError(f"{file} is too large", cause=f"more than {MOST_JSON >> 30} GB")
-        data = json.loads(file.read_bytes())
+        data = json.loads(read_file(file, MOST_JSON))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file} cannot be read", cause=str(error)[:200]) from None
     lists = ("images", "annotations", "categories")
@@ -284,7 +282,7 @@ def read_coco(file: Path) -> dict[str, Any]:
     return {name: [each for each in data[name] if isinstance(each, dict)] for name in lists}
 
 
-def _coco(folder: Path, files: dict[str, Path]) -> Source:
+def _coco(folder: Path, files: dict[str, Path], outside: bool) -> Source:
     splits, names, ids = {}, [], {}  # type: dict[str, Split], list[str], dict[int, int]
     for name, file in files.items():
         data = read_coco(file)
@@ -294,8 +292,14 @@ def _coco(folder: Path, files: dict[str, Path]) -> Source:
             ids = {each["id"]: number for number, each in enumerate(kinds)}
         images = [str(each.get("file_name", "")) for each in data["images"]]
         base = _coco_images(folder, file, name, images)
-        named = {each: str(base / each) for each in images if each}
-        splits[name] = Split(images=sorted(named.values()), annotations=str(file), named=named)
+        within = Bounds([folder, base], outside=outside)
+        split = splits[name] = Split(annotations=str(file))
+        for each in filter(None, images):
+            if within.holds(base / each):
+                split.named[each] = str(base / each)
+            else:
+                split.refuse(str(file), 0, f"its image {each[:200]!r}")
+        split.images = sorted(split.named.values())
     return _with_validation(Source("coco", files["train"], names, splits, ids=ids))
 
 
@@ -308,8 +312,9 @@ def _coco_images(folder: Path, file: Path, name: str, images: list[str]) -> Path
     year = file.stem.removeprefix("instances_")
     places = [file.parent, *(folder / each for each in ("images", f"images/{year}", year, f"images/{name}", name))]
     places += [file.parent.parent / "images", file.parent.parent, folder]
+    plain = [each for each in images[:20] if not os.path.isabs(each) and os.pardir not in Path(each).parts]
     for place in places:
-        if any((place / each).is_file() for each in images[:20]):
+        if any((place / each).is_file() for each in plain):
             return place
     return places[1]
 
@@ -317,19 +322,22 @@ def _coco_images(folder: Path, file: Path, name: str, images: list[str]) -> Path
 # Pascal VOC -----------------------------------------------------------------------------------------------------
 
 
-def _voc(folder: Path) -> Source:
-    labels = walk(folder / "Annotations", (".xml",))
+def _voc(folder: Path, within: Bounds) -> Source:
+    bad = Split()
+    labels = walk(folder / "Annotations", (".xml",), within=within, refuse=bad.refuse)
     stems = {Path(each).stem: each for each in labels}
     pictures = folder / "JPEGImages" if (folder / "JPEGImages").is_dir() else folder / "images"
-    images = {Path(each).stem: each for each in (walk(pictures) if pictures.is_dir() else [])}
+    here = walk(pictures, within=within, refuse=bad.refuse) if pictures.is_dir() else []
+    images = {Path(each).stem: each for each in here}
     splits = {}
     for name in SPLITS:
         listing = folder / "ImageSets" / "Main" / f"{name}.txt"
         if listing.is_file():
-            chosen = {Path(each).name.split()[0] for each in _listed(listing)}
+            chosen = {Path(each).name.split()[0] for each in _listed(listing, within, bad)}
             splits[name] = _voc_split(sorted(chosen & set(images)), images, stems)
     if "train" not in splits:
         splits["train"] = _voc_split(sorted(images), images, stems)
+    splits["train"].refused = bad.refused
     splits["train"].orphans = sorted(path for stem, path in stems.items() if stem not in images)
     names = sorted(set().union(*(voc_names(each) for each in labels[:50_000])) if labels else set())
     return _with_validation(Source("voc", folder, names, splits))
@@ -351,7 +359,7 @@ def _with_validation(source: Source) -> Source:
     if not any(held):
         held[-1] = True
     source.splits["train"], source.splits["val"] = (_part(train, held, keep) for keep in (False, True))
-    source.splits["train"].orphans = train.orphans
+    source.splits["train"].orphans, source.splits["train"].refused = train.orphans, train.refused
     source.notes.append(f"no validation set is named: {sum(held):,} of {len(held):,} images are held out for it")
     return source
 

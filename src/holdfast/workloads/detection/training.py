@@ -150,7 +150,8 @@ def the_set(session: holdfast.Session, data: str) -> Checked:
         if not (folder / "data.yaml").exists():
             generate.write(folder, progress=session.progress)
         data = str(folder / "data.yaml")
-    checked = open_set(data, tell=session.progress, bound=session.run.folder / "index.npz")
+    outside = session.settings.data.outside
+    checked = open_set(data, tell=session.progress, bound=session.run.folder / "index.npz", outside=outside)
     told = "GENERATED thermal-like images" if checked.generated else f"{checked.kind} data"
     counts = ", ".join(f"{len(part):,} {name}" for name, part in checked.splits.items())
     print(

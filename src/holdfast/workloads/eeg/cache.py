@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from holdfast import files
 from holdfast.errors import UserError
 from holdfast.human import counted
+from holdfast.workloads.data_files import open_npz
 
 FORMAT = 1
 META, SIGNALS, TABLE = "windows.json", "signals.f32", "table.npz"
@@ -257,7 +258,8 @@ def _signals_problem(path: Path, shape: tuple[int, int, int]) -> str | None:
 
 def _table(path: Path, meta: dict[str, Any]) -> dict[str, NDArray[Any]]:
     try:
-        with files.open_regular(path / TABLE) as file, np.load(file, allow_pickle=False) as stored:
+        files.open_regular(path / TABLE).close()  # never a link
+        with open_npz(path / TABLE) as stored:
             table = {name: stored[name] for name in COLUMNS}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
         raise _damaged(path, f"{TABLE}: {error}") from error

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast import files
+from holdfast.workloads.eeg import matlab
 from holdfast.workloads.eeg.faults import DataFault
 
 
@@ -82,6 +83,7 @@ def _load(path: Path) -> dict[str, Any]:
         from scipy.io import loadmat
     except ImportError:
         raise DataFault("unsupported", ".set needs scipy: pip install 'holdfast[eeg]'") from None
+    matlab.check_size(path)
     with files.open_regular(path) as file:
         head = file.read(128)
         if len(head) < 128:
@@ -91,8 +93,6 @@ def _load(path: Path) -> dict[str, Any]:
         file.seek(0)
         try:
             stored = loadmat(file, squeeze_me=True, struct_as_record=False, chars_as_strings=True)
-        except MemoryError:
-            raise
         except Exception as error:  # scipy raises many things on bytes that are not what they should be
             raise DataFault(*_reading(path, error)) from error
     whole = stored.get("EEG")
@@ -102,6 +102,8 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _reading(path: Path, error: Exception) -> tuple[str, str]:
+    if isinstance(error, MemoryError):
+        return "too large", "it claims more than there is memory"
     text = f"{type(error).__name__}: {error}"[:200]
     cut = isinstance(error, (EOFError,)) or any(word in text for word in ("read", "end of", "truncated", "incomplete"))
     return ("truncated" if cut else "unreadable"), text

@@ -11,6 +11,7 @@ REASONS = {
     # a whole recording
     "unreadable": "the file is not what its name says, or it is damaged",
     "truncated": "the file ends before its header says",
+    "too large": "it unpacks to more than a recording of its size can hold, or than there is memory for",
     "missing": "a file that is named is not there",
     "unsupported": "a format that cannot be read here",
     "reader died": "the process that read the file was ended by it",

@@ -10,6 +10,7 @@ BDF and EDF are read here, block by block; EEGLAB's .set with scipy; the rest wi
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,8 +18,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.workloads.data_files import open_file, read_file
 from holdfast.workloads.eeg import bdf
 from holdfast.workloads.eeg.faults import DataFault
+
+_MOST_HEADER = 4 << 20
 
 
 class Source(Protocol):
@@ -34,7 +38,10 @@ class Source(Protocol):
 def open(path: Path) -> Source:
     """Open a recording; every fault of its content is a DataFault."""
     try:
-        source = _open(path)
+        with open_file(path):  # a pipe or a device is refused before a library waits for it
+            source = _open(path)
+    except MemoryError:
+        raise DataFault("too large", "it claims more than there is memory") from None
     except OSError as error:
         reason = "missing" if isinstance(error, FileNotFoundError) else "unreadable"
         raise DataFault(
@@ -71,11 +78,29 @@ class MneSource:
         return np.asarray(self._raw.get_data(picks=picks, start=start, stop=stop), dtype=np.float64)
 
 
+_NAMED = re.compile(r"^\s*(?:DataFile|MarkerFile)\s*=(.*)$", re.IGNORECASE | re.MULTILINE)
+
+
+def _check_beside(path: Path) -> None:
+    """BrainVision keeps signals and markers in files that its header names: beside it, and nowhere else."""
+    text = read_file(path, _MOST_HEADER).decode("latin-1")
+    for given in _NAMED.findall(text):
+        name = given.strip()
+        if name and (name in (".", "..") or "/" in name or "\\" in name):
+            raise DataFault("unreadable", f"its header names {name[:100]!r}, which is not beside it")
+        if name and (beside := path.with_name(name.replace("$b", path.stem))).exists():
+            if beside.is_symlink():
+                raise DataFault("unreadable", f"{beside.name} is a link")
+            open_file(beside).close()
+
+
 def _with_mne(path: Path) -> Source:
     try:
         import mne
     except ImportError:
         raise DataFault("unsupported", f"{path.suffix} needs mne: pip install 'holdfast[eeg]'") from None
+    if path.suffix.lower() == ".vhdr":
+        _check_beside(path)
     try:
         return MneSource(mne.io.read_raw(path, preload=False, verbose="error"))
     except OSError:
