@@ -142,14 +142,14 @@ class Keeper:
         report: dict[str, Any] = {"step": commit.step, "sequence": commit.sequence, "bytes": commit.size}
         written, refused = False, None
         if not run.is_dir():
-            return None, OSError(errno.ENOENT, "the run folder is gone")
+            return None, _gone()
         if request.get("checkpoint", True) and (commit.sequence != self.saved_sequence or run != self.run):
             try:
                 made = self._write_checkpoint(run, payload, commit, check, last=bool(request.get("last")))
                 report["path"], report["sha256"] = str(made.path), made.sha256
                 written = True
             except (OSError, layout.BadHeader) as error:
-                refused = _as_os_error(error)
+                refused = _as_os_error(error) if run.is_dir() else _gone()
         try:
             for name in request.get("weights", []):
                 path = run / f"{name}.safetensors"
@@ -281,6 +281,10 @@ class Keeper:
             self.scratch.remove()
         if sys.platform != "win32":  # there the lock is not inherited, and the next supervisor may be at work already
             remove(self.run / "slots")
+
+
+def _gone() -> OSError:
+    return OSError(errno.ENOENT, "the run folder is gone")
 
 
 def _as_os_error(error: OSError | layout.BadHeader) -> OSError:
