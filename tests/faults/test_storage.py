@@ -65,6 +65,12 @@ def assert_whole(run: Run, wanted: str) -> None:
     assert not found.damaged and not found.leftovers, found
 
 
+def delete(path: Path) -> None:
+    """All of it, although the keeper makes and removes folders in it meanwhile."""
+    while path.exists():
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def disturbed(
     begin: Callable[[Path], object], end: Callable[[Path], object], *, steps: int = 12
 ) -> Callable[[Supervisor], None]:
@@ -175,7 +181,7 @@ def test_a_worker_that_dies_while_the_folder_is_gone(drive: Drive, wanted: str) 
 def test_a_folder_that_is_deleted_and_the_run_is_rescued(
     drive: Drive, nursery: driving.NurseryLauncher, temporary: Path, wanted: str, tmp_path: Path
 ) -> None:
-    run = drive(JOB, settings=OFTEN, meanwhile=disturbed(shutil.rmtree, lambda path: None))
+    run = drive(JOB, settings=OFTEN, meanwhile=disturbed(delete, lambda path: None))
     assert (run.outcome.state, run.outcome.exit_code) == ("GAVE_UP", 4), run.story()
     error = run.outcome.error
     assert error is not None and error.cause == "the run folder is gone"
@@ -189,7 +195,7 @@ def test_a_folder_that_is_deleted_and_the_run_is_rescued(
 
 
 def test_a_folder_that_is_deleted_and_made_anew_is_filled_again(drive: Drive, wanted: str) -> None:
-    run = drive(JOB, settings=OFTEN, meanwhile=disturbed(shutil.rmtree, lambda path: path.mkdir()))
+    run = drive(JOB, settings=OFTEN, meanwhile=disturbed(delete, lambda path: path.mkdir()))
     assert run.outcome.state == "FINISHED", run.story()
     assert run.receipt["weights_sha256"] == wanted
     assert told(run) == ["not_saved", "saved_again"], run.story()
@@ -201,7 +207,7 @@ def test_a_folder_that_is_deleted_and_made_anew_is_filled_again(drive: Drive, wa
 def test_a_stop_that_cannot_be_saved_is_rescued_and_not_called_one(
     drive: Drive, nursery: driving.NurseryLauncher, temporary: Path, wanted: str, tmp_path: Path
 ) -> None:
-    run = drive(JOB, settings=OFTEN, meanwhile=disturbed(shutil.rmtree, lambda _: os.kill(os.getpid(), signal.SIGTERM)))
+    run = drive(JOB, settings=OFTEN, meanwhile=disturbed(delete, lambda _: os.kill(os.getpid(), signal.SIGTERM)))
     assert (run.outcome.state, run.outcome.exit_code) == ("GAVE_UP", 4), run.story()
     error = run.outcome.error
     assert error is not None and "but that could not be saved in" in error.message

@@ -143,7 +143,7 @@ class Keeper:
         report: dict[str, Any] = {"step": commit.step, "sequence": commit.sequence, "bytes": commit.size}
         written, refused = False, None
         if not run.is_dir():
-            return None, OSError(errno.ENOENT, "the run folder is gone")
+            return None, _gone()
         news = commit.sequence != self.saved_sequence or run != self.run
         if request.get("checkpoint", True) and commit.resumable and news:
             try:
@@ -151,7 +151,7 @@ class Keeper:
                 report["path"], report["sha256"] = str(made.path), made.sha256
                 written = True
             except (OSError, layout.BadHeader) as error:
-                refused = _as_os_error(error)
+                refused = _as_os_error(error) if run.is_dir() else _gone()
         try:
             for name in request.get("weights", []):
                 path = run / f"{name}.safetensors"
@@ -283,6 +283,10 @@ class Keeper:
             self.scratch.remove()
         if sys.platform != "win32":  # there the lock is not inherited, and the next supervisor may be at work already
             remove(self.run / "slots")
+
+
+def _gone() -> OSError:
+    return OSError(errno.ENOENT, "the run folder is gone")
 
 
 def _as_os_error(error: OSError | layout.BadHeader) -> OSError:
