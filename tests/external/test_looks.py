@@ -38,4 +38,7 @@ def test_a_run_of_a_foreign_program_looks_right_everywhere(tmp_path: Path) -> No
     page = (ran.run.path / "report.html").read_text()
     assert "train" in page and "F007" in page and "secret-word" not in page
     assert "Finished in" in page and "samples were" not in page
-    assert "lossless" not in ran.said and "repeated" not in ran.said.splitlines()[-1], ran.said
+    last = ran.said.splitlines()[-1]  # nobody saw a step, and nobody knows how it goes on
+    assert "lossless" not in ran.said and "step" not in last and "of work repeated" in last and "up to" in last, (
+        ran.said
+    )

@@ -95,7 +95,8 @@ class RunFace(QuietFace):
                 work, printed = receipt.get("work_repeated_s"), receipt.get("output_repeated_bytes")
                 if work is not None:
                     told = f" ({size(printed)} of output)" if printed else ""
-                    words.append(f"{duration(work)} of work repeated{told}")
+                    about = "up to " if receipt.get("work_repeated_at_most") else ""
+                    words.append(f"{about}{duration(work)} of work repeated{told}")
                 elif receipt.get("steps"):
                     words.append(f"{counted(receipt.get('steps_repeated') or 0, 'step')} repeated")
                 words.append(f"{duration(receipt.get('seconds_lost'))} lost")

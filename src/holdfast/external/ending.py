@@ -83,7 +83,7 @@ class Ending:
         going_on = self.supervisor.answering.going_on
         if not receipt["exact"] and not accounts.attempts and accounts.faults:  # nobody has seen its steps
             receipt |= {"steps_repeated": None, "work_repeated_s": round(going_on.repeated_s, 3)}
-            receipt["output_repeated_bytes"] = going_on.repeated_bytes
+            receipt |= {"output_repeated_bytes": going_on.repeated_bytes, "work_repeated_at_most": going_on.at_most}
         affairs.run_folder.put("receipt.json", receipt)
         self.outcome = Outcome(state, int(code), error, receipt)
         affairs.set_state(

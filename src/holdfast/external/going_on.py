@@ -57,6 +57,8 @@ class GoingOn:
         """Seconds of work that were done again, of processes whose steps nobody saw."""
         self.repeated_bytes = 0
         """What those had printed, where they began again from nothing."""
+        self.at_most = False
+        """One of them may have gone on by itself: then it was that much or less."""
         self._began_from: Path | None = None
         """The checkpoint the process that runs now was told to begin at."""
         self._unfit: set[Path] = set()
@@ -97,6 +99,7 @@ class GoingOn:
         seconds = max(0.0, (life.ended_ns - max(life.began_ns, since_ns)) / 1e9)
         printed = life.printed if since_ns <= life.began_ns else 0
         self.repeated_s += seconds
+        self.at_most = self.at_most or about.startswith("up to")
         self.repeated_bytes += printed
         return repeats_work(seconds, printed, life.epoch, about)
 
