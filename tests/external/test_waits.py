@@ -191,7 +191,7 @@ def test_whoever_is_stuck_is_found(tmp_path: Path) -> None:
     animals = {name: Animal(folder / name, "stuck.py", name, STUCK) for name in names("stuck.py")}
     assert len(animals) >= 25
     told = animals["own_lock"].folder / "told"
-    animals["own_lock"].job["env"] |= {"HOLDFAST_NOTIFY_COMMAND": f"cat >> {told}"}
+    animals["own_lock"].job["env"] |= {"HOLDFAST_NOTIFY_COMMAND": f"tee -a {told}"}
     with kept(folder, animals):
         until(lambda: all(animal.over for animal in animals.values()))
         until(lambda: told.exists() and "gave up" in told.read_text(), 60.0)
