@@ -58,7 +58,7 @@ def test_arguments_are_cleaned_too() -> None:
         "seed": 7,
     }
     run = environment.look({}, info)["run"]
-    assert run["argv"] == ["--hf-token", "***", "--lr", "0.1", "--data", "(left out)", "(left out)"]
+    assert run["argv"] == ["--hf-token", "***", "--lr", "0.1", "--data", "(left out)", "key=***"]
     assert run["arguments"] == {"api_key": "***", "epochs": "3", "proxy": "(left out)", "max_tokens": "7"}
     assert (run["run"], run["seed"]) == ("calm-heron", 7)
     assert "settings" not in run
