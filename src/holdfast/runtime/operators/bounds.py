@@ -152,8 +152,9 @@ def _of_sums(case: Case, right: list[Tensor | None]) -> list[Tensor | None]:
             share += 2 * PRODUCTS[case.precision] if narrow == UNIT[torch.float32] else 0.0
             share += _splits(case, number) * narrow if narrow > UNIT[torch.float32] else 0.0
         limit = sizes * share
-        if flushed is not None and flushed[number] is not None:
-            limit = limit + flushed[number] + torch.finfo(torch.float16).tiny
+        lost = None if flushed is None else flushed[number]
+        if lost is not None:
+            limit = limit + lost + torch.finfo(torch.float16).tiny
         if case.title in CONVOLUTIONS:
             limit = limit + _fast_convolution(case, number, sizes, narrow)
         limits.append(limit)
@@ -392,14 +393,15 @@ def _add_attention(case: Case, limits: list[Tensor | None]) -> None:
     if not case.title.endswith("backward"):
         extra = [loose @ reference.repeated(value, query).abs()]
     else:
-        grad = given.get("grad_out", given.get("grad_out_"))
+        grad: Any = given.get("grad_out", given.get("grad_out_"))
         change = grad.abs() @ value.abs().transpose(-1, -2) + (grad.abs() * given["out"].abs()).sum(-1, keepdim=True)
         rough = loose * change + weights * change * (8 * narrow + inner)
         ways = (rough @ key.abs() * scale, rough.transpose(-1, -2) @ query.abs() * scale)
         extra = [*ways, loose.transpose(-1, -2) @ grad.abs()]
     for number, more in enumerate(extra):
-        if number < len(limits) and limits[number] is not None:
-            limits[number] = limits[number] + more  # type: ignore[operator]
+        limit = limits[number] if number < len(limits) else None
+        if limit is not None:
+            limits[number] = limit + more
 
 
 __all__ = ["Unknown", "allowed", "has_bound", "is_linear", "pointwise"]
