@@ -47,11 +47,13 @@ What you can do
   power, seating and heat, and have the card replaced.
 
 In the kernel log
-  Xid 38, 46, 48, 54, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 136, 140,
-  143, 154, 158, 171, 172; nvidia-off-the-bus, nvidia-reset-required,
-  nvidia-start, amdgpu-reset-failed, xe-wedged, xe-reset-failed, i915-wedged,
-  drm-wedged, pcie-link-down, pcie-uncorrected, pcie-corrected, nvidia-gsp.
-  See `holdfast explain XID38`, and so on.
+  Xid 37, 38, 46, 48, 54, 61, 62, 63, 64, 66, 67, 74, 78, 79, 92, 93, 94, 95,
+  106, 107, 110, 119, 120, 121, 136, 140, 141, 143, 144, 145, 146, 147, 148,
+  149, 150, 151, 152, 153, 154, 155, 156, 157, 158, 159, 160, 161, 162, 163,
+  164, 165, 166, 167, 168, 169, 170, 171, 172; nvidia-off-the-bus,
+  nvidia-reset-required, nvidia-start, amdgpu-reset-failed, xe-wedged,
+  xe-reset-failed, i915-wedged, drm-wedged, pcie-link-down, pcie-uncorrected,
+  pcie-corrected, nvidia-gsp. See `holdfast explain XID37`, and so on.
 """
 
 XID79 = """\
@@ -71,7 +73,7 @@ What holdfast does
 
 What you can do
   Reboot; then check power, heat and how the card sits in its slot, and try a
-  lower power limit.
+  lower power limit. NVIDIA's catalogue says: reboot the machine (RESTART_BM).
 """
 
 LIST = """\
