@@ -62,7 +62,7 @@ def arm(session: Session, label: str, config: dict[str, Any]) -> None:
         ailing = _Ailing(session, patient)
         session._phase_hooks.append(ailing)
         if any(each.kind == "wrong" for each in patient.ailments.values()):
-            WrongKernels(ailing.wrong_here).__enter__()  # for the life of this worker
+            WrongKernels(ailing.wrong_here).__enter__()  # type: ignore[no-untyped-call]  # for the life of this worker
 
 
 class _Ailing:
@@ -118,7 +118,7 @@ def be_wrong(label: str) -> None:
     path = ailments.find()
     ailment = Patient(path, label).is_ill_with("wrong") if path is not None else None
     if ailment is not None and ailment.probes:
-        WrongKernels(lambda: ailment, anywhere=True).__enter__()
+        WrongKernels(lambda: ailment, anywhere=True).__enter__()  # type: ignore[no-untyped-call]
 
 
 def spoil(gradient: Tensor, how: str, *, last: bool = True) -> Tensor:

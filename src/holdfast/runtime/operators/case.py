@@ -100,7 +100,7 @@ class Case:
     def load(cls, path: Path) -> Case:
         from safetensors import safe_open
 
-        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(path, framework="pt") as file:
             meta = json.loads(file.metadata()["case"])
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         count = sum(name.startswith("in") for name in found)

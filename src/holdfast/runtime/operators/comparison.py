@@ -58,8 +58,11 @@ class Finding:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Finding:
         numbers = ("error", "allowed", "share", "got", "right")
-        given = {name: math.inf if name in numbers and value is None else value for name, value in data.items()}
-        return cls(**{**given, "place": tuple(given.get("place") or ())})
+        given: dict[str, Any] = {
+            name: math.inf if name in numbers and value is None else value for name, value in data.items()
+        }
+        given["place"] = tuple(given.get("place") or ())
+        return cls(**given)
 
 
 def compare(case: Case) -> Finding:

@@ -37,7 +37,7 @@ TRIES = 3
 
 def compare_here(case: Case) -> Finding:
     """In this process, where the device may be a pretended one: the CPU's answer is never computed by it."""
-    with _disable_current_modes():  # type: ignore[no-untyped-call]
+    with _disable_current_modes():
         return compare(case)
 
 

@@ -67,7 +67,7 @@ class Recorder:
         with mode:
             yield
         if self.device.type == "cuda":
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event = torch.cuda.Event()
             self._event.record()
 
     def ready(self) -> bool:

@@ -90,14 +90,14 @@ def _work(title: str, given: Arguments) -> int:
         left, right = shapes[-2], shapes[-1]
         return math.prod(left) * (right[-1] if len(right) > 1 else 1)
     if title in bounds.CONVOLUTIONS:
-        x = given.get("grad_output", given["input"])
+        x: Tensor = given["grad_output" if "grad_output" in given else "input"]
         weight = given["weight"]
         places = max(math.prod(x.shape[2:]), math.prod(given["input"].shape[2:]))
         mask = sum(given.get("output_mask", [True])[:2]) or 1
-        return x.shape[0] * places * weight.numel() * mask
+        return int(x.shape[0] * places * weight.numel() * mask)
     if title.startswith("_scaled_dot_product"):
         query, key = given["query"], given["key"]
-        return 4 * query.numel() * key.shape[-2]
+        return int(4 * query.numel() * key.shape[-2])
     return 0
 
 

@@ -58,7 +58,7 @@ def _attention(query: Tensor, value: Tensor) -> Tensor:
 
 def _wrong(function: Function, inputs: list[Tensor], device: torch.device) -> list[str]:
     """forward, backward, both or neither."""
-    with _disable_current_modes():  # type: ignore[no-untyped-call]
+    with _disable_current_modes():
         right, right_grads = _computed(function, inputs)  # on the CPU, also where the device only pretends to be one
     here = [each.to(device) for each in inputs]
     torch.full((ROOM // 4,), PATTERN, device=device)  # given back at once: what comes next finds it there
