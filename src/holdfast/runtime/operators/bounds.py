@@ -7,8 +7,8 @@ No number here is fitted to a network. Three rules give the limits:
 
 sums       Products and sums are multilinear: computed once more from magnitudes they give, for every element, the sum
            of the magnitudes of its terms, A. A sum of n terms whose longest chain of additions has d roundings is off
-           by at most d*u/(1-d*u) * A (Higham, Accuracy and Stability, 4.2). Kernels add in blocks or trees, d is at
-           most 16 + 8*sqrt(n); for n below that, n. What is rounded before it is multiplied (TF32) adds 2u * A.
+           by at most d*u/(1-d*u) * A (Higham, Accuracy and Stability, 4.2). Some kernels add one by one, so d is n;
+           long sums are added in blocks, d is at most 4096 + 8*sqrt(n). Rounded before it is multiplied: 2u * A more.
 the rest   The operator in fp64 on inputs that are moved by one rounding shows how it amplifies roundings; a kernel that
            rounds in between does so a bounded number of times, K = 16 + d.
 storage    What is written in a narrower format is rounded once more: 2u of the result.
@@ -40,6 +40,8 @@ SPLITS = 8
 WINOGRAD = 16
 """Roundings in the transformed domain of fast convolutions, in units of the largest sum of their plane."""
 
+IN_A_ROW = 4096
+"""Terms that a kernel adds one by one before it joins blocks."""
 OVERLAPS = 16
 """Windows of a pool that one place belongs to."""
 
@@ -82,7 +84,7 @@ def is_linear(title: str) -> bool:
 
 def chain(terms: float) -> float:
     """The longest chain of additions in a sum of so many terms."""
-    return min(terms, 16 + 8 * math.sqrt(terms))
+    return min(terms, IN_A_ROW + 8 * math.sqrt(terms))
 
 
 def gamma(roundings: float, unit: float) -> float:
