@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from holdfast.runtime.board import Phase
 from holdfast.runtime.operators import confirming
 from holdfast.runtime.transaction import batch_size
-from holdfast.testing import ailments, endless
+from holdfast.testing import ailments
 from holdfast.testing.ailments import Ailment, Patient
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def arm(session: Session, label: str, config: dict[str, Any]) -> None:
         ailing = _Ailing(session, patient)
         session._phase_hooks.append(ailing)
         if any(each.kind == "wrong" for each in patient.ailments.values()):
-            WrongKernels(ailing.wrong_here).__enter__()  # type: ignore[no-untyped-call] # for the life of this worker
+            WrongKernels(ailing.wrong_here).__enter__()  # type: ignore[no-untyped-call]  # for the life of this worker
 
 
 class _Ailing:
@@ -139,6 +139,6 @@ def suffer(ailment: Ailment) -> None:
     """Crash, hang or fail, here and now."""
     if ailment.kind == "crash":
         ctypes.string_at(0)
-    if ailment.kind == "hang":
-        endless.in_c()
+    while ailment.kind == "hang":
+        ctypes.CDLL(None).sleep(1000)
     raise RuntimeError("CUDA error: an illegal memory access was encountered (a pretend device, holdfast.testing)")

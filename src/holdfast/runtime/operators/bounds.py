@@ -7,8 +7,8 @@ No number here is fitted to a network. Three rules give the limits:
 
 sums       Products and sums are multilinear: computed once more from magnitudes they give, for every element, the sum
            of the magnitudes of its terms, A. A sum of n terms whose longest chain of additions has d roundings is off
-           by at most d*u/(1-d*u) * A (Higham, Accuracy and Stability, 4.2). Kernels add in blocks or trees, d is at
-           most 16 + 8*sqrt(n); for n below that, n. What is rounded before it is multiplied (TF32) adds 2u * A.
+           by at most d*u/(1-d*u) * A (Higham, Accuracy and Stability, 4.2). Some kernels add one by one, so d is n;
+           long sums are added in blocks, d is at most 4096 + 8*sqrt(n). Rounded before it is multiplied: 2u * A more.
 the rest   The operator in fp64 on inputs that are moved by one rounding shows how it amplifies roundings; a kernel that
            rounds in between does so a bounded number of times, K = 16 + d.
 storage    What is written in a narrower format is rounded once more: 2u of the result.
@@ -40,6 +40,8 @@ SPLITS = 8
 WINOGRAD = 16
 """Roundings in the transformed domain of fast convolutions, in units of the largest sum of their plane."""
 
+IN_A_ROW = 4096
+"""Terms that a kernel adds one by one before it joins blocks."""
 OVERLAPS = 16
 """Windows of a pool that one place belongs to."""
 
@@ -82,7 +84,7 @@ def is_linear(title: str) -> bool:
 
 def chain(terms: float) -> float:
     """The longest chain of additions in a sum of so many terms."""
-    return min(terms, 16 + 8 * math.sqrt(terms))
+    return min(terms, IN_A_ROW + 8 * math.sqrt(terms))
 
 
 def gamma(roundings: float, unit: float) -> float:
@@ -97,6 +99,7 @@ def allowed(case: Case, right: list[Tensor | None]) -> list[Tensor | None]:
     else:
         limits = _of_moves(case, right)
         _add_statistics(case, limits)
+        _add_softmax(case, limits)
         _add_batch_sums(case, limits)
         _add_row_sums(case, limits)
         _add_attention(case, limits)
@@ -152,9 +155,8 @@ def _of_sums(case: Case, right: list[Tensor | None]) -> list[Tensor | None]:
             share += 2 * PRODUCTS[case.precision] if narrow == UNIT[torch.float32] else 0.0
             share += _splits(case, number) * narrow if narrow > UNIT[torch.float32] else 0.0
         limit = sizes * share
-        lost = None if flushed is None else flushed[number]
-        if lost is not None:
-            limit = limit + lost + torch.finfo(torch.float16).tiny
+        if flushed is not None and flushed[number] is not None:
+            limit = limit + flushed[number] + torch.finfo(torch.float16).tiny  # type: ignore[operator]
         if case.title in CONVOLUTIONS:
             limit = limit + _fast_convolution(case, number, sizes, narrow)
         limits.append(limit)
@@ -315,9 +317,30 @@ def _add_statistics(case: Case, limits: list[Tensor | None]) -> None:
             limits[number] = limit + more.reshape(limit.shape)
 
 
+def _add_softmax(case: Case, limits: list[Tensor | None]) -> None:
+    """By definition: a difference from the largest, a sum, its logarithm; in backward a sum over the row."""
+    if limits[0] is None or not case.title.startswith(("_softmax", "_log_softmax")):
+        return
+    given = reference.named(case, filled(case.args, doubled(case.tensors)), filled(case.kwargs, doubled(case.tensors)))
+    dim = int(given["dim"])
+    if case.title.endswith("backward_data"):
+        grad, out = given["grad_output"].abs(), given["output"]
+        log = case.title.startswith("_log")
+        weight = out.exp() if log else out.abs()
+        inner = grad.sum(dim, keepdim=True) if log else (grad * weight).sum(dim, keepdim=True)
+        size = grad + weight * inner * (1.0 + out.abs()) if log else weight * (grad + inner)
+    else:
+        x = given["self"]
+        away = (x - x.amax(dim, keepdim=True)).abs()
+        total = away.neg().exp().sum(dim, keepdim=True)
+        size = away + total.log() + 1.0 if case.title.startswith("_log") else (1.0 + away) * away.neg().exp() / total
+    roundings = chain(float(given["self" if "self" in given else "output"].shape[dim])) + STEPS
+    limits[0] = limits[0] + size * (roundings * _unit(case))
+
+
 def _add_batch_sums(case: Case, limits: list[Tensor | None]) -> None:
     """Batch normalisation in backward keeps two sums for each channel, in some kernels in the format of its inputs."""
-    if not case.title.endswith("batch_norm_backward") or _narrow(case) <= UNIT[torch.float32]:
+    if not case.title.endswith("batch_norm_backward"):
         return
     given = reference.named(case, filled(case.args, doubled(case.tensors)), filled(case.kwargs, doubled(case.tensors)))
     grad = next(given[name] for name in ("grad_output", "grad_out") if given.get(name) is not None).abs()
@@ -329,31 +352,36 @@ def _add_batch_sums(case: Case, limits: list[Tensor | None]) -> None:
     count = x.numel() / sums.numel()
     weight = given.get("weight")
     weight = 1.0 if weight is None else weight.abs().reshape(sums.shape)
-    rough = [(sums + size * products) / count * scale * weight, products.flatten(), sums.flatten()]
-    _add_rough(case, limits, rough, count)
+    shifted = size + mean.abs() * scale  # what lies far from zero is rounded before the mean is taken away
+    inner = (grad + (sums + shifted * products) / count) * scale * weight
+    _add_rough(case, limits, [inner, (grad * shifted).sum(over), sums.flatten()], count)
 
 
 def _add_rough(case: Case, limits: list[Tensor | None], rough: list[Tensor], terms: float) -> None:
     """On a device a sum is rounded once when it is kept; kernels of the CPU may add up in the narrow format."""
     times = chain(terms) if case.device.partition(":")[0] in ("cpu", "pretend") else 2.0
+    share = (chain(terms) + STEPS) * _unit(case)
+    share += times * _narrow(case) if _narrow(case) > UNIT[torch.float32] else 0.0
     for number, more in enumerate(rough):
         limit = limits[number] if number < len(limits) else None
         if limit is not None and limit.numel() == more.numel():
-            limits[number] = limit + (more * (times * _narrow(case))).reshape(limit.shape)
+            limits[number] = limit + (more * share).reshape(limit.shape)
 
 
 def _add_row_sums(case: Case, limits: list[Tensor | None]) -> None:
     """The same for normalisation over rows: the gradients of weight and bias add up all rows."""
-    if case.title != "native_layer_norm_backward" or _narrow(case) <= UNIT[torch.float32]:
+    if case.title != "native_layer_norm_backward":
         return
     given = reference.named(case, filled(case.args, doubled(case.tensors)), filled(case.kwargs, doubled(case.tensors)))
     grad, rows = given["grad_out"].abs(), tuple(range(given["input"].dim() - len(given["normalized_shape"])))
-    size = ((given["input"] - given["mean"]) * given["rstd"]).abs()
+    size = (given["input"] - given["mean"]).abs() * given["rstd"] + given["mean"].abs() * given["rstd"]
     over = tuple(range(len(rows), grad.dim()))
     weight = 1.0 if given.get("weight") is None else given["weight"].abs()
-    inner = (grad * weight).mean(over, keepdim=True) + size * (grad * weight * size).mean(over, keepdim=True)
+    mine = grad * weight
+    inner = mine + mine.mean(over, keepdim=True) + size * (mine * size).mean(over, keepdim=True)
     products, sums = ((grad * size).sum(rows), grad.sum(rows)) if rows else (grad * size, grad)
-    _add_rough(case, limits, [inner * given["rstd"], products, sums], max(1.0, grad.numel() / max(1, sums.numel())))
+    terms = max(sums.numel(), grad.numel() / max(1, sums.numel()))
+    _add_rough(case, limits, [inner * given["rstd"], products, sums], float(terms))
 
 
 def _normalised_over(case: Case) -> tuple[int, ...] | None:
@@ -393,15 +421,14 @@ def _add_attention(case: Case, limits: list[Tensor | None]) -> None:
     if not case.title.endswith("backward"):
         extra = [loose @ reference.repeated(value, query).abs()]
     else:
-        grad: Any = given.get("grad_out", given.get("grad_out_"))
+        grad: Tensor = given["grad_out" if "grad_out" in given else "grad_out_"]
         change = grad.abs() @ value.abs().transpose(-1, -2) + (grad.abs() * given["out"].abs()).sum(-1, keepdim=True)
         rough = loose * change + weights * change * (8 * narrow + inner)
         ways = (rough @ key.abs() * scale, rough.transpose(-1, -2) @ query.abs() * scale)
         extra = [*ways, loose.transpose(-1, -2) @ grad.abs()]
     for number, more in enumerate(extra):
-        limit = limits[number] if number < len(limits) else None
-        if limit is not None:
-            limits[number] = limit + more
+        if number < len(limits) and limits[number] is not None:
+            limits[number] = limits[number] + more
 
 
 __all__ = ["Unknown", "allowed", "has_bound", "is_linear", "pointwise"]

@@ -61,7 +61,8 @@ class Finding:
         given: dict[str, Any] = {
             name: math.inf if name in numbers and value is None else value for name, value in data.items()
         }
-        return cls(**{**given, "place": tuple(given.get("place") or ())})
+        given["place"] = tuple(given.get("place") or ())
+        return cls(**given)
 
 
 def compare(case: Case) -> Finding:

@@ -75,15 +75,15 @@ def named(case: Case, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]
 
 def _batch_norm(given: dict[str, Any]) -> Any:
     mean, var = given.get("running_mean"), given.get("running_var")
-    momentum = given.get("exponential_average_factor", given.get("momentum", 0.1))
-    eps: Any = given.get("epsilon", given.get("eps"))
+    momentum = float(given.get("exponential_average_factor", given.get("momentum", 0.1)))
+    eps = float(given["epsilon" if "epsilon" in given else "eps"])
     training = given.get("training", True)
     return torch.native_batch_norm(given["input"], given["weight"], given["bias"], mean, var, training, momentum, eps)
 
 
 def _batch_norm_backward(given: dict[str, Any]) -> Any:
     grad = given.get("grad_output", given.get("grad_out"))
-    eps: Any = given.get("epsilon", given.get("eps"))
+    eps = given.get("epsilon", given.get("eps"))
     saved = given.get("save_var")
     call = torch.ops.aten.native_batch_norm_backward
     stats = (given["running_mean"], given["running_var"], given["save_mean"], saved)
@@ -133,7 +133,7 @@ def attention_backward(given: dict[str, Any]) -> list[Tensor]:
     query, value = given["query"], given["value"]
     if given["key"].shape[1] != query.shape[1]:
         raise Unknown("attention with shared heads")
-    grad: Any = given.get("grad_out", given.get("grad_out_"))
+    grad: Tensor = given["grad_out" if "grad_out" in given else "grad_out_"]
     found, scale = scores(given)
     weights = found.softmax(-1)
     inner = grad @ value.transpose(-1, -2)

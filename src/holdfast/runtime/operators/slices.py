@@ -90,7 +90,7 @@ def _work(title: str, given: Arguments) -> int:
         left, right = shapes[-2], shapes[-1]
         return math.prod(left) * (right[-1] if len(right) > 1 else 1)
     if title in bounds.CONVOLUTIONS:
-        x: Any = given.get("grad_output", given["input"])
+        x: Tensor = given["grad_output" if "grad_output" in given else "input"]
         weight = given["weight"]
         places = max(math.prod(x.shape[2:]), math.prod(given["input"].shape[2:]))
         mask = sum(given.get("output_mask", [True])[:2]) or 1
