@@ -13,14 +13,14 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.events import utc_now
-from holdfast.folders import write_whole
+from holdfast.files import read_bounded
+from holdfast.folders import Folder, write_whole
 from holdfast.runfolder import RunFolder, read_json
 from holdfast.runtime.board import Beat
 from holdfast.runtime.evidence import counters, drm, environment
@@ -44,6 +44,9 @@ FILES = {
     "environment.json": "versions, hardware and variables; secrets are left out",
 }
 """What may be in the folder, in the order in which a person reads it."""
+_CASE_FILES = ("case.safetensors", "finding.json", "again.py")
+"""Of an operator that was wrong."""
+_LARGEST_CASE = 256 << 20
 _WIDTH = 110
 
 
@@ -88,11 +91,11 @@ def collect(
 
 def _take_case(folder: Path, case: object) -> None:
     """The operator that computed wrongly, for whoever wants to see it again."""
-    if isinstance(case, str) and Path(case).is_dir():
-        for path in sorted(Path(case).iterdir()):
-            with contextlib.suppress(OSError):
-                shutil.copy(path, folder / path.name)
-                os.chmod(folder / path.name, 0o600)
+    if not isinstance(case, str):
+        return
+    with contextlib.suppress(OSError), Folder.at(folder, inner=2) as place:
+        for name in _CASE_FILES:
+            place.replace(name, read_bounded(Path(case) / name, _LARGEST_CASE))
 
 
 def write_counters(folder: Path, before: dict[str, Any] | None, now: dict[str, Any]) -> None:

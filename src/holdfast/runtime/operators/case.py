@@ -89,12 +89,17 @@ class Case:
     # -- as a file -----------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        from safetensors.torch import save_file
+        path.write_bytes(self.packed())
+
+    def packed(self) -> bytes:
+        """A safetensors file."""
+        from safetensors.torch import save
 
         tensors = {f"in{number}": each.contiguous() for number, each in enumerate(self.tensors)}
         tensors |= {f"out{number}": each.contiguous() for number, each in self.outputs.items()}
         unshared = {name: each.clone() if each.storage_offset() else each for name, each in tensors.items()}
-        save_file(unshared, path, metadata={"case": json.dumps(self.to_json())})
+        data: bytes = save(unshared, metadata={"case": json.dumps(self.to_json())})
+        return data
 
     @classmethod
     def load(cls, path: Path) -> Case:

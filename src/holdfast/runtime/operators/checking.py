@@ -19,7 +19,6 @@ import os
 import queue
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast import interpreter
 from holdfast.runtime.operators.case import Case
 from holdfast.runtime.operators.comparison import Finding
 
@@ -174,8 +174,8 @@ class Checking:
 
     def _confirm(self, folder: Path) -> dict[str, Any]:
         """In a fresh process, with the device: the same again, and other numbers of the same shapes."""
-        words = [sys.executable, "-m", "holdfast.runtime.operators.confirming", str(folder), "--device", self.label]
-        words += ["--parent", str(os.getpid())]
+        asked = (str(folder), "--device", self.label, "--parent", str(os.getpid()))
+        words = interpreter.module("holdfast.runtime.operators.confirming", *asked)
         self._asked = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, **self._env},
@@ -215,7 +215,7 @@ class Checking:
             raise RuntimeError("the run is over")
         hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         child = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.runtime.operators.checker", "--parent", str(os.getpid())],
+            interpreter.module("holdfast.runtime.operators.checker", "--parent", str(os.getpid())),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **hidden},
         )  # fmt: skip
         self.pid = child.pid

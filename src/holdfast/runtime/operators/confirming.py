@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from holdfast.folders import Folder
 from holdfast.runtime import process
 
 if __name__ == "__main__" and "--parent" in sys.argv:  # before torch, which takes seconds to import
@@ -124,11 +125,19 @@ def confirmed(findings: list[Finding]) -> bool:
 
 def write_up(folder: Path, case: Case, finding: Finding, device: str) -> Path:
     """Everything a stranger needs."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    case.save(folder / CASE)
     told = {**finding.to_json(), "text": finding.text, "method": METHOD, "device": device, "case": case.to_json()}
-    (folder / NUMBERS).write_text(json.dumps(told, indent=2, default=str) + "\n", encoding="utf-8")
-    (folder / SCRIPT).write_text(_script(case, finding, device), encoding="utf-8")
+    files = {
+        CASE: case.packed(),
+        NUMBERS: f"{json.dumps(told, indent=2, default=str)}\n".encode(),
+        SCRIPT: _script(case, finding, device).encode(),
+    }
+    with (
+        Folder.at(folder.parent.parent) as run,
+        run.below(folder.parent.name, make=True) as all_of_them,
+        all_of_them.below(folder.name, make=True) as here,
+    ):
+        for name, data in files.items():
+            here.replace(name, data)
     return folder
 
 
