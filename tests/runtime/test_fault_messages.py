@@ -57,6 +57,7 @@ def test_each_message_in_an_exception_gives_its_kind(expected: str, device: str,
 
 _RAISED_AS: dict[str, type[Exception]] = {
     "RuntimeError": RuntimeError,
+    "ValueError": ValueError,
     "AssertionError": AssertionError,
     "ImportError": ImportError,
 }

@@ -48,6 +48,7 @@ COMMANDS = {
     "push": ["push", "latest", "pushed"],
     "pull": ["pull", "RUN"],
     "fsck": ["fsck", "-v", "latest"],
+    "weights": ["weights", "latest", "taken.safetensors"],
     "fsck plain": ["fsck", "--plain", "latest"],
     "optimize": ["optimize", "latest"],
     "predict": ["predict", "RUN", "x.npy"],

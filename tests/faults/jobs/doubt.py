@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import holdfast
+from holdfast.testing import endless
 from holdfast.testing.pretend import DEVICE
 
 COUNT, CLASSES, FEATURES = 64, 4, 12
@@ -75,7 +76,7 @@ def train(
         x, y = batch
         if session.device == DEVICE and bool((y >= CLASSES).any()):  # what a GPU makes of it
             if shows_as == "hang":
-                ctypes.CDLL(None).sleep(1000)
+                endless.in_c()
             if shows_as == "crash":
                 ctypes.string_at(0)
             raise RuntimeError("CUDA error: device-side assert triggered (a pretend device)")

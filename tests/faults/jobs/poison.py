@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import Subset
 
 import holdfast
+from holdfast.testing import endless
 
 BAD = 13
 
@@ -37,7 +38,7 @@ class Poisoned(job.Augmented):
         if index == BAD and self.how == "segfault":
             ctypes.string_at(0)
         if index == BAD and self.how == "hang":
-            time.sleep(1000)
+            endless.in_python()
         if index == BAD and self.how == "raise":
             raise KeyError("sample 13 has no label")
         if index == BAD and self.how == "huge":  # a damaged header
