@@ -222,7 +222,7 @@ def test_a_result_without_its_last_checkpoint_is_still_a_result(drive: Drive, re
     run = drive(pause=0.02, meanwhile=meanwhile)
     assert run.outcome.state == "FINISHED", run.story()
     assert run.receipt["weights_sha256"] == reference().receipt["weights_sha256"]
-    assert [event.data["text"] for event in run.of("not_saved")] == ["Not a directory"]
+    assert [event.data["text"] for event in run.of("not_saved")] == ["checkpoints is a file, not a folder"]
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), InternalError("a bug")])
