@@ -24,7 +24,7 @@ from typing import Any
 
 from common import ROOT, Bound, at_most, command, events, exactly, say
 
-from holdfast.devices.ledger import VARIABLE as STATE
+from holdfast.statefolder import VARIABLE as STATE
 from holdfast.testing import ailments
 from holdfast.testing.ailments import Ailment
 from holdfast.testing.chaos import VARIABLE as CHAOS

@@ -22,8 +22,8 @@ from typing import Any
 
 from common import ROOT, Bound, at_most, say
 
-from holdfast.devices.ledger import VARIABLE as STATE
 from holdfast.runfolder import list_runs
+from holdfast.statefolder import VARIABLE as STATE
 
 TESTS = ROOT / "tests"
 ALONE, WITH = TESTS / "external" / "scripts", TESTS / "integrations" / "scripts"

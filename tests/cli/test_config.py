@@ -18,6 +18,7 @@ watchdog.setup             30m     default
 watchdog.loop              60 s    default
 watchdog.evaluate          10m     default
 watchdog.compile           30m     default
+watchdog.wait              1h      default
 watchdog.term_grace        2 s     default
 watchdog.kill_grace        10 s    default
 snapshot.every             1       default

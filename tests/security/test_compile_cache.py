@@ -156,10 +156,12 @@ def test_a_forked_worker_has_it_before_torch_is_there(tmp_path: Path) -> None:
     assert f"cache {cache}/holdfast/compile/inductor {cache}/holdfast/compile/triton" in done.out
 
 
-def test_a_bundle_is_verified_with_a_cache_of_its_own(tmp_path: Path) -> None:
+def test_a_bundle_is_verified_with_a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The child that loads a bundle is never pointed into the bundle."""
     from holdfast.optimize.children import Child
 
+    root = Path(__file__).resolve().parents[2]
+    monkeypatch.setenv("PYTHONPATH", f"{root / 'src'}:{root}")  # no child looks into the current folder
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     with Child.start(bundle, cache=tmp_path / "own", module="tests.optimize.unruly") as child:
