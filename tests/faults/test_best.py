@@ -53,7 +53,8 @@ def test_also_when_the_worker_dies_right_after_its_value(drive: Drive) -> None:
     run = drive(BEST, epochs=8, batch_size=96, dies=6, after="log")
     _assert_best(run, 1.0)
     (recovered,) = run.of("recovered")
-    assert recovered.data["step"] == 7, "the end of the epoch before is told again, but no step is done by that"
+    # The supervisor may look a step later; what must not count is step 6, which was done before.
+    assert recovered.data["step"] >= 7, "the end of the epoch before is told again, but no step is done by that"
 
 
 def test_also_when_it_was_the_last_epoch(drive: Drive) -> None:

@@ -131,6 +131,7 @@ def state() -> memoryview:
     plan = layout.plan([("model.weight", "U8", (64,))])
     data = bytearray(plan.total_bytes)
     data[: plan.data_start] = plan.header
+    data[plan.span(layout.META)] = plan.pack_meta({"parts": {"model": "module"}, "session": {"step": 10}})
     return memoryview(data)
 
 
