@@ -104,6 +104,7 @@ class Model:
 
 @pytest.mark.parametrize("resume", ["self.ckpt_path", "str(words['resume'])"])
 @pytest.mark.parametrize(("fault", "epochs"), [("kill@5", list(range(8))), ("", list(range(8)) * 2)])
+@pytest.mark.sample(5)
 def test_a_model_that_goes_on_by_its_last_file(tmp_path: Path, resume: str, fault: str, epochs: list[int]) -> None:
     """A stand-in for two versions of ultralytics: one takes the model's own path, the other the one it is given. Where
     its training was over when the script died, there is nothing to go on with, and it trains again."""

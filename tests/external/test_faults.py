@@ -50,6 +50,7 @@ def steps_printed(out: bytes) -> list[int]:
         ("oom", "host_memory"),
     ],
 )
+@pytest.mark.sample(2)
 def test_a_plain_script_finishes(tmp_path: Path, reference: Path, fault: str, kind: str) -> None:
     at = random.Random(fault).randrange(7, STEPS - 2)
     ran = under_run(tmp_path, PLAIN, "--steps", STEPS, settings=SOON if kind == "hang" else (), fault=f"{fault}@{at}")
@@ -203,6 +204,7 @@ FRAMEWORKS = [
 
 
 @pytest.mark.parametrize(("module", "words"), FRAMEWORKS)
+@pytest.mark.all
 def test_a_framework_goes_on_by_itself(tmp_path: Path, module: str, words: list[str]) -> None:
     """Killed in the middle, with a script from the framework's own introduction: it goes on from its checkpoint."""
     if importlib.util.find_spec(module) is None:

@@ -37,6 +37,7 @@ class Killer:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.sample(3)
 def test_sixty_random_faults(drive: Drive, reference: Drive, workers: int) -> None:
     plan = FaultPlan.random(PLANNED, steps=8 * EPOCHS, seed=7 + workers)
     killer = Killer(seed=11 + workers)

@@ -87,6 +87,7 @@ def test_an_image_that_breaks_after_the_check_does_not_stop_the_training(
     assert json.loads((run.folder / "detector.json").read_text())["imgsz"] == 64
 
 
+@pytest.mark.all
 def test_what_was_tuned_once_is_kept_to_whatever_happens(tmp_path: Path, nursery: NurseryLauncher, data: Path) -> None:
     """The first run measures; the second remembers, is killed twice, and computes the same bits."""
     words = {**SMALL, "data": data, "tune": "true", "epochs": 2}

@@ -19,6 +19,7 @@ HUNTED = Path(__file__).parent / "jobs" / "hunted.py"
         ("out of memory in a roll-out", {"memory": 10}),
     ],
 )
+@pytest.mark.sample(5)
 def test_killed_anywhere_it_ends_with_the_same_bits(
     drive: Any, reference: Any, name: str, faults: dict[str, int]
 ) -> None:

@@ -283,6 +283,7 @@ def test_a_description_that_is_none_is_refused(chain: Chain, tmp_path: Path, cha
 # Bits -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 def test_a_killed_run_with_the_tuner_on_ends_with_the_same_bits(chain: Chain) -> None:
     """Chaos runs it twice undisturbed and once with kills: choices are recorded, remembered, and kept to."""
     words = ["chaos", "eeg-challenge1", "data=cache", "epochs=4", "batch=16", "members=2", "folds=true", "augment=1.0"]

@@ -60,6 +60,7 @@ def _out_of_fold(folder: Path, windows: Any) -> float:
     return scores.nrmse(truth, guess)
 
 
+@pytest.mark.all
 def test_coral_draws_the_releases_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One release is restless in channels that say nothing: with `align` the features of both become alike."""
     place = small.challenge1(tmp_path / "cache", subjects=16, restless=["R2"], releases=("R1", "R2", "R3", "R5"))
