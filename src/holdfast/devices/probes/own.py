@@ -26,6 +26,7 @@ from holdfast.runtime.local import LocalLink
 from holdfast.runtime.operators.comparison import Finding
 from holdfast.runtime.operators.confirming import compare_here
 from holdfast.runtime.operators.recorder import Recorder
+from holdfast.runtime.precision import coarsest, watch_precision
 from holdfast.runtime.session import Run, Session
 from holdfast.runtime.telling import Face
 from holdfast.runtime.worker import bind, load_train, seed_everything
@@ -41,6 +42,7 @@ class OneStep(Session):
 
     findings: tuple[Finding, ...] = ()
     not_compared = ""
+    precision = ""
     batch: int | None = None
     loss: float | None = None
 
@@ -61,11 +63,13 @@ class OneStep(Session):
         recorder.everything = True
         lost: LostWorker | None = None
         try:
-            with recorder.look(1):
+            with watch_precision(self.device) as seen, recorder.look(1):
                 yield
         except LostWorker as error:  # numbers that are not finite end a step; which operator made them is the answer
             lost = error
         recorder.wait()
+        dtypes = {each.dtype for module in self._ground.modules() for each in module.parameters()}
+        self.precision = coarsest(seen.names, dtypes, self.device)
         self.findings = tuple(compare_here(case) for case in recorder.taken())
         if lost is not None and all(finding.agrees for finding in self.findings):
             raise lost
@@ -106,7 +110,7 @@ def script(bench: Bench, spec: dict[str, Any]) -> Iterator[Outcome]:
 def _outcome(session: OneStep) -> Outcome:
     facts: dict[str, Any] = {"batch": session.batch, "loss": session.loss, "torch": torch.__version__}
     told = [finding for finding in session.findings if not finding.skipped]
-    facts["operators"] = len(told)
+    facts |= {"operators": len(told), "precision": session.precision}
     if not told:
         return Outcome(facts={**facts, "not_compared": session.not_compared})
     wrong = [finding for finding in told if not finding.agrees]
