@@ -24,11 +24,11 @@ from typing import Any
 
 from common import ROOT, Bound, at_most, command, events, exactly, say
 
-from holdfast.statefolder import VARIABLE as STATE
-from holdfast.testing import ailments
-from holdfast.testing.ailments import Ailment
-from holdfast.testing.chaos import VARIABLE as CHAOS
-from holdfast.testing.chaos import FaultPlan
+from holdfast.base.state_folder import VARIABLE as STATE
+from holdfast.injection import ailments
+from holdfast.injection.ailments import Ailment
+from holdfast.injection.chaos import VARIABLE as CHAOS
+from holdfast.injection.chaos import FaultPlan
 
 JOB = ROOT / "tests" / "faults" / "jobs" / "doubt.py"
 LEAST_RIGHT = 95

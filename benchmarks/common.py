@@ -27,9 +27,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from holdfast.events import Event  # noqa: E402
-from holdfast.runfolder import read_events  # noqa: E402
-from holdfast.statefolder import VARIABLE as STATE  # noqa: E402
+from holdfast.base.state_folder import VARIABLE as STATE  # noqa: E402
+from holdfast.run.events import Event  # noqa: E402
+from holdfast.run.folder import read_events  # noqa: E402
 
 JOBS = ROOT / "benchmarks" / "jobs"
 RESULTS = ROOT / "benchmarks" / "results"

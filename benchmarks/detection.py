@@ -22,8 +22,8 @@ from typing import Any
 
 from common import JOBS, Bound, at_most, exactly, say, spread, unharmed
 
+from holdfast.injection.chaos import FaultPlan
 from holdfast.testing import experiment
-from holdfast.testing.chaos import FaultPlan
 
 CACHE = "HOLDFAST_DETECTION_CACHE"
 OFFLINE = {"YOLO_OFFLINE": "1", "YOLO_AUTOINSTALL": "0"}
@@ -210,7 +210,7 @@ def _many(scratch: Path, count: int) -> Path:
 
 def faults(scratch: Path, quick: bool) -> dict[str, Any]:
     """Twenty random faults in a run with mosaics, changing sizes and a moving average: the same bits at the end?"""
-    from holdfast.workloads.registry import find
+    from holdfast.run.workload_registry import find
 
     workload = find("detection")
     assert workload is not None and workload.script is not None

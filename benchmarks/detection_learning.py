@@ -109,12 +109,12 @@ def presets_bounds(measured: dict[str, Any]) -> list[Bound]:
 
 def _presets(epochs: int | None) -> dict[str, dict[str, str]]:
     """The arguments of each, from workload.toml; without those that the default run has already."""
-    from holdfast.workloads import registry
+    from holdfast.run import workload_registry
     from holdfast.workloads.detection.training import GENERATED
 
     whole = epochs or int(GENERATED["epochs"])
     found: dict[str, dict[str, str]] = {"as asked": {}}
-    workload = registry.find("detection")
+    workload = workload_registry.find("detection")
     assert workload is not None
     for row in workload.presets:
         changed = {key: value for key, value in row.get("arguments", {}).items() if GENERATED.get(key) != value}

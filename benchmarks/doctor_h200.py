@@ -29,14 +29,14 @@ from typing import Any
 
 from common import ROOT, STATE, Bound, adopt, at_most, command, exactly, gpu, machine, say, told, versions, write
 
-from holdfast.cli.output import table
+from holdfast.console.output import table
 from holdfast.devices import examination
 from holdfast.devices.battery import Host, run_one
 from holdfast.devices.examination import Doctor, Listener, Patient
 from holdfast.devices.remedies import BACKENDS
 from holdfast.devices.results import ProbeResult
-from holdfast.testing import symptoms
-from holdfast.testing.symptoms import Symptom
+from holdfast.injection import symptoms
+from holdfast.injection.symptoms import Symptom
 
 TESTS = ("tests/devices/test_devices_cuda.py", "tests/devices/test_battery_cuda.py")
 PRODUCTS = ("linear", "conv2d", "attention", "lstm")

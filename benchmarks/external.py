@@ -22,8 +22,8 @@ from typing import Any
 
 from common import ROOT, Bound, at_most, say
 
-from holdfast.runfolder import list_runs
-from holdfast.statefolder import VARIABLE as STATE
+from holdfast.base.state_folder import VARIABLE as STATE
+from holdfast.run.folder import list_runs
 
 TESTS = ROOT / "tests"
 ALONE, WITH = TESTS / "external" / "scripts", TESTS / "integrations" / "scripts"

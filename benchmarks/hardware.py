@@ -45,8 +45,8 @@ from common import (
     write,
 )
 
+from holdfast.injection.chaos import FaultPlan
 from holdfast.testing import experiment
-from holdfast.testing.chaos import FaultPlan
 
 JOB = JOBS / "cuda_job.py"
 FAULTS = (

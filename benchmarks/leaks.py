@@ -24,9 +24,9 @@ from typing import Any
 
 from common import JOBS, MARK, Bound, at_most, command, events, exactly, say, step
 
+from holdfast.base import processes
 from holdfast.cli.main import main as holdfast
-from holdfast.runtime import process
-from holdfast.testing.chaos import VARIABLE, FaultPlan
+from holdfast.injection.chaos import VARIABLE, FaultPlan
 
 SIGNALS = {"term": signal.SIGTERM, "int": signal.SIGINT}
 ENDINGS = {
@@ -228,7 +228,7 @@ def belongings(scratch: Path) -> dict[str, list[str]]:
     gc.collect()
     here = os.getpid()
     pids = {int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _is_ours(int(entry.name))}
-    pids |= set(process.children(here))
+    pids |= set(processes.children(here))
     maps = Path("/proc/self/maps").read_text().splitlines()
     shared = Path("/dev/shm")
     return {

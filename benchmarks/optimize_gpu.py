@@ -20,10 +20,10 @@ from typing import Any
 from common import Bound, adopt, exactly, machine, say, told, versions, write
 from serving import Served, gain
 
-from holdfast.machine import usable_cpus
+from holdfast.base.machine import usable_cpus
 from holdfast.optimize.bundle import open_bundle
 from holdfast.optimize.pipeline import Options, optimize
-from holdfast.optimize.serving.readers import readers_for
+from holdfast.serving.readers import readers_for
 from optimize import KEPT, _short, at_least, run_of, transformer_of, windows
 
 ENGINES = "eager fp32 cuda,compile bf16 cuda,cudagraph fp32 cuda,cudagraph bf16 cuda,cudagraph fp16 cuda"

@@ -19,8 +19,8 @@ from typing import Any
 from common import JOBS, Bound, at_most, command, exactly, say, spread
 
 from holdfast.distributed.job import Job
-from holdfast.distributed.watch import Boards
-from holdfast.runfolder import list_runs
+from holdfast.distributed.rank_watch import Boards
+from holdfast.run.folder import list_runs
 
 JOB = JOBS / "ranked.py"
 PATIENCE = 1800.0

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from common import JOBS, Bound, at_most, command, exactly, say
 
+from holdfast.base import processes
 from holdfast.optimize.pipeline import Options, optimize
-from holdfast.runtime import process
 from optimize import at_least, run_of
 
 TOKEN = "benchmark-token-of-this-run"
@@ -184,7 +184,7 @@ class Served:
         return self.clients.ask(clients, requests)
 
     def rss(self) -> int | None:
-        seen = process.inspect(self.child.pid)
+        seen = processes.inspect(self.child.pid)
         return None if seen is None else seen.rss_bytes
 
     def descriptors(self) -> int | None:

@@ -16,8 +16,8 @@ from typing import Any
 
 from common import Bound  # first: it lets a benchmark import holdfast from src/
 
-from holdfast.runtime import checkpoint, layout
-from holdfast.runtime.digests import write_file
+from holdfast.run.digests import write_file
+from holdfast.state import checkpoint, layout
 
 TENSORS = 200
 TRIES = 5

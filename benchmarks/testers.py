@@ -25,12 +25,12 @@ from typing import Any
 
 from common import JOBS, RESULTS, ROOT, STATE, Bound, adopt, exactly, say, told, write
 
+from holdfast.base.scrubber import scrub
 from holdfast.devices.battery import Host
 from holdfast.devices.examination import Doctor, Patient
-from holdfast.scrubbing import scrub
-from holdfast.testing import symptoms
-from holdfast.testing.ailments import VARIABLE
-from holdfast.testing.symptoms import EXAMPLES, Symptom
+from holdfast.injection import symptoms
+from holdfast.injection.ailments import VARIABLE
+from holdfast.injection.symptoms import EXAMPLES, Symptom
 
 DEVICE = "pretend:0"
 HEALTHY = "nothing"

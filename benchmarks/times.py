@@ -14,7 +14,7 @@ from typing import Any
 from common import Bound, exactly, say, spread, train
 from common import events as journal
 
-from holdfast.testing.chaos import VARIABLE, FaultPlan
+from holdfast.injection.chaos import VARIABLE, FaultPlan
 
 PHASES = ("forward", "backward", "optimizer")
 PRETEND = "run.device=pretend:0"

@@ -21,9 +21,9 @@ from typing import Any
 
 from common import JOBS, ROOT, Bound, at_most, command, cost, end_group, events, exactly, say, step, train, unharmed
 
-from holdfast.runtime import process
+from holdfast.base import processes
+from holdfast.injection.chaos import VARIABLE, FaultPlan
 from holdfast.testing import experiment
-from holdfast.testing.chaos import VARIABLE, FaultPlan
 
 QUIET = ("-q",)
 
@@ -195,7 +195,7 @@ def growth(scratch: Path, quick: bool) -> dict[str, Any]:
 
 
 def _mark(pid: int, at: int) -> list[dict[str, float]]:
-    info = process.inspect(pid)
+    info = processes.inspect(pid)
     descriptors = len(os.listdir(f"/proc/{pid}/fd"))
     return [{"step": at, "rss_mb": round(info.rss_bytes / 2**20, 2), "descriptors": descriptors}] if info and at else []
 

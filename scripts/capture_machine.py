@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from holdfast import machine
+from holdfast.base import machine
 from holdfast.devices import survey
 from holdfast.devices.survey import Answer, Host, run_tool, tool_name
 

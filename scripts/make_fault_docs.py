@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from pages import keep, said
 
-from holdfast.runtime.evidence.messages import messages, seen_with
-from holdfast.runtime.faults import CODES, Explanation, Health, Signature, explanations, signatures
-from holdfast.runtime.ladder import Action, Entry, Limits, table
+from holdfast.faults.classification import CODES, Explanation, Health, Signature, explanations, signatures
+from holdfast.faults.kernel_messages import messages, seen_with
+from holdfast.faults.ladder import Action, Entry, Limits, table
 
 _HEALTH = {
     Health.ALIVE: "usable",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from pages import ROOT, keep, said
 
-from holdfast.findings import Explanation, explanations
+from holdfast.devices.findings import Explanation, explanations
 
 _GROUPS = (
     ("D001", "What became of a probe"),

@@ -23,9 +23,9 @@ from pages import ROOT, keep
 
 import holdfast
 import holdfast.testing
+from holdfast.base.errors import ExitCode
 from holdfast.cli import main as cli
-from holdfast.cli.usage import One
-from holdfast.errors import ExitCode
+from holdfast.console.usage import One
 
 HEAD = """\
 <!-- Made by scripts/make_reference.py from the code: edit there, not here. -->
@@ -101,11 +101,11 @@ def _python() -> Iterator[str]:
             yield f"`KINDS`: every fault the kit can make: {listed}."
             yield ""
         else:
-            yield from _entry("holdfast.testing", name, "holdfast.testing.chaos", level=4)
+            yield from _entry("holdfast.testing", name, "holdfast.injection.chaos", level=4)
 
 
 def _module_of(name: str) -> str:
-    return holdfast._LAZY.get(name, "holdfast.errors")
+    return holdfast._LAZY.get(name, "holdfast.base.errors")
 
 
 def _entry(package: str, name: str, module: str, level: int = 3) -> Iterator[str]:

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 from pages import keep
 
-from holdfast.settings import Settings, describe, known, sections, variable
+from holdfast.run.settings import Settings, describe, known, sections, variable
 
 HEAD = """\
-<!-- Made by scripts/make_settings_docs.py from src/holdfast/settinggroups.py: edit there, not here. -->
+<!-- Made by scripts/make_settings_docs.py from src/holdfast/run/setting_groups.py: edit there, not here. -->
 # Settings
 
 Every setting has a name with a dot, a default and a kind. `holdfast config` shows the values in force here and where

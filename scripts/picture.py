@@ -59,8 +59,8 @@ def train(session: Any) -> None:
 
 
 def main() -> int:
+    from holdfast.injection.chaos import FaultPlan
     from holdfast.testing import experiment
-    from holdfast.testing.chaos import FaultPlan
 
     with tempfile.TemporaryDirectory(prefix="holdfast-picture-") as place:
         words = ["watchdog.floor=2s", "run.threads=1"]

@@ -18,9 +18,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from holdfast.devices import consulting, recorded
-from holdfast.devices.survey.shapes import Device, TorchBuild
-from holdfast.scrubbing import left_in
+from holdfast.base.scrubber import left_in
+from holdfast.devices import consultation, recorded
+from holdfast.devices.survey.records import Device, TorchBuild
 
 OUT = Path(__file__).resolve().parent.parent / "tests" / "devices" / "reports"
 
@@ -75,7 +75,7 @@ def convert(report: dict[str, Any], message: str = "") -> dict[str, Any]:
         "findings": sorted({each["code"] for each in about.get("findings", ())}),
     }
     there = recorded.short(case, "report")
-    said = consulting.consult(there.inventory(), there.env, there.message, there.ended)
+    said = consultation.consult(there.inventory(), there.env, there.message, there.ended)
     said_json = {"code": said.code, "sentence": said.sentence, "commands": [*said.commands]} if said else None
     return {**case, "expect": said_json}
 

@@ -14,20 +14,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast import additions
+from holdfast.base import additions, processes
+from holdfast.base.errors import UserError
 from holdfast.cli import main as cli
-from holdfast.devices import remedies
+from holdfast.devices import probe_catalog, remedies
 from holdfast.devices.battery import Host, run_one
-from holdfast.devices.probes import catalog
 from holdfast.devices.results import ProbeResult
-from holdfast.errors import UserError
+from holdfast.faults import added_kinds, classification, ladder, signatures
+from holdfast.injection import ailments, chaos, symptoms
+from holdfast.injection.symptoms import Symptom
 from holdfast.optimize import engines
-from holdfast.runfolder import read_events
-from holdfast.runtime import added as added_kinds
-from holdfast.runtime import faults, ladder, process, signatures
-from holdfast.testing import FaultPlan, ailments, chaos, symptoms
-from holdfast.testing.symptoms import Symptom
-from holdfast.workloads import registry
+from holdfast.run import workload_registry
+from holdfast.run.folder import read_events
+from holdfast.testing import FaultPlan
 
 FAULT = """
 [licence_lost]
@@ -52,7 +51,7 @@ backends = ["any"]
 """
 
 PROBE = '''
-from holdfast.devices.probes.catalog import Probe
+from holdfast.devices.probe_catalog import Probe
 
 PROBES = [Probe("big sort", "in_order", "index", ("", "descending"))]
 
@@ -61,7 +60,7 @@ def in_order(bench, spec):
     """Sort on the device, and look whether it is sorted."""
     import torch
 
-    from holdfast.devices.probes.compare import Outcome
+    from holdfast.probes.compare import Outcome
 
     for check in spec["checks"]:
         bench.tell(check)
@@ -169,7 +168,7 @@ def small():
 """
 
 CACHES = (
-    faults.added, faults.signatures, faults.explanations, signatures._by_id, remedies.catalogue, catalog.probes,
+    classification.added, classification.signatures, classification.explanations, signatures._by_id, remedies.catalogue, probe_catalog.probes,
     engines.kinds,
 )  # fmt: skip
 Add = Callable[[str, str], Path]
@@ -191,7 +190,7 @@ def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Add]:
     yield put
     monkeypatch.undo()
     _forget()
-    faults.Kind._value2member_map_.pop("licence_lost", None)
+    classification.Kind._value2member_map_.pop("licence_lost", None)
 
 
 def _forget() -> None:
@@ -235,9 +234,11 @@ def test_a_fault_of_ours_is_explained_and_has_its_row(add: Add, tmp_path: Path) 
     shown = holdfast("explain", "X001", folder=tmp_path).stdout
     assert shown.startswith("X001 · licence-lost") and "Start the server again." in shown
     error = RuntimeError("the licence server is unreachable since noon")
-    fault = faults.classify_exception(error, device="cpu")
-    assert fault is not None and fault.code == "X001" and fault.health is faults.Health.ALIVE
-    assert faults.Kind("licence_lost") is fault.kind and faults.Fault.from_json(fault.to_json()) == fault
+    fault = classification.classify_exception(error, device="cpu")
+    assert fault is not None and fault.code == "X001" and fault.health is classification.Health.ALIVE
+    assert (
+        classification.Kind("licence_lost") is fault.kind and classification.Fault.from_json(fault.to_json()) == fault
+    )
     here = fault.at(step=5)
     rungs, history = [ladder.Rung("cpu")], []
     for wanted in ("retry", "replace", "replace", "replace", "give_up"):
@@ -252,13 +253,13 @@ def test_a_fault_that_belongs_to_everybody_is_a_file_in_the_package(
     (tmp_path / "licence_lost.toml").write_text(FAULT.replace("X001", "F091"))
     monkeypatch.setattr(added_kinds, "_HERE", tmp_path)
     _forget()
-    assert faults.CODES[faults.Kind("licence_lost")] == "F091"
-    assert ladder.FAMILIES[faults.Kind("licence_lost")] == "outside"
+    assert classification.CODES[classification.Kind("licence_lost")] == "F091"
+    assert ladder.FAMILIES[classification.Kind("licence_lost")] == "outside"
 
 
 # Probe and remedy ------------------------------------------------------------------------------------------------
 
-needs_fork = pytest.mark.skipif(process.portable(), reason="these share one process to fork from")
+needs_fork = pytest.mark.skipif(processes.portable(), reason="these share one process to fork from")
 
 
 @needs_fork
@@ -267,7 +268,7 @@ def test_a_probe_of_ours_runs_and_a_remedy_of_ours_cures(add: Add, tmp_path: Pat
     add("remedies/slow_clock.toml", REMEDY)
     place = tmp_path / "pretend.json"
     symptoms.write(place, [Symptom("wrong", kernel="mm", cure="MY_CLOCK=slow")])
-    assert "big sort" in [probe.name for probe in catalog.select("pretend:0", full=True)]
+    assert "big sort" in [probe.name for probe in probe_catalog.select("pretend:0", full=True)]
 
     def run(probe: str, env: Mapping[str, str]) -> ProbeResult:
         with Host({ailments.VARIABLE: str(place), **env}) as host:
@@ -286,9 +287,9 @@ def test_a_probe_of_ours_runs_and_a_remedy_of_ours_cures(add: Add, tmp_path: Pat
 
 
 def test_a_probe_of_the_package_is_one_file(tmp_path: Path) -> None:
-    probe = catalog.find("index out of bounds")
+    probe = probe_catalog.find("index out of bounds")
     assert probe.function == "more.out_of_bounds.notice"
-    code = "import sys; from holdfast.devices.probes import catalog; catalog.probes(); sys.exit('torch' in sys.modules)"
+    code = "import sys; from holdfast.probes import catalog; catalog.probes(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
@@ -379,8 +380,8 @@ def test_a_file_that_goes_bad_in_the_middle_of_a_run_breaks_nothing(add: Add) ->
     cli.check_additions()
     file.write_text("[licence_lost")  # a new worker reads it now
     error = RuntimeError("CUDA error: device-side assert triggered")
-    found = faults.classify_exception(error, device="cuda:0")
-    assert found is not None and found.kind is faults.Kind.DEVICE_LOST
+    found = classification.classify_exception(error, device="cuda:0")
+    assert found is not None and found.kind is classification.Kind.DEVICE_LOST
     assert ladder.next_move(found.at(step=1), [], [ladder.Rung("cuda:0")], 0).action is ladder.Action.REPLACE
 
 
@@ -397,10 +398,10 @@ def test_what_is_shown_as_an_example_is_what_works(add: Add) -> None:
     doc = textwrap.dedent((added_kinds.__doc__ or "").partition("\n\n")[2].partition("Such files are")[0])
     add("faults/licence_lost.toml", doc)
     cli.check_additions()
-    assert faults.added()["licence_lost"].ladder == (("retry", 1), ("replace", 3), ("give_up", 1))
+    assert classification.added()["licence_lost"].ladder == (("retry", 1), ("replace", 3), ("give_up", 1))
 
 
 def test_files_without_train_are_no_workloads(add: Add) -> None:
     add("workloads/helper.py", '"""No workload: it only speaks of `def train(`."""\n')
-    assert "helper" not in registry.all_workloads()
-    assert "registry" not in registry.all_workloads()
+    assert "helper" not in workload_registry.all_workloads()
+    assert "registry" not in workload_registry.all_workloads()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.better import smaller_is_better
+from holdfast.run.metric_direction import smaller_is_better
 
 
 @pytest.mark.parametrize("name", ["loss", "valid_loss", "RMSE", "valid_nll", "error_rate", "perplexity"])

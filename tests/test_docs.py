@@ -19,8 +19,8 @@ from typing import NamedTuple
 import pytest
 
 from holdfast.cli import main as cli
-from holdfast.cli.usage import One
-from holdfast.settings import kinds
+from holdfast.console.usage import One
+from holdfast.run.settings import kinds
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -29,7 +29,7 @@ PRELUDE = {"torch", "session", "model", "optimizer", "scheduler", "data", "batch
 
 DRIVER = """
 import importlib, json, sys
-from holdfast.runtime.entry import run_unsupervised
+from holdfast.worker.script_entry import run_unsupervised
 receipts = {}
 for name in sys.argv[1:]:
     train = importlib.import_module(name).train

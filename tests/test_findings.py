@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.findings import LEVELS, Cure, Explanation, Finding, explained, explanations, finding, worst
+from holdfast.devices.findings import LEVELS, Cure, Explanation, Finding, explained, explanations, finding, worst
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -209,7 +209,7 @@ def test_the_page_in_the_docs_is_up_to_date(name: str) -> None:
 
 def test_importing_takes_no_torch_and_reads_no_table() -> None:
     code = (
-        "import sys, holdfast.findings as f\n"
+        "import sys, holdfast.devices.findings as f\n"
         "heavy = {'torch', 'numpy', 'json', 'tomllib', 'tomli', 'rich'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
         "assert f.explanations.cache_info().currsize == 0\n"

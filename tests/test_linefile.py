@@ -7,9 +7,9 @@ import os
 import shutil
 from pathlib import Path
 
-from holdfast.events import Event
-from holdfast.linefile import LineFile
-from holdfast.runfolder import RunFolder
+from holdfast.base.line_file import LineFile
+from holdfast.run.events import Event
+from holdfast.run.folder import RunFolder
 from tests.disks import fill, make_room, read_only, small_disk
 
 

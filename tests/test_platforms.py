@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.devices import inspection
-from holdfast.findings import explained
+from holdfast.devices.findings import explained
 from tests.devices import machines
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "holdfast"
@@ -26,7 +26,7 @@ import holdfast
 
 system, blocked = sys.argv[1], sys.argv[2].split(",")
 names = [each.name for each in pkgutil.walk_packages(holdfast.__path__, "holdfast.")]
-heavy = ("holdfast.external.hook", "holdfast.workloads.", "holdfast.integrations.", "holdfast.optimize.engines")
+heavy = ("holdfast.supervisor.scripts.hook", "holdfast.workloads.", "holdfast.integrations.", "holdfast.optimize.engines")
 names = [name for name in names if "__main__" not in name and not name.startswith(heavy)]
 usable, missing = [], {}
 for name in names:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import ExitCode, UserError
-from holdfast.events import DURABLE, Event
-from holdfast.runfolder import (
+from holdfast.base.errors import ExitCode, UserError
+from holdfast.run.events import DURABLE, Event
+from holdfast.run.folder import (
     RunFolder,
     find_run,
     list_runs,
@@ -37,7 +37,7 @@ def made(root: Path, workload: str = "eeg", **info: Any) -> RunFolder:
 HOLDER = """
 import sys
 from pathlib import Path
-from holdfast.runfolder import RunFolder
+from holdfast.run.folder import RunFolder
 run = RunFolder(Path(sys.argv[1]))
 run.lock()
 print("held", flush=True)
@@ -76,7 +76,7 @@ def test_names_can_be_said_and_are_not_given_twice() -> None:
 
 
 def test_a_name_does_not_come_from_the_users_seed() -> None:
-    code = "import random; random.seed(0)\nfrom holdfast.runfolder import new_name; print(new_name(set()))"
+    code = "import random; random.seed(0)\nfrom holdfast.run.folder import new_name; print(new_name(set()))"
     names = {subprocess.check_output([sys.executable, "-c", code], text=True) for _ in range(3)}
     assert len(names) > 1
 

@@ -9,16 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import ExitCode, UserError
-from holdfast.settings import (
-    Settings,
-    describe,
-    kinds,
-    parse_overrides,
-    sections,
-    user_file,
-    variable,
-)
+from holdfast.base.errors import ExitCode, UserError
+from holdfast.run.settings import Settings, describe, kinds, parse_overrides, sections, user_file, variable
 
 
 @pytest.fixture
@@ -449,6 +441,6 @@ def test_settings_are_frozen_and_names_are_stable() -> None:
 
 def test_importing_settings_stays_light() -> None:
     heavy = ("torch", "numpy", "rich", "tomllib", "tomli", "difflib", "argparse")
-    code = f"import sys, holdfast.settings; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, holdfast.run.settings; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.units import parse_bytes, parse_duration, write_bytes, write_duration
+from holdfast.base.units import parse_bytes, parse_duration, write_bytes, write_duration
 
 
 @pytest.mark.parametrize(

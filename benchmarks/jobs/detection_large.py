@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 import holdfast.workloads.detection.training  # the libraries are loaded before: their memory is not the set's
-from holdfast.runtime.loader import Loader
+from holdfast.data.loader import Loader
 from holdfast.workloads.detection.augment import Views
 from holdfast.workloads.detection.index import open_set
 from holdfast.workloads.detection.samples import Samples

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast.runtime.board import Phase
+from holdfast.base.board import Phase
 
 
 class Data(torch.utils.data.Dataset):

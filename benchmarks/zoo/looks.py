@@ -23,8 +23,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "examples")]
 
 from benchmarks.zoo.networks import make, names  # noqa: E402
 
-from holdfast.runtime.operators.comparison import compare  # noqa: E402
-from holdfast.runtime.operators.recorder import Recorder  # noqa: E402
+from holdfast.worker.operators.comparison import compare  # noqa: E402
+from holdfast.worker.operators.recorder import Recorder  # noqa: E402
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 

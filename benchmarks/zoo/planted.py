@@ -25,8 +25,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "examples")]
 
 from benchmarks.zoo.networks import make  # noqa: E402
 
-from holdfast.runtime.operators.confirming import compare_here  # noqa: E402
-from holdfast.runtime.operators.recorder import Recorder  # noqa: E402
+from holdfast.worker.operators.confirmation import compare_here  # noqa: E402
+from holdfast.worker.operators.recorder import Recorder  # noqa: E402
 
 NETWORKS = ("mlp", "deep_cnn", "u_net", "gru", "tied", "resnet18", "gpt2", "bert", "EEGNet", "windows")
 _PRODUCTS = ("mm", "addmm", "bmm", "convolution")

@@ -16,16 +16,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import ExitCode, GaveUp, HoldfastError, InternalError, ScriptFailed, Stopped, UserError
+from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, InternalError, ScriptFailed, Stopped, UserError
 
 if TYPE_CHECKING:
+    from holdfast.data.loader import Loader
+    from holdfast.faults.bad_samples import BadSamples
     from holdfast.integrations.attach import attach
     from holdfast.monitor.notebook import watch
-    from holdfast.runtime.charge import BadSamples
-    from holdfast.runtime.entry import main
-    from holdfast.runtime.loader import Loader
-    from holdfast.runtime.session import Run, Session
-    from holdfast.runtime.transaction import Loss
+    from holdfast.worker.script_entry import main
+    from holdfast.worker.session import Run, Session
+    from holdfast.worker.step import Loss
 
 __version__ = "0.1.0"
 
@@ -50,12 +50,12 @@ __all__ = [
 
 _LAZY = {
     "attach": "holdfast.integrations.attach",
-    "BadSamples": "holdfast.runtime.charge",
-    "Loader": "holdfast.runtime.loader",
-    "Loss": "holdfast.runtime.transaction",
-    "Run": "holdfast.runtime.session",
-    "Session": "holdfast.runtime.session",
-    "main": "holdfast.runtime.entry",
+    "BadSamples": "holdfast.faults.bad_samples",
+    "Loader": "holdfast.data.loader",
+    "Loss": "holdfast.worker.step",
+    "Run": "holdfast.worker.session",
+    "Session": "holdfast.worker.session",
+    "main": "holdfast.worker.script_entry",
     "watch": "holdfast.monitor.notebook",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.interpreter import forget_current_folder
+from holdfast.base.interpreter import forget_current_folder
 
 if __name__ == "__main__":
     forget_current_folder()

@@ -17,8 +17,8 @@ from .driving import holdfast
 # One command alone, the way `holdfast` runs it: what is tested is that command's own imports and words.
 DRIVER = """\
 import argparse, importlib, sys
-from holdfast.cli.output import Output
-from holdfast.errors import HoldfastError
+from holdfast.console.output import Output
+from holdfast.base.errors import HoldfastError
 
 parser = argparse.ArgumentParser(prog="holdfast")
 importlib.import_module(f"holdfast.cli.{sys.argv[1]}").add_parser(parser.add_subparsers())

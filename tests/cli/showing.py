@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TextIO
 
 from holdfast.cli.faces import Header
-from holdfast.cli.output import Screen
-from holdfast.events import Event
+from holdfast.console.output import Screen
+from holdfast.run.events import Event
 
 HEADER = Header(
     "0.1.0", "calm-heron", "calm-heron", "eeg", "runs/eeg-20261115-0912-calm-heron", "cuda:0 fp32", 7, ["lr=3e-4"]

@@ -18,10 +18,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from holdfast import atboot, interpreter
-from holdfast.atboot import Job
-from holdfast.errors import UserError
-from holdfast.runfolder import RunFolder, read_events, write_json
+from holdfast.base import interpreter
+from holdfast.base.errors import UserError
+from holdfast.run.folder import RunFolder, read_events, write_json
+from holdfast.supervisor import at_boot
+from holdfast.supervisor.at_boot import Job
 from tests.faults.driving import descendants
 from tests.waiting import wait_until
 
@@ -50,7 +51,7 @@ def systemd_words(line: str) -> list[str]:
 
 
 def test_the_systemd_unit() -> None:
-    text = atboot.render(job(STRANGE, words=("--device", "cpu")), "systemd")
+    text = at_boot.render(job(STRANGE, words=("--device", "cpu")), "systemd")
     unit = configparser.RawConfigParser(strict=True)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read_string(text)
@@ -83,7 +84,7 @@ def test_systemd_has_nothing_to_say_about_it(tmp_path: Path, name: str) -> None:
         )
         return told.returncode, told.stderr
 
-    text = atboot.render(made, "systemd")
+    text = at_boot.render(made, "systemd")
     if "Failed to initialize manager" in (said := verify(text))[1]:
         pytest.skip(said[1])
     assert said == (0, "")
@@ -91,7 +92,7 @@ def test_systemd_has_nothing_to_say_about_it(tmp_path: Path, name: str) -> None:
 
 
 def test_the_launchd_list() -> None:
-    data = plistlib.loads(atboot.render(job(STRANGE), "launchd").encode())
+    data = plistlib.loads(at_boot.render(job(STRANGE), "launchd").encode())
     assert data["Label"] == "org.holdfast.calm-heron"
     assert data["ProgramArguments"] == started("resume", str(STRANGE))
     assert data["WorkingDirectory"] == "/work dir/100%"
@@ -101,7 +102,7 @@ def test_the_launchd_list() -> None:
 
 def test_the_windows_task() -> None:
     folder = Path("C:/My runs & more/<1>")
-    root = ElementTree.fromstring(atboot.render(job(folder), "windows").encode("utf-16"))
+    root = ElementTree.fromstring(at_boot.render(job(folder), "windows").encode("utf-16"))
     space = {"t": "http://schemas.microsoft.com/windows/2004/02/mit/task"}
     found = lambda name: root.findtext(f".//t:{name}", namespaces=space)  # noqa: E731
     assert found("Command") == "/opt/my py/bin/python"
@@ -111,47 +112,47 @@ def test_the_windows_task() -> None:
     assert root.find(".//t:LogonTrigger", namespaces=space) is not None
 
 
-@pytest.mark.parametrize("system", atboot.SYSTEMS)
+@pytest.mark.parametrize("system", at_boot.SYSTEMS)
 def test_a_run_has_one_file_and_two_of_a_name_have_two(tmp_path: Path, system: str) -> None:
     env = {"HOME": str(tmp_path), "PATH": "/nonexistent"}
     one, other = (Job("calm-heron", tmp_path / part / "calm % & heron", tmp_path) for part in ("a", "b"))
-    assert atboot.installed(one.folder, system, env) is None
-    paths = [atboot.install(each, system, env).path for each in (one, other, one)]
+    assert at_boot.installed(one.folder, system, env) is None
+    paths = [at_boot.install(each, system, env).path for each in (one, other, one)]
     assert paths[0] == paths[2] != paths[1]
     assert [path.stat().st_mode & 0o777 for path in paths] == [0o600] * 3
-    assert atboot.installed(other.folder, system, env) == paths[1]
-    assert atboot.remove(one.folder, system, env) == paths[0]
-    assert atboot.remove(one.folder, system, env) is None
+    assert at_boot.installed(other.folder, system, env) == paths[1]
+    assert at_boot.remove(one.folder, system, env) == paths[0]
+    assert at_boot.remove(one.folder, system, env) is None
     left = [path for path in tmp_path.rglob("*") if path.is_symlink() or path.is_file()]
     assert {path.name for path in left} == {paths[1].name}, "and nothing else"
 
 
-@pytest.mark.parametrize("system", atboot.SYSTEMS)
+@pytest.mark.parametrize("system", at_boot.SYSTEMS)
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe\x00", b"<plist><x", b"garbage", b"\x00" * 99])
 def test_a_foreign_file_is_left_alone(tmp_path: Path, system: str, data: bytes) -> None:
     env = {"HOME": str(tmp_path), "PATH": "/nonexistent"}
     mine = Job("calm-heron", tmp_path / "run", tmp_path)
-    theirs = atboot.place(mine, system, env)
+    theirs = at_boot.place(mine, system, env)
     theirs.parent.mkdir(parents=True)
     theirs.write_bytes(data)
-    made = atboot.install(mine, system, env)
+    made = at_boot.install(mine, system, env)
     assert made.path != theirs
-    atboot.remove(mine.folder, system, env)
+    at_boot.remove(mine.folder, system, env)
     assert theirs.read_bytes() == data and not made.path.exists()
 
 
 def test_a_path_that_would_become_two_lines_is_refused() -> None:
     with pytest.raises(UserError, match="line break"):
-        atboot.render(job(Path("/a\nExecStart=/bin/sh")), "systemd")
+        at_boot.render(job(Path("/a\nExecStart=/bin/sh")), "systemd")
 
 
 def test_lingering(tmp_path: Path) -> None:
     linger = tmp_path / "var/lib/systemd/linger"
     linger.mkdir(parents=True)
-    assert not atboot.lingers({"USER": "ann"}, tmp_path)
+    assert not at_boot.lingers({"USER": "ann"}, tmp_path)
     (linger / "ann").touch()
-    assert atboot.lingers({"USER": "ann"}, tmp_path)
-    assert not atboot.lingers({"USER": "../linger/ann"}, tmp_path)
+    assert at_boot.lingers({"USER": "ann"}, tmp_path)
+    assert not at_boot.lingers({"USER": "../linger/ann"}, tmp_path)
 
 
 # The command ------------------------------------------------------------------------------------------------------

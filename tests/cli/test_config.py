@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from holdfast.settings import kinds
+from holdfast.run.settings import kinds
 
 from .conftest import Command
 

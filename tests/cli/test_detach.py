@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from holdfast.base.errors import ScriptFailed
 from holdfast.cli import detach
-from holdfast.cli.output import Output
-from holdfast.errors import ScriptFailed
-from holdfast.events import Event
-from holdfast.runfolder import RunFolder
+from holdfast.console.output import Output
+from holdfast.run.events import Event
+from holdfast.run.folder import RunFolder
 
 
 def ended_run(root: Path, state: str, code: int, error: dict[str, Any] | None) -> RunFolder:

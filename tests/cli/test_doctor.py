@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.base import processes
 from holdfast.cli.doctor import Bar, workload_script
-from holdfast.cli.output import Output
 from holdfast.cli.supervise import rungs_for, rungs_of
-from holdfast.cli.usage import UsageError
+from holdfast.console.output import Output
+from holdfast.console.usage import UsageError
 from holdfast.devices.results import ProbeResult
+from holdfast.devices.saved_verdicts import Verdicts
 from holdfast.devices.verdict import Policy, Verdict
-from holdfast.devices.verdicts import Verdicts
-from holdfast.runtime import process
-from holdfast.runtime.ladder import Rung
-from holdfast.workloads import registry
+from holdfast.faults.ladder import Rung
+from holdfast.run import workload_registry
 from tests.waiting import wait_until
 
 from .driving import drawn, environment, holdfast
@@ -100,13 +100,13 @@ def test_one_step_of_a_script_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_a_workload_is_a_script_with_a_name() -> None:
-    assert workload_script("detection") == registry.ROOT / "detection" / "training.py"
+    assert workload_script("detection") == workload_registry.ROOT / "detection" / "training.py"
     assert workload_script("eeg") == workload_script("eeg-pretrain"), "the first of several runs needs none before it"
     assert workload_script("examples/windows.py") == Path("examples/windows.py")
     with pytest.raises(UsageError) as caught:
         workload_script("egg")
     assert caught.value.message == "unknown workload `egg`"
-    assert caught.value.cause == f"the workloads are {', '.join(registry.names())}"
+    assert caught.value.cause == f"the workloads are {', '.join(workload_registry.names())}"
     assert next(iter(caught.value.hints)) == "a similar workload exists: `eeg`"
 
 
@@ -164,13 +164,13 @@ def test_the_bar_is_drawn_over_and_leaves_nothing() -> None:
     assert drawn(stream.getvalue()).strip() == ""
 
 
-@pytest.mark.skipif(not process.LINUX, reason="needs /proc")
+@pytest.mark.skipif(not processes.LINUX, reason="needs /proc")
 def test_interrupted_it_leaves_no_process_behind(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "holdfast", "doctor", "--device", "cpu"]
     doctor = subprocess.Popen(words, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def torch() -> list[int]:
-        return [pid for pid, words in process.children(doctor.pid).items() if "probes.child" in words]
+        return [pid for pid, words in processes.children(doctor.pid).items() if "probes.child" in words]
 
     try:
         assert wait_until(torch), "a child that imports torch"
@@ -179,7 +179,7 @@ def test_interrupted_it_leaves_no_process_behind(tmp_path: Path) -> None:
         doctor.send_signal(signal.SIGINT)
         out, _ = doctor.communicate(timeout=60)
         assert (doctor.returncode, out) == (130, b"")
-        assert wait_until(lambda: not process.exists(child)), "the end of the child"
+        assert wait_until(lambda: not processes.exists(child)), "the end of the child"
     finally:
         doctor.kill()
 

@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 
 from holdfast.cli import doctor, doctor_text
-from holdfast.cli.output import Screen
-from holdfast.devices import diagnosis, inspection
-from holdfast.devices.advising import advice
+from holdfast.console.output import Screen
+from holdfast.devices import diagnosis, inspection, probe_catalog
+from holdfast.devices.advice import advice
 from holdfast.devices.examination import Examined, Patient
-from holdfast.devices.probes import catalog
 from holdfast.devices.remedies import search
 from holdfast.devices.results import ProbeResult, skipped
 from holdfast.devices.survey import Disk, Inventory
@@ -78,7 +77,7 @@ STORIES = {
 }
 
 
-def result(device: str, probe: catalog.Probe, check: str, said: Mapping[str, Any] | None) -> ProbeResult:
+def result(device: str, probe: probe_catalog.Probe, check: str, said: Mapping[str, Any] | None) -> ProbeResult:
     own = dict(said or {"status": "passed"})
     status = own.pop("status", "failed")
     numbers = {name: own.pop(name) for name in ("error", "bound") if name in own}
@@ -99,19 +98,19 @@ def examined(patient: Patient, story: Story) -> Examined:
         bad = {"first step": {"why": said}}
     results = [
         result(device, probe, check, bad.get(probe.named(check)))
-        for probe in catalog.select(device, only=PROBES)
+        for probe in probe_catalog.select(device, only=PROBES)
         for check in probe.checks
     ]
     if "first step" in bad:
         late = [
             skipped(probe, device, probe.checks, "not tried: first step fails")
-            for probe in catalog.select(device, only=PROBES)[1:]
+            for probe in probe_catalog.select(device, only=PROBES)[1:]
         ]
         results = [results[0], *(each for probe in late for each in probe)]
 
     def run(check: str, env: Mapping[str, str]) -> ProbeResult:
         passes = bool(story.cured_by) and all(env.get(name) == value for name, value in story.cured_by.items())
-        return result(device, catalog.find(check), "", None if passes else {"status": "crashed"})
+        return result(device, probe_catalog.find(check), "", None if passes else {"status": "crashed"})
 
     found = search(results, backend=patient.backend, run=run, env={})
     said = [*patient.findings, *diagnosis.of_results(device, results, found)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import machine
+from holdfast.base import machine
 from holdfast.cli.env import block
 
 from .conftest import Command

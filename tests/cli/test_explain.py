@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from holdfast import findings
+from holdfast.base.errors import ExitCode, UserError
 from holdfast.cli import explain
-from holdfast.errors import ExitCode, UserError
-from holdfast.runtime.evidence.messages import Message, messages, seen_with
-from holdfast.runtime.faults import CODES, explanations, signatures
+from holdfast.devices import findings
+from holdfast.faults.classification import CODES, explanations, signatures
+from holdfast.faults.kernel_messages import Message, messages, seen_with
 
 
 def _run(*words: str) -> int:
@@ -327,7 +327,7 @@ class Finding:
     means: str = "A run that fits on paper can still kill the card."
     does: str = "Keeps 3 GB free."
     you_can: str = "Close other programs that use the card."
-    measured_by: str = "holdfast/devices/probes/memory.py::fill_until_fault"
+    measured_by: str = "holdfast/probes/memory.py::fill_until_fault"
 
 
 def test_another_source_of_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -338,7 +338,7 @@ def test_another_source_of_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert _run("X034") == ExitCode.OK
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "X034 · other-program-near-full-memory                                    warning"
-    assert lines[-2:] == ["", "Measured by  holdfast/devices/probes/memory.py::fill_until_fault"]
+    assert lines[-2:] == ["", "Measured by  holdfast/probes/memory.py::fill_until_fault"]
     assert _run("--json") == ExitCode.OK
     codes = json.loads(capsys.readouterr().out)["codes"]
     assert [row["code"] for row in codes] == [

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.faces import PlainFace, QuietFace, choose, plain_value
-from holdfast.cli.output import Output, Screen
 from holdfast.cli.terminal import TerminalFace, live_line, marked_lines, table_head, table_row
-from holdfast.cli.text import Lines, without_control
-from holdfast.events import Event
+from holdfast.console.output import Output, Screen
+from holdfast.console.text import Lines, without_control
+from holdfast.run.events import Event
 from tests.cli.showing import BEAT, HEADER, history, screen
 
 PLAIN = """\

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.cli.faces import Careful, PlainFace, QuietFace
 from holdfast.cli.terminal import TerminalFace
-from holdfast.events import Event
+from holdfast.run.events import Event
 from tests.cli.showing import BEAT, HEADER, history, screen
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli import reading, resume, resume_trust
-from holdfast.files import number, whole
-from holdfast.runfolder import RunFolder
+from holdfast.base.files import number, whole
+from holdfast.cli import resume, resume_trust, run_facts
+from holdfast.run.folder import RunFolder
 
 from .conftest import Finished
 from .driving import holdfast
@@ -158,4 +158,4 @@ def test_wrong_numbers(wrong: Any) -> None:
     assert whole(wrong, 7) == 7
     amount = float(wrong) if wrong in (-1, 3.5, 10**30) else None
     assert number(wrong, 7.0) == (7.0 if amount is None else amount)
-    assert reading.number(wrong) == amount
+    assert run_facts.number(wrong) == amount

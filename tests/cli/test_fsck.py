@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.events import Event
-from holdfast.files import remove
-from holdfast.runfolder import RunFolder, write_json
-from holdfast.runtime import checkpoint, layout
+from holdfast.base.files import remove
+from holdfast.run.events import Event
+from holdfast.run.folder import RunFolder, write_json
+from holdfast.state import checkpoint, layout
 
 from .driving import Done, environment, holdfast
 

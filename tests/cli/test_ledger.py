@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from holdfast.devices.identity import DeviceId
-from holdfast.devices.judging import Ended
-from holdfast.devices.lastboot import Readers
+from holdfast.devices.last_boot import Readers
 from holdfast.devices.ledger import Ledger
+from holdfast.devices.shutdown_cause import Ended
 
 from .driving import holdfast
 

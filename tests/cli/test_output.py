@@ -10,20 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cli.output import Output, Screen, add_flags, print_error, use_color
-from holdfast.errors import GaveUp, UserError
-from holdfast.human import (
-    BLOCKS,
-    count,
-    counted,
-    duration,
-    metric,
-    percent,
-    shorten,
-    size,
-    sparkline,
-    table,
-)
+from holdfast.base.errors import GaveUp, UserError
+from holdfast.base.human import BLOCKS, count, counted, duration, metric, percent, shorten, size, sparkline, table
+from holdfast.console.output import Output, Screen, add_flags, print_error, use_color
 
 
 class Terminal(io.StringIO):

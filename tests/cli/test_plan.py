@@ -186,7 +186,7 @@ def test_a_script_that_raises_and_a_wrong_price_file_are_both_told(tmp_path: Pat
 
 
 def test_two_plans_at_once_would_measure_each_other(tmp_path: Path, here: Callable[..., Done]) -> None:
-    from holdfast.devices.locks import try_lock
+    from holdfast.devices.device_lock import try_lock
 
     (tmp_path / "job.py").write_text(SCRIPT, encoding="utf-8")
     state = Path(os.environ["HOLDFAST_STATE"])
@@ -270,8 +270,8 @@ def test_the_line_below_the_table_starts_the_row_it_names(tmp_path: Path) -> Non
 def test_an_argument_that_was_given_is_changed_only_by_a_row_that_was_named(tmp_path: Path) -> None:
     from holdfast.cli import planned
     from holdfast.cli.train import add_parser
-    from holdfast.cli.usage import One
-    from holdfast.settings import Settings
+    from holdfast.console.usage import One
+    from holdfast.run.settings import Settings
 
     kept(tmp_path, wanted=Wanted(deadline_s=17.0), words=("epochs=2",))
     script, told = str(tmp_path / "job.py"), list[str]()
@@ -310,8 +310,8 @@ def test_the_commands_can_be_typed(tmp_path: Path) -> None:
 def test_no_plan_is_followed_where_none_holds(tmp_path: Path, how: str) -> None:
     from holdfast.cli import planned
     from holdfast.cli.train import add_parser
-    from holdfast.cli.usage import One
-    from holdfast.settings import Settings
+    from holdfast.console.usage import One
+    from holdfast.run.settings import Settings
 
     plan = kept(tmp_path)
     words = [str(tmp_path / "job.py")]

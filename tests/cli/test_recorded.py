@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.base.errors import UserError
 from holdfast.cli import main
 from holdfast.devices import recorded
-from holdfast.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "tests" / "devices" / "fixtures"

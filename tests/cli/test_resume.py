@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.resume import end_line, with_last_word
-from holdfast.runfolder import RunFolder
-from holdfast.runtime.accounts import Accounts
+from holdfast.record.receipt import Accounts
+from holdfast.run.folder import RunFolder
 from tests.waiting import wait_until
 
 from .conftest import Finished, job_folder

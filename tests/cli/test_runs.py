@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.runs import supervisor_pid
-from holdfast.runfolder import RunFolder, write_json
+from holdfast.run.folder import RunFolder, write_json
 from tests.waiting import wait_until
 
 from .conftest import Finished, job_folder

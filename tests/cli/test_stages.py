@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.base.errors import UserError
 from holdfast.cli import stages
-from holdfast.errors import UserError
-from holdfast.runfolder import RunFolder
+from holdfast.run.folder import RunFolder
 
 ORDER = ("eeg-pretrain", "eeg-challenge1", "eeg-challenge2")
 

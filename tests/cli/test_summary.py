@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from holdfast.cli import summary
-from holdfast.cli.reading import Look
-from holdfast.runfolder import RunFolder, write_json
+from holdfast.cli.run_facts import Look
+from holdfast.run.folder import RunFolder, write_json
 
 
 def test_samples_that_were_left_out_are_in_the_closing_words() -> None:

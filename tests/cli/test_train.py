@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.base.errors import UserError
 from holdfast.cli.order import threads_for
 from holdfast.cli.supervise import preload_for, rungs_for
 from holdfast.devices import inventory
-from holdfast.errors import UserError
-from holdfast.runtime import script
-from holdfast.runtime.ladder import Rung
+from holdfast.faults.ladder import Rung
+from holdfast.run import script
 
 from .conftest import Finished
 from .driving import SCRIPT, Terminal, holdfast, run_folder

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runfolder import write_json
+from holdfast.run.folder import write_json
 from tests.cli.driving import Terminal, holdfast
 from tests.monitor.folders import make_run
 

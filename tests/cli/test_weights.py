@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from holdfast.cli.main import main
-from holdfast.runfolder import RunFolder
-from holdfast.runtime import checkpoint, layout
+from holdfast.run.folder import RunFolder
+from holdfast.state import checkpoint, layout
 
 SPECS: list[layout.Spec] = [
     ("model.weight", "F32", (4, 3)),

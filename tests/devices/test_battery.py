@@ -11,20 +11,19 @@ from typing import Any
 
 import pytest
 
-from holdfast.devices import battery, turn
+from holdfast.base import processes
+from holdfast.base.errors import UserError
+from holdfast.devices import battery, probe_catalog, probe_turn
 from holdfast.devices.battery import Host, ProbeResult, run, run_one, select, took_machine_down
 from holdfast.devices.ledger import Ledger
-from holdfast.devices.probes import catalog
-from holdfast.devices.probes.catalog import PROBES, Probe, find, script_probe
-from holdfast.errors import UserError
-from holdfast.runtime import process
-from holdfast.testing import ailments, symptoms
-from holdfast.testing.symptoms import Symptom
+from holdfast.devices.probe_catalog import PROBES, Probe, find, script_probe
+from holdfast.injection import ailments, symptoms
+from holdfast.injection.symptoms import Symptom
 
 DEVICE = "pretend:0"
 SILENCE = 15.0
 """Seconds without a word after which these probes are killed: many times what they take on a busy machine."""
-pytestmark = pytest.mark.skipif(process.portable(), reason="these share one process to fork from")
+pytestmark = pytest.mark.skipif(processes.portable(), reason="these share one process to fork from")
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +42,8 @@ def healthy(place: Path) -> Iterator[None]:
     """Every test begins with a device that is well, and leaves no process behind."""
     symptoms.write(place, [])
     yield
-    if process.LINUX:
-        left = [line for line in process.children(os.getpid()).values() if " one " in line]
+    if processes.LINUX:
+        left = [line for line in processes.children(os.getpid()).values() if " one " in line]
         assert left == []
 
 
@@ -216,12 +215,12 @@ def test_a_kernel_that_is_being_compiled_is_no_hang(
     host: Host, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver that compiles in the process shows it in its caches: the deadline waits, but not for ever."""
-    monkeypatch.setattr(turn, "COMPILING", 2.5)
+    monkeypatch.setattr(probe_turn, "COMPILING", 2.5)
     grows = [True, True, False]
-    monkeypatch.setattr(turn.Turn, "_caches_grow", lambda self: grows.pop(0) if grows else False)
+    monkeypatch.setattr(probe_turn.Turn, "_caches_grow", lambda self: grows.pop(0) if grows else False)
     found = probed(host, "linear fp32", Symptom("hang", part="forward"), place=place, silence=2.0)
     assert found["forward"].status == "hung" and grows == []
-    part = turn.Turn(
+    part = probe_turn.Turn(
         find("linear fp32"), DEVICE, host, tmp_path, ledger=None, full=False, deadline_s=60.0, options={},
         announce=lambda name: None, before={},
     )  # fmt: skip
@@ -234,7 +233,7 @@ def test_a_kernel_that_is_being_compiled_is_no_hang(
 
 
 def test_memory_of_the_machine_is_capped(host: Host, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn, "memory_cap", lambda: 1 << 30)
+    monkeypatch.setattr(probe_turn, "memory_cap", lambda: 1 << 30)
     found = probed(host, "linear fp32", Symptom("greedy", part="forward"), place=place)
     assert found["forward"].status == "failed" and found["forward"].why.endswith("MB of memory, and 1024 are allowed")
 
@@ -369,7 +368,7 @@ def test_results_are_plain_data() -> None:
     result = ProbeResult("a", "cpu", "failed", 1.0, 0.5, 0.1, {"why": "it is wrong"})
     assert result.to_json()["evidence"] == {"why": "it is wrong"} and not result.ok
     assert set(battery.STATUSES) == {"passed", "failed", "crashed", "hung", "skipped"}
-    assert isinstance(PROBES[0], Probe) and catalog.kind_of("cuda:3") == "cuda"
+    assert isinstance(PROBES[0], Probe) and probe_catalog.kind_of("cuda:3") == "cuda"
 
 
 # The user's own ---------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from holdfast.devices.battery import Host, run, run_one, select
-from holdfast.testing import symptoms
-from holdfast.testing.symptoms import Symptom
+from holdfast.injection import symptoms
+from holdfast.injection.symptoms import Symptom
 
 DEVICE = "cuda:0"
 WRONG_IN_CUDNN_9_19 = ("lstm fp16 forward", "lstm bf16 forward")

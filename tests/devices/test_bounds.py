@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.devices.probes import layers
-from holdfast.devices.probes.compare import MARGIN, MOST, bound
-from holdfast.runtime.precision import ROUNDING
+from holdfast.probes import layers
+from holdfast.probes.compare import MARGIN, MOST, bound
+from holdfast.worker.precision import ROUNDING
 
 FP32 = ROUNDING["fp32"]
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from holdfast.cli import main
-from holdfast.devices import advising, consulting, recorded
-from holdfast.findings import explained
-from holdfast.runtime.kinds import CODES
+from holdfast.devices import advice, consultation, recorded
+from holdfast.devices.findings import explained
+from holdfast.faults.kinds import CODES
 
 FOLDER = Path(__file__).parent / "cases"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -49,7 +49,7 @@ def test_there_are_thirty_and_ten_are_the_users() -> None:
 def test_a_case(name: str) -> None:
     case = read(name)
     there = recorded.load(FOLDER / f"{name}.json")
-    said = consulting.consult(there.inventory(), there.env, there.message, there.ended)
+    said = consultation.consult(there.inventory(), there.env, there.message, there.ended)
     assert said is not None
     assert {"code": said.code, "sentence": said.sentence, "commands": [*said.commands]} == case["expect"]
     assert said.code in CODES.values() or explained(said.code).code == said.code
@@ -60,9 +60,9 @@ def test_a_case(name: str) -> None:
 def test_no_command_makes_it_worse(name: str) -> None:
     case = read(name)
     there = recorded.load(FOLDER / f"{name}.json")
-    said = consulting.consult(there.inventory(), there.env, there.message, there.ended)
+    said = consultation.consult(there.inventory(), there.env, there.message, there.ended)
     assert said is not None
-    steps = advising.today(there.inventory(), there.env)
+    steps = advice.today(there.inventory(), there.env)
     typed = [*said.commands, *re.findall(r"`([^`]+)`", " ".join([*steps, said.sentence]))]
     allowed = {"unset HSA_OVERRIDE_GFX_VERSION", "HSA_OVERRIDE_GFX_VERSION"}
     for command in typed:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from holdfast.devices.identity import identify
-from holdfast.devices.probing import run_probe
+from holdfast.devices.probe_process import run_probe
 
 pytestmark = [
     pytest.mark.hardware,

@@ -9,21 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.devices import battery
+from holdfast.base import processes
+from holdfast.devices import battery, probe_catalog
 from holdfast.devices.battery import Host
 from holdfast.devices.examination import Doctor, Examined, Listener, Patient
 from holdfast.devices.ledger import Ledger
-from holdfast.devices.ownstep import merged
-from holdfast.devices.probes import catalog
+from holdfast.devices.own_step import merged
 from holdfast.devices.remedies import Remedy
+from holdfast.devices.saved_verdicts import Verdicts
 from holdfast.devices.verdict import Policy, Verdict
-from holdfast.devices.verdicts import Verdicts
-from holdfast.runtime import process
-from holdfast.testing import ailments, symptoms
-from holdfast.testing.symptoms import Symptom
+from holdfast.injection import ailments, symptoms
+from holdfast.injection.symptoms import Symptom
 
 DEVICE = "pretend:0"
-pytestmark = pytest.mark.skipif(process.portable(), reason="these share processes to fork from")
+pytestmark = pytest.mark.skipif(processes.portable(), reason="these share processes to fork from")
 
 
 class Kept(Host):
@@ -212,7 +211,7 @@ class WithScript:
 
     def examine(self, *suffering: Symptom, **arguments: str) -> Examined:
         symptoms.write(self.clinic.place, suffering)
-        probe = catalog.script_probe(self.path, arguments)
+        probe = probe_catalog.script_probe(self.path, arguments)
         heard = Heard(self.clinic.tried)
         self.verdicts = Verdicts(env={})
         with Doctor(listener=heard, host=self.clinic.host, verdicts=self.verdicts, script=probe) as doctor:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.devices import advising, knowledge
+from holdfast.devices import advice, knowledge
+from holdfast.devices.findings import Finding
 from holdfast.devices.inspection import of_disk, of_inventory, overall
-from holdfast.devices.survey.shapes import Cpu, Device, Disk, Inventory, System, TorchBuild
-from holdfast.findings import Finding
+from holdfast.devices.survey.records import Cpu, Device, Disk, Inventory, System, TorchBuild
 
 from . import machines
 
@@ -244,18 +244,18 @@ def first_words(lines: list[str]) -> list[str]:
 
 
 def test_no_advice_where_a_gpu_can_be_used() -> None:
-    assert advising.advice(machine(HOPPER, torch=CUDA), ["cuda:0", "cpu"]) == []
+    assert advice.advice(machine(HOPPER, torch=CUDA), ["cuda:0", "cpu"]) == []
 
 
 def test_a_machine_without_a_gpu() -> None:
-    lines = advising.advice(machine(), ["cpu"])
+    lines = advice.advice(machine(), ["cpu"])
     assert first_words(lines)[:3] == ["Now", "Rent", "Smaller"]
     assert lines[0].startswith("Now: `holdfast train my_script.py --device cpu` trains on the CPU.")
 
 
 def test_the_masquerading_card_of_our_user() -> None:
     inventory = machine(replace(NAVI10, claimed_arch="gfx1030"), torch=ROCM, device_files=AMD_FILES)
-    lines = advising.advice(inventory, ["cpu"])
+    lines = advice.advice(inventory, ["cpu"])
     assert first_words(lines)[:4] == ["Now", "Build", "Rent", "Smaller"]
     assert lines[1] == (
         "Build: for Radeon RX 5600 XT (gfx1010), `unset HSA_OVERRIDE_GFX_VERSION`, because it is no gfx1030, and then "
@@ -267,16 +267,16 @@ def test_the_masquerading_card_of_our_user() -> None:
 
 def test_an_amd_card_under_windows_is_sent_to_linux() -> None:
     card = Device("pci:0", "amd", "AMD Radeon RX 9070 XT", "gfx1201")
-    lines = advising.advice(machine(card, os="windows"), ["cpu"])
+    lines = advice.advice(machine(card, os="windows"), ["cpu"])
     assert first_words(lines)[:3] == ["Now", "Linux", "Build"]
-    assert "Linux" not in first_words(advising.advice(machine(HOPPER, os="windows"), ["cpu"]))
+    assert "Linux" not in first_words(advice.advice(machine(HOPPER, os="windows"), ["cpu"]))
 
 
 def test_a_card_that_this_torch_serves_needs_no_other_build() -> None:
-    assert "Build" not in first_words(advising.advice(machine(HOPPER, torch=CUDA), ["cpu"]))
-    assert "Build" in first_words(advising.advice(machine(PASCAL, torch=CUDA), ["cpu"]))
-    assert "Build" not in first_words(advising.advice(machine(Device("pci:0", "intel", "HD Graphics 630")), ["cpu"]))
-    line = advising.advice(machine(Device("pci:0", "intel", "Arc A770", "arc")), ["cpu"])[1]
+    assert "Build" not in first_words(advice.advice(machine(HOPPER, torch=CUDA), ["cpu"]))
+    assert "Build" in first_words(advice.advice(machine(PASCAL, torch=CUDA), ["cpu"]))
+    assert "Build" not in first_words(advice.advice(machine(Device("pci:0", "intel", "HD Graphics 630")), ["cpu"]))
+    line = advice.advice(machine(Device("pci:0", "intel", "Arc A770", "arc")), ["cpu"])[1]
     assert line == (
         "Build: for Arc A770 (arc), see https://pytorch.org/get-started for a build that serves it, and run "
         "`holdfast doctor` again."
@@ -285,15 +285,15 @@ def test_a_card_that_this_torch_serves_needs_no_other_build() -> None:
 
 @pytest.mark.parametrize(("torch", "word"), [(PLAIN, "install torch anew"), (TorchBuild(), "`pip install torch`")])
 def test_when_not_even_the_cpu_can_be_used(torch: TorchBuild, word: str) -> None:
-    (line,) = advising.advice(machine(torch=torch), [])
+    (line,) = advice.advice(machine(torch=torch), [])
     assert word in line
 
 
 def test_a_plan_is_advised_once_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advising, "find_spec", lambda name: object())
-    assert first_words(advising.advice(machine(), ["cpu"]))[-1] == "Compare"
-    monkeypatch.setattr(advising, "find_spec", lambda name: None)
-    assert "Compare" not in first_words(advising.advice(machine(), ["cpu"]))
+    monkeypatch.setattr(advice, "find_spec", lambda name: object())
+    assert first_words(advice.advice(machine(), ["cpu"]))[-1] == "Compare"
+    monkeypatch.setattr(advice, "find_spec", lambda name: None)
+    assert "Compare" not in first_words(advice.advice(machine(), ["cpu"]))
 
 
 # --- whole machines ---------------------------------------------------------------------------------------------

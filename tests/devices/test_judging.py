@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.devices.judging import Case, Ended, Named, judge
+from holdfast.devices.shutdown_cause import Case, Ended, Named, judge
 
 CLEAN = Ended("clean", "wtmp: shutdown at 09:12")
 UNCLEAN = Ended("unclean", "wtmp: booted at 09:13 without a shutdown before")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.devices import facts, knowledge, knowledgefile
+from holdfast.devices import facts, knowledge, knowledge_file
 from holdfast.devices.facts import plain
 from holdfast.devices.remedies import catalogue
 
@@ -101,7 +101,7 @@ def test_every_row_says_how_it_is_known_and_since_when() -> None:
     for name in TABLES:
         for row in DATA[name]:
             of_sources = {DATA["sources"][each]["kind"] for each in row.get("sources") or [row["source"]]}
-            assert row["known"] in knowledgefile.KNOWN
+            assert row["known"] in knowledge_file.KNOWN
             assert kinds.get(row["known"], "report") in of_sources, row
             assert re.fullmatch(r"2026-11(-1\d)?", row["checked"])
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from holdfast.base.errors import UserError
 from holdfast.cli import main
-from holdfast.devices import facts, knowledge, knowledgefile
-from holdfast.errors import UserError
+from holdfast.devices import facts, knowledge, knowledge_file
 
-OURS: dict[str, Any] = json.loads(knowledgefile.OURS.read_text(encoding="utf-8"))
+OURS: dict[str, Any] = json.loads(knowledge_file.OURS.read_text(encoding="utf-8"))
 CASE = Path(__file__).parent / "cases" / "r9700-page-fault.json"
 
 
@@ -27,7 +27,7 @@ CASE = Path(__file__).parent / "cases" / "r9700-page-fault.json"
 def ours_again() -> Iterator[None]:
     """`use` is for the whole process."""
     yield
-    os.environ.pop(knowledgefile.VARIABLE, None)
+    os.environ.pop(knowledge_file.VARIABLE, None)
 
 
 def write(path: Path, change: Callable[[dict[str, Any]], object] = lambda data: None) -> Path:
@@ -38,9 +38,9 @@ def write(path: Path, change: Callable[[dict[str, Any]], object] = lambda data: 
 
 
 def test_ours_has_nothing_wrong_and_the_right_digest() -> None:
-    assert list(knowledgefile.problems(OURS)) == []
-    book = knowledgefile.current()
-    assert book.ours and book.sha256 == hashlib.sha256(knowledgefile.OURS.read_bytes()).hexdigest()
+    assert list(knowledge_file.problems(OURS)) == []
+    book = knowledge_file.current()
+    assert book.ours and book.sha256 == hashlib.sha256(knowledge_file.OURS.read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_ours_has_nothing_wrong_and_the_right_digest() -> None:
     ],
 )
 def test_its_age_and_where_newer_is(today: date, words: str) -> None:
-    book = knowledgefile.current()
-    said = knowledgefile.sentence(book, today)
+    book = knowledge_file.current()
+    said = knowledge_file.sentence(book, today)
     assert words in said and book.sha256[:12] in said and "pip install --upgrade holdfast" in said
     assert ("It is old." in said) is (book.age_days(today) >= 90)
 
@@ -66,7 +66,7 @@ def test_a_newer_file_is_used_here_and_in_children(tmp_path: Path) -> None:
 
     path = write(tmp_path / "newer.json", newer)
     before = {bug.id for bug in knowledge.known_bugs("gfx1201", rocm="10.1")}
-    knowledgefile.use(path)
+    knowledge_file.use(path)
     assert facts.data()["collected"] == "2027-02-01"
     after = {bug.id for bug in knowledge.known_bugs("gfx1201", rocm="10.1")}
     assert before - after == {"gfx12-hipblaslt-page-fault"}
@@ -118,9 +118,9 @@ def cure(command: str) -> Callable[[dict[str, Any]], object]:
 def test_what_is_wrong_is_named(tmp_path: Path, change: Callable[[dict[str, Any]], object], said: str) -> None:
     path = write(tmp_path / "bad.json", change)
     with pytest.raises(UserError) as error:
-        knowledgefile.use(path)
+        knowledge_file.use(path)
     assert said in str(error.value.cause), error.value.cause
-    assert knowledgefile.VARIABLE not in os.environ, "a file that is refused is not used"
+    assert knowledge_file.VARIABLE not in os.environ, "a file that is refused is not used"
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b'"x"', b"[" * 100_000, b"\xff\xfe"])
@@ -128,7 +128,7 @@ def test_what_is_no_json_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "bad.json"
     path.write_bytes(content)
     with pytest.raises(UserError):
-        knowledgefile.read(path)
+        knowledge_file.read(path)
 
 
 def test_a_file_that_is_not_there_is_an_error_with_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

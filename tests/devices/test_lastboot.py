@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.devices import lastboot
-from holdfast.devices.judging import Ended, Named
-from holdfast.runtime import process
+from holdfast.base import processes
+from holdfast.devices import last_boot
+from holdfast.devices.shutdown_cause import Ended, Named
 
 BOOT = "2313b3a3-e392-435c-aeb5-35f16a969f12"
 
@@ -56,15 +56,15 @@ KERNEL = {"_TRANSPORT": "kernel", "SYSLOG_IDENTIFIER": "kernel"}
 )
 def test_how_a_journal_ends(last: str, how: str) -> None:
     before = entry("hello", SYSLOG_IDENTIFIER="my-program")
-    assert lastboot.journal_end(BOOT, journal(before, last)).how == how
+    assert last_boot.journal_end(BOOT, journal(before, last)).how == how
 
 
 def test_the_journal_is_asked_for_that_boot_and_no_other() -> None:
     asked: list[list[str]] = []
-    lastboot.journal_end(BOOT, lambda words: asked.append(words))
+    last_boot.journal_end(BOOT, lambda words: asked.append(words))
     assert f"--boot={BOOT.replace('-', '')}" in asked[0]
     for strange in (None, "", "-1", "; reboot", "x" * 32):
-        assert lastboot.journal_end(strange, lambda words: pytest.fail("nothing to ask for")).how == "unknown"
+        assert last_boot.journal_end(strange, lambda words: pytest.fail("nothing to ask for")).how == "unknown"
 
 
 def test_only_the_last_minutes_of_the_kernel_count() -> None:
@@ -74,7 +74,7 @@ def test_only_the_last_minutes_of_the_kernel_count() -> None:
         entry("amdgpu 0000:03:00.0: amdgpu: ring comp_1.1.1 timeout, signaled seq=1, emitted seq=2", 9500.0),
         entry("the last line", 9900.0),
     ]
-    said = lastboot.suspects(lastboot.journal_kernel(BOOT, journal(*lines)))
+    said = last_boot.suspects(last_boot.journal_kernel(BOOT, journal(*lines)))
     assert [(each.whose, each.pci) for each in said] == [("gpu", "0000:03:00.0")]
 
 
@@ -118,18 +118,18 @@ MESSAGES = {
 
 @pytest.mark.parametrize("line", MESSAGES)
 def test_whom_a_message_names(line: str) -> None:
-    found = [(each.whose, each.pci) for each in lastboot.suspects([line])]
+    found = [(each.whose, each.pci) for each in last_boot.suspects([line])]
     assert found == ([MESSAGES[line]] if MESSAGES[line] else [])
 
 
 def test_a_panic_is_the_machines_unless_it_names_a_driver() -> None:
     panic, place = "Kernel panic - not syncing: Fatal exception", "RIP: 0010:amdgpu_job+0x1/0x2 [amdgpu]"
-    assert lastboot.suspects(["hello", panic]) == [Named("machine", panic)]
-    assert lastboot.suspects([panic, place]) == [Named("gpu", place)]
+    assert last_boot.suspects(["hello", panic]) == [Named("machine", panic)]
+    assert last_boot.suspects([panic, place]) == [Named("gpu", place)]
 
 
 def test_what_is_kept_of_a_message_is_safe_to_show() -> None:
-    (named,) = lastboot.suspects(["ring x timeout \x1b[31m" + "y" * 999])
+    (named,) = last_boot.suspects(["ring x timeout \x1b[31m" + "y" * 999])
     assert len(named.text) == 200 and named.text.isprintable()
 
 
@@ -140,8 +140,8 @@ def test_words_saved_over_a_reboot(tmp_path: Path) -> None:
         (tmp_path / name).write_text(f"first line\n{text}\n")
     (tmp_path / "unrelated.bin").write_text("ring gfx timeout")
     os.utime(tmp_path / "dmesg-efi-17", (1000, 1000))
-    assert lastboot.saved_words(2000.0, [tmp_path, tmp_path / "missing"]) == ["first line", "ring gfx timeout"]
-    assert len(lastboot.saved_words(0.0, [tmp_path])) == 4
+    assert last_boot.saved_words(2000.0, [tmp_path, tmp_path / "missing"]) == ["first line", "ring gfx timeout"]
+    assert len(last_boot.saved_words(0.0, [tmp_path])) == 4
 
 
 # wtmp ---------------------------------------------------------------------------------------------------------
@@ -178,14 +178,14 @@ def wtmp(*records: tuple[int, str]) -> bytes:
 )
 def test_how_wtmp_says_a_boot_ended(records: list[tuple[int, str]], how: str) -> None:
     """The device was opened at ten past nine."""
-    assert lastboot.wtmp_end(wtmp(*records), NINE + 600).how == how
+    assert last_boot.wtmp_end(wtmp(*records), NINE + 600).how == how
 
 
 def test_a_torn_wtmp_is_read_as_far_as_it_goes() -> None:
-    assert lastboot.wtmp_end(b"\x02\x00" + b"x" * 333, 0.0) == Ended()
+    assert last_boot.wtmp_end(b"\x02\x00" + b"x" * 333, 0.0) == Ended()
     if UTMPDUMP is not None:
         whole = wtmp((20, "shutdown"), (21, "reboot"))
-        assert lastboot.wtmp_end(whole[:-100], NINE).how == "clean"
+        assert last_boot.wtmp_end(whole[:-100], NINE).how == "clean"
 
 
 # Windows --------------------------------------------------------------------------------------------------------
@@ -209,8 +209,8 @@ EVENT = (
 )
 def test_how_the_event_log_says_it(events: list[tuple[int, int]], how: str) -> None:
     text = "".join(EVENT.format(number=number, minute=minute) for number, minute in events)
-    assert lastboot.windows_end(text, NINE + 600).how == how
-    assert lastboot.windows_end(None, 0.0) == Ended()
+    assert last_boot.windows_end(text, NINE + 600).how == how
+    assert last_boot.windows_end(None, 0.0) == Ended()
 
 
 # This machine ----------------------------------------------------------------------------------------------------
@@ -218,16 +218,16 @@ def test_how_the_event_log_says_it(events: list[tuple[int, int]], how: str) -> N
 
 def test_the_readers_answer_on_this_machine_whatever_it_keeps() -> None:
     """A container without a journal, a laptop with one: an answer, and no exception."""
-    ended = lastboot.READERS.ended(process.boot_id(), time.time())
+    ended = last_boot.READERS.ended(processes.boot_id(), time.time())
     assert ended.how in ("clean", "unclean", "unknown") and ended.evidence
-    assert all(each.whose in ("gpu", "machine") for each in lastboot.READERS.kernel(process.boot_id(), time.time()))
-    unheard_of = lastboot.READERS.ended("0" * 32, time.time() + 1e6)
+    assert all(each.whose in ("gpu", "machine") for each in last_boot.READERS.kernel(processes.boot_id(), time.time()))
+    unheard_of = last_boot.READERS.ended("0" * 32, time.time() + 1e6)
     assert unheard_of == Ended("unknown", "neither the journal nor wtmp says how that boot ended")
 
 
 def test_a_program_that_is_missing_fails_or_hangs_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lastboot, "PATIENCE", 0.3)
-    assert lastboot.ask(["/nonexistent/journalctl"]) is None
-    assert lastboot.ask(["sh", "-c", "echo half an answer; exit 1"]) is None
-    assert lastboot.ask(["sleep", "60"]) is None
-    assert lastboot.ask(["sh", "-c", "echo $LC_ALL"]) == "C\n"
+    monkeypatch.setattr(last_boot, "PATIENCE", 0.3)
+    assert last_boot.ask(["/nonexistent/journalctl"]) is None
+    assert last_boot.ask(["sh", "-c", "echo half an answer; exit 1"]) is None
+    assert last_boot.ask(["sleep", "60"]) is None
+    assert last_boot.ask(["sh", "-c", "echo $LC_ALL"]) == "C\n"

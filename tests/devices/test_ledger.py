@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
+from holdfast.base import processes
 from holdfast.devices import ledger as module
+from holdfast.devices.device_lock import Alive, try_lock
 from holdfast.devices.identity import DeviceId
-from holdfast.devices.judging import Ended, Named
-from holdfast.devices.lastboot import Readers
+from holdfast.devices.last_boot import Readers
 from holdfast.devices.ledger import Ledger, Settled, state_folder
-from holdfast.devices.locks import Alive, try_lock
-from holdfast.runtime import process
+from holdfast.devices.shutdown_cause import Ended, Named
 from tests.disks import fill, small_disk
 
 CARD = DeviceId("cuda:0", "pci 0000:03:00.0 1002:744c", "Radeon RX 7900 XTX", "0000:03:00.0", "amdgpu")
@@ -209,10 +209,10 @@ def test_a_ledger_that_several_machines_share(tmp_path: Path) -> None:
     assert Ledger(tmp_path, machine="there", readers=SILENT).trust(CARD, RUNG).state == "unknown"
 
 
-@pytest.mark.skipif(process.boot_time() is None, reason="this system does not say when it booted")
+@pytest.mark.skipif(processes.boot_time() is None, reason="this system does not say when it booted")
 def test_machines_that_look_alike_are_told_apart_by_time(tmp_path: Path) -> None:
     """Clones of one image, a home folder on a server: what was opened since this boot began is another machine's."""
-    now, boot = process.boot_id(), process.boot_time()
+    now, boot = processes.boot_id(), processes.boot_time()
     assert now is not None and boot is not None
     User(tmp_path, "boot of a clone").kill()
     assert made(tmp_path).settle(now) == []

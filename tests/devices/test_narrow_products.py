@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.devices.probes import catalog
-from holdfast.devices.probes.bench import open_bench
-from holdfast.devices.probes.more import narrow_products
+from holdfast.devices import probe_catalog
+from holdfast.probes.bench import open_bench
+from holdfast.probes.more import narrow_products
 
 
 def test_a_right_device_passes() -> None:
@@ -33,6 +33,6 @@ def test_zeros_do_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_is_in_the_full_set_of_a_card_alone() -> None:
-    assert "narrow products" in [probe.name for probe in catalog.select("cuda:0", full=True)]
+    assert "narrow products" in [probe.name for probe in probe_catalog.select("cuda:0", full=True)]
     for device, full in (("cuda:0", False), ("cpu", True), ("pretend:0", True), ("mps", True)):
-        assert "narrow products" not in [probe.name for probe in catalog.select(device, full=full)]
+        assert "narrow products" not in [probe.name for probe in probe_catalog.select(device, full=full)]

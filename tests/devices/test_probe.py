@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.devices import probe as child
-from holdfast.devices import probing
-from holdfast.devices.probing import Probe, ProbeResult, run_probe
-from holdfast.errors import UserError
-from holdfast.runtime import process
-from holdfast.testing import ailments, pretend
-from holdfast.testing.ailments import Ailment, Patient
+from holdfast.base import processes
+from holdfast.base.errors import UserError
+from holdfast.devices import probe_process
+from holdfast.devices.probe_process import Probe, ProbeResult, run_probe
+from holdfast.injection import ailments, pretend
+from holdfast.injection.ailments import Ailment, Patient
+from holdfast.probes import short_training as child
 
 PATIENCE = 100.0
 CPU = torch.device("cpu")
@@ -31,8 +31,8 @@ CPU = torch.device("cpu")
 def nothing_left() -> Iterator[None]:
     """Every child has ended when its test has."""
     yield
-    if process.LINUX:
-        left = [line for line in process.children(os.getpid()).values() if "devices.probe" in line]
+    if processes.LINUX:
+        left = [line for line in processes.children(os.getpid()).values() if "devices.probe" in line]
         assert left == []
 
 
@@ -99,7 +99,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.skipif(not process.LINUX, reason="a process that cannot be killed is made with seccomp")
+@pytest.mark.skipif(not processes.LINUX, reason="a process that cannot be killed is made with seccomp")
 def test_a_probe_that_cannot_be_killed_is_left_behind(tmp_path: Path) -> None:
     """From the inside of a process whose signals do nothing."""
     env = {**os.environ, **ill(tmp_path, Ailment("hang", times=None))}
@@ -111,7 +111,7 @@ def test_a_probe_that_cannot_be_killed_is_left_behind(tmp_path: Path) -> None:
             pytest.skip("no seccomp filter can be set here")
         said = json.loads(line)
         try:
-            assert process.exists(said["pid"]), "it is still there"
+            assert processes.exists(said["pid"]), "it is still there"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(said["pid"], signal.SIGKILL)
@@ -124,16 +124,16 @@ def test_a_probe_that_cannot_be_killed_is_left_behind(tmp_path: Path) -> None:
 def test_a_probe_nobody_wants_any_more_is_ended() -> None:
     probe = Probe.start("cpu", PATIENCE)
     probe.close()
-    assert not process.exists(probe.pid)
+    assert not processes.exists(probe.pid)
     result = probe.poll()
     assert result is not None and (result.ok, result.why) == (False, "it was cancelled")
     probe.close()
 
 
-@pytest.mark.skipif(not process.LINUX, reason="the kernel ends children with their parent on Linux")
+@pytest.mark.skipif(not processes.LINUX, reason="the kernel ends children with their parent on Linux")
 def test_a_probe_ends_with_its_parent() -> None:
     code = (
-        "import time\nfrom holdfast.devices.probing import Probe\n"
+        "import time\nfrom holdfast.devices.probe_process import Probe\n"
         "print(Probe.start('cpu', 600.0).pid, flush=True)\ntime.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
@@ -141,17 +141,17 @@ def test_a_probe_ends_with_its_parent() -> None:
         pid = int(parent.stdout.readline())
         parent.kill()
     deadline = time.monotonic() + PATIENCE
-    while process.exists(pid) and time.monotonic() < deadline:
+    while processes.exists(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not process.exists(pid)
+    assert not processes.exists(pid)
 
 
 def test_what_is_heard_of_a_child_that_babbles() -> None:
-    assert probing._object('hello\n{"ok": true}\n[1]\nbye {') == {"ok": True}
-    assert probing._object("42\n\n[]") is None
-    assert probing._ended(-9, "") == "it was killed by SIGKILL"
-    assert probing._ended(-999, "") == "it ended with code -999"
-    assert probing._ended(3, "a\nImportError: no torch\n\n") == "it ended with code 3: ImportError: no torch"
+    assert probe_process._object('hello\n{"ok": true}\n[1]\nbye {') == {"ok": True}
+    assert probe_process._object("42\n\n[]") is None
+    assert probe_process._ended(-9, "") == "it was killed by SIGKILL"
+    assert probe_process._ended(-999, "") == "it ended with code -999"
+    assert probe_process._ended(3, "a\nImportError: no torch\n\n") == "it ended with code 3: ImportError: no torch"
 
 
 def test_a_device_that_is_not_there_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,7 +236,7 @@ def test_another_device_is_well(tmp_path: Path) -> None:
 CLAIM = """
 import sys
 from pathlib import Path
-from holdfast.testing.ailments import Patient
+from holdfast.injection.ailments import Patient
 patient = Patient(Path(sys.argv[1]), "pretend:0")
 print(sum(patient.falls_ill(step=1, age=0, phase="backward") is not None for _ in range(10)))
 """

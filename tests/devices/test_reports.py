@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.devices import consulting, recorded
-from holdfast.scrubbing import left_in
-from holdfast.testing import verification
+from holdfast.base.scrubber import left_in
+from holdfast.devices import consultation, recorded
+from holdfast.verification import examination
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORTS = ROOT / "tests" / "devices" / "reports"
@@ -35,7 +35,7 @@ def script(name: str) -> Any:
 def test_what_is_said_of_a_reported_machine(name: str) -> None:
     case = json.loads((REPORTS / f"{name}.json").read_text(encoding="utf-8"))
     there = recorded.load(REPORTS / f"{name}.json")
-    said = consulting.consult(there.inventory(), there.env, there.message, there.ended)
+    said = consultation.consult(there.inventory(), there.env, there.message, there.ended)
     told = {"code": said.code, "sentence": said.sentence, "commands": [*said.commands]} if said else None
     assert told == case["expect"]
 
@@ -103,26 +103,26 @@ def test_without_torch_it_says_so(tmp_path: Path) -> None:
 def test_a_card_that_may_freeze_the_machine_is_not_touched_without_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is examined after a no is the processor, whatever was asked for."""
     there = recorded.load(ROOT / "tests/devices/cases/user-5700xt-two-crashes.json").inventory()
-    monkeypatch.setattr("holdfast.devices.survey.take", lambda: there)
-    danger = verification.dangers("cuda:0")
+    monkeypatch.setattr("holdfast.devices.survey.collect", lambda: there)
+    danger = examination.dangers("cuda:0")
     assert any("runs as gfx1030" in each for each in danger) and any("reset by its driver" in each for each in danger)
-    assert verification.dangers("cpu") == []
+    assert examination.dangers("cpu") == []
     examined: list[str | None] = []
 
     def examine(asked: str | None, *, full: bool, limit_s: float) -> dict[str, Any]:
         examined.append(asked)
         return {"devices": [], "usable": []}
 
-    monkeypatch.setattr(verification, "examine", examine)
+    monkeypatch.setattr(examination, "examine", examine)
     asked: list[str] = []
 
     def no(question: str) -> bool:
         asked.append(question)
         return False
 
-    report = verification.conduct("cuda:0", say=lambda text: None, ask=no)
+    report = examination.conduct("cuda:0", say=lambda text: None, ask=no)
     assert (examined, report["device"], report["asked"]["answer"]) == (["cpu"], "cpu", "no")
     assert "Save your work" in asked[0]
-    verification.conduct("cuda:0", say=lambda text: None, ask=lambda question: True)
-    verification.conduct("cpu", say=lambda text: None, ask=no)
+    examination.conduct("cuda:0", say=lambda text: None, ask=lambda question: True)
+    examination.conduct("cpu", say=lambda text: None, ask=no)
     assert (examined, len(asked)) == (["cpu", "cuda:0", "cpu"], 1)

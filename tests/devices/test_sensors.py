@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.devices import sensors
+from holdfast.devices import device_sensors
 
 PCI = "0000:03:00.0"
 
 
 @pytest.fixture(autouse=True)
 def one_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sensors, "_address", lambda device: PCI if device == "cuda:0" else None)
+    monkeypatch.setattr(device_sensors, "_address", lambda device: PCI if device == "cuda:0" else None)
 
 
 def tree(root: Path, **files: str) -> Path:
@@ -39,7 +39,7 @@ def test_an_amd_card_shows_its_sensors_in_files(tmp_path: Path) -> None:
             f"{card}/aer_dev_correctable": "RxErr 9\nTOTAL_ERR_COR 9\n",
         },
     )
-    seen = sensors.read("cuda:0", root=tmp_path)
+    seen = device_sensors.read("cuda:0", root=tmp_path)
     assert seen == {
         "temperature_c": 77.0,
         "power_w": 100.0,
@@ -48,7 +48,7 @@ def test_an_amd_card_shows_its_sensors_in_files(tmp_path: Path) -> None:
         "link_errors": 1.0,
         "link_corrected": 9.0,
     }
-    assert sensors.errors(seen) == 3, "what was corrected is no error"
+    assert device_sensors.errors(seen) == 3, "what was corrected is no error"
 
 
 def test_an_nvidia_card_is_asked_by_its_tool(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_an_nvidia_card_is_asked_by_its_tool(tmp_path: Path) -> None:
         asked.append(words)
         return "34, 119.52, 1980, [N/A]\n"
 
-    assert sensors.read("cuda:0", root=tmp_path, run=tool) == {
+    assert device_sensors.read("cuda:0", root=tmp_path, run=tool) == {
         "temperature_c": 34.0,
         "power_w": 119.52,
         "clock_mhz": 1980.0,
@@ -70,20 +70,20 @@ def test_an_nvidia_card_is_asked_by_its_tool(tmp_path: Path) -> None:
 @pytest.mark.parametrize("said", [None, "", "No devices were found", "[N/A], [N/A]"])
 def test_a_tool_that_says_nothing_gives_nothing(tmp_path: Path, said: str | None) -> None:
     tree(tmp_path, **{f"sys/bus/pci/devices/{PCI}/vendor": "0x10de\n"})
-    assert sensors.read("cuda:0", root=tmp_path, run=lambda words: said) == {}
+    assert device_sensors.read("cuda:0", root=tmp_path, run=lambda words: said) == {}
 
 
 def test_what_is_not_there_is_left_out(tmp_path: Path) -> None:
-    assert sensors.read("cuda:0", root=tmp_path) == {} == sensors.read("cuda:1", root=tmp_path)
-    assert sensors.read("cpu", root=tmp_path) == {} and sensors.errors({}) == 0
+    assert device_sensors.read("cuda:0", root=tmp_path) == {} == device_sensors.read("cuda:1", root=tmp_path)
+    assert device_sensors.read("cpu", root=tmp_path) == {} and device_sensors.errors({}) == 0
     hwmon = "sys/class/hwmon/hwmon0"
     tree(tmp_path, **{f"{hwmon}/name": "k10temp\n", f"{hwmon}/temp1_input": "48500\n"})
-    assert sensors.read("cpu", root=tmp_path) == {"temperature_c": 48.5}
+    assert device_sensors.read("cpu", root=tmp_path) == {"temperature_c": 48.5}
 
 
 def test_the_larger_of_each_is_kept() -> None:
-    assert sensors.hotter({"temperature_c": 50.0}, {"temperature_c": 71.0, "power_w": 90.0}) == {
+    assert device_sensors.hotter({"temperature_c": 50.0}, {"temperature_c": 71.0, "power_w": 90.0}) == {
         "temperature_c": 71.0,
         "power_w": 90.0,
     }
-    assert sensors.ask(["holdfast-no-such-tool"]) is None
+    assert device_sensors.ask(["holdfast-no-such-tool"]) is None

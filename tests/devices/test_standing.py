@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.devices.ledger import condensed
-from holdfast.devices.standing import FORGIVEN_AFTER, KINDS, STATES, Line, Trust, fold, history_of, trust_of
+from holdfast.devices.ledger_summary import FORGIVEN_AFTER, KINDS, STATES, Line, Trust, fold, history_of, trust_of
 
 HERE, CARD = "machine-1", "pci 0000:03:00.0 1002:744c"
 SOFTWARE = {"driver": "amdgpu", "torch": "2.8.0", "kernel": "6.8.0"}

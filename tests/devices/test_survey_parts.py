@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from holdfast.base import processes
 from holdfast.devices import inventory as candidates_of
 from holdfast.devices import survey
 from holdfast.devices.survey import build, disk, intel, nvidia, windows
 from holdfast.devices.survey.tools import Answer, run_tool, tool_name
-from holdfast.runtime import process
 
 from . import machines
 
@@ -38,7 +38,7 @@ def test_a_tool_that_answers() -> None:
     assert run_tool([sys.executable, "-c", "print('gfx1010')"], 30.0).text == "gfx1010\n"
 
 
-@pytest.mark.skipif(not process.LINUX, reason="needs /proc to see that nothing is left")
+@pytest.mark.skipif(not processes.LINUX, reason="needs /proc to see that nothing is left")
 def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     """One that ignores SIGTERM and has started another."""
     pids = tmp_path / "pids"
@@ -56,7 +56,7 @@ def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     assert time.monotonic() - began < 60
     for pid in map(int, pids.read_text().split()):
         deadline = time.monotonic() + 20
-        while (info := process.inspect(pid)) is not None and info.state != "Z" and time.monotonic() < deadline:
+        while (info := processes.inspect(pid)) is not None and info.state != "Z" and time.monotonic() < deadline:
             time.sleep(0.02)
         assert info is None or info.state == "Z"
 
@@ -134,7 +134,7 @@ def test_this_machine(tmp_path: Path) -> None:
     assert found["cpu"]["threads_allowed"] >= 1
     assert found["system"]["machine"] == platform.machine()
     assert found["disk"]["free_bytes"] > 0
-    if process.LINUX:
+    if processes.LINUX:
         assert found["cpu"]["threads"] >= found["cpu"]["threads_allowed"]
         assert found["cpu"]["memory_bytes"] == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         assert found["system"]["kernel"] == platform.release()
@@ -144,7 +144,7 @@ def test_this_machine(tmp_path: Path) -> None:
     assert ids == candidates_of.candidates()
 
 
-@pytest.mark.skipif(not process.LINUX, reason="only Linux has its devices in files")
+@pytest.mark.skipif(not processes.LINUX, reason="only Linux has its devices in files")
 def test_a_capture_of_this_machine_has_the_same_inventory(tmp_path: Path) -> None:
     """What is missing in the copy would be missing in every machine that a user passes on."""
     script = Path(__file__).parents[2] / "scripts/capture_machine.py"

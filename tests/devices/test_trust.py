@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.devices.trust import (
+from holdfast.devices.trust_rules import (
     DeviceTrust,
     State,
     after_agreed_step,
@@ -17,8 +17,8 @@ from holdfast.devices.trust import (
     begin_probe,
     due,
 )
-from holdfast.settinggroups import ProbationSettings
-from holdfast.settings import Settings
+from holdfast.run.setting_groups import ProbationSettings
+from holdfast.run.settings import Settings
 
 RULES = ProbationSettings(first_delay=60.0, factor=2.0, max_delay=600.0, steps=3, steady=10, returns=3)
 

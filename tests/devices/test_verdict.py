@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from holdfast.devices import diagnosis
+from holdfast.devices.ledger_summary import Trust
 from holdfast.devices.remedies import Found, search
-from holdfast.devices.standing import Trust
 from holdfast.devices.verdict import Case, Policy, Verdict, decide, judge, policy_for
 
 from .test_remedies import Device, Seen

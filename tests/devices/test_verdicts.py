@@ -14,8 +14,8 @@ import pytest
 
 from holdfast.devices.identity import DeviceId
 from holdfast.devices.ledger import Ledger
+from holdfast.devices.saved_verdicts import Verdicts, conditions
 from holdfast.devices.verdict import Policy, Verdict
-from holdfast.devices.verdicts import Verdicts, conditions
 
 CARD = DeviceId("cuda:0", "pci 0000:03:00.0 1002:744c", "Radeon RX 7900 XTX", "0000:03:00.0", "amdgpu 6.10.5")
 GOOD = Verdict("cuda:0", "trusted", policy=Policy(("fp32", "fp16")), probes={"passed": 31})

@@ -20,9 +20,9 @@ from holdfast.cli.order import create, read_order
 from holdfast.distributed import rank as life
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import JOB, RUN, Place
-from holdfast.runfolder import RunFolder
-from holdfast.runtime import layout
-from holdfast.runtime.weights import read_said
+from holdfast.run.folder import RunFolder
+from holdfast.state import layout
+from holdfast.state.weights_file import read_said
 
 SCRIPT = Path(__file__).parent / "job.py"
 PATIENCE = 60.0
@@ -149,7 +149,7 @@ def scenarios(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 if __name__ == "__main__":
     import torch._dynamo
 
-    import holdfast.distributed.link  # noqa: F401 - once, here, and not in every fork
+    import holdfast.distributed.rank_link  # noqa: F401 - once, here, and not in every fork
 
     torch.set_num_threads(1)
     found = dict(scenarios(Path(sys.argv[1])))

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast.runtime.board import Phase
+from holdfast.base.board import Phase
 
 
 class Numbers(torch.utils.data.Dataset[Any]):

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.base.errors import UserError
 from holdfast.cli.main import main
 from holdfast.distributed import sky
-from holdfast.errors import UserError
 
 SCRIPT = "def train(session, epochs: int = 3):\n    pass\n"
 FILES = {

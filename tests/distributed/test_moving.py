@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.base.errors import UserError
 from holdfast.cli.main import main
-from holdfast.errors import UserError
-from holdfast.runfolder import RunFolder
-from holdfast.runtime import checkpoint, layout, moving
+from holdfast.record import transfer
+from holdfast.run.folder import RunFolder
+from holdfast.state import checkpoint, layout
 
 FILE = "state.safetensors"
 
@@ -65,7 +66,7 @@ def test_there_and_back(run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_damaged_newest_checkpoint_is_no_reason_to_send_nothing(run: RunFolder, tmp_path: Path) -> None:
     _damage(run.path / "checkpoints" / "000020" / FILE)
-    moved = moving.copy_run(run.path, tmp_path / "disk")
+    moved = transfer.copy_run(run.path, tmp_path / "disk")
     assert moved.newest == 10 and moved.checkpoints == 1
 
 
@@ -73,34 +74,34 @@ def test_nothing_good_is_not_sent(run: RunFolder, tmp_path: Path) -> None:
     for step in ("000010", "000020"):
         _damage(run.path / "checkpoints" / step / FILE)
     with pytest.raises(UserError, match=r"no checkpoint of .* is good") as caught:
-        moving.copy_run(run.path, tmp_path / "disk")
+        transfer.copy_run(run.path, tmp_path / "disk")
     assert "bytes are not the ones written" in str(caught.value.cause)
     assert not (tmp_path / "disk").exists()
 
 
 def test_damage_on_the_way_replaces_nothing(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    moving.copy_run(run.path, tmp_path / "disk")
+    transfer.copy_run(run.path, tmp_path / "disk")
     checkpoint.write(run.path / "checkpoints", _payload(30), step=30)
-    copy = moving._copy_tree
+    copy = transfer._copy_tree
 
     def badly(source: Path, target: Path) -> tuple[int, int]:
         done = copy(source, target)
         _damage(target / "checkpoints" / "000030" / FILE)
         return done
 
-    monkeypatch.setattr(moving, "_copy_tree", badly)
+    monkeypatch.setattr(transfer, "_copy_tree", badly)
     with pytest.raises(UserError, match="arrived damaged: step 30"):
-        moving.copy_run(run.path, tmp_path / "disk")
+        transfer.copy_run(run.path, tmp_path / "disk")
     names = sorted(path.name for path in (tmp_path / "disk" / run.path.name / "checkpoints").iterdir())
     assert names == ["000010", "000020"] and not list((tmp_path / "disk").glob(".*"))
 
 
 def test_a_copy_that_went_further_is_left_alone(run: RunFolder, tmp_path: Path) -> None:
-    moving.copy_run(run.path, tmp_path / "disk")
+    transfer.copy_run(run.path, tmp_path / "disk")
     checkpoint.write(tmp_path / "disk" / run.path.name / "checkpoints", _payload(99), step=99)
     with pytest.raises(UserError, match="has gone further: it is at step 99"):
-        moving.copy_run(run.path, tmp_path / "disk")
-    assert moving.copy_run(tmp_path / "disk" / run.path.name, run.path.parent).newest == 99
+        transfer.copy_run(run.path, tmp_path / "disk")
+    assert transfer.copy_run(tmp_path / "disk" / run.path.name, run.path.parent).newest == 99
 
 
 def test_another_run_of_that_name_is_left_alone(run: RunFolder, tmp_path: Path) -> None:
@@ -108,21 +109,21 @@ def test_another_run_of_that_name_is_left_alone(run: RunFolder, tmp_path: Path) 
     other.mkdir(parents=True)
     (other / "run.json").write_text(json.dumps({**run.info, "created": "2020-01-01T00:00:00Z"}))
     with pytest.raises(UserError, match="is another run"):
-        moving.copy_run(run.path, tmp_path / "disk")
+        transfer.copy_run(run.path, tmp_path / "disk")
 
 
 def test_a_running_run_only_when_asked_to(run: RunFolder, tmp_path: Path) -> None:
     run.lock()
     with pytest.raises(UserError, match="is running"):
-        moving.copy_run(run.path, tmp_path / "disk")
-    assert moving.copy_run(run.path, tmp_path / "disk", live=True).newest == 20
+        transfer.copy_run(run.path, tmp_path / "disk")
+    assert transfer.copy_run(run.path, tmp_path / "disk", live=True).newest == 20
 
 
 def test_links_are_not_followed(run: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("mine")
     os.symlink(tmp_path / "secret", run.path / "notes.txt")
     os.symlink(tmp_path, run.path / "everything")
-    moving.copy_run(run.path, tmp_path / "disk")
+    transfer.copy_run(run.path, tmp_path / "disk")
     copy = tmp_path / "disk" / run.path.name
     assert not os.path.lexists(copy / "notes.txt") and not os.path.lexists(copy / "everything")
 
@@ -134,7 +135,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_script_at_another_path(run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    moving.copy_run(run.path, tmp_path / "disk")
+    transfer.copy_run(run.path, tmp_path / "disk")
     (tmp_path / "my_script.py").rename(tmp_path / "moved.py")
     words = ["pull", str(tmp_path / "disk" / run.path.name), "--folder", str(tmp_path / "back")]
     assert main(words) == 0
@@ -149,7 +150,7 @@ def test_a_script_at_another_path(run: RunFolder, tmp_path: Path, capsys: pytest
     [("box:runs", True), ("me@box:/runs", True), ("/mnt/disk", False), ("./a:b", False), ("C:x", False)],
 )
 def test_what_is_another_machine(place: str, remote: bool) -> None:
-    assert moving.is_remote(place) is remote
+    assert transfer.is_remote(place) is remote
 
 
 # rsync ------------------------------------------------------------------------------------------------------
@@ -182,13 +183,13 @@ def test_rsync_there_and_back(run: RunFolder, box: Path, tmp_path: Path, capsys:
 
 
 def test_rsync_damage_at_the_far_end_is_noticed(run: RunFolder, box: Path) -> None:
-    moving.push(run.path, "box:runs")
+    transfer.push(run.path, "box:runs")
     _damage(box / "runs" / run.path.name / "checkpoints" / "000020" / FILE)
     with pytest.raises(UserError, match="arrived damaged: checkpoints/000020"):
-        moving._compare(f"{run.path}/", f"box:runs/{run.path.name}/")
+        transfer._compare(f"{run.path}/", f"box:runs/{run.path.name}/")
     _damage(box / "runs" / run.path.name / "checkpoints" / "000010" / FILE)
     with pytest.raises(UserError, match=r"no checkpoint of .* is good"):
-        moving.pull(f"box:runs/{run.path.name}", run.path.parent)
+        transfer.pull(f"box:runs/{run.path.name}", run.path.parent)
     assert isinstance(checkpoint.check(run.path / "checkpoints" / "000020"), checkpoint.Checkpoint)
 
 
@@ -197,4 +198,4 @@ def test_a_machine_that_is_not_there(run: RunFolder, monkeypatch: pytest.MonkeyP
         pytest.skip("rsync is not installed")
     monkeypatch.setenv("RSYNC_RSH", "false")
     with pytest.raises(UserError, match="rsync ended with code"):
-        moving.push(run.path, "box:runs")
+        transfer.push(run.path, "box:runs")

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from holdfast.distributed.job import Job
-from holdfast.distributed.watch import Boards
-from holdfast.runfolder import list_runs
+from holdfast.distributed.rank_watch import Boards
+from holdfast.run.folder import list_runs
 from tests.distributed.driving import DEATHS, SCRIPT, free_port
 
 ROOT = Path(__file__).parents[2]

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import interpreter
+from holdfast.base import interpreter
+from holdfast.base.board import Beat, Board, Phase, PhaseTimes
 from holdfast.cli.main import main
 from holdfast.distributed import job as jobs
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import Place
+from holdfast.distributed.rank_watch import Boards, Seen, hung
 from holdfast.distributed.torchrun import Wanted, command_for
-from holdfast.distributed.watch import Boards, Seen, hung
-from holdfast.runtime.board import Beat, Board, Phase, PhaseTimes
-from holdfast.settings import Settings
+from holdfast.run.settings import Settings
 
 WATCHDOG = Settings.load({"watchdog.floor": "5s", "watchdog.factor": "4"}).watchdog
 

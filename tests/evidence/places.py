@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdfast.runfolder import RunFolder
-from holdfast.runtime.faults import Fault, Kind
-from holdfast.runtime.ladder import Action, Move
+from holdfast.faults.classification import Fault, Kind
+from holdfast.faults.ladder import Action, Move
+from holdfast.run.folder import RunFolder
 
 LOST = Fault(Kind.DEVICE_LOST, "cuda:0", step=3862, phase="backward", message="CUDA error: unspecified launch failure")
 AGAIN = Move(Action.REPLACE, 0, reason="new worker on cuda:0 fp32, try 1 of 3")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.runtime.evidence import counters
+from holdfast.record.evidence import counters
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.evidence.drm import METHODS, WedgedListener, coredumps, understand
-from holdfast.runtime.faults import Health
+from holdfast.faults.classification import Health
+from holdfast.record.evidence.drm import METHODS, WedgedListener, coredumps, understand
 
 from .test_kernel_log import as_nobody
 

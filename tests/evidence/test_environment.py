@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from holdfast.runtime.evidence import environment
+from holdfast.record.evidence import environment
 
 SECRETS = {
     "HF_TOKEN": "hf_abcdefghijklmnop",

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime import evidence
-from holdfast.runtime.evidence import nvml
-from holdfast.runtime.evidence.gathering import Gathering
+from holdfast.record import evidence
+from holdfast.record.evidence import nvml
+from holdfast.record.evidence.gathering import Gathering
 
 from .places import AGAIN, LOST, new_run, read
 

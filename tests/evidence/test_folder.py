@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime import evidence
-from holdfast.runtime.evidence.folder import readme
-from holdfast.runtime.faults import Fault, Kind
+from holdfast.faults.classification import Fault, Kind
+from holdfast.record import evidence
+from holdfast.record.evidence.folder import readme
 
 from .places import AGAIN, LOST, new_run, read
 

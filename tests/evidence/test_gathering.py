@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.events import utc_now
-from holdfast.runfolder import RunFolder
-from holdfast.runtime import evidence, process
-from holdfast.runtime.evidence import gathering as module
-from holdfast.runtime.evidence.gathering import Case, Gathering
-from holdfast.runtime.evidence.messages import parse
-from holdfast.runtime.faults import Fault, Kind
+from holdfast.base import processes
+from holdfast.faults.classification import Fault, Kind
+from holdfast.faults.kernel_messages import parse
+from holdfast.record import evidence
+from holdfast.record.evidence import gathering as module
+from holdfast.record.evidence.gathering import Case, Gathering
+from holdfast.run.events import utc_now
+from holdfast.run.folder import RunFolder
 
 from .places import AGAIN, LOST, XID_79, command, first_on_path, new_run, read, started
 
@@ -275,7 +276,7 @@ def test_it_leaves_no_descriptor_behind(tmp_path: Path, tools: Path) -> None:
 
 def test_a_supervisor_that_had_died(tmp_path: Path) -> None:
     """Nobody polls then: all at once, from what the kernel still has."""
-    run = new_run(tmp_path, boot_id=process.boot_id())
+    run = new_run(tmp_path, boot_id=processes.boot_id())
     run.write_beat({"time": utc_now()})
     fault = Fault(Kind.SUPERVISOR_DIED)
     subprocess.run([sys.executable, "-c", "import ctypes; ctypes.string_at(0)"], check=False)

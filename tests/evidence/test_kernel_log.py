@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.evidence.kernel_log import KMSG, KernelLog, _from_kmsg, read_dmesg, read_journal
-from holdfast.runtime.evidence.messages import Entry
+from holdfast.faults.kernel_messages import Entry
+from holdfast.record.evidence.kernel_log import KMSG, KernelLog, _from_kmsg, read_dmesg, read_journal
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the log of Linux is read on Linux")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.evidence.messages import NVIDIA, Message, explained, messages, parse, seen_with, worst
-from holdfast.runtime.faults import Health, Kind
+from holdfast.faults.classification import Health, Kind
+from holdfast.faults.kernel_messages import NVIDIA, Message, explained, messages, parse, seen_with, worst
 
 HERE = Path(__file__).parent
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.evidence import nvml
+from holdfast.record.evidence import nvml
 
 SAID = Path(__file__).with_name("nvidia-smi.xml").read_text()
 

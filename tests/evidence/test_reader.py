@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from holdfast.runtime.evidence.reader import Answer, Reader
+from holdfast.record.evidence.reader import Answer, Reader
 
 from .places import command, started
 

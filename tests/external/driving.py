@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.runfolder import RunFolder, list_runs, read_events
+from holdfast.run.folder import RunFolder, list_runs, read_events
 
 HERE = Path(__file__).parent
 SCRIPTS, FAULTS = HERE / "scripts", HERE / "faults"

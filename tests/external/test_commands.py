@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.external import notes
-from holdfast.external.notes import Notes
+from holdfast.supervisor.scripts import hook_notes
+from holdfast.supervisor.scripts.hook_notes import Notes
 from tests.external.driving import SCRIPTS, under_run
 
 BIN = Path(sys.executable).parent
@@ -167,6 +167,6 @@ def test_whose_end_it_was(
     for name, link in left.items():
         record = {"pid": int(name.partition("-")[2]), "chain": [link]}
         (watched.folder / f"{name}.json").write_text(json.dumps(record))
-    fault = notes.judge(watched, code, "", device="cpu", oom_kills=0)
+    fault = hook_notes.judge(watched, code, "", device="cpu", oom_kills=0)
     assert (fault.kind.value if fault else None) == kind, what
     watched.close()

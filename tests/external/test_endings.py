@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.external.loss import printed_epoch
-from holdfast.external.words import last_lines
-from holdfast.runfolder import list_runs
-from holdfast.runtime import cgroup
-from holdfast.runtime.faults import Kind, classify_exit
+from holdfast.base import cgroup
+from holdfast.faults.classification import Kind, classify_exit
+from holdfast.run.folder import list_runs
+from holdfast.supervisor.scripts.loss import printed_epoch
+from holdfast.supervisor.scripts.words import last_lines
 
 from .driving import Ran, environment, holdfast, under_run
 
@@ -206,7 +206,7 @@ def test_last_words_are_few_and_plain() -> None:
 
 
 def test_the_archive_of_these_tests_is_taken_for_a_checkpoint(tmp_path: Path) -> None:
-    from holdfast.external.checkpoints import damage
+    from holdfast.supervisor.scripts.own_checkpoints import damage
 
     with zipfile.ZipFile(tmp_path / "state.pt", "w") as archive:
         archive.writestr("state/data.pkl", b"x")

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.external.words import repeats
-from holdfast.runfolder import list_runs
+from holdfast.run.folder import list_runs
+from holdfast.supervisor.scripts.words import repeats
 from tests.disks import fill, make_room, small_disk
 from tests.external.driving import SCRIPTS, by_itself, environment, holdfast, same_weights, under_run
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.external.stacks import wait_in
+from holdfast.supervisor.scripts.script_stacks import wait_in
 
 DUMP = (
     "import faulthandler, signal, sys\nfaulthandler.register(signal.SIGUSR1, open('{file}', 'w'))\nprint(flush=True)\n"
@@ -59,7 +59,7 @@ def test_a_stack_says_what_a_process_waits_for_where_the_kernel_does_not(tmp_pat
 def test_whoever_may_not_look_does_not_call_it_stuck() -> None:
     """A process of root, seen by a user who may not trace it: nobody can tell, and that is what is found."""
     code = (
-        "import os, sys; from holdfast.runtime.waits import Waits; from holdfast.runtime.family import look\n"
+        "import os, sys; from holdfast.supervisor.waits import Waits; from holdfast.base.process_tree import look\n"
         "pid = int(sys.argv[1]); os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "print(Waits().look(pid, {pid: look(pid)}).kind)"
     )

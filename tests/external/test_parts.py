@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.base.board import _LABEL, SIZE, _Word
 from holdfast.devices.verdict import Policy, Verdict
-from holdfast.external import batches, frameworks, notes, patience, rungs
-from holdfast.external.checkpoints import damage, newest_whole, search
-from holdfast.external.loss import printed_loss
-from holdfast.external.notes import Notes
-from holdfast.external.rungs import arguments, rungs_for
-from holdfast.runtime.board import _LABEL, SIZE, _Word
-from holdfast.runtime.ladder import Rung
-from holdfast.runtime.waits import COMPUTES, UNKNOWN, UNSEEN, Finding, Grade
-from holdfast.settinggroups import WatchdogSettings
+from holdfast.faults.ladder import Rung
+from holdfast.run.setting_groups import WatchdogSettings
+from holdfast.supervisor.scripts import batches, frameworks, hook_notes, rungs, silence_limit
+from holdfast.supervisor.scripts.hook_notes import Notes
+from holdfast.supervisor.scripts.loss import printed_loss
+from holdfast.supervisor.scripts.own_checkpoints import damage, newest_whole, search
+from holdfast.supervisor.scripts.rungs import arguments, rungs_for
+from holdfast.supervisor.waits import COMPUTES, UNKNOWN, UNSEEN, Finding, Grade
 
 WATCHDOG = WatchdogSettings()
 
@@ -214,7 +214,7 @@ PROMPT = Finding(Grade.WAITS, "prompt", "it waits for its input")
     ],
 )
 def test_how_long_a_script_may_be_silent(known: dict[str, object], limit: float) -> None:
-    assert patience.allowed(settings=WATCHDOG, **known) == limit  # type: ignore[arg-type]
+    assert silence_limit.allowed(settings=WATCHDOG, **known) == limit  # type: ignore[arg-type]
 
 
 def test_the_last_rung_is_the_cpu_and_the_first_changes_nothing() -> None:
@@ -265,7 +265,7 @@ def test_remedies_are_switched_on_in_a_script_that_knows_nothing_of_them(tmp_pat
 
 
 def hook() -> object:
-    spec = importlib.util.spec_from_file_location("hook", notes.HOOK / "_holdfast_hook.py")
+    spec = importlib.util.spec_from_file_location("hook", hook_notes.HOOK / "_holdfast_hook.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -289,8 +289,8 @@ def test_the_hook_and_the_board_mean_the_same_words() -> None:
     ):
         assert getattr(module, name) == _Word[name], name
     for name in ("FITS", "TORCH", "MARKS", "MARKED"):
-        assert getattr(module, name) == getattr(notes, name), name
-    ours = {notes.FITS, notes.TORCH, *range(notes.MARKS, notes.MARKS + 2 * notes.MARKED)}
+        assert getattr(module, name) == getattr(hook_notes, name), name
+    ours = {hook_notes.FITS, hook_notes.TORCH, *range(hook_notes.MARKS, hook_notes.MARKS + 2 * hook_notes.MARKED)}
     tables = {first + phase for first in (64, 96, 128, _Word.SPENT) for phase in range(32)}
     theirs = {*(int(word) for word in _Word), *tables, *range(_LABEL.start // 8, _LABEL.stop // 8)}
     assert not ours & theirs and max(ours) < SIZE // 8
@@ -305,7 +305,7 @@ def test_steps_of_a_foreign_script_say_nothing_about_phases(tmp_path: Path) -> N
     for _ in range(200):
         module._after_step(None, (), {})  # type: ignore[attr-defined]
     beat = watched.board.read()
-    assert (beat.step, len(watched.marks(0))) == (200, notes.MARKED)
+    assert (beat.step, len(watched.marks(0))) == (200, hook_notes.MARKED)
     assert sum(each.spent_s for each in beat.times.values()) == 0
     module._words.release()  # type: ignore[attr-defined]
     watched.close()
@@ -352,7 +352,7 @@ def test_the_users_own_sitecustomize_is_still_his(tmp_path: Path) -> None:
 def test_an_exception_is_judged_as_in_our_own_workers(tmp_path: Path, types: list[str], text: str, kind: str) -> None:
     watched = Notes(tmp_path / "notes")
     (watched.folder / "error-1.json").write_text(json.dumps({"chain": [{"types": types, "text": text}]}))
-    fault = notes.judge(watched, 1, "", device="cuda:0", oom_kills=0)
+    fault = hook_notes.judge(watched, 1, "", device="cuda:0", oom_kills=0)
     assert (fault.kind.value if fault else None) == kind
     watched.close()
 
@@ -368,8 +368,8 @@ def test_an_exception_is_judged_as_in_our_own_workers(tmp_path: Path, types: lis
     ],
 )
 def test_a_file_of_the_c_library_is_the_disk_only_where_torch_saves(text: str, where: str, full: bool) -> None:
-    error = notes.rebuild([{"types": ["builtins.RuntimeError"], "text": text, "where": where}])
-    assert notes.full_disk(error) is full
+    error = hook_notes.rebuild([{"types": ["builtins.RuntimeError"], "text": text, "where": where}])
+    assert hook_notes.full_disk(error) is full
 
 
 def test_notes_are_read_like_a_file_from_anywhere(tmp_path: Path) -> None:
@@ -377,7 +377,7 @@ def test_notes_are_read_like_a_file_from_anywhere(tmp_path: Path) -> None:
     for text in ("[]", "{", '{"chain": 3}', '{"chain": [3]}', '{"chain": [{"types": 3, "text": {}}]}'):
         (watched.folder / "error-1.json").write_text(text)
         (watched.folder / "who.json").write_text(text)
-        assert notes.judge(watched, 1, "", device="cpu", oom_kills=0) is None
+        assert hook_notes.judge(watched, 1, "", device="cpu", oom_kills=0) is None
         assert watched.frameworks == [] and watched.device is None
     watched.close()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime import process
+from holdfast.base import processes
 from tests.external.driving import environment, holdfast, under_run
 from tests.waiting import wait_until
 
@@ -240,7 +240,7 @@ open("pids", "w").write(f"{a.pid} {b.pid}")
         ran = under_run(tmp_path, command=python(tmp_path, code))
         assert ran.code == 0, ran.story()
         pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
-        assert wait_until(lambda: not any(process.exists(pid) for pid in pids))
+        assert wait_until(lambda: not any(processes.exists(pid) for pid in pids))
         assert any("ended what the script had left behind" in note for note in ran.notes), ran.notes
         assert "sleep 602" in " ".join(ran.notes)
         assert bystander.poll() is None
@@ -272,4 +272,4 @@ def test_it_does_not_outlive_its_supervisor(tmp_path: Path) -> None:
     pid = int(child.stdout.readline())
     child.kill()
     child.wait()
-    assert wait_until(lambda: not process.exists(pid))
+    assert wait_until(lambda: not processes.exists(pid))

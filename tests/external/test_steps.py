@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.external.checkpoints import Found
-from holdfast.external.notes import Notes
-from holdfast.external.steps import Save, Steps
-from holdfast.runfolder import RunFolder
+from holdfast.run.folder import RunFolder
+from holdfast.supervisor.scripts.hook_notes import Notes
+from holdfast.supervisor.scripts.own_checkpoints import Found
+from holdfast.supervisor.scripts.steps import Save, Steps
 
 NOW = 1_700_000_000_123_456_789
 TICK = 10_000_000

@@ -21,8 +21,8 @@ from typing import IO, Any
 
 import pytest
 
-from holdfast.runfolder import list_runs
-from holdfast.runtime import process
+from holdfast.base import processes
+from holdfast.run.folder import list_runs
 
 from .driving import HERE, SOURCE, Ran
 
@@ -35,7 +35,7 @@ STUCK = (
     f"watchdog.loop={LOOP}s", f"watchdog.evaluate={EVALUATE}s", f"watchdog.wait={LONGEST}s",
     "watchdog.term_grace=0.2s", "external.restart=false",
 )  # fmt: skip
-pytestmark = pytest.mark.skipif(not process.LINUX, reason="processes are looked at through /proc, which Linux has")
+pytestmark = pytest.mark.skipif(not processes.LINUX, reason="processes are looked at through /proc, which Linux has")
 
 
 def names(file: str) -> list[str]:
@@ -84,7 +84,7 @@ def kept(folder: Path, animals: dict[str, Animal]) -> Iterator[None]:
     finally:
         for animal in animals.values():
             for run in [] if animal.over else list_runs(animal.folder / "runs"):
-                process.send(int(run.info.get("pid") or 0) or keeper.pid, signal.SIGKILL)
+                processes.send(int(run.info.get("pid") or 0) or keeper.pid, signal.SIGKILL)
         keeper.kill()
         keeper.wait()
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime import process
-from holdfast.runtime.launch import NurseryLauncher
+from holdfast.base import processes
+from holdfast.supervisor.process_start import NurseryLauncher
 from tests.faults import driving
 from tests.faults.driving import Run
 from tests.waiting import wait_until
@@ -21,7 +21,7 @@ Drive = Callable[..., Run]
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[NurseryLauncher]:
     """torch, imported once for all runs of this session."""
-    if process.portable():
+    if processes.portable():
         pytest.skip("no fork here")
     path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]  # jobs import from tests
     launcher = NurseryLauncher({"PYTHONPATH": os.pathsep.join(path)}, [])

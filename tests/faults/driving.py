@@ -28,15 +28,15 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli.supervise import rungs_of
-from holdfast.events import Event
-from holdfast.runfolder import RunFolder, read_events
-from holdfast.runtime import checkpoint, layout
-from holdfast.runtime.ladder import Rung
-from holdfast.runtime.launch import Launcher, NurseryLauncher, WorkerProcess
-from holdfast.runtime.slots import Arena
-from holdfast.runtime.supervisor import Outcome, Plan, Supervisor
-from holdfast.runtime.telling import Face
-from holdfast.settings import Settings
+from holdfast.faults.ladder import Rung
+from holdfast.record.reporter import Face
+from holdfast.run.events import Event
+from holdfast.run.folder import RunFolder, read_events
+from holdfast.run.settings import Settings
+from holdfast.state import checkpoint, layout
+from holdfast.state.slots import Arena
+from holdfast.supervisor.process_start import Launcher, NurseryLauncher, WorkerProcess
+from holdfast.supervisor.supervisor import Outcome, Plan, Supervisor
 from holdfast.testing import FaultPlan
 from tests.waiting import wait_until
 

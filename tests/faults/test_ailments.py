@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing import ailments
-from holdfast.testing.ailments import Ailment, Patient
+from holdfast.injection import ailments
+from holdfast.injection.ailments import Ailment, Patient
 
 from .conftest import Drive
 from .driving import SOON

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import ScriptFailed
+from holdfast.base.errors import ScriptFailed
 from tests.faults.conftest import Drive
 from tests.faults.driving import JOBS, Command, Run
 

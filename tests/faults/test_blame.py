@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.testing import ailments
-from holdfast.testing.ailments import Ailment
+from holdfast.injection import ailments
+from holdfast.injection.ailments import Ailment
 from tests.faults.driving import JOBS, SOON, Command, Run
 from tests.waiting import wait_until
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from holdfast.runtime.supervisor import Supervisor
+from holdfast.supervisor.supervisor import Supervisor
 from tests.faults.conftest import Drive
 from tests.faults.driving import JOBS, assert_exact, kill_worker
 from tests.faults.jobs import job

@@ -8,8 +8,8 @@ import signal
 import time
 from pathlib import Path
 
-from holdfast.runtime import layout
-from holdfast.runtime.supervisor import Supervisor
+from holdfast.state import layout
+from holdfast.supervisor.supervisor import Supervisor
 from tests.faults.conftest import Drive
 from tests.faults.driving import JOBS, Command, Run, alive, assert_exact, kill_worker
 from tests.waiting import wait_until

@@ -9,7 +9,8 @@ import pytest
 
 from holdfast.devices import guards
 from holdfast.devices.ledger import Ledger
-from holdfast.testing import FaultPlan, chaos
+from holdfast.injection import chaos
+from holdfast.testing import FaultPlan
 from tests.faults.conftest import Drive
 from tests.faults.driving import JOB, SOON, Command, assert_exact
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.events import Event
-from holdfast.runtime import evidence
-from holdfast.runtime.supervisor import Supervisor
+from holdfast.record import evidence
+from holdfast.run.events import Event
+from holdfast.supervisor.supervisor import Supervisor
 from tests.faults.conftest import Drive
 from tests.faults.driving import JOBS, SOON, Run, alive, assert_exact
 from tests.waiting import wait_until

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime import process
-from holdfast.runtime.launch import NurseryLauncher
-from holdfast.runtime.memory import Memory
-from holdfast.runtime.telling import Teller
+from holdfast.base import processes
+from holdfast.record.reporter import Teller
+from holdfast.state.slot_memory import Memory
+from holdfast.supervisor.process_start import NurseryLauncher
 from tests.faults.conftest import Drive
 from tests.faults.driving import JOBS
 
@@ -71,7 +71,7 @@ def test_a_worker_that_waits_for_an_answer_we_fail_over(drive: Drive, monkeypatc
 
 def slow_news(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """The word about how a worker ended comes so much later, and the kernel has no pidfd."""
-    monkeypatch.setattr(process, "open_pidfd", lambda pid: None)
+    monkeypatch.setattr(processes, "open_pidfd", lambda pid: None)
     hear, poll = NurseryLauncher._hear, NurseryLauncher.poll
     held: list[tuple[float, dict[str, Any]]] = []
 
@@ -106,7 +106,7 @@ def test_an_exit_that_nobody_saw_is_unknown(drive: Drive, monkeypatch: pytest.Mo
         return hear(self, {**message, "code": None} if "exited" in message else message)
 
     monkeypatch.setattr(NurseryLauncher, "_hear", unknown)
-    monkeypatch.setattr(process, "status_of_zombie", lambda pid: None)  # it is no zombie any more
+    monkeypatch.setattr(processes, "status_of_zombie", lambda pid: None)  # it is no zombie any more
     run = drive(faults="sigkill@5:forward")
     assert run.outcome.state == "FINISHED", run.story()
     (fault,) = run.of("fault")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.testing import late
+from holdfast.injection import late
 from tests.faults.conftest import Drive
 from tests.faults.driving import JOBS
 

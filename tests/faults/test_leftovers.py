@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.launch import NurseryLauncher
-from holdfast.runtime.supervisor import Supervisor
+from holdfast.supervisor.process_start import NurseryLauncher
+from holdfast.supervisor.supervisor import Supervisor
 from tests.faults import driving
 from tests.faults.conftest import Drive
 from tests.faults.driving import JOBS, SOON, Run, descendants, kill_worker

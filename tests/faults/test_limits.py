@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runfolder import read_json
-from holdfast.runtime.supervisor import Supervisor
+from holdfast.run.folder import read_json
+from holdfast.supervisor.supervisor import Supervisor
 from tests.faults.conftest import Drive
 from tests.waiting import wait_until
 

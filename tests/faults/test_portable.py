@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.supervisor import Supervisor
+from holdfast.supervisor.supervisor import Supervisor
 from tests.faults.conftest import Drive
 from tests.faults.driving import JOB, SOON, Command, alive, assert_exact, drive
 from tests.waiting import wait_until

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import InternalError
-from holdfast.runtime import checkpoint, rescue
-from holdfast.runtime.supervisor import Supervisor
+from holdfast.base.errors import InternalError
+from holdfast.state import checkpoint
+from holdfast.supervisor import rescue_folder
+from holdfast.supervisor.supervisor import Supervisor
 from tests.faults.conftest import Drive
 from tests.faults.driving import JOB, JOBS, Command, alive, assert_exact, drive
 from tests.waiting import wait_until
@@ -188,7 +189,7 @@ def test_a_result_that_cannot_be_saved_is_not_called_finished(
     drive: Drive, reference: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither in its folder nor anywhere else."""
-    monkeypatch.setattr(rescue, "_bases", lambda: iter(()))
+    monkeypatch.setattr(rescue_folder, "_bases", lambda: iter(()))
 
     def meanwhile(supervisor: Supervisor) -> None:
         assert wait_until(lambda: supervisor.accounts.steps >= 5)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from holdfast.runtime.supervisor import Supervisor
+from holdfast.supervisor.supervisor import Supervisor
 from holdfast.testing import FaultPlan
 from tests.faults.conftest import Drive
 from tests.faults.driving import assert_exact, kill_worker

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from holdfast.data.sample_order import permutation
 from holdfast.devices.ledger import Ledger
-from holdfast.runtime.ladder import Rung
-from holdfast.runtime.sampling import permutation
-from holdfast.testing import ailments
-from holdfast.testing.ailments import Ailment
+from holdfast.faults.ladder import Rung
+from holdfast.injection import ailments
+from holdfast.injection.ailments import Ailment
 from tests.faults.driving import JOBS, Run
 
 JOB = JOBS / "doubt.py"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import ScriptFailed, UserError
+from holdfast.base.errors import ScriptFailed, UserError
 from tests.faults.conftest import Drive
 from tests.faults.driving import Run
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime import keeping
-from holdfast.runtime.supervisor import Supervisor
+from holdfast.supervisor import keeper_client
+from holdfast.supervisor.supervisor import Supervisor
 from holdfast.testing import FaultPlan
 from tests.faults.conftest import Drive
 from tests.faults.driving import JOB, SOON, Command, alive, assert_exact
@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A save that takes a second is a stuck one; by default that is a minute, and more for a large state."""
-    monkeypatch.setattr(keeping, "SLOWEST_SAVE", 1.0)
+    monkeypatch.setattr(keeper_client, "SLOWEST_SAVE", 1.0)
 
 
 @contextlib.contextmanager

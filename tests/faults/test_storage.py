@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runfolder import RunFolder
-from holdfast.runtime import audit, checkpoint
-from holdfast.runtime.supervisor import Supervisor
+from holdfast.record import audit
+from holdfast.run.folder import RunFolder
+from holdfast.state import checkpoint
+from holdfast.supervisor.supervisor import Supervisor
 from tests.disks import fill, make_room, read_only, small_disk
 from tests.faults import driving
 from tests.faults.conftest import Drive

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runfolder import read_json
+from holdfast.run.folder import read_json
 from holdfast.testing import FaultPlan
 from tests.faults import unkillable
 from tests.faults.conftest import Drive
@@ -27,7 +27,7 @@ GHOST = JOBS / "ghost.py"
 SOON = ("watchdog.floor=0.5s", "watchdog.term_grace=0.2s", "watchdog.kill_grace=0.5s")
 SET = """
 import sys
-import holdfast.runtime.supervisor
+import holdfast.supervisor.supervisor
 
 owners = [module for name, module in sys.modules.items() if name.startswith("holdfast.") and hasattr(module, {0!r})]
 assert owners, "nobody has a {0} any more"
@@ -147,12 +147,12 @@ def begun(command: Command) -> int | None:
 LEAVE = """
 import os, signal, sys, time
 from pathlib import Path
-from holdfast.runfolder import RunFolder
-from holdfast.runtime.keeping import Keeping
-from holdfast.runtime.launch import NurseryLauncher
-from holdfast.runtime.memory import Memory
-from holdfast.runtime.scratch import Scratch
-from holdfast.settings import Settings
+from holdfast.run.folder import RunFolder
+from holdfast.supervisor.keeper_client import Keeping
+from holdfast.supervisor.process_start import NurseryLauncher
+from holdfast.state.slot_memory import Memory
+from holdfast.base.scratch import Scratch
+from holdfast.run.settings import Settings
 
 if sys.argv[1] == "nursery":
     left = NurseryLauncher({}, [])

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from holdfast.runfolder import RunFolder, write_json
+from holdfast.run.folder import RunFolder, write_json
 
 BEGAN = 1_794_733_924.0  # 2026-11-15T09:12:04Z
 NOW = BEGAN + 3720.0

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.base.board import Board, Phase
 from holdfast.monitor.bottleneck import judge
-from holdfast.runtime.board import Board, Phase
-from holdfast.runtime.spending import Spending
+from holdfast.record.time_spent import Spending
 
 
 def beat(device: str = "cpu", load: float | None = None, loaders: int = 0, **seconds: float) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from tests.monitor.folders import make_run, stamp
 from tests.waiting import wait_until
 

@@ -20,8 +20,8 @@ import pytest
 from holdfast.monitor import reader
 from holdfast.monitor.notify import News
 from holdfast.monitor.notify_ways import Message, Ways, body_of, form_of, send
-from holdfast.runfolder import RunFolder, write_json
-from holdfast.settings import Settings
+from holdfast.run.folder import RunFolder, write_json
+from holdfast.run.settings import Settings
 
 MESSAGE = Message(
     "result", "calm-heron (eeg) finished after 3h 18m", "no faults", "calm-heron", "eeg", "FINISHED", "/x"
@@ -215,7 +215,7 @@ def test_what_needs_somebody_is_an_alert_with_the_reason_and_the_way_on(told: To
 
 def test_a_supervisor_that_is_killed_is_told_by_the_process_that_watched_it(tmp_path: Path, postbox: Postbox) -> None:
     folder = RunFolder.create(tmp_path, "eeg", {"created": "2026-11-15T09:00:00Z", "state": "RUNNING"})
-    hold = "import sys, time; from pathlib import Path; from holdfast.runfolder import RunFolder\n"
+    hold = "import sys, time; from pathlib import Path; from holdfast.run.folder import RunFolder\n"
     hold += "RunFolder(Path(sys.argv[1])).lock(); print('held', flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", hold, str(folder.path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None and holder.stdout.readline() == "held\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.monitor import reader
-from holdfast.runfolder import write_json
+from holdfast.run.folder import write_json
 from tests.monitor.folders import BEGAN, at, logged, make_run, plain, stamp
 
 pytestmark = pytest.mark.usefixtures("cache")

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.monitor import reader
-from holdfast.runfolder import RunFolder
+from holdfast.run.folder import RunFolder
 from tests.monitor.folders import at, logged, make_run, plain
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -129,7 +129,7 @@ def test_while_somebody_writes(tmp_path: Path) -> None:
     code = f"""
 import sys, time
 from pathlib import Path
-from holdfast.runfolder import RunFolder
+from holdfast.run.folder import RunFolder
 run = RunFolder(Path({str(path)!r}))
 for step in range(1, 3001):
     run.append_metrics({{"time": "2026-11-15T09:12:04.000Z", "step": step, "epoch": 0, "loss": step / 2}})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.monitor import index, reader, telling
+from holdfast.monitor import index, reader, sentences
 from tests.monitor.folders import at, logged, make_run, plain, stamp
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -39,7 +39,7 @@ def test_what_was_logged_last_is_known_before_the_rest_is_read(tmp_path: Path) -
     run = reader.open(path, cached=False, budget_s=0.0)
     assert run.behind > 1 << 20 and len(run.metrics["train_loss"]) < 30_000
     assert run.metrics.last() == {"train_loss": 1 / 31_999, "valid_bacc": run.metrics["valid_bacc"].last}
-    assert "still being read" not in telling.sentence(run)  # the journal is small, and read
+    assert "still being read" not in sentences.sentence(run)  # the journal is small, and read
     while run.refresh(0.0):
         pass
     assert run.metrics.last()["train_loss"] == run.metrics["train_loss"].last == 1 / 31_999

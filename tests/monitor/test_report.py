@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.main import main
-from holdfast.monitor import export, reader, report, telling
+from holdfast.monitor import export, reader, report, sentences
 
 from .folders import BEGAN, NOW, make_run, stamp
 from .test_web import EVIL
@@ -82,7 +82,7 @@ def test_nothing_in_a_run_becomes_markup(tmp_path: Path) -> None:
     ],
 )
 def test_one_sentence(tmp_path: Path, state: str, info: dict[str, object], words: str) -> None:
-    assert telling.sentence(reader.open(make_run(tmp_path, state, **info).path), NOW).startswith(words)
+    assert sentences.sentence(reader.open(make_run(tmp_path, state, **info).path), NOW).startswith(words)
 
 
 def test_one_sentence_of_a_run_that_lives(tmp_path: Path) -> None:
@@ -90,13 +90,13 @@ def test_one_sentence_of_a_run_that_lives(tmp_path: Path) -> None:
 
     folder = make_run(tmp_path, "RUNNING", device="cuda:0")
     folder.lock()
-    text = telling.sentence(reader.open(folder.path), NOW)
+    text = sentences.sentence(reader.open(folder.path), NOW)
     clock = time.strftime("%H:%M", time.localtime(NOW + 7680))
     assert text.startswith(f"Running on cuda:0, 32 %, done about {clock}. Two faults, both recovered.")
     folder.update_info(device="cpu")
-    assert telling.sentence(reader.open(folder.path), NOW).startswith("Running on cpu now, cuda:0 was left, 32 %")
+    assert sentences.sentence(reader.open(folder.path), NOW).startswith("Running on cpu now, cuda:0 was left, 32 %")
     folder.update_info(state="RECOVERING")
-    assert telling.sentence(reader.open(folder.path), NOW).startswith("Recovering from F004 at step 1 471 on cpu.")
+    assert sentences.sentence(reader.open(folder.path), NOW).startswith("Recovering from F004 at step 1 471 on cpu.")
     folder.close()
 
 
@@ -170,7 +170,7 @@ def test_it_says_what_the_plan_had_said(tmp_path: Path) -> None:
     assert "The plan said 50m 00s" in report.html(run).partition("<noscript>")[2].partition("</noscript>")[0]
     folder = make_run(tmp_path / "other", "RUNNING", plan=plan)
     folder.lock()
-    assert telling.verdict(reader.open(folder.path)) == ""  # nobody knows yet what it will have taken
+    assert sentences.verdict(reader.open(folder.path)) == ""  # nobody knows yet what it will have taken
     folder.close()
 
 

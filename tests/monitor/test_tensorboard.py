@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.eventfile import EventFile, _checksum
 from holdfast.monitor import reader, tensorboard
-from holdfast.runfolder import RunFolder
+from holdfast.run.folder import RunFolder
+from holdfast.run.tensorboard_file import EventFile, _checksum
 from tests.cli.driving import SCRIPT
 
 from .folders import make_run

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.human import metric
+from holdfast.base.human import metric
 from holdfast.monitor import payload, reader, report
 from holdfast.monitor.terminal import large, pages
 from holdfast.monitor.terminal.scene import curve_of, look

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from holdfast.optimize.engines import Engine
-from holdfast.optimize.serving.batching import Batcher, Full, NotFinite
+from holdfast.serving.batching import Batcher, Full, NotFinite
 
 
 def test_what_waits_is_answered_together() -> None:

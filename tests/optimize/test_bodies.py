@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pytest
 
-from holdfast.optimize.serving.bodies import NPY, NPZ, BadBody, read, write
+from holdfast.optimize.bodies import NPY, NPZ, BadBody, read, write
 
 TWO = [{"name": "own", "shape": [3], "dtype": "float32"}, {"name": "others", "shape": [2, 2], "dtype": "float32"}]
 OWN, OTHERS = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(8, dtype=np.float32).reshape(2, 2, 2)
@@ -58,7 +58,7 @@ def test_fortran_order_and_a_header_seen_before_with_other_numbers() -> None:
 
 
 def test_memory_for_headers_is_bounded() -> None:
-    from holdfast.optimize.serving import bodies
+    from holdfast.optimize import bodies
 
     for count in range(1, 600):
         read(npys(np.zeros((count, 3), np.float32)), NPY, [TWO[0]], 1 << 20)

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from holdfast.base.errors import UserError
 from holdfast.cli.main import main
-from holdfast.errors import UserError
 from holdfast.optimize import bundle
 from holdfast.optimize.predict_template import script
 from tests.optimize import small

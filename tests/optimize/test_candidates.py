@@ -62,7 +62,7 @@ def test_this_machine_is_looked_at_without_torch() -> None:
 
     program = (
         "import sys; from holdfast.optimize import pipeline, verify, report, bundle, candidates; "
-        "import holdfast.optimize.serving.app, holdfast.cli.optimize, holdfast.cli.serve, holdfast.cli.predict; "
+        "import holdfast.serving.app, holdfast.cli.optimize, holdfast.cli.serve, holdfast.cli.predict; "
         "candidates.Machine.look(); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=100, check=False).returncode == 0

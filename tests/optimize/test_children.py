@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.base import processes
 from holdfast.optimize.children import Child, Failed
-from holdfast.runtime import process
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
     monkeypatch.setenv("PYTHONPATH", f"{root / 'src'}:{root}")
     with Child.start(tmp_path, cache=tmp_path, module="tests.optimize.unruly") as child:
         yield child
-    assert not process.exists(child.pid)
+    assert not processes.exists(child.pid)
 
 
 def test_an_answer_comes_through_whatever_libraries_print(child: Child) -> None:
@@ -52,13 +52,13 @@ def test_a_hang_ends_at_the_deadline(child: Child) -> None:
     with pytest.raises(Failed, match="gave no answer in 1 s") as failed:
         child.ask({"do": "hang"}, 1.0)
     assert failed.value.kind == "hang" and time.monotonic() - began < 30
-    assert not process.exists(child.pid)
+    assert not processes.exists(child.pid)
 
 
 def test_what_it_started_ends_with_it(child: Child) -> None:
     grandchild = child.ask({"do": "child"}, 60)["pid"]
     child.close()
     until = time.monotonic() + 20
-    while (seen := process.inspect(grandchild)) is not None and seen.state != "Z" and time.monotonic() < until:
+    while (seen := processes.inspect(grandchild)) is not None and seen.state != "Z" and time.monotonic() < until:
         time.sleep(0.02)
     assert seen is None or seen.state == "Z"

@@ -24,15 +24,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.base import processes
 from holdfast.optimize.bundle import Bundle, open_bundle
 from holdfast.optimize.engines import Engine
-from holdfast.optimize.serving import shared
-from holdfast.optimize.serving.app import _front
-from holdfast.optimize.serving.batching import Batcher
-from holdfast.optimize.serving.books import WIDTH, Books
-from holdfast.optimize.serving.http import Limits
-from holdfast.optimize.serving.readers import Readers, possible, readers_for
-from holdfast.runtime import process
+from holdfast.serving import shared
+from holdfast.serving.app import _front
+from holdfast.serving.batching import Batcher
+from holdfast.serving.books import WIDTH, Books
+from holdfast.serving.http import Limits
+from holdfast.serving.readers import Readers, possible, readers_for
 from tests.optimize import small
 from tests.optimize.serving import HEAD, TOKEN, Served, npy, serving
 
@@ -124,7 +124,7 @@ def eventually(what: Callable[[], bool], said: str) -> None:
 
 
 def pids(served: Served) -> list[int]:
-    return sorted(process.children(served.child.pid))
+    return sorted(processes.children(served.child.pid))
 
 
 @real
@@ -159,7 +159,7 @@ def test_they_end_with_the_process_they_read_for(made: Path) -> None:
         readers = pids(served)
         assert len(readers) == 2
         served.child.kill()
-        eventually(lambda: not any(process.exists(each) for each in readers), "readers are left")
+        eventually(lambda: not any(processes.exists(each) for each in readers), "readers are left")
 
 
 @real
@@ -282,7 +282,7 @@ def test_an_answer_that_cannot_be_written_stops_nobody(made: Path, monkeypatch: 
 
     async def scenario(port: int, readers: Readers) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr("holdfast.optimize.serving.bodies.write", unable)
+            patch.setattr("holdfast.optimize.bodies.write", unable)
             status, said = await asyncio.to_thread(ask, port, X)
         assert (status, said["cause"]) == (500, "MemoryError: too much")
         assert (await asyncio.to_thread(ask, port, X))[0] == 200

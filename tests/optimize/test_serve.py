@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.optimize.serving.memory import READ, Bodies
-from holdfast.optimize.serving.readers import possible
-from holdfast.runtime import process
+from holdfast.base import processes
+from holdfast.serving.memory import READ, Bodies
+from holdfast.serving.readers import possible
 from tests.optimize import small
 from tests.optimize.serving import HEAD, TOKEN, Served, npy, serving
 
@@ -239,5 +239,5 @@ def test_connections_that_send_nothing_keep_nobody_out(served: Served) -> None:
 
 def _held(served: Served) -> int:
     """Bytes of memory of all of its processes, where the system says."""
-    seen = [process.inspect(pid) for pid in (served.child.pid, *process.children(served.child.pid))]
+    seen = [processes.inspect(pid) for pid in (served.child.pid, *processes.children(served.child.pid))]
     return sum(each.rss_bytes for each in seen if each is not None)

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from holdfast.base.dataclass_json import read, write
 from holdfast.planning.decide import Wanted, decide
 from holdfast.planning.estimate import in_a_row, whole_run
 from holdfast.planning.history import SIGMA, Correction, Past, correction
+from holdfast.planning.job_survey import both
 from holdfast.planning.measurement import MEASURED, PARTLY, Measurement, heard
 from holdfast.planning.option import Option
 from holdfast.planning.options import options
-from holdfast.planning.plainly import read, write
 from holdfast.planning.presets import Preset
 from holdfast.planning.prices import Price
-from holdfast.planning.surveying import both
 from holdfast.planning.world import Device, JobFacts, World
 
 CPU = Measurement("job", "cpu", threads=2, status=MEASURED, start_s=4.0, setup_s=1.0, step_s=0.1, spread=0.2,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.planning import presets
 from holdfast.planning.prices import card, cards, catalogue, prices, read
 
@@ -128,20 +128,20 @@ def test_any_script_has_the_smaller_forms_that_its_arguments_allow(tmp_path: Pat
 
 
 def test_workloads_name_their_own() -> None:
-    from holdfast.workloads import registry
+    from holdfast.run import workload_registry
 
     for name in ("eeg", "eeg-challenge1", "detection", "ecosystem"):
-        workload = registry.find(name)
+        workload = workload_registry.find(name)
         assert workload is not None
         named = presets.from_table(list(workload.presets))
         assert named and all(each.name and (each.arguments or each.share < 1) for each in named)
 
 
 def test_a_preset_is_offered_where_it_makes_the_job_smaller() -> None:
-    from holdfast.workloads import registry
+    from holdfast.run import workload_registry
 
     def offered(name: str, given: dict[str, str]) -> dict[str, float | None]:
-        workload = registry.find(name)
+        workload = workload_registry.find(name)
         assert workload is not None and workload.script is not None
         named = presets.from_table(list(workload.presets))
         return {each.name: each.score for each in presets.smaller_than(given, named, workload.script)}

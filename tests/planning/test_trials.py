@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.base import processes
+from holdfast.planning.measured_jobs import Bench, Job, Way
 from holdfast.planning.measurement import MEASURED, PARTLY, Measurement
-from holdfast.planning.measuring import Bench, Job, Way
-from holdfast.runtime import process
-from holdfast.settings import Settings
+from holdfast.run.settings import Settings
 
 HEAD = """\
 import os, signal, time
 import torch
 import holdfast
-from holdfast.testing.pretend import PretendMemory
+from holdfast.injection.pretend import PretendMemory
 from torch.utils.data import TensorDataset
 
 
@@ -128,7 +128,7 @@ def test_a_first_step_that_never_ends_is_ended(bench: Bench, tmp_path: Path) -> 
     """, seconds=12.0)  # fmt: skip
     assert not found.usable and not found.raised
     assert "first step did not end" in found.why
-    assert not process.exists(int((tmp_path / "pid").read_text()))
+    assert not processes.exists(int((tmp_path / "pid").read_text()))
 
 
 def test_a_script_that_never_gets_to_a_step_is_ended(bench: Bench, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from holdfast.runtime import checkpoint
-from holdfast.runtime.state import Protected
+from holdfast.state import checkpoint
+from holdfast.state.protected import Protected
 from tests.runtime.saving import CPU, save
 
 

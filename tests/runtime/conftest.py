@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.runtime import checkpoint
+from holdfast.state import checkpoint
 from tests.runtime.checkpoints import payload
 from tests.runtime.loaders import Event, children, made, make, values
 from tests.runtime.replay_jobs import Job

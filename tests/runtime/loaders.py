@@ -24,8 +24,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from holdfast.runtime.loader import Batch, Loader
-from holdfast.runtime.pool import Patience
+from holdfast.data.loader import Batch, Loader
+from holdfast.data.loader_pool import Patience
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 TIDY = pytest.mark.usefixtures("nothing_left_behind")

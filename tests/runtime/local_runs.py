@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.events import Event, utc_now
-from holdfast.runfolder import RunFolder
-from holdfast.runtime.board import Phase
-from holdfast.runtime.local import newest_checkpoint, run_local
-from holdfast.runtime.session import Session
-from holdfast.runtime.worker import seed_everything
-from holdfast.settings import Settings
+from holdfast.base.board import Phase
+from holdfast.run.events import Event, utc_now
+from holdfast.run.folder import RunFolder
+from holdfast.run.settings import Settings
+from holdfast.worker.local_run import newest_checkpoint, run_local
+from holdfast.worker.session import Session
+from holdfast.worker.worker import seed_everything
 
 __all__ = ["Died", "Outcome", "Raise", "batches_of", "equal", "fingerprint", "oom", "run", "seed_everything", "survive"]
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from holdfast.runtime.loader import Loader
-from holdfast.runtime.patience import Patience
+from holdfast.data.loader import Loader
+from holdfast.data.read_limit import Patience
 
 LENGTH, SIZE = 24, 4
 

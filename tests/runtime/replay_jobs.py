@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.runtime.replay import CPU, Replay
-from holdfast.runtime.rng import capture_rng
-from holdfast.runtime.transaction import Work
-from holdfast.testing.pretend import DEVICE
+from holdfast.injection.pretend import DEVICE
+from holdfast.state.rng import capture_rng
+from holdfast.worker.replay import CPU, Replay
+from holdfast.worker.step import Work
 
 
 class Net(nn.Module):

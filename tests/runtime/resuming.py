@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import holdfast
-from holdfast.runtime.session import Session
+from holdfast.worker.session import Session
 from tests.runtime.local_runs import Outcome, equal, fingerprint, survive
 
 SAMPLES, SIZE = 22, 4

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from holdfast.runtime import layout as layouts
-from holdfast.runtime.state import Protected, view_bytes
+from holdfast.state import layout as layouts
+from holdfast.state.protected import Protected, view_bytes
 
 CPU = torch.device("cpu")
 

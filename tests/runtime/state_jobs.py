@@ -16,8 +16,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from holdfast.runtime import layout as layouts
-from holdfast.runtime.state import Protected
+from holdfast.state import layout as layouts
+from holdfast.state.protected import Protected
 from tests.runtime.saving import CPU, load, save
 
 # For the whole process: the bits of a sum may depend on the number of threads.

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.runtime import marks
-from holdfast.runtime.charge import BadSamples
-from holdfast.runtime.loader import Loader
+from holdfast.data import sample_marks
+from holdfast.data.loader import Loader
+from holdfast.faults.bad_samples import BadSamples
 from tests.runtime.loaders import POSIX, hang, leave
 from tests.runtime.recordings import LENGTH, Recordings, known_from_the_start, make, segfault
 
@@ -36,14 +36,14 @@ def read(folder: Path, act: str, how: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     bad = {"segfault": segfault, "leave": leave, "hang": hang, "outside": outside}[act]
-    marks.begin(folder, tell=lambda name, **details: tell(name, details))
+    sample_marks.begin(folder, tell=lambda name, **details: tell(name, details))
     loader = make(Recordings({9: bad}), 0, shuffle=how == "train", allow_missing=how == "missing")
     try:
         values = list(loader) if how != "train" else [batch.value for batch in loader.batches(0, 0)]
         tell("values", torch.cat(values).tolist())
     except BadSamples as error:
         tell("bad", error.message)
-    marks.end()
+    sample_marks.end()
 
 
 class Story:
@@ -68,7 +68,7 @@ class Story:
     def _kill_when_it_hangs(self, process: Any) -> None:
         """As the watchdog would: it has been at sample 9 for a while."""
         marked = self.folder / f"reading-{process.pid}"
-        while [suspect.index for suspect in marks._read(marked)] != [9]:
+        while [suspect.index for suspect in sample_marks._read(marked)] != [9]:
             assert process.is_alive()
             time.sleep(0.05)
         process.kill()
@@ -117,15 +117,15 @@ def test_a_sample_that_ends_three_workers_is_out_even_if_a_child_can_read_it(tmp
     """Something about the worker itself, as with a dataset that uses the device."""
     loader = make(Recordings(), 0)
     for _ in range(3):
-        marks.begin(tmp_path).place(loader._here.kind, epoch=0, batch=2)(9)
-        marks._current.clear()  # it died
-    here = marks.begin(tmp_path)
+        sample_marks.begin(tmp_path).place(loader._here.kind, epoch=0, batch=2)(9)
+        sample_marks._current.clear()  # it died
+    here = sample_marks.begin(tmp_path)
     try:
         assert [suspect.strikes for suspect in here.suspects(loader._here.kind)] == [3]
         assert rows(loader) == rows(known_from_the_start([9]))
         assert loader.quarantined[0]["why"] == "ended 3 workers that were reading it"
     finally:
-        marks.end()
+        sample_marks.end()
 
 
 @pytest.mark.parametrize(("deaths", "missing"), [(1, []), (2, [9])])
@@ -144,13 +144,13 @@ def test_where_a_child_can_read_nothing_the_second_worker_decides(
 
     loader = make(AtHome(), 0)
     for _ in range(deaths):
-        marks.begin(tmp_path).place(loader._here.kind, epoch=0, batch=2)(9)
-        marks._current.clear()
-    marks.begin(tmp_path)
+        sample_marks.begin(tmp_path).place(loader._here.kind, epoch=0, batch=2)(9)
+        sample_marks._current.clear()
+    sample_marks.begin(tmp_path)
     try:
         assert rows(loader) == rows(known_from_the_start(missing))
     finally:
-        marks.end()
+        sample_marks.end()
 
 
 @pytest.mark.filterwarnings("ignore:Got pickle error")
@@ -160,13 +160,13 @@ def test_a_dataset_that_cannot_be_sent_to_a_child_is_read_here(tmp_path: Path, m
 
     monkeypatch.setenv("HOLDFAST_PORTABLE", "1")
     loader = make(Local(), 0)
-    marks.begin(tmp_path).place(loader._here.kind, epoch=0, batch=2)(9)
-    marks._current.clear()
-    marks.begin(tmp_path)
+    sample_marks.begin(tmp_path).place(loader._here.kind, epoch=0, batch=2)(9)
+    sample_marks._current.clear()
+    sample_marks.begin(tmp_path)
     try:
         assert rows(loader) == rows(make(Recordings(), 0))
     finally:
-        marks.end()
+        sample_marks.end()
 
 
 def test_the_next_process_does_not_score_without_what_the_last_one_died_of(story: Callable[[str, str], Story]) -> None:

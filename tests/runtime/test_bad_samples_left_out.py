@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.runtime import marks
-from holdfast.runtime.charge import charge_of
+from holdfast.data import sample_marks
+from holdfast.faults.bad_samples import charge_of
 from tests.runtime import local_runs
 from tests.runtime.loaders import POSIX, Event, leave, record
 from tests.runtime.recordings import LENGTH, Recordings, known_from_the_start, make, refuse, same, train
@@ -166,4 +166,4 @@ def test_a_session_of_this_very_process_counts_what_was_left_out(tmp_path: Path)
         {"loader": "data", "index": 9, "source": "sub-09_eeg.set", "why": "raised ValueError: no label"}
     ]
     assert [data["index"] for data in outcome.kinds("quarantined")] == [9]
-    assert marks.current() is None
+    assert sample_marks.current() is None

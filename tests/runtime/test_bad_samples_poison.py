@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.runtime.blame import Blame
-from holdfast.runtime.charge import BadSamples, charge_of
-from holdfast.runtime.patience import Patience
+from holdfast.data.read_limit import Patience
+from holdfast.faults.bad_samples import BadSamples, charge_of
+from holdfast.faults.blame import Blame
 from tests.runtime.loaders import POSIX, Event, hang, leave, record
 from tests.runtime.recordings import LENGTH, Recordings, known_from_the_start, make, same, segfault, train
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from holdfast.runtime import marks
-from holdfast.runtime.charge import charge_of
+from holdfast.data import sample_marks
+from holdfast.faults.bad_samples import charge_of
 from tests.runtime.loaders import POSIX, Event, record
 from tests.runtime.recordings import LENGTH, Recordings, make, refuse, same, train
 
@@ -186,11 +186,11 @@ def test_too_many_bad_samples_end_the_run() -> None:
 
 
 def test_a_run_says_what_its_loaders_may_leave_out(tmp_path: Path) -> None:
-    marks.begin(tmp_path, policy=marks.Policy(skip_bad=True, most_bad=3.0))
+    sample_marks.begin(tmp_path, policy=sample_marks.Policy(skip_bad=True, most_bad=3.0))
     try:
         loader = make(Recordings({9: refuse}), 0)
         assert (loader.policy.skip_bad, loader.policy.most_bad) == (True, 3.0)
         assert len([*loader.batches(0, 0)]) == 6
     finally:
-        marks.end()
-    assert make(Recordings(), 0).policy == marks.Policy()
+        sample_marks.end()
+    assert make(Recordings(), 0).policy == sample_marks.Policy()

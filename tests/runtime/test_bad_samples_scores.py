@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.runtime.charge import BadSamples, charge_of
+from holdfast.faults.bad_samples import BadSamples, charge_of
 from tests.runtime.loaders import POSIX, Event, hang, leave, record
 from tests.runtime.recordings import LENGTH, Recordings, known_from_the_start, make, refuse, segfault
 

@@ -13,11 +13,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from holdfast import Loader
-from holdfast.runfolder import RunFolder
-from holdfast.runtime.best import FILE, Best
-from holdfast.runtime.state import Protected
-from holdfast.runtime.telling import Face, Teller
-from holdfast.runtime.weights import read_said, write_weights
+from holdfast.record.best_weights import FILE, Best
+from holdfast.record.reporter import Face, Teller
+from holdfast.run.folder import RunFolder
+from holdfast.state.protected import Protected
+from holdfast.state.weights_file import read_said, write_weights
 from tests.runtime.local_runs import new_folder, survive
 from tests.runtime.saving import CPU, save
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from holdfast import Loader
-from holdfast.runfolder import RunFolder
-from holdfast.runtime.best import FILE
-from holdfast.runtime.session import Session
+from holdfast.record.best_weights import FILE
+from holdfast.run.folder import RunFolder
+from holdfast.worker.session import Session
 from tests.runtime.local_runs import Died, run, survive
 
 VALUES = [3.0, 2.0, 1.0, 4.0, 5.0, 6.0]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.blame import Blame, Case, Cpu, Finding, Verdict, judge, worth_a_replay
-from holdfast.runtime.faults import Fault, Kind
-from holdfast.runtime.ladder import NEAR, Action, Past, Rung, next_move
+from holdfast.faults.blame import Blame, Case, Cpu, Finding, Verdict, judge, worth_a_replay
+from holdfast.faults.classification import Fault, Kind
+from holdfast.faults.ladder import NEAR, Action, Past, Rung, next_move
 
 ONE = ({"index": 4711, "source": "sub-01_eeg.set"},)
 FINE = Finding(Cpu.FINE)

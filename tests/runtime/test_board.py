@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.board import Board, Phase
+from holdfast.base.board import Board, Phase
 
 ELSEWHERE = [sys.executable, "-c"]
 
@@ -146,7 +146,7 @@ def test_another_process_reads_and_asks_through_the_descriptor() -> None:
     board = Board.create(generation=2)
     board.enter(Phase.OPTIMIZER)
     code = f"""
-from holdfast.runtime.board import Board
+from holdfast.base.board import Board
 board = Board.open({board.fd})
 beat = board.read()
 print(beat.generation, beat.phase.label)
@@ -163,7 +163,7 @@ def test_another_process_finds_a_board_in_a_file(tmp_path: Path) -> None:
     board = Board.create(path=path)
     board.commit(99, 0)
     code = (
-        f"from holdfast.runtime.board import Board; from pathlib import Path\n"
+        f"from holdfast.base.board import Board; from pathlib import Path\n"
         f"print(Board.open_path(Path({str(path)!r})).read().step)"
     )
     told = subprocess.run([*ELSEWHERE, code], capture_output=True, text=True, check=True)
@@ -179,7 +179,7 @@ def test_no_value_is_ever_seen_half_written() -> None:
     low, high = 0x0101010101010101, 0x7E7E7E7E7E7E7E7E
     board.commit(low, high)
     code = f"""
-from holdfast.runtime.board import Board
+from holdfast.base.board import Board
 board = Board.open({board.fd})
 print("writing", flush=True)
 while not board.stop_requested:

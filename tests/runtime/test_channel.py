@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from holdfast.runtime.channel import Channel, Closed
+from holdfast.base.channel import Channel, Closed
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="socket pairs with descriptors")
 
@@ -121,7 +121,7 @@ def test_another_process_gets_messages_and_descriptors() -> None:
     reading, writing = os.pipe()
     code = """
 import os, sys
-from holdfast.runtime.channel import Channel
+from holdfast.base.channel import Channel
 channel = Channel.from_fd(int(sys.argv[1]))
 message, fds = channel.receive()
 os.write(fds[0], message["say"].encode())

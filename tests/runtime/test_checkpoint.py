@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from holdfast.folders import Folder
-from holdfast.runtime import checkpoint, layout
-from holdfast.runtime.checkpoint import Checkpoint
-from holdfast.runtime.digests import Origin, write_file
-from holdfast.runtime.state import Protected
+from holdfast.base.folders import Folder
+from holdfast.run.digests import Origin, write_file
+from holdfast.state import checkpoint, layout
+from holdfast.state.checkpoint import Checkpoint
+from holdfast.state.protected import Protected
 from tests.runtime.checkpoints import damage, newest_step, payload, trained
 from tests.runtime.saving import CPU, load
 

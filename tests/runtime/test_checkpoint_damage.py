@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runfolder import write_json
-from holdfast.runtime import checkpoint, layout
-from holdfast.runtime.checkpoint import Damaged
+from holdfast.run.folder import write_json
+from holdfast.state import checkpoint, layout
+from holdfast.state.checkpoint import Damaged
 from tests.runtime.checkpoints import damage, newest_step, payload
 
 

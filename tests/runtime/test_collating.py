@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from holdfast.runtime import collating
-from holdfast.runtime.collating import odd_ones
+from holdfast.data import collation
+from holdfast.data.collation import odd_ones
 
 FOUR, THREE = torch.zeros(4), torch.zeros(3)
 
@@ -77,7 +77,7 @@ def test_one_that_only_does_not_fit_is_found_by_leaving_each_out() -> None:
 
 
 def test_it_does_not_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collating, "MOST_SECONDS", 0.2)
+    monkeypatch.setattr(collation, "MOST_SECONDS", 0.2)
     calls = []
 
     def slow(items: list[Any]) -> Any:

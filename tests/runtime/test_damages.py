@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.events import Event
-from holdfast.files import remove
-from holdfast.runfolder import RunFolder
-from holdfast.runtime import checkpoint
-from holdfast.runtime.checkpoint import Checkpoint, Damaged
-from holdfast.runtime.digests import BadDigests, Digests
+from holdfast.base.files import remove
+from holdfast.run.digests import BadDigests, Digests
+from holdfast.run.events import Event
+from holdfast.run.folder import RunFolder
+from holdfast.state import checkpoint
+from holdfast.state.checkpoint import Checkpoint, Damaged
 from tests.runtime.checkpoints import payload
 
 DAMAGES = 1_000

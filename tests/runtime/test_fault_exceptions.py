@@ -8,13 +8,8 @@ import sys
 import pytest
 import torch
 
-from holdfast.errors import UserError
-from holdfast.runtime.faults import (
-    STICKY_CODES,
-    Health,
-    Kind,
-    classify_exception,
-)
+from holdfast.base.errors import UserError
+from holdfast.faults.classification import STICKY_CODES, Health, Kind, classify_exception
 from tests.runtime.ends import ended
 
 SEE_CUDA = "CUDA error: {}\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
@@ -195,7 +190,7 @@ def test_a_long_message_is_shortened() -> None:
 LOADER_KILL = """
 import os, signal
 from torch.utils.data import DataLoader, Dataset
-from holdfast.runtime.faults import classify_exception
+from holdfast.faults.classification import classify_exception
 
 class Deadly(Dataset):
     def __len__(self):
@@ -227,7 +222,7 @@ def test_a_loader_process_that_was_really_killed() -> None:
 
 
 def test_holdfasts_own_loader_says_died_or_stuck() -> None:
-    loader = pytest.importorskip("holdfast.runtime.loader")
+    loader = pytest.importorskip("holdfast.data.loader")
     for cause, kind in (
         ("loader child 42 was killed by SIGSEGV", Kind.LOADER_DIED),
         ("loader child 42 is stopped", Kind.LOADER_STUCK),

@@ -7,15 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime import faults
-from holdfast.runtime.faults import (
-    STICKY_CODES,
-    Health,
-    Kind,
-    classify_exception,
-    match_text,
-    signatures,
-)
+from holdfast.faults import classification
+from holdfast.faults.classification import STICKY_CODES, Health, Kind, classify_exception, match_text, signatures
 
 
 def _messages() -> list[tuple[str, str, str]]:
@@ -43,7 +36,7 @@ def test_each_message_is_known_without_the_device_too(expected: str, device: str
 
 @pytest.mark.parametrize(("expected", "device", "message"), MESSAGES)
 def test_each_message_in_an_exception_gives_its_kind(expected: str, device: str, message: str) -> None:
-    known = faults.signature(expected)
+    known = classification.signature(expected)
     assert known is not None
     error = _RAISED_AS[known.raised_as[0]](message)
     fault = classify_exception(error, device=device)
@@ -77,7 +70,7 @@ def test_every_row_that_is_text_has_a_message_above_for_each_of_its_texts() -> N
 
 
 def test_the_table_is_well_formed() -> None:
-    rows = json.loads(Path(faults.__file__).with_name("signatures.json").read_text(encoding="utf-8"))
+    rows = json.loads(Path(classification.__file__).with_name("signatures.json").read_text(encoding="utf-8"))
     assert {row["row"] for row in rows if "row" in row} == set(range(1, 77))
     assert {row["row"] for row in rows if "observed" in row} == set(range(69, 75))
     ids = [row.id for row in signatures()]

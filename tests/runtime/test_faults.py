@@ -9,15 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.faults import (
-    CODES,
-    Fault,
-    Health,
-    Kind,
-    classify_exception,
-    classify_exit,
-    explanations,
-)
+from holdfast.faults.classification import CODES, Fault, Health, Kind, classify_exception, classify_exit, explanations
 from tests.runtime.ends import ended
 
 
@@ -128,7 +120,7 @@ def test_importing_takes_no_torch_and_reads_no_table() -> None:
     done = ended(
         """
         import sys
-        import holdfast.runtime.faults as faults, holdfast.runtime.ladder
+        import holdfast.faults.classification as faults, holdfast.faults.ladder
         heavy = {"torch", "numpy", "json", "tomllib", "tomli", "rich", "argparse"} & set(sys.modules)
         assert not heavy, heavy
         assert faults.signatures.cache_info().currsize == 0

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from holdfast.errors import UserError
-from holdfast.runtime.flatten import DTYPES, Flattener, carrier, laid_out, order_of, uncarry, unflatten
+from holdfast.base.errors import UserError
+from holdfast.state.flatten import DTYPES, Flattener, carrier, laid_out, order_of, uncarry, unflatten
 
 CPU = torch.device("cpu")
 

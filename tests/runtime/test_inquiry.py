@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.runtime.blame import Blame, Cpu, judge
-from holdfast.runtime.faults import Fault, Kind
-from holdfast.runtime.inquiry import Inquiry, first_bad_tensor
-from holdfast.runtime.replay import Replay
-from holdfast.runtime.transaction import Work
-from holdfast.testing.pretend import DEVICE
+from holdfast.faults.blame import Blame, Cpu, judge
+from holdfast.faults.classification import Fault, Kind
+from holdfast.injection.pretend import DEVICE
+from holdfast.worker.replay import Replay
+from holdfast.worker.step import Work
+from holdfast.worker.step_inquiry import Inquiry, first_bad_tensor
 from tests.runtime.replay_jobs import Clock, Job
 
 

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.folders import Folder
-from holdfast.runfolder import RunFolder
-from holdfast.runtime import checkpoint, launch, layout, weights
-from holdfast.runtime.channel import Channel
-from holdfast.runtime.keeper import Keeper
-from holdfast.runtime.slots import Arena
+from holdfast.base.channel import Channel
+from holdfast.base.folders import Folder
+from holdfast.run.folder import RunFolder
+from holdfast.state import checkpoint, layout, weights_file
+from holdfast.state.slots import Arena
+from holdfast.supervisor import process_start
+from holdfast.supervisor.keeper import Keeper
 from tests.disks import fill, make_room, small_disk
 from tests.waiting import wait_until
 
@@ -32,7 +33,7 @@ PLAN = layout.plan([("model.weight", "U8", (WEIGHTS,))])
 WRITER = """
 import sys, time
 from tests.runtime.test_keeper import PLAN, commit
-from holdfast.runtime.slots import Arena
+from holdfast.state.slots import Arena
 arena = Arena.open([int(word) for word in sys.argv[1].split(",")])
 pause = float(sys.argv[2])
 print("writing", flush=True)
@@ -70,8 +71,10 @@ class Kept:
         self.run.lock()
         folder = self.run.path / "slots" if portable else None
         self.arena = Arena.create(PLAN.total_bytes, slots=4, folder=folder, named=portable)
-        self.process, self.channel = launch.start_keeper(self.run.path, keep, self.run.lock_fd, portable=portable)
-        described = {"paths": launch.slot_paths(self.arena)} if portable else {"slots": len(self.arena.slots)}
+        self.process, self.channel = process_start.start_keeper(
+            self.run.path, keep, self.run.lock_fd, portable=portable
+        )
+        described = {"paths": process_start.slot_paths(self.arena)} if portable else {"slots": len(self.arena.slots)}
         self.channel.send({"arenas": [described]}, [] if portable else self.arena.fds)
         assert self.hear() == {"adopted": 1}
 
@@ -181,7 +184,7 @@ def test_a_snapshot_overwritten_while_it_is_copied_leaves_no_checkpoint(
         arena.slots[newest.slot].begin(99)
         return written
 
-    for module in (checkpoint, weights):
+    for module in (checkpoint, weights_file):
         monkeypatch.setattr(module, "write_file", interrupted)
     assert "overwritten" in keeper._answer({"reason": "test"})["not_saved"]
     assert checkpoint.candidates(tmp_path / "checkpoints") == []
@@ -257,7 +260,7 @@ def test_weights_are_saved_where_the_state_does_not_fit(tmp_path: Path) -> None:
         answer = kept.save(weights=["final"])
         assert (answer["not_saved"], answer["errno"]) == ("No space left on device", errno.ENOSPC)
         assert "path" not in answer["saved"] and answer["saved"]["weights_sha256"]
-        assert weights.check_weights(kept.run.path / "final.safetensors") is None
+        assert weights_file.check_weights(kept.run.path / "final.safetensors") is None
         kept.close()
 
 
@@ -379,7 +382,7 @@ def test_a_killed_keeper_leaves_no_half_checkpoint_and_a_new_one_goes_on(tmp_pat
             kept.channel.close()
             for path in checkpoint.candidates(kept.run.path / "checkpoints"):
                 assert isinstance(checkpoint.check(path), checkpoint.Checkpoint)
-            kept.process, kept.channel = launch.start_keeper(kept.run.path, 3, kept.run.lock_fd, portable=False)
+            kept.process, kept.channel = process_start.start_keeper(kept.run.path, 3, kept.run.lock_fd, portable=False)
             kept.channel.send({"arenas": [{"slots": 4}]}, kept.arena.fds)
             assert kept.hear() == {"adopted": 1}
             kept.arena.release_all()

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.best import FILE
-from holdfast.runtime.keeping import Keeping
-from holdfast.runtime.memory import Memory
-from holdfast.runtime.scratch import Scratch
-from holdfast.runtime.weights import check_weights, read_said
-from holdfast.settings import Settings
+from holdfast.base.scratch import Scratch
+from holdfast.record.best_weights import FILE
+from holdfast.run.settings import Settings
+from holdfast.state.slot_memory import Memory
+from holdfast.state.weights_file import check_weights, read_said
+from holdfast.supervisor.keeper_client import Keeping
 from tests.runtime.local_runs import new_folder
 from tests.runtime.test_keeper import PLAN, WEIGHTS, commit
 from tests.waiting import wait_until

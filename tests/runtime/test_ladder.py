@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.runtime.faults import Fault, Health, Kind
-from holdfast.runtime.ladder import FAMILIES, Action, Limits, Move, Past, Rung, next_move, table
+from holdfast.faults.classification import Fault, Health, Kind
+from holdfast.faults.ladder import FAMILIES, Action, Limits, Move, Past, Rung, next_move, table
 
 GPU = (Rung("cuda:0"), Rung("cpu"))
 CPU = (Rung("cpu"),)

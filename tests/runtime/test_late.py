@@ -13,10 +13,10 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 import holdfast
-from holdfast.errors import ScriptFailed
-from holdfast.runtime.local import run_local
-from holdfast.runtime.session import Session
-from holdfast.testing import late
+from holdfast.base.errors import ScriptFailed
+from holdfast.injection import late
+from holdfast.worker.local_run import run_local
+from holdfast.worker.session import Session
 from tests.runtime.local_runs import Raise, equal, fingerprint, new_folder, oom, run, settings_of, survive
 
 LATE = f"{late.NAME}:0"

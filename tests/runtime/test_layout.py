@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from holdfast.runtime.layout import (
+from holdfast.state.layout import (
     LOSS,
     META,
     SIZES,
@@ -238,5 +238,5 @@ def test_digest_sees_one_bit_of_a_weight_and_nothing_else() -> None:
 
 
 def test_layout_needs_no_torch() -> None:
-    code = "import sys, holdfast.runtime.layout; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = "import sys, holdfast.state.layout; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

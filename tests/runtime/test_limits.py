@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.board import Board, Phase
-from holdfast.runtime.limits import Limits, value_of
-from holdfast.runtime.resting import PAUSE, Resting
-from holdfast.settinggroups import LimitsSettings
+from holdfast.base.board import Board, Phase
+from holdfast.run.setting_groups import LimitsSettings
+from holdfast.supervisor.limits import Limits, value_of
+from holdfast.worker.rest import PAUSE, Resting
 
 
 def reading(**values: Any) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.errors import UserError
-from holdfast.runtime.loader import Batch
-from holdfast.runtime.pool import Patience
+from holdfast.base.errors import UserError
+from holdfast.data.loader import Batch
+from holdfast.data.loader_pool import Patience
 from tests.runtime.loaders import LENGTH, POSIX, TIDY, Event, children, make, record, values
 from tests.waiting import wait_until
 
@@ -66,7 +66,7 @@ def test_children_that_do_not_persist_end_with_the_epoch(undisturbed: torch.Tens
 
 SCRIPT = """
 import os, signal, sys, time, torch
-from holdfast.runtime.loader import Loader
+from holdfast.data.loader import Loader
 
 class Slow:
     def __len__(self): return 1000
@@ -122,7 +122,7 @@ def test_ctrl_c_is_not_for_the_children(undisturbed: torch.Tensor, events: list[
 
 SHORT = """
 import resource, sys, torch
-from holdfast.runtime.loader import Loader
+from holdfast.data.loader import Loader
 
 class Data:
     def __len__(self): return 24

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.runtime.loader import BadSamples, Batch, LoaderFailed
+from holdfast.data.loader import BadSamples, Batch, LoaderFailed
 from tests.runtime.loaders import LENGTH, POSIX, TIDY, At, Event, hang, leave, make, record, values
 from tests.waiting import wait_until
 

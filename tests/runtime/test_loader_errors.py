@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from holdfast.errors import UserError
-from holdfast.runtime.loader import Loader
+from holdfast.base.errors import UserError
+from holdfast.data.loader import Loader
 from tests.runtime.loaders import POSIX, TIDY, At, Augmented, Event, make, record, values
 
 pytestmark = [POSIX, TIDY]

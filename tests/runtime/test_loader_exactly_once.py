@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import UserError
-from holdfast.runtime.loader import Loader
+from holdfast.base.errors import UserError
+from holdfast.data.loader import Loader
 from tests.runtime.loaders import POSIX, SIZE, TIDY, Augmented, make
 
 pytestmark = [POSIX, TIDY]

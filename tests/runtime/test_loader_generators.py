@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset
 
-from holdfast.runtime.generators import NAMES, Watch, capture, restore, same
-from holdfast.runtime.loader import Loader
+from holdfast.data.generators import NAMES, Watch, capture, restore, same
+from holdfast.data.loader import Loader
 from tests.runtime.loaders import POSIX, TIDY
 
 pytestmark = [POSIX, TIDY]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.runtime.loader import Batch
-from holdfast.runtime.pool import Patience
+from holdfast.data.loader import Batch
+from holdfast.data.loader_pool import Patience
 from tests.runtime.loaders import LENGTH, POSIX, TIDY, At, Augmented, Event, hang, make, record, values
 
 pytestmark = [POSIX, TIDY]

@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from holdfast.runtime.loader import Batch
+from holdfast.data.loader import Batch
 from tests.runtime.loaders import POSIX, TIDY, make, values
 
 pytestmark = [POSIX, TIDY]

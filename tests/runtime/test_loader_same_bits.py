@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from holdfast.runtime.loader import Loader
+from holdfast.data.loader import Loader
 from tests.runtime.loaders import LENGTH, POSIX, TIDY, Augmented, make, values
 
 pytestmark = [POSIX, TIDY]

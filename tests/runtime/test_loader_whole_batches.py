@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.errors import UserError
-from holdfast.runtime.loader import Loader
+from holdfast.base.errors import UserError
+from holdfast.data.loader import Loader
 from tests.runtime.loaders import LENGTH, POSIX, SIZE, TIDY, Augmented
 
 pytestmark = [POSIX, TIDY]

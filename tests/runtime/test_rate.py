@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from holdfast.runtime import telling
-from holdfast.runtime.telling import Rate
+from holdfast.record import reporter
+from holdfast.record.reporter import Rate
 
 
 class Clock:
@@ -17,7 +17,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(telling.time, "monotonic", lambda: made.now)
+    monkeypatch.setattr(reporter.time, "monotonic", lambda: made.now)
     return made
 
 

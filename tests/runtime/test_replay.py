@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast.runtime.precision import as_plain_arithmetic, coarsest, watch_precision
-from holdfast.runtime.replay import CPU, Replay
-from holdfast.runtime.transaction import Work, take
-from holdfast.testing.pretend import DEVICE
+from holdfast.injection.pretend import DEVICE
+from holdfast.worker.precision import as_plain_arithmetic, coarsest, watch_precision
+from holdfast.worker.replay import CPU, Replay
+from holdfast.worker.step import Work, take
 from tests.runtime.replay_jobs import Job
 
 # A replay leaves no trace -----------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_tf32_that_was_switched_on_the_new_way_survives() -> None:
 
 
 def test_the_norm_of_half_gradients_has_room() -> None:
-    from holdfast.runtime.transaction import perform
+    from holdfast.worker.step import perform
 
     model = nn.Linear(1000, 1000, bias=False).half()
     work = Work(lambda x: (model(x) * 100.0).sum(), torch.ones(1, 1000).half(), [], None, None, 1, None, watch=True)

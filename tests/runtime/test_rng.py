@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.runtime.rng import capture_rng, restore_rng, rng_specs
+from holdfast.state.rng import capture_rng, restore_rng, rng_specs
 
 CPU = torch.device("cpu")
 
@@ -103,7 +103,7 @@ def test_state_of_another_process() -> None:
     code = """if True:
         import json, random, sys
         import numpy as np, torch
-        from holdfast.runtime.rng import restore_rng
+        from holdfast.state.rng import restore_rng
         data = json.load(sys.stdin)
         tensors = {n: torch.tensor(v, dtype=getattr(torch, d)) for n, d, v in data["tensors"]}
         restore_rng(tensors, data["words"], torch.device("cpu"))
@@ -120,8 +120,8 @@ def test_state_of_another_process() -> None:
 def test_replaced_global_generator_is_told() -> None:
     code = """if True:
         import numpy as np, torch
-        from holdfast.errors import UserError
-        from holdfast.runtime.rng import capture_rng
+        from holdfast.base.errors import UserError
+        from holdfast.state.rng import capture_rng
         np.random.set_bit_generator(np.random.PCG64(1))
         try:
             capture_rng(torch.device("cpu"))

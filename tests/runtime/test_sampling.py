@@ -8,15 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.runtime.generators import NAMES, borrowed, seed
-from holdfast.runtime.sampling import (
-    Coverage,
-    Epoch,
-    collate_seeds,
-    fingerprint,
-    permutation,
-    sample_seeds,
-)
+from holdfast.data.generators import NAMES, borrowed, seed
+from holdfast.data.sample_order import Coverage, Epoch, collate_seeds, fingerprint, permutation, sample_seeds
 
 
 def draw() -> tuple[float, float, float, float]:

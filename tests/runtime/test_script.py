@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import ExitCode, UserError
-from holdfast.runtime import script
+from holdfast.base.errors import ExitCode, UserError
+from holdfast.run import script
 
 
 def written(tmp_path: Path, text: str, name: str = "job.py") -> Path:

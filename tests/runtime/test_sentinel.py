@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from holdfast.runtime.operators.checking import PREFIX
-from holdfast.runtime.operators.zeros import silent
-from holdfast.runtime.scratch import Scratch
-from holdfast.runtime.sentinel import FIRST_STEP, Opinion, Sentinel
-from holdfast.settinggroups import SentinelSettings
-from holdfast.testing.pretend import DEVICE, spoil
+from holdfast.base.scratch import Scratch
+from holdfast.injection.pretend import DEVICE, spoil
+from holdfast.run.setting_groups import SentinelSettings
+from holdfast.worker.operators.checker_client import PREFIX
+from holdfast.worker.operators.zeros import silent
+from holdfast.worker.sentinel import FIRST_STEP, Opinion, Sentinel
 from tests.runtime.replay_jobs import Clock, Job
 from tests.waiting import wait_until
 

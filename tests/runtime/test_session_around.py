@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast.runtime.session import Session
+from holdfast.worker.session import Session
 from tests.runtime.local_runs import equal, fingerprint, run
 from tests.runtime.small import dataset, deterministic, network
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import holdfast
-from holdfast.runtime.session import Session
-from holdfast.testing import late
+from holdfast.injection import late
+from holdfast.worker.session import Session
 from tests.runtime.local_runs import Outcome, Raise, equal, fingerprint, new_folder, oom, run
 
 SIZE, SAMPLES = 8, 64

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 import holdfast
-from holdfast.runtime.session import Session
+from holdfast.worker.session import Session
 from tests.runtime.local_runs import run
 
 

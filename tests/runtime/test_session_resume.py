@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.runtime.session import Session
+from holdfast.worker.session import Session
 from tests.runtime.resuming import BATCHES, SAMPLES, SIZE, Augmented, Stage, outcome_of, same_with_deaths, usual
 
 # -- the data ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast.runtime.session import Session
+from holdfast.worker.session import Session
 from tests.runtime.local_runs import Died, Raise, equal, fingerprint, new_folder, run, survive
 from tests.runtime.resuming import BATCHES, Stage, usual
 

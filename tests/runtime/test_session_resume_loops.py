@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 import holdfast
-from holdfast.runtime.session import Session
+from holdfast.worker.session import Session
 from tests.runtime.local_runs import Died, Raise, new_folder, run
 from tests.runtime.resuming import BATCHES, SAMPLES, Stage, outcome_of, same_with_deaths
 

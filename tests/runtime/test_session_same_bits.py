@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import holdfast
-from holdfast.runtime.session import Session
+from holdfast.worker.session import Session
 from tests.runtime.local_runs import Raise, batches_of, equal, fingerprint, oom, run, seed_everything, survive
 from tests.runtime.small import dataset, network
 

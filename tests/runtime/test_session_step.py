@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 import holdfast
-from holdfast.runtime.session import Session
+from holdfast.worker.session import Session
 from tests.runtime.local_runs import equal, fingerprint, run
 from tests.runtime.small import dataset, deterministic
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.runtime import checkpoint
-from holdfast.runtime.session import Session
+from holdfast.state import checkpoint
+from holdfast.worker.session import Session
 from tests.runtime.local_runs import equal, fingerprint, new_folder, run
 from tests.runtime.resuming import BATCHES, Stage, outcome_of
 

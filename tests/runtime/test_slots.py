@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import UserError
-from holdfast.runfolder import RunFolder
-from holdfast.runtime.memory import Memory
-from holdfast.runtime.slots import HEADER, Arena, Slot, no_room
-from holdfast.settings import Settings
+from holdfast.base.errors import UserError
+from holdfast.run.folder import RunFolder
+from holdfast.run.settings import Settings
+from holdfast.state.slot_memory import Memory
+from holdfast.state.slots import HEADER, Arena, Slot, no_room
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="descriptors are not inherited")
 
 WRITER = """
 import sys
-from holdfast.runtime.slots import Arena
+from holdfast.state.slots import Arena
 arena = Arena.open([int(word) for word in sys.argv[1].split(",")])
 size = arena.capacity
 print("writing", flush=True)
@@ -200,7 +200,7 @@ def test_named_files_are_found_by_path_and_removed_at_the_end(tmp_path: Path) ->
     assert all(path.stat().st_size == HEADER + 5000 for path in named.paths)
     write(named, 4, b"seen elsewhere")
     code = (
-        "import sys; from pathlib import Path; from holdfast.runtime.slots import Arena\n"
+        "import sys; from pathlib import Path; from holdfast.state.slots import Arena\n"
         "arena = Arena.open_paths([Path(word) for word in sys.argv[1:]])\n"
         "commit = arena.newest()\n"
         "print(bytes(arena.slots[commit.slot].payload(commit.size)).decode())"
@@ -228,7 +228,7 @@ def test_nothing_is_left_behind(tmp_path: Path, where: str) -> None:
 NO_ROOM = """
 import resource, sys
 from pathlib import Path
-from holdfast.runtime.slots import Arena
+from holdfast.state.slots import Arena
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 import os
@@ -407,7 +407,7 @@ def test_the_sequence_is_loaded_first_and_last_with_a_fence_each(monkeypatch: py
     slot.begin(5)
     slot.commit(sequence=5, step=50, generation=0, size=500)
     seen: list[str] = []
-    monkeypatch.setattr("holdfast.runtime.slots.fence", lambda: seen.append("fence"))
+    monkeypatch.setattr("holdfast.state.slots.fence", lambda: seen.append("fence"))
     words = slot.words
     slot.words = _Words(words, seen)  # type: ignore[assignment]
     assert slot.read() is not None

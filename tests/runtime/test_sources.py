@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 
-from holdfast.runtime.sources import MOST_TEXT, described, source_of
+from holdfast.data.sample_sources import MOST_TEXT, described, source_of
 
 
 class Samples(Dataset[int]):

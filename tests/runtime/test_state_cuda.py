@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast.runtime.rng import capture_rng, restore_rng, rng_specs
-from holdfast.runtime.state import Protected
+from holdfast.state.protected import Protected
+from holdfast.state.rng import capture_rng, restore_rng, rng_specs
 
 from .saving import CPU, load, save
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.runtime.state import Protected
+from holdfast.state.protected import Protected
 from tests.runtime.saving import CPU, load, save
 from tests.runtime.state_jobs import Job, World, net
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from holdfast.runtime import layout as layouts
-from holdfast.runtime.state import Protected
+from holdfast.state import layout as layouts
+from holdfast.state.protected import Protected
 from tests.runtime.saving import CPU, load, save
 from tests.runtime.state_jobs import Extra, Job, check_resumes, net, same, weights
 

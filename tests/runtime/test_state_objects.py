@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.runtime.state import Protected
+from holdfast.state.protected import Protected
 from tests.runtime.saving import CPU, load, save
 from tests.runtime.state_jobs import World, net, same
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast.runtime.state import Protected
+from holdfast.state.protected import Protected
 from tests.runtime.saving import CPU, load, save
 from tests.runtime.state_jobs import Job, check_resumes, net, same, weights
 

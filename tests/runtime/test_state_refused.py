@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.errors import UserError
-from holdfast.runtime.state import Protected
+from holdfast.base.errors import UserError
+from holdfast.state.protected import Protected
 from tests.runtime.saving import CPU, load, save
 from tests.runtime.state_jobs import Extra, World, net
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 from torch.optim.swa_utils import SWALR
 
-from holdfast.runtime.state import Protected
+from holdfast.state.protected import Protected
 from tests.runtime.saving import CPU, load, save
 from tests.runtime.state_jobs import Job, check_resumes, net, same
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast.errors import UserError
-from holdfast.runtime.board import Phase
-from holdfast.runtime.transaction import Work, batch_size, mixes_samples, perform, pieces_of, split_batch, to_device
+from holdfast.base.board import Phase
+from holdfast.base.errors import UserError
+from holdfast.worker.step import Work, batch_size, mixes_samples, perform, pieces_of, split_batch, to_device
 
 Pair = namedtuple("Pair", "x y")
 META, CPU = torch.device("meta"), torch.device("cpu")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.board import Board
-from holdfast.runtime.unheard import MOST_BYTES, Unheard, kept_in
+from holdfast.base.board import Board
+from holdfast.worker.unreported import MOST_BYTES, Unheard, kept_in
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.runtime.board import Board, Phase, PhaseTimes
-from holdfast.runtime.watchdog import allowed_silence, merge_known
-from holdfast.settinggroups import WatchdogSettings
-from holdfast.settings import Settings
+from holdfast.base.board import Board, Phase, PhaseTimes
+from holdfast.run.setting_groups import WatchdogSettings
+from holdfast.run.settings import Settings
+from holdfast.supervisor.watchdog import allowed_silence, merge_known
 
 PHASES = {phase.label: phase for phase in Phase}
 STEP = ("data", "to-device", "forward", "backward", "optimizer", "snapshot")

@@ -10,11 +10,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from holdfast.folders import Folder
-from holdfast.runtime import layout, weights
-from holdfast.runtime.digests import Origin
-from holdfast.runtime.state import Protected
-from holdfast.runtime.weights import NO_DIGEST, check_weights, write_weights
+from holdfast.base.folders import Folder
+from holdfast.run.digests import Origin
+from holdfast.state import layout, weights_file
+from holdfast.state.protected import Protected
+from holdfast.state.weights_file import NO_DIGEST, check_weights, write_weights
 from tests.runtime.checkpoints import Net, damage, payload, trained
 from tests.runtime.saving import CPU, save
 
@@ -74,14 +74,14 @@ def test_weights_that_come_back_different_never_replace_the_old_ones(
 ) -> None:
     path = tmp_path / "best.safetensors"
     write_weights(path, payload(1))
-    before, write = path.read_bytes(), weights.write_file
+    before, write = path.read_bytes(), weights_file.write_file
 
     def faulty(folder: Folder, name: str, pieces: Any) -> list[str]:
         hashed = write(folder, name, pieces)
         damage(folder.path / name, -5)
         return hashed
 
-    monkeypatch.setattr(weights, "write_file", faulty)
+    monkeypatch.setattr(weights_file, "write_file", faulty)
     with pytest.raises(OSError, match=r"what was read back of best\.safetensors"):
         write_weights(path, payload(2))
     assert path.read_bytes() == before

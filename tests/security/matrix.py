@@ -126,7 +126,7 @@ NOTHING = "nothing"
 
 def state() -> memoryview:
     """A snapshot of one tensor."""
-    from holdfast.runtime import layout
+    from holdfast.state import layout
 
     plan = layout.plan([("model.weight", "U8", (64,))])
     data = bytearray(plan.total_bytes)
@@ -137,7 +137,7 @@ def state() -> memoryview:
 
 def template(place: Path) -> Path:
     """A run that was stopped, with everything that can be in its folder."""
-    from holdfast.runtime import checkpoint
+    from holdfast.state import checkpoint
     from tests.monitor.folders import make_run
 
     run = make_run(place, state="STOPPED", script=str(place / "job.py"), settings={}).path
@@ -237,8 +237,8 @@ def call(words: list[str]) -> tuple[int, str]:
 def stop_before_training() -> None:
     """No process is started; what the supervisor and the keeper write and prune first is written and pruned."""
     from holdfast.cli import supervise
-    from holdfast.events import Event
-    from holdfast.runtime import checkpoint
+    from holdfast.run.events import Event
+    from holdfast.state import checkpoint
 
     def conduct(run: Any, *_: object) -> int:
         run.append(Event.now("start"))

@@ -23,8 +23,8 @@ pytest.importorskip("onnxruntime", reason="needs the extra `optimize`")
 onnx = pytest.importorskip("onnx", reason="needs the extra `optimize`")
 torch = pytest.importorskip("torch")
 
+from holdfast.base.errors import UserError  # noqa: E402
 from holdfast.cli.main import main  # noqa: E402
-from holdfast.errors import UserError  # noqa: E402
 from holdfast.optimize import bundle, graph, graph_writer  # noqa: E402
 from holdfast.optimize.model_files import check_onnx, check_openvino  # noqa: E402
 from tests.optimize import small  # noqa: E402

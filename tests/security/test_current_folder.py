@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import holdfast as package
-from holdfast import interpreter
+from holdfast.base import interpreter
 from holdfast.distributed import torchrun
-from holdfast.runfolder import list_runs
+from holdfast.run.folder import list_runs
 from tests.cli.driving import environment
 
 SOURCE = Path(package.__file__).parent
@@ -130,7 +130,7 @@ CHECK = """\
 import sys
 from pathlib import Path
 
-from holdfast.external.checkpoints import _in_a_child
+from holdfast.supervisor.scripts.own_checkpoints import _in_a_child
 
 print(_in_a_child(Path(sys.argv[1])))
 """

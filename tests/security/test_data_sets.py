@@ -15,7 +15,7 @@ MISSING = [name for name in ("PIL", "yaml", "torchvision", "pycocotools") if imp
 if MISSING:
     pytest.skip(f"the extra `detection` is missing: {', '.join(MISSING)}", allow_module_level=True)
 
-from holdfast.errors import UserError  # noqa: E402
+from holdfast.base.errors import UserError  # noqa: E402
 from holdfast.workloads.detection import images, index, sources  # noqa: E402
 from holdfast.workloads.detection.index import Checked, check_set, open_set  # noqa: E402
 from tests.cli.driving import holdfast  # noqa: E402
@@ -67,7 +67,7 @@ def test_a_bomb_of_aliases_is_refused_by_its_line(tmp_path: Path) -> None:
     (tmp_path / "data.yaml").write_text(BOMB + "train: images\nnames: *a8\n")
     assert (tmp_path / "data.yaml").stat().st_size < 1000
     code = f"""
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.detection import sources
 try:
     sources.find({str(tmp_path / "data.yaml")!r})

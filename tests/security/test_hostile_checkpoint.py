@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.runfolder import RunFolder
-from holdfast.runtime import checkpoint, layout
-from holdfast.runtime.digests import HEADER, Digests, Origin, Piece
+from holdfast.run.digests import HEADER, Digests, Origin, Piece
+from holdfast.run.folder import RunFolder
+from holdfast.state import checkpoint, layout
 from tests.cli.driving import SCRIPT, holdfast, run_folder
 
 META = layout.META

@@ -14,20 +14,22 @@ from typing import Any
 
 import pytest
 
-from holdfast import folders, planted
-from holdfast.errors import UserError
-from holdfast.eventfile import EventFile
-from holdfast.events import Event
-from holdfast.external.notes import Notes
-from holdfast.external.record import Record
-from holdfast.files import read_json, remove, write_json
-from holdfast.folders import open_growing, write_whole
-from holdfast.runfolder import RunFolder
-from holdfast.runtime import checkpoint, marks, undoing
-from holdfast.runtime.board import Board
-from holdfast.runtime.evidence import folder as evidence
-from holdfast.runtime.slots import Arena
-from holdfast.runtime.weights import write_weights
+from holdfast.base import folders, planted
+from holdfast.base.board import Board
+from holdfast.base.errors import UserError
+from holdfast.base.files import read_json, remove, write_json
+from holdfast.base.folders import open_growing, write_whole
+from holdfast.data import sample_marks
+from holdfast.record.evidence import folder as evidence
+from holdfast.run.events import Event
+from holdfast.run.folder import RunFolder
+from holdfast.run.tensorboard_file import EventFile
+from holdfast.state import checkpoint
+from holdfast.state.slots import Arena
+from holdfast.state.weights_file import write_weights
+from holdfast.supervisor import undo
+from holdfast.supervisor.scripts.hook_notes import Notes
+from holdfast.supervisor.scripts.script_record import Record
 from tests.runtime.checkpoints import payload as small_state
 from tests.security.planting import KINDS, LINKS, in_time, outside, plant, seen
 
@@ -81,7 +83,7 @@ def _prune(run: Path) -> None:
 
 
 def _set_aside(run: Path) -> None:
-    undoing._set_aside(SimpleNamespace(run_folder=RunFolder(run)), 0, best=True)  # type: ignore[arg-type]
+    undo._set_aside(SimpleNamespace(run_folder=RunFolder(run)), 0, best=True)  # type: ignore[arg-type]
 
 
 def _evidence(run: Path) -> None:
@@ -122,8 +124,8 @@ def _notes(run: Path) -> None:
 
 
 def _marks(run: Path) -> None:
-    marks.begin(run)
-    marks.end()
+    sample_marks.begin(run)
+    sample_marks.end()
 
 
 WRITERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
@@ -148,7 +150,7 @@ WRITERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "the output": (_output, ("output.log", "output.1.log")),
     "stacks": (_stacks, ("stacks-0.txt",)),
     "notes of a script": (_notes, ("script",)),
-    "marks": (_marks, (f"{marks._PREFIX}{os.getpid()}", f"{marks._PREFIX}1")),
+    "marks": (_marks, (f"{sample_marks._PREFIX}{os.getpid()}", f"{sample_marks._PREFIX}1")),
 }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runfolder import RunFolder, list_runs, read_events
+from holdfast.run.folder import RunFolder, list_runs, read_events
 from tests.cli.driving import SCRIPT, environment, holdfast
 from tests.security import planting
 from tests.security.matrix import template

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import locks
-from holdfast.devices.locks import Alive
-from holdfast.errors import UserError
-from holdfast.runfolder import RunFolder
+from holdfast.base import locks
+from holdfast.base.errors import UserError
+from holdfast.devices.device_lock import Alive
+from holdfast.run.folder import RunFolder
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows locks by msvcrt")
 
@@ -29,7 +29,7 @@ def flock(fd, how):
     raise OSError(int(sys.argv[1]), os.strerror(int(sys.argv[1])))
 fcntl.flock = flock
 from pathlib import Path
-from holdfast.runfolder import RunFolder
+from holdfast.run.folder import RunFolder
 """
 HOLD = (
     NO_FLOCK
@@ -156,7 +156,7 @@ def test_of_many_who_come_at_once_one_has_it(tmp_path: Path) -> None:
         NO_FLOCK
         + """
 import random, time
-from holdfast.locks import Lock
+from holdfast.base.locks import Lock
 lock, count = Lock(Path(sys.argv[2]) / "lock"), Path(sys.argv[2]) / "count"
 for _ in range(10):
     while not lock.take():
@@ -176,9 +176,7 @@ for _ in range(10):
 
 @pytest.mark.usefixtures("no_flock")
 def test_a_sign_of_life_stands_in_for_its_lock(tmp_path: Path) -> None:
-    words = (
-        "from holdfast.devices.locks import Alive\nprint(Alive(Path(sys.argv[2])).hold(), flush=True)\nsys.stdin.read()"
-    )
+    words = "from holdfast.devices.device_lock import Alive\nprint(Alive(Path(sys.argv[2])).hold(), flush=True)\nsys.stdin.read()"
     command = [sys.executable, "-c", f"{NO_FLOCK}\n{words}", str(errno.ENOLCK), str(tmp_path / "live")]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None

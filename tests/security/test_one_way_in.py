@@ -25,31 +25,31 @@ FORBIDDEN = {
 ELSEWHERE = {
     "cli/cloud.py": "a file the user names",
     "cli/doctor.py": "a report the user asks for: new, or it is not written",
-    "cli/output.py": "the null device, where there is no stream to print to",
+    "console/output.py": "the null device, where there is no stream to print to",
     "cli/predict.py": "a file the user names",
     "cli/report.py": "a file the user names; the report in the run folder is written by monitor/report.py",
     "cli/verify.py": "a file the user names",
     "cli/weights.py": "a file the user names",
     "devices/battery.py": "a folder of tempfile.mkdtemp",
-    "devices/hosting.py": "a folder of tempfile.mkdtemp",
-    "devices/probes/child.py": "a folder of tempfile.mkdtemp",
+    "devices/probe_host.py": "a folder of tempfile.mkdtemp",
+    "probes/child.py": "a folder of tempfile.mkdtemp",
     "devices/recorded.py": "a folder of tempfile.mkdtemp",
-    "devices/turn.py": "a folder of tempfile.mkdtemp",
+    "devices/probe_turn.py": "a folder of tempfile.mkdtemp",
     "distributed/job.py": "a folder of tempfile.mkdtemp",
-    "external/hook/_holdfast_hook.py": "in the script's process, without holdfast: a folder that Notes has just made",
-    "external/silence.py": "the folder that Notes has made",
-    "external/notes.py": "makes a new folder, which fails where anything is",
+    "supervisor/scripts/hook/_holdfast_hook.py": "in the script's process, without holdfast: a folder that Notes has just made",
+    "supervisor/scripts/silence.py": "the folder that Notes has made",
+    "supervisor/scripts/hook_notes.py": "makes a new folder, which fails where anything is",
     "monitor/index.py": "the cache folder of the user",
     "monitor/picture.py": "a file the user names",
     "monitor/web/keys.py": "the cache folder of the user: new, or it is not written",
-    "runtime/board.py": "a file of tempfile.mkstemp, where there is no shared memory",
-    "runtime/keeper.py": "a new folder in one of tempfile.mkdtemp, when the run folder takes nothing more",
-    "runtime/moving.py": "makes a new folder, which fails where anything is, and the place the user names",
-    "runtime/operators/case.py": "the checker's folder of tempfile.mkdtemp; the run folder gets bytes (confirming.py)",
-    "runtime/operators/checking.py": "a folder of tempfile.mkdtemp",
-    "runtime/weights_export.py": "a file the user names",
-    "runtime/scratch.py": "a folder of tempfile.mkdtemp, and shared memory of processes that are gone",
-    "runtime/slots.py": "shared memory of the supervisor, through /proc",
+    "base/board.py": "a file of tempfile.mkstemp, where there is no shared memory",
+    "supervisor/keeper.py": "a new folder in one of tempfile.mkdtemp, when the run folder takes nothing more",
+    "record/transfer.py": "makes a new folder, which fails where anything is, and the place the user names",
+    "worker/operators/case.py": "the checker's folder of tempfile.mkdtemp; the run folder gets bytes (confirming.py)",
+    "worker/operators/checker_client.py": "a folder of tempfile.mkdtemp",
+    "state/weights_export.py": "a file the user names",
+    "base/scratch.py": "a folder of tempfile.mkdtemp, and shared memory of processes that are gone",
+    "state/slots.py": "shared memory of the supervisor, through /proc",
 }
 ALSO = ("runfolder.py", "linefile.py", "eventfile.py", "files.py", "locks.py", "planted.py")
 ALSO_ELSEWHERE = {
@@ -67,7 +67,7 @@ def test_nobody_writes_another_way() -> None:
         if writes:
             found[name] = writes
     strange = {name: writes for name, writes in found.items() if name not in known}
-    assert not strange, "write through holdfast.folders, or say here why not"
+    assert not strange, "write through holdfast.base.folders, or say here why not"
     assert sorted(known) == sorted(found), "some of what is named here writes nothing any more"
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.base.errors import UserError
 from holdfast.cli import resume_trust
-from holdfast.errors import UserError
-from holdfast.runfolder import RunFolder
+from holdfast.run.folder import RunFolder
 from tests.cli.driving import holdfast
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="no users as on Unix")

@@ -19,8 +19,8 @@ import pytest
 pytest.importorskip("uvicorn", reason="needs the extra `monitor`")
 pytest.importorskip("starlette", reason="needs the extra `monitor`")
 
+from holdfast.base import processes
 from holdfast.monitor.web import keys
-from holdfast.runtime import process
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="this system has no /proc")
@@ -85,7 +85,7 @@ def seen_by_another(pid: int) -> str:
 
 def test_no_secret_is_among_the_arguments(opened: Opened) -> None:
     shown = seen_by_another(opened.browser)
-    pids = [opened.child.pid, *process.children(opened.child.pid)]
+    pids = [opened.child.pid, *processes.children(opened.child.pid)]
     for text in (shown, *map(seen_by_another, pids)):
         assert text.strip() and opened.token not in text and "token=" not in text and "code=" not in text
     place = re.search(r"file://\S+", shown)
@@ -162,11 +162,11 @@ def test_a_file_that_others_put_there_is_not_written_to(tmp_path: Path, monkeypa
 def test_the_token_of_a_server_of_bundles_is_no_argument_of_its_readers(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs the extra `optimize`")
     pytest.importorskip("onnx", reason="needs the extra `optimize`")
-    from holdfast.optimize.serving.readers import possible
+    from holdfast.serving.readers import possible
     from tests.optimize import small
     from tests.optimize.serving import TOKEN, serving
 
     with serving(small.make(tmp_path), 1 if possible() else 0) as served:
-        pids = [served.child.pid, *process.children(served.child.pid)]
+        pids = [served.child.pid, *processes.children(served.child.pid)]
         assert len(pids) == 1 + possible()
         assert not any(TOKEN in seen_by_another(pid) for pid in pids)

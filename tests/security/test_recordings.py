@@ -17,8 +17,8 @@ if MISSING:
 
 import numpy as np  # noqa: E402
 
-from holdfast.errors import UserError  # noqa: E402
-from holdfast.workloads import data_files  # noqa: E402
+from holdfast.base import data_files  # noqa: E402
+from holdfast.base.errors import UserError  # noqa: E402
 from holdfast.workloads.eeg import eeglab, matlab, reading  # noqa: E402
 from holdfast.workloads.eeg.faults import REASONS, DataFault  # noqa: E402
 from tests.security.children import peak_of  # noqa: E402

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from holdfast import seal
+from holdfast.base.state_folder import state_folder
 from holdfast.cli.resume_trust import visible
-from holdfast.runfolder import RunFolder, list_runs
-from holdfast.statefolder import state_folder
+from holdfast.run import seal
+from holdfast.run.folder import RunFolder, list_runs
 from tests.cli.driving import Terminal, holdfast
 
 SCRIPT = """\

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import kept_arguments
-from holdfast.runfolder import RunFolder
-from holdfast.secret_words import redact
+from holdfast.base.secret_words import redact
+from holdfast.run import kept_arguments
+from holdfast.run.folder import RunFolder
 from tests.cli.driving import holdfast, run_folder
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.SflKxwRJSMeKKF2QT4fw"

@@ -17,10 +17,10 @@ import pytest
 pytest.importorskip("onnxruntime", reason="needs the extra `optimize`")
 pytest.importorskip("onnx", reason="needs the extra `optimize`")
 
-from holdfast.optimize.serving.books import WIDTH, Books
-from holdfast.optimize.serving.http import Limits, Reply, Server
-from holdfast.optimize.serving.messages import Answer, Request
-from holdfast.runtime import process
+from holdfast.base import processes
+from holdfast.serving.books import WIDTH, Books
+from holdfast.serving.http import Limits, Reply, Server
+from holdfast.serving.messages import Answer, Request
 from tests.optimize import small
 from tests.optimize.serving import TOKEN, Served, npy, serving
 from tests.waiting import wait_until
@@ -134,7 +134,7 @@ def answers(sock: socket.socket, wanted: int) -> int:
 
 
 def held(served: Served) -> int:
-    seen = process.inspect(served.child.pid)
+    seen = processes.inspect(served.child.pid)
     return 0 if seen is None else seen.rss_bytes
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.cli.output import Screen
-from holdfast.control_characters import one_line, without_control
-from holdfast.runfolder import RunFolder, write_json
+from holdfast.base.control_characters import one_line, without_control
+from holdfast.console.output import Screen
+from holdfast.run.folder import RunFolder, write_json
 from tests.cli.driving import Terminal, environment
 from tests.monitor.folders import make_run
 
@@ -237,18 +237,18 @@ def test_a_byte_of_a_file_name_is_not_written_where_the_stream_would_take_it() -
 
 SOURCES = Path(holdfast.__file__).parent
 MAY_PRINT = {
-    "cli/output.py": "the one place",
+    "console/output.py": "the one place",
     "cli/terminal.py": "rich draws; every text goes through Screen.fit or without_control",
     "monitor/terminal/first.py": "takes the screen for the live view; its lines are cleaned",
     "monitor/notify.py": "a child whose output is a log",
-    "runtime/worker.py": "a child: its output is the script's",
-    "runtime/entry.py": "a child: its output is the script's",
-    "runtime/keeper.py": "a child whose output is a log",
+    "worker/worker.py": "a child: its output is the script's",
+    "worker/script_entry.py": "a child: its output is the script's",
+    "supervisor/keeper.py": "a child whose output is a log",
     "planning/measure.py": "a script",
-    "runtime/nursery.py": "a child: its output is the script's",
+    "worker/nursery.py": "a child: its output is the script's",
     "distributed/rank.py": "a child: its output is the script's",
-    "testing/badkernel.py": "says what a driver says, in a child",
-    "testing/chaos.py": "says what a driver says, in a child",
+    "probes/wrong_kernels.py": "says what a driver says, in a child",
+    "injection/chaos.py": "says what a driver says, in a child",
 }
 """Modules that write in another way, and why they may. Workloads are scripts: what they print is a script's output."""
 
@@ -288,7 +288,7 @@ def test_nobody_prints_another_way() -> None:
         found = printing(ast.parse(path.read_text(encoding="utf-8")))
         if found:
             wrong[name] = found
-    assert not wrong, "print through holdfast.cli.output"
+    assert not wrong, "print through holdfast.console.output"
 
 
 def test_that_rule_sees_what_it_forbids() -> None:

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.base.errors import UserError
 from holdfast.cli.order import read_script
-from holdfast.cli.usage import UsageError
-from holdfast.errors import UserError
-from holdfast.runtime import script
-from holdfast.workloads import registry
+from holdfast.console.usage import UsageError
+from holdfast.run import script, workload_registry
 
 TOML = """
 [tides]
@@ -27,7 +26,7 @@ needs = ["no_such_module_anywhere"]
 def test_a_folder_registers_itself(tmp_path: Path) -> None:
     (tmp_path / "tides").mkdir()
     (tmp_path / "tides" / "workload.toml").write_text(TOML)
-    found = registry.all_workloads(tmp_path)
+    found = workload_registry.all_workloads(tmp_path)
     assert list(found) == ["tides", "tides-low"]
     assert found["tides"].stages == ("tides-low", "tides-high") and found["tides"].script is None
     assert found["tides-low"].script == tmp_path / "tides" / "low.py"
@@ -38,17 +37,17 @@ def test_a_folder_registers_itself(tmp_path: Path) -> None:
 
 
 def test_every_registered_script_can_be_a_script() -> None:
-    for workload in registry.all_workloads().values():
+    for workload in workload_registry.all_workloads().values():
         assert workload.about
         if workload.script is not None:
             assert script.read(workload.script).parameters
-            assert registry.named_by(workload.script) == workload.name
+            assert workload_registry.named_by(workload.script) == workload.name
         for stage in workload.stages:
-            assert registry.find(stage) is not None
+            assert workload_registry.find(stage) is not None
 
 
 def test_a_script_of_ours_is_imported_by_its_own_name() -> None:
-    found = registry.find("eeg-challenge1")
+    found = workload_registry.find("eeg-challenge1")
     assert found is not None and found.script is not None
     assert script.packaged_name(found.script) == "holdfast.workloads.eeg.challenge1"
     assert script.packaged_name(Path("/somewhere/challenge1.py")) is None

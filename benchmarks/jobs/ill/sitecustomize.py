@@ -3,7 +3,7 @@
     PYTHONPATH=benchmarks/jobs/ill:src HOLDFAST_PRETEND=pretend.json accelerate test
 
 Python imports this by its name when it starts, in children too. Once torch is imported, its operators pass through
-the chaos kit (holdfast.testing.badkernel) with the symptoms of the file, as on the pretend device of our own probes.
+the chaos kit (holdfast.probes.wrong_kernels) with the symptoms of the file, as on the pretend device of our own probes.
 What is left healthy is what a tester computes on the CPU to compare with: `mock_training` of `accelerate test`.
 """
 
@@ -47,8 +47,9 @@ def fall_ill() -> None:
     """From now on, in this process."""
     import torch
 
-    from holdfast.devices.probes.bench import Bench
-    from holdfast.testing import badkernel, symptoms
+    from holdfast.injection import symptoms
+    from holdfast.probes import wrong_kernels
+    from holdfast.probes.bench import Bench
 
     class Everywhere(Bench):
         """The process as a bench: what is computed is told by autograd and by the tensors, not by a probe."""
@@ -56,14 +57,14 @@ def fall_ill() -> None:
         def __init__(self) -> None:
             super().__init__(LABEL, torch.device("cpu"))
 
-    class AllKernels(badkernel.BadKernels):
+    class AllKernels(wrong_kernels.BadKernels):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             running = torch._C._current_graph_task_id() != -1
             self.bench.part = "backward" if running else "forward"
             sizes = [each.shape[0] for each in args if isinstance(each, torch.Tensor) and each.dim()]
             self.bench.batch = max(sizes, default=0)
             if not self._launched:  # from now on this process uses the device; one that only imports torch does not
-                badkernel._sign_in(LABEL)
+                wrong_kernels._sign_in(LABEL)
             return super().__torch_dispatch__(func, types, args, kwargs)
 
     here = Everywhere()

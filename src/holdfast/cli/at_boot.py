@@ -4,7 +4,7 @@
     holdfast resume --at-boot --print calm-heron      show the file, install nothing
     holdfast resume --at-boot --remove calm-heron     take it away
 
-What is written and where is in `holdfast.atboot`; this decides and prints.
+What is written and where is in `holdfast.supervisor.at_boot`; this decides and prints.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import re
 import subprocess
 from pathlib import Path
 
-from holdfast import atboot, interpreter, machine
-from holdfast.cli.output import Output, shorten, table
-from holdfast.cli.usage import UsageError
-from holdfast.errors import ExitCode, UserError
-from holdfast.naming import handle
-from holdfast.runfolder import RunFolder
+from holdfast.base import interpreter, machine
+from holdfast.base.errors import ExitCode, UserError
+from holdfast.console.output import Output, shorten, table
+from holdfast.console.usage import UsageError
+from holdfast.run.folder import RunFolder
+from holdfast.run.reference import handle
+from holdfast.supervisor import at_boot
 
 _NOT_NEEDED = re.compile(
     r"LANG|LC_ALL|TERM|NO_COLOR|FORCE_COLOR|COLUMNS|CI|TMPDIR|PYTHONUNBUFFERED|VIRTUAL_ENV|CONDA_DEFAULT_ENV|HOLDFAST_.*"
@@ -47,26 +48,26 @@ def check_flags(args: argparse.Namespace) -> None:
 def run(folder: RunFolder, args: argparse.Namespace, output: Output) -> int:
     """Install, show or remove."""
     path = folder.path.resolve()
-    system = "systemd" if args.print_only and os.name == "posix" and not _has_system() else atboot.find_system()
+    system = "systemd" if args.print_only and os.name == "posix" and not _has_system() else at_boot.find_system()
     if args.remove:
-        return _removed(folder, atboot.remove(path, system), output)
+        return _removed(folder, at_boot.remove(path, system), output)
     words = [*args.words, *(["--device", args.device] if args.device else [])]
-    job = atboot.Job(folder.name, path, _cwd(folder), tuple(words))
+    job = at_boot.Job(folder.name, path, _cwd(folder), tuple(words))
     if args.print_only:
-        output.note(f"{shorten(str(atboot.place(job, system)))}:")
-        output.print(atboot.render(job, system).rstrip("\n"))
+        output.note(f"{shorten(str(at_boot.place(job, system)))}:")
+        output.print(at_boot.render(job, system).rstrip("\n"))
         if output.as_json:
             output.json(
                 {
                     "run": folder.name,
                     "system": system,
-                    "path": str(atboot.place(job, system)),
-                    "text": atboot.render(job, system),
+                    "path": str(at_boot.place(job, system)),
+                    "text": at_boot.render(job, system),
                 }
             )
         return ExitCode.OK
     _check_start(job)
-    done = atboot.install(job, system)
+    done = at_boot.install(job, system)
     done.notes += _missing_variables()
     _tell(folder, job, done, system, output)
     return ExitCode.OK if done.enabled else ExitCode.NO
@@ -74,7 +75,7 @@ def run(folder: RunFolder, args: argparse.Namespace, output: Output) -> int:
 
 def _has_system() -> bool:
     try:
-        atboot.find_system()
+        at_boot.find_system()
     except UserError:
         return False
     return True
@@ -86,7 +87,7 @@ def _cwd(folder: RunFolder) -> Path:
     return Path(said) if isinstance(said, str) and os.path.isabs(said) and Path(said).is_dir() else Path.cwd()
 
 
-def _check_start(job: atboot.Job) -> None:
+def _check_start(job: at_boot.Job) -> None:
     """With nothing but a home and a path, as at boot: does holdfast start at all?"""
     bare = {name: os.environ[name] for name in ("HOME", "PATH", "SYSTEMROOT") if name in os.environ}
     words = interpreter.module("holdfast", "--version", python=job.python)
@@ -112,7 +113,7 @@ def _missing_variables() -> list[str]:
     return [f"set here and not after a boot: {', '.join(named)}; docs/after-a-reboot.md says where to set them"]
 
 
-def _tell(folder: RunFolder, job: atboot.Job, done: atboot.Done, system: str, output: Output) -> None:
+def _tell(folder: RunFolder, job: at_boot.Job, done: at_boot.Done, system: str, output: Output) -> None:
     if output.as_json:
         output.json(
             {
@@ -177,6 +178,6 @@ def clean_up(folder: RunFolder) -> None:
     if folder.info.get("state") != "FINISHED":
         return
     try:
-        atboot.remove(folder.path.resolve(), atboot.find_system())
+        at_boot.remove(folder.path.resolve(), at_boot.find_system())
     except UserError:
         return

@@ -13,14 +13,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast.base.errors import ExitCode
 from holdfast.cli import summary
 from holdfast.cli.order import add_device, add_script_arguments, read_order
-from holdfast.cli.output import Output, add_flags, counted, duration
-from holdfast.cli.usage import Parser
-from holdfast.errors import ExitCode
+from holdfast.console.output import Output, add_flags, counted, duration
+from holdfast.console.usage import Parser
 
 if TYPE_CHECKING:
-    from holdfast.testing.chaos import FaultPlan
+    from holdfast.injection.chaos import FaultPlan
 
 FEW = 5
 """Faults that are drawn when none were asked for."""
@@ -55,8 +55,8 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     """Check the order, run the experiment, print what it showed."""
+    from holdfast.injection.chaos import FaultPlan
     from holdfast.testing import experiment
-    from holdfast.testing.chaos import FaultPlan
 
     output = Output.from_args(args)
     order = read_order(args.script, args.words, device=args.device, command="chaos")

@@ -14,17 +14,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from holdfast.base.errors import ExitCode, UserError
 from holdfast.cli.order import read_script, split_words
-from holdfast.cli.output import Output, duration
 from holdfast.cli.runs import root_of
-from holdfast.cli.usage import Parser, UsageError
+from holdfast.console.output import Output, duration
+from holdfast.console.usage import Parser, UsageError
 from holdfast.distributed import sky
-from holdfast.errors import ExitCode, UserError
-from holdfast.naming import shown
-from holdfast.runfolder import find_run
-from holdfast.runnames import new_name
-from holdfast.runtime import moving, script
-from holdfast.settings import Settings
+from holdfast.record import transfer
+from holdfast.run import script
+from holdfast.run.folder import find_run
+from holdfast.run.names import new_name
+from holdfast.run.reference import shown
+from holdfast.run.settings import Settings
 
 
 def add_flags(parser: Parser) -> None:
@@ -94,7 +95,7 @@ def _task(args: argparse.Namespace, output: Output) -> tuple[sky.Task, sky.Price
         staged=None if staged is None else f"./.cloud/{name}",
     )
     if staged is not None and not args.dryrun:
-        moving.copy_run(staged, Path(".cloud") / name / name)
+        transfer.copy_run(staged, Path(".cloud") / name / name)
     price = sky.Price(args.price, "given") if args.price else sky.catalog_price(task, Path.home())
     return (task, None) if price is None else (dataclasses.replace(task, price=price.dollars * args.nodes), price)
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from holdfast.cli.output import Output, add_flags, table
-from holdfast.errors import ExitCode
-from holdfast.settings import Settings, describe, kinds, known, parse_overrides, sections, variable
+from holdfast.base.errors import ExitCode
+from holdfast.console.output import Output, add_flags, table
+from holdfast.run.settings import Settings, describe, kinds, known, parse_overrides, sections, variable
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:

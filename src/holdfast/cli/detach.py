@@ -19,14 +19,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast import interpreter
-from holdfast.cli.output import Output, table
-from holdfast.cli.reading import Look
-from holdfast.errors import ExitCode, InternalError, from_json
-from holdfast.files import open_regular
-from holdfast.folders import open_growing
-from holdfast.naming import handle, shown
-from holdfast.runfolder import LIVE_STATES, RunFolder
+from holdfast.base import interpreter
+from holdfast.base.errors import ExitCode, InternalError, from_json
+from holdfast.base.files import open_regular
+from holdfast.base.folders import open_growing
+from holdfast.cli.run_facts import Look
+from holdfast.console.output import Output, table
+from holdfast.run.folder import LIVE_STATES, RunFolder
+from holdfast.run.reference import handle, shown
 
 LOG = "supervisor.log"
 PATIENCE = 20.0

@@ -23,23 +23,23 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast import __version__, machine
+from holdfast import __version__
+from holdfast.base import machine, processes
+from holdfast.base.errors import ExitCode
 from holdfast.cli import doctor_text
-from holdfast.cli.output import Output, add_flags, duration
-from holdfast.cli.text import without_control
-from holdfast.cli.usage import Parser, UsageError, similar
-from holdfast.devices import examination, inspection, inventory, knowledgefile
-from holdfast.devices.advising import advice
+from holdfast.console.output import Output, add_flags, duration
+from holdfast.console.text import without_control
+from holdfast.console.usage import Parser, UsageError, similar
+from holdfast.devices import examination, inspection, inventory, knowledge_file
+from holdfast.devices.advice import advice
 from holdfast.devices.examination import Doctor, Examined, Patient
+from holdfast.devices.findings import Finding, finding
 from holdfast.devices.remedies import BACKENDS, Remedy
-from holdfast.errors import ExitCode
-from holdfast.findings import Finding, finding
-from holdfast.runtime import process
 
 if TYPE_CHECKING:
-    from holdfast.devices.probes.catalog import Probe
+    from holdfast.devices.probe_catalog import Probe
     from holdfast.devices.results import ProbeResult
-    from holdfast.devices.survey.shapes import Device, Inventory
+    from holdfast.devices.survey.records import Device, Inventory
 
 _BAR = 24
 
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     """Look around, examine each device, say what was found."""
     output = Output.from_args(args)
     if args.knowledge:
-        knowledgefile.use(Path(args.knowledge))
+        knowledge_file.use(Path(args.knowledge))
     if args.recorded:
         from holdfast.cli import recorded
 
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     bar = Bar(output)
     flags = {"full": args.full, "fresh": args.fresh, "again": args.again}
     with contextlib.closing(bar), Doctor(listener=bar, script=script, **flags) as doctor:
-        for settled in doctor.ledger.settle(process.boot_id()):
+        for settled in doctor.ledger.settle(processes.boot_id()):
             output.note(without_control(f"• {settled.sentence}"))
         likely = [asked] if asked else inventory.candidates()
         if (script or not all(doctor.remembered(label) for label in likely)) and machine.torch_build()["version"]:
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
             asked=asked,
             problem=problem,
             verbose=bool(output.verbose),
-            knowledge=knowledgefile.sentence(knowledgefile.current(), date.today()),
+            knowledge=knowledge_file.sentence(knowledge_file.current(), date.today()),
             width=min(doctor_text.WIDTH, max(output.out.width - 1, 40)),
         )
         for line in doctor_text.page(view):
@@ -149,8 +149,8 @@ def _script(asked: str | None, workload: str | None, words: list[str]) -> Probe 
             raise UsageError(f"unexpected argument `{words[0]}`", command="doctor", tips=tips)
         return None
     from holdfast.cli.order import read_script, split_words
-    from holdfast.devices.probes.catalog import script_probe
-    from holdfast.runtime import script
+    from holdfast.devices.probe_catalog import script_probe
+    from holdfast.run import script
 
     arguments, _ = split_words(words, "doctor")
     facts = read_script(str(workload_script(workload)) if workload else str(asked), "doctor")
@@ -165,11 +165,11 @@ def workload_script(name: str) -> Path:
     """
     if name.endswith(".py"):
         return Path(name)
-    from holdfast.workloads import registry
+    from holdfast.run import workload_registry
 
-    known, chosen = registry.names(), registry.find(name)
+    known, chosen = workload_registry.names(), workload_registry.find(name)
     if chosen is not None and chosen.script is None and chosen.stages:
-        chosen = registry.find(chosen.stages[0])
+        chosen = workload_registry.find(chosen.stages[0])
     if chosen is None or chosen.script is None:
         tips = [*similar(name, known, "workload"), "a script of your own: `--script my_script.py`"]
         there = f"the workloads are {', '.join(known)}"
@@ -180,7 +180,7 @@ def workload_script(name: str) -> Path:
 
 def _survey() -> Inventory:
     from holdfast.devices import survey
-    from holdfast.settings import Settings
+    from holdfast.run.settings import Settings
 
     return survey.take(folder=Path(Settings.load().run.folder))
 
@@ -268,7 +268,7 @@ def _data(
         "machine": [each.to_json() for each in system],
         "advice": [*lines],
         "inventory": here.to_json(),
-        "knowledge": knowledgefile.current().to_json(),
+        "knowledge": knowledge_file.current().to_json(),
     }
 
 

@@ -18,18 +18,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast.cli import device_words
-from holdfast.cli.output import counted, duration, size, table
-from holdfast.cli.text import without_control
+from holdfast.console.output import counted, duration, size, table
+from holdfast.console.text import without_control
 from holdfast.devices import remedies
+from holdfast.devices import words as device_words
 from holdfast.devices.inspection import LESS_WELL
 from holdfast.devices.verdict import CARE, INFERENCE, REFUSED, TRUSTED, Policy, Verdict
 
 if TYPE_CHECKING:
     from holdfast.devices.examination import Examined
+    from holdfast.devices.findings import Finding
     from holdfast.devices.results import ProbeResult
-    from holdfast.devices.survey.shapes import Disk, Inventory
-    from holdfast.findings import Finding
+    from holdfast.devices.survey.records import Disk, Inventory
 
 WIDTH = 96
 """Columns at the most; a narrower terminal has less."""

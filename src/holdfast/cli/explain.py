@@ -16,15 +16,15 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from holdfast import findings
-from holdfast.cli.output import Output, add_flags, table
-from holdfast.errors import ExitCode, UserError
-from holdfast.runtime import faults
+from holdfast.base.errors import ExitCode, UserError
+from holdfast.console.output import Output, add_flags, table
+from holdfast.devices import findings
+from holdfast.faults import classification
 
 if TYPE_CHECKING:
     import argparse
 
-    from holdfast.runtime.evidence.messages import Message
+    from holdfast.faults.kernel_messages import Message
 
 _WIDTH = 80
 
@@ -52,7 +52,7 @@ class Topic(Protocol):
     def you_can(self) -> str: ...
 
 
-SOURCES: list[Callable[[], Iterable[Topic]]] = [faults.explanations, findings.explanations]
+SOURCES: list[Callable[[], Iterable[Topic]]] = [classification.explanations, findings.explanations]
 """Each gives its topics in the order in which they are listed."""
 
 
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def page(topic: Topic | None, known: faults.Signature | None = None) -> list[str]:
+def page(topic: Topic | None, known: classification.Signature | None = None) -> list[str]:
     """A topic as lines of text; with the message that led here, what that message means comes first."""
     if topic is None:
         return ["No fault", *_message(known)]
@@ -117,7 +117,7 @@ def page(topic: Topic | None, known: faults.Signature | None = None) -> list[str
     return lines
 
 
-def _message(known: faults.Signature | None) -> list[str]:
+def _message(known: classification.Signature | None) -> list[str]:
     if known is None:
         return []
     return _section("This message", " ".join(_sentence(text) for text in (known.means, known.action)))
@@ -139,7 +139,7 @@ def _in_the_kernel_log(topic: Topic) -> list[str]:
 
 
 def _kernel_rows(topic: Topic | None) -> list[Message]:
-    from holdfast.runtime.evidence.messages import seen_with
+    from holdfast.faults.kernel_messages import seen_with
 
     kind = getattr(topic, "kind", None)
     return [row for row in seen_with(kind) if row.xid != 0] if kind is not None else []
@@ -168,24 +168,24 @@ def _list(topics: Sequence[Topic], output: Output) -> None:
     output.print("  holdfast explain F001      what it means and what you can do")
 
 
-def _find(asked: str, topics: Sequence[Topic]) -> tuple[Topic | None, faults.Signature | None]:
+def _find(asked: str, topics: Sequence[Topic]) -> tuple[Topic | None, classification.Signature | None]:
     """The topic by its code, slug or word, else by a message that is known; some messages are no fault."""
     word = asked.lower().replace("_", "-")
     for topic in topics:
         if word in _names(topic):
             return topic, None
-    known = faults.signature(word) or faults.match_text(asked)
+    known = classification.signature(word) or classification.match_text(asked)
     if known is None:
         said = _by_kernel_log(asked)
         if said is not None:
             return said, None
         raise _unknown(asked, word, topics)
-    code = faults.CODES[known.kind] if known.kind else None
+    code = classification.CODES[known.kind] if known.kind else None
     return next((topic for topic in topics if topic.code == code), None), known
 
 
 def _by_kernel_log(asked: str) -> Message | None:
-    from holdfast.runtime.evidence.messages import explained
+    from holdfast.faults.kernel_messages import explained
 
     return explained(asked)
 
@@ -217,7 +217,7 @@ def _as_json(topic: Topic | None) -> dict[str, object]:
     """All fields, null where a topic has none: a message that is no fault has no topic at all."""
     data: dict[str, object] = {name: getattr(topic, name, None) for name in _FIELDS}
     kind = data["kind"]
-    known = [row for row in faults.signatures() if kind is not None and row.kind is kind]
+    known = [row for row in classification.signatures() if kind is not None and row.kind is kind]
     kernel = [
         {"id": row.id, "xid": row.xid, "regex": row.regex, "health": row.health.value, "means": row.means}
         for row in _kernel_rows(topic)
@@ -225,7 +225,7 @@ def _as_json(topic: Topic | None) -> dict[str, object]:
     return {**data, "messages": [_signature_as_json(row) for row in known], "kernel_log": kernel}
 
 
-def _signature_as_json(known: faults.Signature) -> dict[str, object]:
+def _signature_as_json(known: classification.Signature) -> dict[str, object]:
     return {
         "id": known.id,
         "text": list(known.text),

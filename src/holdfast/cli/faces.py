@@ -19,12 +19,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast import machine
-from holdfast.cli.output import Output, Screen
-from holdfast.cli.text import Lines, without_control
-from holdfast.events import Event
+from holdfast.base import machine
+from holdfast.console.output import Output, Screen
+from holdfast.console.text import Lines, without_control
 from holdfast.monitor.bottleneck import Bottleneck, judge
-from holdfast.runtime.telling import Face
+from holdfast.record.reporter import Face
+from holdfast.run.events import Event
 
 PROGRESS_EVERY = 60.0
 """Seconds between two progress lines in a file."""
@@ -247,7 +247,7 @@ class PlainFace(QuietFace):
         )
 
     def output(self, text: str) -> None:
-        from holdfast.events import utc_now
+        from holdfast.run.events import utc_now
 
         now = utc_now()
         for line in self._lines.feed(text):

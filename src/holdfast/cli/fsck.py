@@ -13,15 +13,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli.output import Output, add_flags, count, counted, size, table
+from holdfast.base.errors import ExitCode
 from holdfast.cli.runs import root_of
-from holdfast.cli.text import without_control
-from holdfast.cli.usage import Parser
-from holdfast.errors import ExitCode
-from holdfast.naming import handle
-from holdfast.runfolder import LIVE_STATES, RunFolder, find_run, list_runs
-from holdfast.runtime import audit
-from holdfast.runtime.audit import DAMAGED, GOOD, MISSING, NOTED, READABLE, UNKNOWN, Audit, Item
+from holdfast.console.output import Output, add_flags, count, counted, size, table
+from holdfast.console.text import without_control
+from holdfast.console.usage import Parser
+from holdfast.record import audit
+from holdfast.record.audit import DAMAGED, GOOD, MISSING, NOTED, READABLE, UNKNOWN, Audit, Item
+from holdfast.run.folder import LIVE_STATES, RunFolder, find_run, list_runs
+from holdfast.run.reference import handle
 
 _SIGNS = {GOOD: "[✓]", READABLE: "[✓]", DAMAGED: "[✗]", MISSING: "[✗]", UNKNOWN: "[!]", NOTED: "[!]"}
 _STYLES = {GOOD: "green", READABLE: "green", DAMAGED: "red", MISSING: "red", UNKNOWN: "yellow", NOTED: "yellow"}

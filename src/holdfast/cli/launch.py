@@ -15,16 +15,16 @@ import os
 from typing import Any
 
 from holdfast import __version__
+from holdfast.base.errors import ExitCode, HoldfastError, UserError, from_json
 from holdfast.cli import cloud, faces, notify
 from holdfast.cli.order import Order, add_device, add_words, create, read_order, threads_for
-from holdfast.cli.output import Output, add_flags
 from holdfast.cli.runs import root_of
-from holdfast.cli.usage import Parser, UsageError
+from holdfast.console.output import Output, add_flags
+from holdfast.console.usage import Parser, UsageError
 from holdfast.distributed import torchrun
 from holdfast.distributed.job import Job
-from holdfast.errors import ExitCode, HoldfastError, UserError, from_json
-from holdfast.events import Event
-from holdfast.runfolder import RunFolder, find_run
+from holdfast.run.events import Event
+from holdfast.run.folder import RunFolder, find_run
 
 
 def add_parser(subparsers: Any) -> Parser:
@@ -189,7 +189,7 @@ def _words(order: Order) -> list[str]:
 
 
 def _header(folder: RunFolder, order: Order, wanted: torchrun.Wanted) -> faces.Header:
-    from holdfast.naming import handle, shown
+    from holdfast.run.reference import handle, shown
 
     where = f"{wanted.nproc}-ranks" if wanted.nodes == 1 else f"{wanted.nodes}x{wanted.nproc}-ranks"
     return faces.Header(
@@ -209,9 +209,9 @@ def _tell(folder: RunFolder | None, outcome: dict[str, Any], stopped_by: int | N
     import signal
 
     from holdfast.cli import supervise
-    from holdfast.cli.reading import Look
+    from holdfast.cli.run_facts import Look
     from holdfast.distributed import rank
-    from holdfast.runtime.affairs import Outcome
+    from holdfast.supervisor.run_state import Outcome
 
     code = rank._exit_code(outcome)
     if outcome["state"] == "STOPPED" and stopped_by == signal.SIGINT:

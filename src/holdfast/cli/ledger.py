@@ -11,14 +11,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from holdfast.cli.output import Output, add_flags, count, duration, shorten, table
-from holdfast.cli.text import without_control
-from holdfast.cli.usage import Parser, similar
+from holdfast.base import processes
+from holdfast.base.errors import ExitCode, UserError
+from holdfast.console.output import Output, add_flags, count, duration, shorten, table
+from holdfast.console.text import without_control
+from holdfast.console.usage import Parser, similar
 from holdfast.devices.identity import by_key
 from holdfast.devices.ledger import Ledger
-from holdfast.devices.standing import Line, Standing, Standings, Trust
-from holdfast.errors import ExitCode, UserError
-from holdfast.runtime import process
+from holdfast.devices.ledger_summary import Line, Standing, Standings, Trust
 
 _SHOWN = 20
 _LISTED = 5
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """Settle what an earlier boot left open, then show or forget."""
     output = Output.from_args(args)
     ledger = Ledger()
-    for settled in ledger.settle(process.boot_id()):
+    for settled in ledger.settle(processes.boot_id()):
         output.note(without_control(f"• {settled.sentence}"))
     if args.forget:
         return _forget(ledger, args.forget, output)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast import __version__
-from holdfast.errors import ExitCode, HoldfastError, InternalError, UserError
+from holdfast.base.errors import ExitCode, HoldfastError, InternalError, UserError
 
 
 class Command(NamedTuple):
@@ -117,7 +117,7 @@ def _dispatch(words: list[str]) -> int:
     if command is None:
         return _without_command(flags)
     if command not in COMMANDS:
-        from holdfast.cli.usage import UsageError, similar
+        from holdfast.console.usage import UsageError, similar
 
         raise UsageError(f"unknown command `{command}`", tips=similar(command, COMMANDS, "command"))
     _check_here()
@@ -129,7 +129,7 @@ def _dispatch(words: list[str]) -> int:
         rest, for_script = rest[:cut], rest[cut + 1 :]
     args = _parse(command, [*flags, *rest])
     if for_script and not hasattr(args, "script_argv"):
-        from holdfast.cli.usage import UsageError
+        from holdfast.console.usage import UsageError
 
         raise UsageError(f"`holdfast {command}` takes nothing after `--`", command=command)
     if for_script is not None:
@@ -151,13 +151,12 @@ def _check_here() -> None:
 
 def check_additions() -> None:
     """Read all that HOLDFAST_ADD names: what is wrong with it is said now, and not at a run's first fault."""
-    from holdfast import additions
-    from holdfast.devices import remedies
-    from holdfast.devices.probes import catalog
-    from holdfast.runtime import kinds
-    from holdfast.workloads import registry
+    from holdfast.base import additions
+    from holdfast.devices import probe_catalog, remedies
+    from holdfast.faults import kinds
+    from holdfast.run import workload_registry
 
-    for read in (kinds.check_added, remedies.catalogue, catalog.probes, registry.all_workloads):
+    for read in (kinds.check_added, remedies.catalogue, probe_catalog.probes, workload_registry.all_workloads):
         read()
     if additions.files("engines", "*.py"):  # these need numpy, which is not there for every command
         from holdfast.optimize import engines
@@ -175,7 +174,7 @@ def _split(words: list[str]) -> tuple[list[str], str | None, list[str]]:
 
 
 def _without_command(flags: list[str]) -> int:
-    from holdfast.cli.output import Screen
+    from holdfast.console.output import Screen
 
     screen = Screen.of(sys.stdout)
     if "--version" in flags or "-V" in flags:
@@ -185,7 +184,7 @@ def _without_command(flags: list[str]) -> int:
     elif not flags:
         screen.write(HELLO, end="")
     else:
-        from holdfast.cli.usage import UsageError
+        from holdfast.console.usage import UsageError
 
         raise UsageError(f"unexpected argument `{flags[0]}`", cause="no command was given")
     return ExitCode.OK
@@ -216,7 +215,7 @@ def _help() -> str:
 
 
 def _parse(command: str, words: list[str]) -> argparse.Namespace:
-    from holdfast.cli.usage import One
+    from holdfast.console.usage import One
 
     module, _, function = COMMANDS[command].place.partition(":")
     add: Any = getattr(importlib.import_module(f"holdfast.cli.{module}"), function or "add_parser")
@@ -229,8 +228,8 @@ def _parse(command: str, words: list[str]) -> argparse.Namespace:
 
 def _refuse(error: HoldfastError, words: list[str]) -> int:
     """Print an error on stderr, and with --json as the one object on stdout; returns its exit code."""
-    from holdfast.cli.output import Output, print_error
-    from holdfast.cli.usage import UsageError, print_usage_error
+    from holdfast.console.output import Output, print_error
+    from holdfast.console.usage import UsageError, print_usage_error
 
     output = Output.from_args(_output_flags(words))
     if output.verbose:
@@ -275,9 +274,9 @@ def _write_report(error: Exception, words: list[str]) -> Path | None:
     import tempfile
     import time
 
-    from holdfast.cli.output import shorten
-    from holdfast.folders import Folder
-    from holdfast.runfolder import redact
+    from holdfast.base.folders import Folder
+    from holdfast.console.output import shorten
+    from holdfast.run.folder import redact
 
     text = "\n".join(
         [
@@ -302,7 +301,7 @@ def _write_report(error: Exception, words: list[str]) -> Path | None:
 
 def _versions() -> list[str]:
     try:
-        from holdfast import machine
+        from holdfast.base import machine
         from holdfast.cli.env import block
 
         return block(machine.look())
@@ -330,7 +329,7 @@ def _to_nowhere(stream: Any) -> None:
 
 
 if __name__ == "__main__":
-    from holdfast.interpreter import forget_current_folder
+    from holdfast.base.interpreter import forget_current_folder
 
     forget_current_folder()
     sys.exit(main())

@@ -12,13 +12,13 @@ import json
 import subprocess
 from typing import Any
 
-from holdfast import interpreter
-from holdfast.cli.output import Output, add_flags
-from holdfast.cli.usage import Parser
-from holdfast.errors import ExitCode, UserError
-from holdfast.folders import open_growing
-from holdfast.runfolder import RunFolder, find_run
-from holdfast.settings import Settings, parse_overrides
+from holdfast.base import interpreter
+from holdfast.base.errors import ExitCode, UserError
+from holdfast.base.folders import open_growing
+from holdfast.console.output import Output, add_flags
+from holdfast.console.usage import Parser
+from holdfast.run.folder import RunFolder, find_run
+from holdfast.run.settings import Settings, parse_overrides
 
 
 def add_parser(subparsers: Any) -> Parser:

@@ -11,10 +11,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli.output import Output, add_flags
-from holdfast.cli.usage import Parser, UsageError
-from holdfast.errors import ExitCode, UserError
-from holdfast.settings import Settings
+from holdfast.base.errors import ExitCode, UserError
+from holdfast.console.output import Output, add_flags
+from holdfast.console.usage import Parser, UsageError
+from holdfast.run.settings import Settings
 
 
 def add_parser(subparsers: Any) -> Parser:
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _known(names: tuple[str, ...]) -> None:
-    from holdfast.cli.usage import similar
+    from holdfast.console.usage import similar
     from holdfast.optimize import candidates
 
     there_are = candidates.names()
@@ -119,7 +119,7 @@ def _spec(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
         given = {name: getattr(args, name) for name in ("weights", "data", "score", "calibration")}
         shapes = [_shape(each) for each in args.input or []]
         return {"kind": "module", "factory": target, "shapes": shapes, **given}, Path("bundle")
-    from holdfast.runfolder import RunFolder, find_run
+    from holdfast.run.folder import RunFolder, find_run
 
     root = Path(args.folder) if args.folder else Path(Settings.load().run.folder)
     run = RunFolder.open(Path(target)) if (Path(target) / "run.json").is_file() else find_run(root, target)

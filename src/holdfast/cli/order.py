@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast import __version__, kept_arguments, machine
-from holdfast.cli.usage import UsageError, similar
-from holdfast.errors import UserError
-from holdfast.events import utc_now
-from holdfast.runfolder import RunFolder, redact
-from holdfast.runtime import script
-from holdfast.settings import Settings, parse_overrides
-from holdfast.workloads import registry
+from holdfast import __version__
+from holdfast.base import machine
+from holdfast.base.errors import UserError
+from holdfast.console.usage import UsageError, similar
+from holdfast.run import kept_arguments, script, workload_registry
+from holdfast.run.events import utc_now
+from holdfast.run.folder import RunFolder, redact
+from holdfast.run.settings import Settings, parse_overrides
 
 
 def add_script_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,7 +114,7 @@ def split_words(words: list[str], command: str) -> tuple[dict[str, str], dict[st
 def read_script(asked: str, command: str) -> script.Facts:
     """The script as it was named, for messages; its absolute path, so that a run can be resumed from anywhere."""
     path = Path(asked).expanduser()
-    workload = registry.find(asked)
+    workload = workload_registry.find(asked)
     if workload is not None and workload.script is not None:
         workload.check_installed()
         return script.read(workload.script)
@@ -130,12 +130,12 @@ def read_script(asked: str, command: str) -> script.Facts:
 
 
 def _no_workload(asked: str, command: str) -> UsageError:
-    workload = registry.find(asked)
+    workload = workload_registry.find(asked)
     if workload is not None:
         tips = [f"give `holdfast {command}` one of them"]
         cause = f"it is made of several runs: {', '.join(workload.stages)}"
         return UsageError(f"`{asked}` is not one run", command=command, cause=cause, tips=tips)
-    known = registry.names()
+    known = workload_registry.names()
     return UsageError(
         f"unknown workload `{asked}`",
         command=command,
@@ -147,7 +147,7 @@ def _no_workload(asked: str, command: str) -> UsageError:
 def create(order: Order, **more: Any) -> RunFolder:
     """The folder of a new run; `more` is kept in its run.json."""
     path = order.facts.path
-    workload = registry.named_by(path) or re.sub(r"[^\w.-]+", "-", path.stem).strip("-") or "run"
+    workload = workload_registry.named_by(path) or re.sub(r"[^\w.-]+", "-", path.stem).strip("-") or "run"
     info = {**run_info(order), **more}
     folder = RunFolder.create(Path(order.settings.run.folder), workload, info)
     pairs = [f"{key}={value}" for key, value in order.arguments.items()]

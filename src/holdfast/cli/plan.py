@@ -21,19 +21,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast.base.errors import ExitCode, HoldfastError, ScriptFailed, UserError
+from holdfast.base.units import parse_duration
 from holdfast.cli import plan_text
 from holdfast.cli.order import Order, add_device, read_order, read_script, split_words
-from holdfast.cli.output import Output, add_flags, print_error
-from holdfast.cli.usage import Parser, UsageError
-from holdfast.errors import ExitCode, HoldfastError, ScriptFailed, UserError
+from holdfast.console.output import Output, add_flags, print_error
+from holdfast.console.usage import Parser, UsageError
 from holdfast.planning.option import RISKS
 from holdfast.planning.prices import Price, prices
-from holdfast.units import parse_duration
-from holdfast.workloads import registry
+from holdfast.run import workload_registry
 
 if TYPE_CHECKING:
     from holdfast.planning.decide import Decided, Wanted
-    from holdfast.planning.measuring import Job
+    from holdfast.planning.measured_jobs import Job
     from holdfast.planning.option import Option
     from holdfast.planning.plans import Plan
     from holdfast.planning.presets import Preset
@@ -195,8 +195,8 @@ def _prices(path: str | None, wrong: list[HoldfastError]) -> list[Price]:
 
 def _measured(args: argparse.Namespace, wanted: Wanted, output: Output, wrong: list[HoldfastError]) -> Plan:
     from holdfast.devices.ledger import Ledger
-    from holdfast.planning import plans, surveying
-    from holdfast.planning.measuring import Bench
+    from holdfast.planning import job_survey, plans
+    from holdfast.planning.measured_jobs import Bench
 
     orders, jobs, world = surveyed(args, wrong)
     settings = orders[0].settings
@@ -204,7 +204,7 @@ def _measured(args: argparse.Namespace, wanted: Wanted, output: Output, wrong: l
     status = _Status(output, f"measuring {args.script} here, {seconds:.0f} s at most")
     began = time.monotonic()
     with _alone(args), Bench(seconds, tell=status.more, ledger=Ledger()) as bench:
-        found = surveying.trials(jobs, world, bench, orders[0].threads, status.what)
+        found = job_survey.trials(jobs, world, bench, orders[0].threads, status.what)
     status.close()
     plan = plans.Plan(
         asked=args.script, words=tuple(sorted(args.words)), argv=tuple(args.script_argv), world=world,
@@ -216,7 +216,7 @@ def _measured(args: argparse.Namespace, wanted: Wanted, output: Output, wrong: l
 
 def surveyed(args: argparse.Namespace, wrong: list[HoldfastError]) -> tuple[list[Order], list[Job], World]:
     """The runs of the job, and everything a plan depends on but the measurements."""
-    from holdfast.planning import surveying
+    from holdfast.planning import job_survey
 
     if not args.script:
         raise UsageError("what is to be planned?", command="plan", tips=["name a script or a workload, or use --from"])
@@ -225,7 +225,7 @@ def surveyed(args: argparse.Namespace, wrong: list[HoldfastError]) -> tuple[list
     presets, score = _forms(args.script, orders)
     jobs = [_job(order) for order in orders]
     only = None if settings.run.device == "auto" else settings.run.device
-    world = surveying.look(
+    world = job_survey.look(
         jobs, [order.facts.parameters for order in orders], settings,
         prices=_prices(args.prices or settings.plan.prices, wrong), presets=presets, only=only, score=score,
         steps=args.steps,
@@ -235,7 +235,7 @@ def surveyed(args: argparse.Namespace, wrong: list[HoldfastError]) -> tuple[list
 
 def orders_for(asked: str, words: list[str], argv: list[str], device: str | None = None) -> list[Order]:
     """The runs that `holdfast train` would make of these words."""
-    workload = registry.find(asked)
+    workload = workload_registry.find(asked)
     if workload is None or not workload.stages:
         return [read_order(asked, words, device=device, argv=argv, command="plan")]
     workload.check_installed()
@@ -250,11 +250,11 @@ def orders_for(asked: str, words: list[str], argv: list[str], device: str | None
 
 def job_name(path: Path) -> str:
     """What runs of this script are called in the history of plans."""
-    return registry.named_by(path) or str(path)
+    return workload_registry.named_by(path) or str(path)
 
 
 def _job(order: Order) -> Job:
-    from holdfast.planning.measuring import Job
+    from holdfast.planning.measured_jobs import Job
 
     return Job(
         name=job_name(order.facts.path),
@@ -263,7 +263,7 @@ def _job(order: Order) -> Job:
         argv=order.argv,
         arguments=order.arguments,
         seed=order.settings.run.seed,
-        env=registry.environment_of(order.facts.path),
+        env=workload_registry.environment_of(order.facts.path),
     )
 
 
@@ -271,7 +271,7 @@ def _forms(asked: str, orders: list[Order]) -> tuple[tuple[Preset, ...], tuple[f
     """Smaller forms of the job, and the score of the job as it is, if its workload knows that."""
     from holdfast.planning import presets
 
-    workload = registry.find(asked)
+    workload = workload_registry.find(asked)
     given = orders[0].arguments
     if workload is None:
         return presets.for_script(orders[0].facts.path, given), None
@@ -293,9 +293,9 @@ def _seconds(text: str) -> float:
 @contextlib.contextmanager
 def _alone(args: argparse.Namespace) -> Iterator[None]:
     """Two that measure at once would measure each other."""
+    from holdfast.base.folders import make_private
+    from holdfast.base.locks import Lock, holder
     from holdfast.devices.ledger import state_folder
-    from holdfast.folders import make_private
-    from holdfast.locks import Lock, holder
 
     lock, free = Lock(state_folder() / LOCK), True
     with contextlib.suppress(OSError):  # a state folder that cannot be written to is no reason not to measure

@@ -10,12 +10,12 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.cli.text import without_control
-from holdfast.human import counted, duration, table
+from holdfast.base.dataclass_json import write
+from holdfast.base.human import counted, duration, table
+from holdfast.console.text import without_control
 from holdfast.planning.decide import Decided
 from holdfast.planning.measurement import Measurement
 from holdfast.planning.option import Option
-from holdfast.planning.plainly import write
 from holdfast.planning.plans import Plan
 from holdfast.planning.presets import AS_ASKED
 

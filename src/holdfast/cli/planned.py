@@ -17,18 +17,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import UserError
-from holdfast.human import duration
+from holdfast.base.errors import UserError
+from holdfast.base.human import duration
 from holdfast.planning import history
 from holdfast.planning.history import Past
-from holdfast.settings import DEFAULT, Settings
+from holdfast.run.settings import DEFAULT, Settings
 
 if TYPE_CHECKING:
     from holdfast.cli.order import Order
-    from holdfast.cli.reading import Look
+    from holdfast.cli.run_facts import Look
+    from holdfast.faults.ladder import Rung
     from holdfast.planning.option import Option, Part
     from holdfast.planning.plans import Plan
-    from holdfast.runtime.ladder import Rung
 
 SOURCE = "the plan"
 

@@ -10,10 +10,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from holdfast import compile_cache
-from holdfast.cli.output import Output, add_flags
-from holdfast.cli.usage import Parser
-from holdfast.errors import ExitCode, UserError
+from holdfast.base import compile_cache
+from holdfast.base.errors import ExitCode, UserError
+from holdfast.console.output import Output, add_flags
+from holdfast.console.usage import Parser
 
 SHOWN = 20
 

@@ -12,13 +12,13 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli.output import Output, add_flags, count, counted, size
+from holdfast.base.errors import ExitCode, UserError
 from holdfast.cli.runs import root_of
-from holdfast.cli.usage import Parser
-from holdfast.errors import ExitCode, UserError
-from holdfast.naming import handle, shown
-from holdfast.runfolder import RunFolder, find_run
-from holdfast.runtime import moving
+from holdfast.console.output import Output, add_flags, count, counted, size
+from holdfast.console.usage import Parser
+from holdfast.record import transfer
+from holdfast.run.folder import RunFolder, find_run
+from holdfast.run.reference import handle, shown
 
 
 def add_push(subparsers: Any) -> Parser:
@@ -71,10 +71,10 @@ def _add_common(parser: Parser, run: Any) -> None:
 def push(args: argparse.Namespace) -> int:
     output = Output.from_args(args)
     run = find_run(root_of(args), args.name)
-    if moving.is_remote(args.place):
-        moved = moving.push(run.path, args.place, live=args.live)
+    if transfer.is_remote(args.place):
+        moved = transfer.push(run.path, args.place, live=args.live)
     else:
-        moved = moving.copy_run(run.path, Path(args.place).expanduser(), live=args.live)
+        moved = transfer.copy_run(run.path, Path(args.place).expanduser(), live=args.live)
     _tell(moved, output)
     if not output.as_json and not output.quiet:
         output.print("  go on there with `holdfast resume` after `holdfast pull`, or in that folder")
@@ -85,16 +85,16 @@ def pull(args: argparse.Namespace) -> int:
     output = Output.from_args(args)
     root = root_of(args)
     script = _script(args.script)
-    if moving.is_remote(args.place):
-        moved = moving.pull(args.place, root)
+    if transfer.is_remote(args.place):
+        moved = transfer.pull(args.place, root)
     else:
-        moved = moving.copy_run(Path(args.place).expanduser(), root)
+        moved = transfer.copy_run(Path(args.place).expanduser(), root)
     run = RunFolder.open(Path(moved.where))
     if script is not None:
         run.update_info(script=str(script))
     _tell(moved, output)
     if not output.as_json and not output.quiet:
-        if script is not None or moving.script_is_here(run.path):
+        if script is not None or transfer.script_is_here(run.path):
             again = f" --script {shlex.quote(str(script))}" if script is not None else ""
             output.print(f"  go on with `holdfast resume {handle(run)}{again}`")
         else:
@@ -111,11 +111,11 @@ def _script(asked: str | None) -> Path | None:
     return path
 
 
-def _tell(moved: moving.Moved, output: Output) -> None:
+def _tell(moved: transfer.Moved, output: Output) -> None:
     if output.as_json:
         output.json(moved.to_json())
         return
-    where = moved.where if moving.is_remote(moved.where) else shown(Path(moved.where))
+    where = moved.where if transfer.is_remote(moved.where) else shown(Path(moved.where))
     output.print(f"✓ {moved.name} is in {where}: {counted(moved.files, 'file')}, {size(moved.bytes)}")
     if moved.newest is None:
         output.print("  no checkpoint was saved yet")

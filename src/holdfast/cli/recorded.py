@@ -13,16 +13,16 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cli import device_words, doctor_text
-from holdfast.cli.output import Output, print_error
-from holdfast.cli.text import without_control
-from holdfast.devices import advising, consulting, inspection, knowledgefile, recorded
-from holdfast.errors import ExitCode, HoldfastError
+from holdfast.base.errors import ExitCode, HoldfastError
+from holdfast.cli import doctor_text
+from holdfast.console.output import Output, print_error
+from holdfast.console.text import without_control
+from holdfast.devices import advice, consultation, inspection, knowledge_file, recorded, words
 
 if TYPE_CHECKING:
-    from holdfast.devices.consulting import Opinion
-    from holdfast.devices.survey.shapes import Inventory
-    from holdfast.findings import Finding
+    from holdfast.devices.consultation import Opinion
+    from holdfast.devices.findings import Finding
+    from holdfast.devices.survey.records import Inventory
     from holdfast.planning.decide import Wanted
     from holdfast.planning.world import World
 
@@ -35,8 +35,8 @@ def show(args: argparse.Namespace, output: Output) -> int:
         here = there.inventory()
         message = args.message or there.message
         found = inspection.of_inventory(here, there.env)
-        opinion = consulting.consult(here, there.env, message, there.ended)
-        steps = advising.today(here, there.env)
+        opinion = consultation.consult(here, there.env, message, there.ended)
+        steps = advice.today(here, there.env)
         if output.as_json:
             output.json(_data(there.name, here, found, opinion, steps))
         else:
@@ -50,17 +50,17 @@ def show(args: argparse.Namespace, output: Output) -> int:
 def plan(args: argparse.Namespace, wanted: Wanted, output: Output, wrong: list[HoldfastError]) -> int:
     """`holdfast plan SCRIPT --recorded FOLDER`: what that machine could train on, what is in the way, what to do."""
     from holdfast.cli.plan import surveyed
-    from holdfast.planning import surveying
+    from holdfast.planning import job_survey
 
     orders, _, world = surveyed(args, wrong)
     with recorded.load(Path(args.recorded)) as there:
         here = there.inventory()
         found = inspection.of_inventory(here, there.env)
-        steps = advising.today(here, there.env)
-        world = surveying.recorded(world, here, found)
+        steps = advice.today(here, there.env)
+        world = job_survey.recorded(world, here, found)
     if output.as_json:
         devices = [{"id": each.id, "name": each.name, "refused": each.refused or None} for each in world.devices]
-        known = knowledgefile.current().to_json()
+        known = knowledge_file.current().to_json()
         output.json({"recorded": there.name, "devices": devices, "steps": [*steps], "knowledge": known})
     else:
         width = min(doctor_text.WIDTH, max(output.out.width - 1, 40))
@@ -88,7 +88,7 @@ def plan_page(name: str, script: str, world: World, steps: Sequence[str], width:
     yield ""
     first = usable[0] if usable else "cpu"
     yield from _wrapped("", f"Until then: `holdfast train {script} --device {first}`.", width)
-    yield from _wrapped("", knowledgefile.sentence(knowledgefile.current(), date.today()), width)
+    yield from _wrapped("", knowledge_file.sentence(knowledge_file.current(), date.today()), width)
 
 
 def page(
@@ -108,7 +108,7 @@ def page(
     yield "Nothing was run: this is what is known before a probe."
     yield ""
     for device in here.devices:
-        yield f"{device.id:<9} {device_words.describe(device, here.cpu)}"
+        yield f"{device.id:<9} {words.describe(device, here.cpu)}"
         for each in found:
             if each.device == device.id and (verbose or each.level != "note"):
                 yield from _wrapped(f"    {_SIGNS[each.level]} {each.code}  ", each.sentence(), width)
@@ -125,7 +125,7 @@ def page(
         for number, step in enumerate(steps, 1):
             yield from _wrapped(f"{number:>3}. ", step, width)
     yield ""
-    yield from _wrapped("", knowledgefile.sentence(knowledgefile.current(), date.today()), width)
+    yield from _wrapped("", knowledge_file.sentence(knowledge_file.current(), date.today()), width)
 
 
 def _wrapped(head: str, text: str, width: int, indent: str | None = None) -> list[str]:
@@ -147,5 +147,5 @@ def _data(
         "opinion": said,
         "steps": [*steps],
         "inventory": here.to_json(),
-        "knowledge": knowledgefile.current().to_json(),
+        "knowledge": knowledge_file.current().to_json(),
     }

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli.output import Output, add_flags, size
+from holdfast.base.errors import ExitCode, UserError
 from holdfast.cli.runs import root_of
-from holdfast.cli.usage import Parser, UsageError
-from holdfast.errors import ExitCode, UserError
+from holdfast.console.output import Output, add_flags, size
+from holdfast.console.usage import Parser, UsageError
 from holdfast.monitor import reader
-from holdfast.naming import shown
-from holdfast.runfolder import find_run
+from holdfast.run.folder import find_run
+from holdfast.run.reference import shown
 
 
 def add_parser(subparsers: Any) -> Parser:

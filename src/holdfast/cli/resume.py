@@ -18,25 +18,26 @@ import os
 from pathlib import Path
 from typing import Any
 
-from holdfast import kept_arguments, planted
+from holdfast.base import planted, processes
+from holdfast.base.errors import ExitCode, UserError
+from holdfast.base.files import remove
+from holdfast.base.folders import open_growing
+from holdfast.base.secret_words import HIDDEN
 from holdfast.cli import at_boot, resume_script, stages
 from holdfast.cli.order import add_device, threads_for
-from holdfast.cli.output import Output, add_flags, count
-from holdfast.cli.reading import Look
 from holdfast.cli.resume_trust import Request, changed, check_own
+from holdfast.cli.run_facts import Look
 from holdfast.cli.runs import root_of, supervisor_pid
-from holdfast.cli.text import without_control
-from holdfast.cli.usage import Parser, UsageError
-from holdfast.errors import ExitCode, UserError
-from holdfast.files import remove
-from holdfast.folders import open_growing
-from holdfast.naming import handle
-from holdfast.runfolder import LAST_WORD, LIVE_STATES, RunFolder, find_run, read_json, whole
-from holdfast.runtime import checkpoint, process, script
-from holdfast.runtime.accounts import Accounts
-from holdfast.seal import FIELDS
-from holdfast.secret_words import HIDDEN
-from holdfast.settings import COMMAND_LINE, Settings, kinds, parse_overrides
+from holdfast.console.output import Output, add_flags, count
+from holdfast.console.text import without_control
+from holdfast.console.usage import Parser, UsageError
+from holdfast.record.receipt import Accounts
+from holdfast.run import kept_arguments, script
+from holdfast.run.folder import LAST_WORD, LIVE_STATES, RunFolder, find_run, read_json, whole
+from holdfast.run.reference import handle
+from holdfast.run.seal import FIELDS
+from holdfast.run.settings import COMMAND_LINE, Settings, kinds, parse_overrides
+from holdfast.state import checkpoint
 
 KEEPER_PATIENCE = 60.0
 
@@ -253,7 +254,7 @@ def _go_on(
     output: Output,
 ) -> int:
     from holdfast.cli.supervise import conduct, preload_for, rungs_for
-    from holdfast.runtime.supervisor import Plan
+    from holdfast.supervisor.supervisor import Plan
 
     info = folder.info
     rungs = rungs_for(settings.run.device, output.note)
@@ -359,13 +360,13 @@ def with_last_word(accounts: Accounts, last: dict[str, Any], saved: int) -> Acco
 
 
 def _record_death(folder: RunFolder, accounts: Accounts, last: dict[str, Any]) -> None:
-    from holdfast.events import Event
-    from holdfast.runtime import evidence
-    from holdfast.runtime.faults import Fault, Kind
-    from holdfast.runtime.ladder import Action, Move
+    from holdfast.faults.classification import Fault, Kind
+    from holdfast.faults.ladder import Action, Move
+    from holdfast.record import evidence
+    from holdfast.run.events import Event
 
     beat = read_json(folder.path / "beat.json") or {}
-    boots = {"boot": folder.info.get("boot_id"), "boot_now": process.boot_id()}
+    boots = {"boot": folder.info.get("boot_id"), "boot_now": processes.boot_id()}
     rebooted = None not in boots.values() and boots["boot"] != boots["boot_now"]
     fault = Fault(
         Kind.MACHINE_DOWN if rebooted else Kind.SUPERVISOR_DIED,

@@ -14,15 +14,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from holdfast import kept_arguments
-from holdfast.cli.output import Output
+from holdfast.base.errors import UserError
+from holdfast.base.secret_words import HIDDEN
 from holdfast.cli.resume_trust import check_own
 from holdfast.cli.run import about, conduct
-from holdfast.errors import UserError
-from holdfast.runfolder import RunFolder
-from holdfast.runtime import checkpoint
-from holdfast.secret_words import HIDDEN
-from holdfast.settings import Settings
+from holdfast.console.output import Output
+from holdfast.run import kept_arguments
+from holdfast.run.folder import RunFolder
+from holdfast.run.settings import Settings
+from holdfast.state import checkpoint
 
 
 def is_one(folder: RunFolder) -> bool:
@@ -35,13 +35,13 @@ def read_command(folder: RunFolder, words: list[str]) -> tuple[list[str], Path]:
 
     A command that is typed for a run that was not started here means the folder it is typed in: run.json has no say.
     """
-    from holdfast.external import launching
+    from holdfast.supervisor.scripts import script_start
 
     if words and not folder.vouched:
         command, cwd = words, Path.cwd()
     else:
         command, cwd = _command(folder, words)
-    program = launching.check(command) if os.sep not in command[0] else str((cwd / command[0]).absolute())
+    program = script_start.check(command) if os.sep not in command[0] else str((cwd / command[0]).absolute())
     check_own(folder, Path(shutil.which(program) or program).absolute())
     return command, cwd
 
@@ -66,8 +66,8 @@ def go_on(
     newest: Callable[[RunFolder, Output], checkpoint.Checkpoint | None],
 ) -> int:
     """Start it again. The run is locked by the caller."""
-    from holdfast.external.order import Order
-    from holdfast.external.rungs import rungs_for
+    from holdfast.supervisor.scripts.rungs import rungs_for
+    from holdfast.supervisor.scripts.script_order import Order
 
     attached = any(checkpoint.candidates(folder.path / "checkpoints"))
     good = newest(folder, output) if attached else None

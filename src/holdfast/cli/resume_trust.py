@@ -3,7 +3,7 @@
     check_own(folder, path)                              # UserError; nothing has been written before it
     agreed = Request(command, place).agree(folder, output, given=…)    # UserError, or whether it is to be sealed now
 
-What one unpacks is one's own, so owning a folder proves nothing. A run whose seal holds (holdfast.seal) was started
+What one unpacks is one's own, so owning a folder proves nothing. A run whose seal holds (holdfast.run.seal) was started
 here. Any other is shown, word by word, and goes on only if a person types yes, or gives the script or command again.
 """
 
@@ -20,11 +20,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.cli.output import Output, table
-from holdfast.errors import UserError
-from holdfast.naming import handle
-from holdfast.runfolder import RunFolder
-from holdfast.settings import Settings
+from holdfast.base.errors import UserError
+from holdfast.console.output import Output, table
+from holdfast.run.folder import RunFolder
+from holdfast.run.reference import handle
+from holdfast.run.settings import Settings
 
 _OTHERS = (
     (stat.S_IWOTH, stat.S_IXOTH, "anybody", "every user of this machine"),

@@ -17,17 +17,18 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast import __version__, kept_arguments
-from holdfast.cli.output import Output, add_flags
-from holdfast.cli.usage import Parser, UsageError
+from holdfast import __version__
+from holdfast.console.output import Output, add_flags
+from holdfast.console.usage import Parser, UsageError
 from holdfast.devices import inventory
-from holdfast.events import Event, utc_now
-from holdfast.runfolder import RunFolder, redact
-from holdfast.settings import Settings, parse_overrides
+from holdfast.run import kept_arguments
+from holdfast.run.events import Event, utc_now
+from holdfast.run.folder import RunFolder, redact
+from holdfast.run.settings import Settings, parse_overrides
 
 if TYPE_CHECKING:
-    from holdfast.external.order import Order
-    from holdfast.external.stage import Process, Stage
+    from holdfast.supervisor.scripts.script_order import Order
+    from holdfast.supervisor.scripts.stage import Process, Stage
 
 
 def add_parser(subparsers: Any) -> Parser:
@@ -66,9 +67,9 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked, make the run folder, supervise."""
-    from holdfast.external import launching
-    from holdfast.external.order import Order
-    from holdfast.external.rungs import rungs_for
+    from holdfast.supervisor.scripts import script_start
+    from holdfast.supervisor.scripts.rungs import rungs_for
+    from holdfast.supervisor.scripts.script_order import Order
 
     output = Output.from_args(args)
     command = list(args.script_argv)
@@ -79,10 +80,10 @@ def run(args: argparse.Namespace) -> int:
         tips = ["write it after `--`: `holdfast run -- python train.py`"]
         raise UsageError("no command was given", command="run", tips=tips)
     if args.resume_with is not None:
-        from holdfast.external.frameworks import check_template
+        from holdfast.supervisor.scripts.frameworks import check_template
 
         check_template(args.resume_with)
-    launching.check(command)
+    script_start.check(command)
     overrides = dict(parse_overrides(args.words))
     settings = Settings.load({**overrides, "run.device": args.device} if args.device else overrides)
     inventory.check_here(settings.run.device)
@@ -133,7 +134,7 @@ def _info(command: list[str], args: argparse.Namespace, settings: Settings) -> d
 
 def conduct(folder: RunFolder, order: Order, settings: Settings, output: Output) -> int:
     """Supervise it to its end; the run is locked by the caller."""
-    from holdfast.external.stage import Stage
+    from holdfast.supervisor.scripts.stage import Stage
 
     start = Event.now("start", run=folder.name, command=redact(order.command), holdfast=__version__)
     folder.append(start)
@@ -157,7 +158,7 @@ def _supervise(
     """What is imported here is imported while the script begins."""
     from holdfast.cli.faces import Careful
     from holdfast.cli.run_face import RunFace
-    from holdfast.external.supervising import ScriptSupervisor
+    from holdfast.supervisor.scripts.script_supervisor import ScriptSupervisor
 
     shown = RunFace(output, folder)
     face = Careful(shown)

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from holdfast.base.errors import ScriptFailed, Stopped
+from holdfast.base.human import size
 from holdfast.cli.faces import QuietFace
-from holdfast.cli.output import Output, counted, duration, print_error
-from holdfast.errors import ScriptFailed, Stopped
-from holdfast.events import Event
-from holdfast.human import size
-from holdfast.naming import shown
-from holdfast.runfolder import RunFolder
-from holdfast.runtime.affairs import Outcome
+from holdfast.console.output import Output, counted, duration, print_error
+from holdfast.run.events import Event
+from holdfast.run.folder import RunFolder
+from holdfast.run.reference import shown
+from holdfast.supervisor.run_state import Outcome
 
 if TYPE_CHECKING:
-    from holdfast.external.supervising import ScriptSupervisor
+    from holdfast.supervisor.scripts.script_supervisor import ScriptSupervisor
 
 NAME = "holdfast  "
 

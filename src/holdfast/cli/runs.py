@@ -20,17 +20,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from holdfast import locks
+from holdfast.base import locks
+from holdfast.base.control_characters import one_line
+from holdfast.base.errors import ExitCode, UserError
 from holdfast.cli import summary
-from holdfast.cli.output import Output, add_flags, count, counted, duration, metric, percent, size, table
-from holdfast.cli.reading import Look, local_time
-from holdfast.cli.text import without_control
-from holdfast.cli.usage import Parser
-from holdfast.control_characters import one_line
-from holdfast.errors import ExitCode, UserError
-from holdfast.naming import handle, shown
-from holdfast.runfolder import LIVE_STATES, RunFolder, find_run, list_runs
-from holdfast.settings import Settings, known
+from holdfast.cli.run_facts import Look, local_time
+from holdfast.console.output import Output, add_flags, count, counted, duration, metric, percent, size, table
+from holdfast.console.text import without_control
+from holdfast.console.usage import Parser
+from holdfast.run.folder import LIVE_STATES, RunFolder, find_run, list_runs
+from holdfast.run.reference import handle, shown
+from holdfast.run.settings import Settings, known
 
 _RUN_HELP = "a name such as calm-heron, a folder, or `latest`"
 _STALE = 10.0

@@ -11,10 +11,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from holdfast import compile_cache
-from holdfast.cli.output import Output, add_flags
-from holdfast.cli.usage import Parser, UsageError
-from holdfast.errors import ExitCode, UserError
+from holdfast.base import compile_cache
+from holdfast.base.errors import ExitCode, UserError
+from holdfast.console.output import Output, add_flags
+from holdfast.console.usage import Parser, UsageError
 
 TOKEN = "HOLDFAST_SERVE_TOKEN"
 
@@ -57,10 +57,10 @@ examples:
 def run(args: argparse.Namespace) -> int:
     import secrets
 
+    from holdfast.base.units import parse_bytes
     from holdfast.optimize.bundle import open_bundle
-    from holdfast.optimize.serving.app import _connections, serve
-    from holdfast.optimize.serving.http import Limits
-    from holdfast.units import parse_bytes
+    from holdfast.serving.app import _connections, serve
+    from holdfast.serving.http import Limits
 
     output = Output.from_args(args)
     compile_cache.adopt()

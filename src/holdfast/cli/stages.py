@@ -17,16 +17,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast import kept_arguments
+from holdfast.base.errors import ExitCode, UserError
 from holdfast.cli import at_boot, planned
 from holdfast.cli.order import Order, create, read_order, read_script, split_words
-from holdfast.cli.output import Output
 from holdfast.cli.resume_trust import Request
-from holdfast.cli.usage import UsageError, similar
-from holdfast.errors import ExitCode, UserError
-from holdfast.runfolder import RunFolder, list_runs, redact
-from holdfast.workloads import registry
-from holdfast.workloads.registry import Workload
+from holdfast.console.output import Output
+from holdfast.console.usage import UsageError, similar
+from holdfast.run import kept_arguments, workload_registry
+from holdfast.run.folder import RunFolder, list_runs, redact
+from holdfast.run.workload_registry import Workload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +79,7 @@ def rest(folder: RunFolder) -> Rest | None:
     stages = info.get("stages")
     if not isinstance(stages, dict):
         return None
-    workload = registry.find(str(stages.get("of")))
+    workload = workload_registry.find(str(stages.get("of")))
     left, words = stages.get("left"), stages.get("words")
     if workload is None or not isinstance(left, list) or not isinstance(words, list):
         return None

@@ -8,13 +8,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 
-from holdfast import machine
-from holdfast.cli.output import count, counted, duration, metric, percent, sparkline, table
-from holdfast.cli.reading import Look, number, whole
+from holdfast.base import machine
+from holdfast.cli.run_facts import Look, number, whole
+from holdfast.console.output import count, counted, duration, metric, percent, sparkline, table
 from holdfast.monitor.bottleneck import judge
 from holdfast.monitor.logs import clean
 from holdfast.monitor.planned import dollars, planned
-from holdfast.naming import handle, shown
+from holdfast.run.reference import handle, shown
 
 _SIGNS = {"FINISHED": "✓", "FAILED": "✗", "GAVE_UP": "✗", "CRASHED": "✗"}
 _MOST_METRICS = 6

@@ -12,23 +12,24 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast import __version__, compile_cache
+from holdfast import __version__
+from holdfast.base import compile_cache
 from holdfast.cli import faces, notify, planned, summary
 from holdfast.cli.order import Order
-from holdfast.cli.output import Output, print_error
-from holdfast.cli.reading import Look
-from holdfast.cli.text import without_control
+from holdfast.cli.run_facts import Look
+from holdfast.console.output import Output, print_error
+from holdfast.console.text import without_control
 from holdfast.devices import guards, inventory
+from holdfast.devices.saved_verdicts import Verdicts
 from holdfast.devices.verdict import Verdict
-from holdfast.devices.verdicts import Verdicts
-from holdfast.events import Event
-from holdfast.naming import handle, shown
-from holdfast.runfolder import RunFolder
-from holdfast.runtime.ladder import Rung
-from holdfast.runtime.script import Facts
-from holdfast.runtime.supervisor import Outcome, Plan, Supervisor
-from holdfast.settings import Settings
-from holdfast.workloads import registry
+from holdfast.faults.ladder import Rung
+from holdfast.run import workload_registry
+from holdfast.run.events import Event
+from holdfast.run.folder import RunFolder
+from holdfast.run.reference import handle, shown
+from holdfast.run.script import Facts
+from holdfast.run.settings import Settings
+from holdfast.supervisor.supervisor import Outcome, Plan, Supervisor
 
 _ALWAYS_READY = frozenset({"torch", "numpy", "holdfast", "__future__"})
 
@@ -97,7 +98,7 @@ def carry_out(run_folder: RunFolder, order: Order, rungs: list[Rung], output: Ou
 def conduct(run: RunFolder, plan: Plan, settings: Settings, output: Output) -> int:
     """Supervise the run to its end, with a face; the run is locked by the caller."""
     plan.chaos = _chaos()
-    for name, value in registry.environment_of(plan.script).items():
+    for name, value in workload_registry.environment_of(plan.script).items():
         os.environ.setdefault(name, value)
     _, unsafe = compile_cache.place()
     if unsafe:
@@ -137,7 +138,7 @@ def _chaos() -> dict[str, Any] | None:
     """Faults to inject, where `holdfast chaos` started this process."""
     if not os.environ.get("HOLDFAST_CHAOS"):
         return None
-    from holdfast.testing.chaos import from_environment
+    from holdfast.injection.chaos import from_environment
 
     return from_environment()
 

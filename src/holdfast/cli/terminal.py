@@ -15,10 +15,10 @@ from rich.live import Live
 from rich.text import Text
 
 from holdfast.cli.faces import Bound, Epochs, Header, QuietFace
-from holdfast.cli.output import Screen, count, duration, metric, percent
-from holdfast.cli.reading import local_time
-from holdfast.cli.text import Lines, without_control
-from holdfast.events import Event
+from holdfast.cli.run_facts import local_time
+from holdfast.console.output import Screen, count, duration, metric, percent
+from holdfast.console.text import Lines, without_control
+from holdfast.run.events import Event
 
 _INDENT = " " * 11
 """Where text stands under a time of day."""

@@ -1,7 +1,7 @@
 """`holdfast train`: a supervised run of a script, or of a workload that comes with holdfast.
 
     holdfast train my_script.py                        on the best device here
-    holdfast train eeg                                 a workload by its name: workloads/registry.py
+    holdfast train eeg                                 a workload by its name: run/workload_registry.py
     holdfast train my_script.py lr=3e-4 epochs=20      arguments of its train(session, lr=…, epochs=…)
     holdfast train my_script.py checkpoint.every=30s   settings of holdfast have a dot
     holdfast train my_script.py --detach               in the background
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli.order import add_device, add_script_arguments, create, read_order
-from holdfast.cli.output import Output, add_flags
-from holdfast.cli.usage import Parser
+from holdfast.console.output import Output, add_flags
+from holdfast.console.usage import Parser
 from holdfast.devices import inventory
 from holdfast.distributed.place import Place
-from holdfast.runfolder import RunFolder
-from holdfast.workloads import registry
+from holdfast.run import workload_registry
+from holdfast.run.folder import RunFolder
 
 
 def add_parser(subparsers: Any) -> Parser:
@@ -61,12 +61,12 @@ def run(args: argparse.Namespace) -> int:
     output = Output.from_args(args)
     place = Place.of(os.environ)
     if place is not None and place.job:
-        from holdfast.distributed import nest
+        from holdfast.distributed import rank_nursery
 
-        code = nest.ask(Path(place.job), sys.argv[1:])
+        code = rank_nursery.ask(Path(place.job), sys.argv[1:])
         if code is not None:
             return code if code >= 0 else 128 - code
-    workload = registry.find(args.script)
+    workload = workload_registry.find(args.script)
     if workload is not None and workload.stages:
         from holdfast.cli import stages
 

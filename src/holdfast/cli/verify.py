@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli.output import Output, add_flags, size
-from holdfast.cli.text import without_control
-from holdfast.cli.usage import Parser
+from holdfast.base.errors import ExitCode, UserError
+from holdfast.base.scrubber import left_in
+from holdfast.console.output import Output, add_flags, size
+from holdfast.console.text import without_control
+from holdfast.console.usage import Parser
 from holdfast.devices import inventory
-from holdfast.errors import ExitCode, UserError
-from holdfast.scrubbing import left_in
 
 
 def add_parser(subparsers: Any) -> Parser:
@@ -56,7 +56,7 @@ exit code 0 if the device does everything, 1 if it does not; the file is written
 
 def run(args: argparse.Namespace) -> int:
     """Prove it, keep the report, say what came out."""
-    from holdfast.testing import verification
+    from holdfast.verification import examination
 
     output = Output.from_args(args)
     device = inventory.check(args.device) if args.device and args.device != "auto" else None
@@ -67,10 +67,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{path} is a folder", hints=["name a file: -o report.json"])
     if not 0.5 <= args.minutes <= 600:
         raise UserError(f"--minutes is {args.minutes:g}", hints=["use a number from 0.5 to 600"])
-    steps = args.steps or verification.STEPS
+    steps = args.steps or examination.STEPS
     limit = 3600.0 if args.full else args.minutes * 60
     ask = None if args.yes else _ask
-    report = verification.conduct(device, full=args.full, steps=steps, say=output.note, ask=ask, limit_s=limit)
+    report = examination.conduct(device, full=args.full, steps=steps, say=output.note, ask=ask, limit_s=limit)
     path = path or Path(_name(report["device"]))
     text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
     found = left_in(text)

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli.output import Output, add_flags
-from holdfast.cli.usage import Parser
-from holdfast.errors import ExitCode, HoldfastError, UserError
+from holdfast.base.errors import ExitCode, HoldfastError, UserError
+from holdfast.console.output import Output, add_flags
+from holdfast.console.usage import Parser
 from holdfast.monitor import reader
 from holdfast.monitor.devices import behave
-from holdfast.runfolder import LIVE_STATES, RunFolder, find_run, list_runs
-from holdfast.settings import Settings
+from holdfast.run.folder import LIVE_STATES, RunFolder, find_run, list_runs
+from holdfast.run.settings import Settings
 
 MOST = 200
 """Runs that can be leafed through, the newest."""
@@ -136,7 +136,7 @@ def _once(folders: Sequence[Path], output: Output) -> int:
 
 def _data(path: Path) -> dict[str, Any]:
     """One run for --json: the row of `status --json`, and what the picture shows."""
-    from holdfast.cli.reading import Look
+    from holdfast.cli.run_facts import Look
     from holdfast.monitor.terminal.scene import look
 
     run = reader.open(path)

@@ -10,13 +10,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli.output import Output, add_flags, counted, size
+from holdfast.base.errors import ExitCode, UserError
 from holdfast.cli.runs import root_of
-from holdfast.cli.usage import Parser
-from holdfast.errors import ExitCode, UserError
-from holdfast.naming import handle, shown
-from holdfast.runfolder import find_run
-from holdfast.runtime import weights_export
+from holdfast.console.output import Output, add_flags, counted, size
+from holdfast.console.usage import Parser
+from holdfast.run.folder import find_run
+from holdfast.run.reference import handle, shown
+from holdfast.state import weights_export
 
 FORMATS = (".safetensors", ".pt", ".pth")
 

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from holdfast.devices.hosting import Host
 from holdfast.devices.ledger import Ledger
-from holdfast.devices.probes.catalog import Probe, find, kind_of, select
+from holdfast.devices.ledger_summary import freezes_that_count
+from holdfast.devices.probe_catalog import Probe, find, kind_of, select
+from holdfast.devices.probe_host import Host
+from holdfast.devices.probe_turn import RUNG, Turn
 from holdfast.devices.results import STATUSES, ProbeResult, skipped
-from holdfast.devices.standing import freezes_that_count
-from holdfast.devices.turn import RUNG, Turn
 
 PATIENCE = {"hung": 2, "crashed": 4}
 """After so many of these the rest is skipped: each may take a driver, or the desktop, with it."""

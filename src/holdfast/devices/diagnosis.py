@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from holdfast import findings as registry
+from holdfast.devices import findings as registry
+from holdfast.devices.findings import Finding
 from holdfast.devices.remedies import BAD, Cure, Found
 from holdfast.devices.traits import CRASHED, FAILED, HUNG, PASSED, Result, Traits, easier, froze, traits
 from holdfast.devices.verdict import BAD_INDEX, lowers_the_limit
-from holdfast.findings import Finding
 
 
 def of_results(device: str, results: Sequence[Result], found: Found | None = None) -> list[Finding]:

@@ -16,20 +16,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from holdfast import findings as registry
-from holdfast.devices import battery, diagnosis, guards, inventory, remarks, remedies
+from holdfast.base.errors import UserError
+from holdfast.base.human import counted
+from holdfast.devices import battery, diagnosis, guards, inventory, probe_catalog, remarks, remedies
+from holdfast.devices import findings as registry
 from holdfast.devices.battery import Host, ProbeResult
+from holdfast.devices.findings import Finding
 from holdfast.devices.ledger import Ledger
-from holdfast.devices.ownstep import OwnStep
-from holdfast.devices.probes import catalog
+from holdfast.devices.own_step import OwnStep
 from holdfast.devices.remedies import BAD, Found, Remedy
 from holdfast.devices.results import skipped
+from holdfast.devices.saved_verdicts import Verdicts
 from holdfast.devices.traits import HUNG, easier
 from holdfast.devices.verdict import TRUSTED, Case, Verdict, harmless, judge
-from holdfast.devices.verdicts import Verdicts
-from holdfast.errors import UserError
-from holdfast.findings import Finding
-from holdfast.human import counted
 
 BUDGET = {False: 180.0, True: 900.0}
 """Seconds for the search for remedies on one device, quick and full."""
@@ -100,7 +99,7 @@ class Doctor:
         fresh: bool = False,
         again: bool = False,
         only: Sequence[str] = (),
-        script: catalog.Probe | None = None,
+        script: probe_catalog.Probe | None = None,
         host: Callable[[Mapping[str, str]], Host] = Host,
         budget_s: float | None = None,
     ) -> None:
@@ -172,7 +171,7 @@ class Doctor:
 
     def _probe(self, device: str) -> Iterator[ProbeResult]:
         """The probes of the set. A device on which not one step can be done is not asked for more."""
-        first, *others = catalog.select(device, full=self.full, only=self.only)
+        first, *others = probe_catalog.select(device, full=self.full, only=self.only)
         self.listener.begins(device, sum(len(probe.checks) for probe in (first, *others)))
         begun = list(self._run(device, [first]))
         yield from begun
@@ -182,7 +181,9 @@ class Doctor:
         else:
             yield from self._run(device, others)
 
-    def _run(self, device: str, probes: Iterable[catalog.Probe], host: Host | None = None) -> Iterator[ProbeResult]:
+    def _run(
+        self, device: str, probes: Iterable[probe_catalog.Probe], host: Host | None = None
+    ) -> Iterator[ProbeResult]:
         if host is None:
             self.warm()
             host = self._host
@@ -195,7 +196,7 @@ class Doctor:
             full=self.full,
             again=self.again,
             announce=lambda name: self.listener.checks(device, name),
-            share=not self.full and catalog.kind_of(device) in SHARED,
+            share=not self.full and probe_catalog.kind_of(device) in SHARED,
         )
         for result in results:
             self.listener.result(result)
@@ -204,14 +205,14 @@ class Doctor:
     def _simpler(self, device: str, results: Sequence[ProbeResult]) -> list[ProbeResult]:
         """What the quick set left out and a failure makes worth knowing: the same in fp32, alone, in one layout."""
         known = {each.probe for each in results}
-        wanted: dict[str, catalog.Probe] = {}
+        wanted: dict[str, probe_catalog.Probe] = {}
         for bad in (each for each in results if each.status in BAD):
             for avoid in AVOIDS:
                 if easier(bad, results, avoid):
                     continue
                 others = [each for each in every_check(device) if each.probe not in known]
-                names = [catalog.find(each.probe).name for each in easier(bad, others, avoid)]
-                wanted |= {name: catalog.find(name) for name in list(dict.fromkeys(names))[:SIMPLER]}
+                names = [probe_catalog.find(each.probe).name for each in easier(bad, others, avoid)]
+                wanted |= {name: probe_catalog.find(name) for name in list(dict.fromkeys(names))[:SIMPLER]}
         if not wanted:
             return []
         return list(self._run(device, wanted.values()))
@@ -248,10 +249,10 @@ class Doctor:
     def _with_remedies(self, device: str, results: Sequence[ProbeResult], found: Found) -> dict[str, ProbeResult]:
         """What was not tried or not reached, and a whole network: a cure must not be the end of something else."""
         missed = [each for each in results if each.status == "skipped" and _was_missed(each)]
-        names = dict.fromkeys([*(catalog.find(each.probe).name for each in missed), WHOLE])
+        names = dict.fromkeys([*(probe_catalog.find(each.probe).name for each in missed), WHOLE])
         wanted = {each.probe for each in missed} | {each.probe for each in results if each.probe.startswith(WHOLE)}
         with self._make_host(remedies.environment(cure.remedy for cure in found.cures)) as host:
-            again = list(self._run(device, [catalog.find(name) for name in names], host))
+            again = list(self._run(device, [probe_catalog.find(name) for name in names], host))
         return {each.probe: each for each in again if each.probe in wanted}
 
     def _judge(self, patient: Patient, results: Sequence[ProbeResult], found: Found, unusable: str) -> Verdict:
@@ -281,7 +282,7 @@ class Trials:
     def __init__(self, doctor: Doctor, device: str, results: Sequence[ProbeResult]) -> None:
         self.doctor = doctor
         self.device = device
-        self.hung = {catalog.find(each.probe).name for each in results if each.status == HUNG}
+        self.hung = {probe_catalog.find(each.probe).name for each in results if each.status == HUNG}
         self._env: dict[str, str] | None = None
         self._host: Host | None = None
         self._seen: dict[tuple[str, tuple[tuple[str, str], ...]], list[ProbeResult]] = {}
@@ -299,7 +300,7 @@ class Trials:
 
     def run(self, check: str, env: Mapping[str, str]) -> ProbeResult:
         """One check with a remedy; the others of its probe are remembered."""
-        probe = catalog.find(check)
+        probe = probe_catalog.find(check)
         key = (probe.name, tuple(sorted(env.items())))
         if key not in self._seen:
             if self._env != dict(env):
@@ -321,7 +322,7 @@ class Trials:
 
 def every_check(device: str) -> list[ProbeResult]:
     """All checks there are, as results of nothing: for comparing what they are about."""
-    probes = catalog.select(device, full=True)
+    probes = probe_catalog.select(device, full=True)
     return [
         ProbeResult(probe.named(check), device, "skipped", evidence=probe.traits(check))
         for probe in probes

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from holdfast.devices import knowledgefile
-from holdfast.findings import Cure
+from holdfast.devices import knowledge_file
+from holdfast.devices.findings import Cure
 
 _CONDITIONS = ("archs", "names", "claimed", "os", "env", "env_text", "torch", "rocm", "cuda", "driver", "kernel")
 
@@ -163,11 +163,11 @@ def plain(arch: str) -> str:
 
 
 def data() -> Mapping[str, Any]:
-    return knowledgefile.current().data
+    return knowledge_file.current().data
 
 
 def by_arch() -> dict[str, Card]:
-    return _by_arch(knowledgefile.current().sha256)
+    return _by_arch(knowledge_file.current().sha256)
 
 
 @lru_cache(maxsize=4)

@@ -18,12 +18,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast import machine
+from holdfast.base import machine
 from holdfast.devices import inspection, remedies
 from holdfast.devices.ledger import Ledger, software
-from holdfast.devices.standing import same_software
-from holdfast.devices.survey.shapes import Cpu, Device, Inventory, System, TorchBuild
-from holdfast.runfolder import read_json
+from holdfast.devices.ledger_summary import same_software
+from holdfast.devices.survey.records import Cpu, Device, Inventory, System, TorchBuild
+from holdfast.run.folder import read_json
 
 if TYPE_CHECKING:
     from holdfast.devices.facts import Bug

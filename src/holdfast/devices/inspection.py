@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.devices import knowledge
 from holdfast.devices.facts import Bug, plain
-from holdfast.findings import Cure, Finding, finding
+from holdfast.devices.findings import Cure, Finding, finding
 
 if TYPE_CHECKING:
-    from holdfast.devices.survey.shapes import Device, Inventory
+    from holdfast.devices.survey.records import Device, Inventory
 
 SYSTEM, DISK, CPU = "system", "disk", "cpu"
 LITTLE_MEMORY = 4_000_000_000

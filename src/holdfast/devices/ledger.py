@@ -27,12 +27,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast import machine
+from holdfast.base import machine, processes
+from holdfast.base.files import open_regular
+from holdfast.base.folders import make_private, open_growing, write_whole
+from holdfast.base.locks import Lock
+from holdfast.base.state_folder import state_folder as state_folder
+from holdfast.devices.device_lock import Alive
 from holdfast.devices.identity import DeviceId, identify, machine_key
-from holdfast.devices.judging import Case, Judgement, judge
-from holdfast.devices.lastboot import READERS, Readers
-from holdfast.devices.locks import Alive
-from holdfast.devices.standing import (
+from holdfast.devices.last_boot import READERS, Readers
+from holdfast.devices.ledger_summary import (
     History,
     Line,
     Standings,
@@ -42,13 +45,9 @@ from holdfast.devices.standing import (
     history_of,
     trust_of,
 )
-from holdfast.events import Event, utc_now
-from holdfast.files import open_regular
-from holdfast.folders import make_private, open_growing, write_whole
-from holdfast.locks import Lock
-from holdfast.runfolder import read_lines, sync_folder
-from holdfast.runtime import process
-from holdfast.statefolder import state_folder as state_folder
+from holdfast.devices.shutdown_cause import Case, Judgement, judge
+from holdfast.run.events import Event, utc_now
+from holdfast.run.folder import read_lines, sync_folder
 
 LEDGER = "ledger.jsonl"
 LARGE = 1 << 20
@@ -157,15 +156,15 @@ class Ledger:
         """
         where = self.identify(device)
         clipped = {name: value[:500] if isinstance(value, str) else value for name, value in facts.items()}
-        self._append([self._line("note", where, rung_label, process.boot_id(), what=what, facts=clipped)])
+        self._append([self._line("note", where, rung_label, processes.boot_id(), what=what, facts=clipped)])
 
     def forget(self, device: DeviceId | str) -> None:
         """Freezes and distrust of a device count no longer, on any rung. Its history stays."""
-        self._append([self._line("forget", self.identify(device), "", process.boot_id())])
+        self._append([self._line("forget", self.identify(device), "", processes.boot_id())])
 
     def pardon(self, device: DeviceId | str) -> None:
         """A verdict on its numbers is taken back, on every rung. It stays in the history, with the pardon."""
-        self._append([self._line("pardon", self.identify(device), "", process.boot_id())])
+        self._append([self._line("pardon", self.identify(device), "", processes.boot_id())])
 
     def _line(self, kind: str, device: DeviceId, rung_label: str, boot: str | None, **data: Any) -> Line:
         rung = rung_label.removeprefix(device.label).strip()
@@ -199,7 +198,7 @@ class Ledger:
 
     def in_use(self) -> list[Line]:
         """The entries of devices that a living process uses now."""
-        boot = process.boot_id()
+        boot = processes.boot_id()
         return [line for line in _left_open(self.lines(), self.machine) if self._in_use(line, boot)]
 
     def trust(self, device: DeviceId | str, rung_label: str) -> Trust:
@@ -239,7 +238,7 @@ class Ledger:
         if token:
             return self._alive.is_held(token)
         pid = line.data.get("pid")
-        return line.boot == boot_id and isinstance(pid, int) and process.exists(pid)
+        return line.boot == boot_id and isinstance(pid, int) and processes.exists(pid)
 
     def _judge(self, entries: list[Line]) -> Iterator[tuple[Line, Judgement]]:
         """Boot by boot, the oldest first: what one boot shows is evidence about the next."""
@@ -357,7 +356,7 @@ def _left_open(lines: Iterable[Line], machine: str) -> list[Line]:
 
 def _of_another_machine(line: Line, boot_id: str | None) -> bool:
     """It was opened when this boot had begun, by another boot: two machines that look alike share this ledger."""
-    began = process.boot_time() if boot_id == process.boot_id() else None
+    began = processes.boot_time() if boot_id == processes.boot_id() else None
     opened = Event("open", line.time).seconds()
     return began is not None and opened is not None and opened > began + CLOCKS
 

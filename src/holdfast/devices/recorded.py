@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from holdfast.base.errors import UserError
 from holdfast.devices import survey
 from holdfast.devices.survey import Answer, Cpu, Device, Host, Inventory, System, TorchBuild, tool_name
-from holdfast.errors import UserError
 
 _LARGEST = 4 << 20
 

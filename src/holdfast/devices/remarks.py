@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from holdfast.devices.findings import Finding, finding
 from holdfast.devices.traits import CRASHED, HUNG, PASSED, SKIPPED, Result, froze, traits
-from holdfast.findings import Finding, finding
 
 SLOWER_WARM = 1.25
 """Steps at the end of a load against those at its beginning, by medians."""

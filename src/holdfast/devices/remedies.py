@@ -8,7 +8,7 @@
 A remedy either changes how a device is used (variables, switches) and is then tried: the probe that failed runs again
 with it. Or it does without something (a precision, a layout, a large batch), and then the probe that does without
 has passed already, or has not. What is known is in remedies.toml, a row each; a file of your own may add to them
-(holdfast.additions). No torch here.
+(holdfast.base.additions). No torch here.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast import additions, tomlfile
+from holdfast.base import additions, toml_file
+from holdfast.base.errors import UserError
 from holdfast.devices import flags as switches
 from holdfast.devices.traits import CRASHED, FAILED, FP32, HUNG, PASSED, Result, Traits, easier, traits
-from holdfast.errors import UserError
-from holdfast.runtime.faults import Kind, match_text
+from holdfast.faults.classification import Kind, match_text
 
 BACKENDS = {"nvidia": "cuda", "amd": "rocm", "intel": "xpu", "apple": "mps", "cpu": "cpu"}
 """By the kind of a device. One that is not here, such as a pretend device, may be given any remedy."""
@@ -82,7 +82,7 @@ class Remedy:
 @functools.lru_cache(maxsize=1)
 def catalogue() -> tuple[Remedy, ...]:
     """Every remedy there is, in the order in which they are tried."""
-    rows = tomlfile.load(Path(__file__).with_name("remedies.toml"))
+    rows = toml_file.load(Path(__file__).with_name("remedies.toml"))
     ours = [_remedy(name, row) for name, row in rows.items()]
     return (*ours, *_added({remedy.name for remedy in ours}))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from holdfast.devices.probes.catalog import Probe
+from holdfast.devices.probe_catalog import Probe
 
 STATUSES = ("passed", "failed", "crashed", "hung", "skipped")
 

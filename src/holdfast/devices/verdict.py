@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.devices import flags, remedies
+from holdfast.devices.findings import Finding
+from holdfast.devices.ledger_summary import Trust
 from holdfast.devices.remedies import BAD, Cure, Found
-from holdfast.devices.standing import Trust
 from holdfast.devices.traits import FAILED, FP32, LOW, PASSED, STATUSES, Result, froze, traits
-from holdfast.findings import Finding
 
 TRUSTED, CARE, INFERENCE, REFUSED = STATES = ("trusted", "use_with_care", "inference_only", "refused")
 TRAINABLE = (TRUSTED, CARE)

@@ -26,21 +26,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from holdfast.base.board import Board, Phase
+from holdfast.base.errors import UserError
+from holdfast.data.generators import NAMES, seed
+from holdfast.data.sample_order import _key, _mix_word
 from holdfast.distributed.meeting import meet
 from holdfast.distributed.place import Place
-from holdfast.errors import UserError
-from holdfast.runtime.board import Board, Phase
-from holdfast.runtime.faults import Fault, Kind
-from holdfast.runtime.generators import NAMES, seed
-from holdfast.runtime.ladder import Action, Move
-from holdfast.runtime.peers import PeerFault
-from holdfast.runtime.sampling import _key, _mix_word
+from holdfast.faults.classification import Fault, Kind
+from holdfast.faults.ladder import Action, Move
+from holdfast.worker.peers import PeerFault
 
 if TYPE_CHECKING:
-    from holdfast.runtime.ground import Ground
-    from holdfast.runtime.loader import Batch
-    from holdfast.runtime.peers import Peers
-    from holdfast.runtime.transaction import Work
+    from holdfast.data.loader import Batch
+    from holdfast.worker.peers import Peers
+    from holdfast.worker.session_base import Ground
+    from holdfast.worker.step import Work
 
 _KINDS = list(Kind)
 _ACTIONS = list(Action)

@@ -20,10 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.files import in_folder, read_json, write_json
-from holdfast.runtime import process
-from holdfast.runtime.board import Board
-from holdfast.runtime.slots import Arena, Slot
+from holdfast.base import processes
+from holdfast.base.board import Board
+from holdfast.base.files import in_folder, read_json, write_json
+from holdfast.state.slots import Arena, Slot
 
 SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "holdfast-job-"
@@ -151,7 +151,7 @@ def sweep(place: Path | None = None) -> None:
 
 
 def _place() -> Path:
-    usable = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK) and not process.portable()
+    usable = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK) and not processes.portable()
     return SHARED_MEMORY if usable else Path(tempfile.gettempdir())
 
 
@@ -164,15 +164,15 @@ def _is_ours(path: Path) -> bool:
 
 
 def _identity(pid: int) -> dict[str, Any]:
-    info = process.inspect(pid)
+    info = processes.inspect(pid)
     return {"pid": pid, "started": info.started if info is not None else 0}
 
 
 def _lives(known: dict[str, Any]) -> bool:
     pid = known.get("pid")
-    if not isinstance(pid, int) or not process.exists(pid):
+    if not isinstance(pid, int) or not processes.exists(pid):
         return False
-    info = process.inspect(pid)
+    info = processes.inspect(pid)
     return info is None or info.started == known.get("started")
 
 

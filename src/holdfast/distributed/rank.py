@@ -18,18 +18,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from holdfast.base import processes
+from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed
 from holdfast.distributed.job import Job
-from holdfast.distributed.nest import NESTED
 from holdfast.distributed.place import LAUNCHER, Place
-from holdfast.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed
-from holdfast.events import utc_now
-from holdfast.runfolder import RunFolder
-from holdfast.runtime import process
+from holdfast.distributed.rank_nursery import NESTED
+from holdfast.run.events import utc_now
+from holdfast.run.folder import RunFolder
 
 if TYPE_CHECKING:
+    from holdfast.base.board import Board
     from holdfast.cli.order import Order
-    from holdfast.distributed.link import Follower, Writer
-    from holdfast.runtime.board import Board
+    from holdfast.distributed.rank_link import Follower, Writer
 
 START_AGAIN = 76
 """The exit code that asks the agent for new ranks."""
@@ -70,7 +70,7 @@ def leave(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    from holdfast.runtime import worker
+    from holdfast.worker import worker
 
     worker._end_children()
     os._exit(code)
@@ -130,8 +130,8 @@ def _stop_politely(board: Board) -> None:
 
 
 def _runs(pid: int) -> bool:
-    info = process.inspect(pid)
-    return process.exists(pid) and (info is None or info.state != "Z")
+    info = processes.inspect(pid)
+    return processes.exists(pid) and (info is None or info.state != "Z")
 
 
 def _run_folder(job: Job, place: Place, make: Callable[[], RunFolder]) -> RunFolder | None:
@@ -153,7 +153,7 @@ def _run_folder(job: Job, place: Place, make: Callable[[], RunFolder]) -> RunFol
 
 def _speak_into(run: Path, place: Place) -> None:
     """What this rank prints goes to a file of the run; the first one's is shown."""
-    from holdfast.runtime import worker
+    from holdfast.worker import worker
 
     worker._redirect_output(run / ("output.log" if place.local_rank == 0 else f"output-rank{place.rank}.log"))
     worker._prepare_stacks(run / f"stacks-rank{place.rank}.txt")
@@ -180,9 +180,9 @@ def _train(order: Order, place: Place, job: Job, board: Board, run: RunFolder | 
     import torch
 
     from holdfast.distributed.group import Group, PeerLost
-    from holdfast.distributed.link import Follower, Writer
-    from holdfast.runtime import worker
-    from holdfast.runtime.session import LostWorker, StopRun
+    from holdfast.distributed.rank_link import Follower, Writer
+    from holdfast.worker import worker
+    from holdfast.worker.session import LostWorker, StopRun
 
     if hasattr(os, "fork"):
         multiprocessing.set_start_method("fork", force=True)
@@ -238,16 +238,17 @@ def _save_what_failed(link: Any, job: Job) -> None:
 
 
 def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any, device: Any, seed: int) -> None:
-    from holdfast.runtime import marks, worker
-    from holdfast.runtime.ladder import Rung
-    from holdfast.runtime.session import Run, Session
+    from holdfast.data import sample_marks
+    from holdfast.faults.ladder import Rung
+    from holdfast.worker import worker
+    from holdfast.worker.session import Run, Session
 
     folder = link.run.path if hasattr(link, "run") else Path(place.run or os.curdir)
     described = Run(order.facts.path.stem, folder, seed, place.restarts, link.newest() is not None)
     session = Session(
         link, run=described, rungs=[Rung(str(device))], rung=0, settings=settings, device=device, peers=group
     )
-    marks.begin(folder, policy=marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
+    sample_marks.begin(folder, policy=sample_marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
     try:
         train = worker.load_train(order.facts.path, order.argv)
         link.send("worker", generation=place.restarts, rank=place.rank, pid=os.getpid())
@@ -261,7 +262,7 @@ def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any
             worker._summary(error), cause=_where(worker._place(error), place), hints=["fix it, then resume the run"]
         ) from error
     finally:
-        marks.end()
+        sample_marks.end()
 
 
 def _where(place_in_script: str | None, place: Place) -> str:
@@ -299,17 +300,17 @@ def _stopped(link: Any, job: Job) -> None:
 
 
 def _close_books(link: Any, job: Job, state: str, digest: str | None) -> None:
-    from holdfast.runtime import local
+    from holdfast.worker import local_run
 
     link.accounts.attempts += link.board.read().attempts
-    receipt = local._receipt(link, survived=state == "FINISHED", digest=digest)
+    receipt = local_run._receipt(link, survived=state == "FINISHED", digest=digest)
     link.run.put("receipt.json", receipt)
     link.run.update_info(accounts=link.accounts.to_json(), best=link.teller.best.known)
     job.end({"state": state, "saved": None if link.saved is None else str(link.saved.path)})
 
 
 def _print(error: HoldfastError) -> None:
-    from holdfast.cli.output import print_error
+    from holdfast.console.output import print_error
 
     with contextlib.suppress(Exception):
         print_error(error)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 
 RUNS = "/holdfast-runs"
 """Where the bucket is mounted."""

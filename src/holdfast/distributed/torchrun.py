@@ -20,21 +20,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast import compile_cache, interpreter
+from holdfast.base import compile_cache, interpreter, processes
+from holdfast.base.board import Phase, PhaseTimes
+from holdfast.base.files import open_regular
+from holdfast.base.folders import open_growing
 from holdfast.distributed.job import Job
-from holdfast.distributed.nest import Nest
 from holdfast.distributed.place import JOB, LAUNCHER, RUN
-from holdfast.distributed.watch import Boards, Seen, hung
-from holdfast.events import Event
-from holdfast.files import open_regular
-from holdfast.folders import open_growing
-from holdfast.runfolder import RunFolder
-from holdfast.runtime import process
-from holdfast.runtime.accounts import Accounts
-from holdfast.runtime.board import Phase, PhaseTimes
-from holdfast.runtime.telling import Face, Teller
-from holdfast.runtime.watchdog import merge_known
-from holdfast.settings import Settings
+from holdfast.distributed.rank_nursery import Nest
+from holdfast.distributed.rank_watch import Boards, Seen, hung
+from holdfast.record.receipt import Accounts
+from holdfast.record.reporter import Face, Teller
+from holdfast.run.events import Event
+from holdfast.run.folder import RunFolder
+from holdfast.run.settings import Settings
+from holdfast.supervisor.watchdog import merge_known
 
 AGENT_LOG = "torchrun.log"
 PORT = 29400
@@ -196,22 +195,22 @@ class Launch:
         """Its stacks if it can still tell them, then the end of it and of its loaders."""
         self.job.accuse(each.rank, each.pid, "hung", text=why, step=each.beat.at, phase=each.beat.phase.label)
         if _STACKS is not None and not each.stopped:
-            process.send(each.pid, _STACKS)
+            processes.send(each.pid, _STACKS)
             time.sleep(0.2)
-        process.send_group(each.pid, _KILL)
+        processes.send_group(each.pid, _KILL)
 
     def _look_for_strangers(self, known: set[int]) -> None:
         """Ranks that were stopped before they had a board."""
         now, floor = time.monotonic(), self.settings.watchdog.floor
         stopped = set()
-        for pid in [*process.children(self.agent.pid), *(self.nest.pids if self.nest is not None else ())]:
-            info = process.inspect(pid)
+        for pid in [*processes.children(self.agent.pid), *(self.nest.pids if self.nest is not None else ())]:
+            info = processes.inspect(pid)
             if pid not in known and info is not None and info.state == "T":
                 stopped.add(pid)
         self._strangers = {pid: self._strangers.get(pid, now) for pid in stopped}
         for pid, since in self._strangers.items():
             if now - since > floor:
-                process.send_group(pid, _KILL)
+                processes.send_group(pid, _KILL)
 
     def _beat(self, seen: list[Seen]) -> None:
         if self._teller is None or self.run is None or not seen:
@@ -267,11 +266,11 @@ class Launch:
     def _end_agent(self, number: int = signal.SIGTERM) -> None:
         if self.agent.poll() is not None:
             return
-        ranks = list(process.children(self.agent.pid))
-        process.send(self.agent.pid, number)
+        ranks = list(processes.children(self.agent.pid))
+        processes.send(self.agent.pid, number)
         if number == _KILL:
             for pid in ranks:
-                process.send_group(pid, _KILL)
+                processes.send_group(pid, _KILL)
         deadline = time.monotonic() + _PATIENCE
         while self.agent.poll() is None and time.monotonic() < deadline:
             if self.nest is not None:

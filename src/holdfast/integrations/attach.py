@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from holdfast.errors import UserError
+from holdfast.base.board import Phase
+from holdfast.base.errors import UserError
 from holdfast.integrations.data import Followed, follow
 from holdfast.integrations.outside import Keep, connect
-from holdfast.runtime.board import Phase
-from holdfast.runtime.ground import named_by_kind
+from holdfast.worker.session_base import named_by_kind
 
 
 def attach(model: torch.nn.Module, optimizer: Any, loader: Any, **more: Any) -> AttachedLoader:

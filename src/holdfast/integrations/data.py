@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from holdfast.runtime.rng import capture_rng, restore_rng
+from holdfast.state.rng import capture_rng, restore_rng
 
 _CPU = torch.device("cpu")
 

@@ -22,16 +22,16 @@ except ImportError:
     try:
         from pytorch_lightning.callbacks import Checkpoint  # type: ignore[import-not-found,no-redef,assignment,unused-ignore]
     except ImportError:
-        from holdfast.errors import UserError
+        from holdfast.base.errors import UserError
 
         raise UserError(
             "holdfast.integrations.lightning needs Lightning", hints=["install it: `pip install lightning`"]
         ) from None
 
+from holdfast.base.board import Phase
 from holdfast.integrations.data import Followed, follow
 from holdfast.integrations.outside import Keep, Outside, begin_at, connect
 from holdfast.integrations.whole import Whole
-from holdfast.runtime.board import Phase
 
 _MADE_ANEW = ("hyper_parameters", "hparams_name", "datamodule_hyper_parameters")
 """What the script gives again when it starts."""

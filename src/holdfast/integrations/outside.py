@@ -17,16 +17,16 @@ from typing import Any
 
 import torch
 
-from holdfast.errors import InternalError, UserError, from_json
-from holdfast.runtime import snapshot
-from holdfast.runtime.board import Board, Phase
-from holdfast.runtime.channel import Channel, Closed
-from holdfast.runtime.launch import connect_back
-from holdfast.runtime.rng import restore_rng
-from holdfast.runtime.slots import Arena
-from holdfast.runtime.state import Protected
-from holdfast.runtime.worker import map_file
-from holdfast.settings import Settings
+from holdfast.base.board import Board, Phase
+from holdfast.base.channel import Channel, Closed
+from holdfast.base.errors import InternalError, UserError, from_json
+from holdfast.run.settings import Settings
+from holdfast.state import snapshot
+from holdfast.state.protected import Protected
+from holdfast.state.rng import restore_rng
+from holdfast.state.slots import Arena
+from holdfast.supervisor.process_start import connect_back
+from holdfast.worker.worker import map_file
 
 ENDED_TO_STOP = 75
 """The exit code of a script that was asked to stop and has handed its state out."""

@@ -21,16 +21,16 @@ import torch
 try:
     from transformers import TrainerCallback
 except ImportError:
-    from holdfast.errors import UserError
+    from holdfast.base.errors import UserError
 
     raise UserError(
         "holdfast.integrations.transformers needs transformers",
         hints=["install it: `pip install transformers accelerate`"],
     ) from None
 
+from holdfast.base.board import Phase
 from holdfast.integrations.outside import Keep, Outside, begin_at, connect
 from holdfast.integrations.whole import Whole
-from holdfast.runtime.board import Phase
 
 
 class HoldfastCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]

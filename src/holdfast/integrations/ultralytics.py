@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from holdfast.errors import UserError
+from holdfast.base.board import Phase
+from holdfast.base.errors import UserError
 from holdfast.integrations.outside import Keep, Outside, connect
-from holdfast.runtime.board import Phase
 
 M = TypeVar("M")
 

@@ -21,13 +21,13 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from holdfast.events import Event
-from holdfast.files import open_regular
+from holdfast.base.files import open_regular
 from holdfast.monitor.columns import Column, Shape, Table
 from holdfast.monitor.downsample import Peaks
 from holdfast.monitor.index import Index, Part
 from holdfast.monitor.story import Story, amount, seconds
 from holdfast.monitor.tail import LONGEST, Tail
+from holdfast.run.events import Event
 
 _LOGGED = b'"event": "log"'
 """Numbers are in metrics.jsonl as well: their lines in the journal are not even parsed."""

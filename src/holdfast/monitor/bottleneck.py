@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.human import percent
+from holdfast.base.human import percent
 
 ENOUGH = 2.0
 """Seconds of training before anything is said."""

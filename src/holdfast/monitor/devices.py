@@ -26,9 +26,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from holdfast import machine
-from holdfast.events import utc_now
+from holdfast.base import machine
 from holdfast.monitor.nvml import Nvml
+from holdfast.run.events import utc_now
 
 VARIABLE = "HOLDFAST_SENSORS"
 ROOT = Path("/")

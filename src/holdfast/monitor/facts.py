@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Checkpoint:
 
 def settings_of(saved: object) -> Iterator[Setting]:
     """What run.json keeps of the settings; a folder from elsewhere may hold anything."""
-    from holdfast.settings import DEFAULT, known
+    from holdfast.run.settings import DEFAULT, known
 
     found = saved if isinstance(saved, dict) else {}
     said = found.get("sources")

@@ -24,8 +24,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from holdfast.files import in_folder, open_regular
-from holdfast.folders import make_private
+from holdfast.base.files import in_folder, open_regular
+from holdfast.base.folders import make_private
 
 MAGIC = b"holdfast index 4\n"
 KEEP, KEEP_DAYS = 200, 60

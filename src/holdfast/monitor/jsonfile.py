@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from holdfast.files import read_bounded
+from holdfast.base.files import read_bounded
 
 _MOST_JSON = 4 << 20
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from holdfast.control_characters import without_control
-from holdfast.files import open_regular
+from holdfast.base.control_characters import without_control
+from holdfast.base.files import open_regular
 
 _LONGEST = 4000
 

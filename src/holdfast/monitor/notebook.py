@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.control_characters import without_control
-from holdfast.errors import UserError
+from holdfast.base.control_characters import without_control
+from holdfast.base.errors import UserError
 from holdfast.monitor import reader
 from holdfast.monitor.terminal import small
 from holdfast.monitor.terminal.scene import look
-from holdfast.runfolder import LIVE_STATES, find_run, list_runs
+from holdfast.run.folder import LIVE_STATES, find_run, list_runs
 
 WIDTH = 96
 
@@ -45,7 +45,7 @@ def watch(
 
 
 def _find(run: str | Path | None, folder: str | Path | None) -> Path:
-    from holdfast.settings import Settings
+    from holdfast.run.settings import Settings
 
     root = Path(folder) if folder is not None else Path(Settings.load().run.folder)
     if run is not None:

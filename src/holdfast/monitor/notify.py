@@ -16,14 +16,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.errors import HoldfastError
-from holdfast.human import count, counted, duration, metric
+from holdfast.base.errors import HoldfastError
+from holdfast.base.human import count, counted, duration, metric
 from holdfast.monitor import reader
 from holdfast.monitor.devices import behave
 from holdfast.monitor.notify_ways import Message, Ways, send
 from holdfast.monitor.story import Fault
 from holdfast.monitor.terminal.notes import clean
-from holdfast.runfolder import LIVE_STATES
+from holdfast.run.folder import LIVE_STATES
 
 LOOK_EVERY = 2.0
 SURE = 2

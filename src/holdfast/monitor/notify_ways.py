@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from holdfast.control_characters import without_control
+from holdfast.base.control_characters import without_control
 
 LEVELS = ("note", "result", "alert")
 _SIGNS = {"note": "•", "result": "✓", "alert": "!"}
@@ -54,7 +54,7 @@ class Message:
 
 
 class Wanted(Protocol):
-    """What the settings say (holdfast.settings.NotifySettings)."""
+    """What the settings say (holdfast.run.settings.NotifySettings)."""
 
     @property
     def level(self) -> str: ...

@@ -17,13 +17,13 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
-from holdfast.better import smaller_is_better
 from holdfast.monitor import scenes
 from holdfast.monitor.columns import Series
 from holdfast.monitor.places import files_of
 from holdfast.monitor.reader import Run
+from holdfast.monitor.sentences import sentence, verdict
 from holdfast.monitor.story import Lane
-from holdfast.monitor.telling import sentence, verdict
+from holdfast.run.metric_direction import smaller_is_better
 
 MOST_FAULTS, MOST_LANES, MOST_EVENTS, MOST_CHARTS = 200, 400, 200, 60
 MOST_FINDINGS = 100

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from holdfast.monitor.jsonfile import names_in
-from holdfast.runfolder import name_of
+from holdfast.run.folder import name_of
 
 MOST_RUNS = 500
 MOST_FILES = 400

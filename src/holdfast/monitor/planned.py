@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.human import duration
+from holdfast.base.human import duration
 from holdfast.monitor.story import amount
 
 AS_ASKED = "as asked"

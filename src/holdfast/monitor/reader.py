@@ -27,16 +27,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.better import smaller_is_better
-from holdfast.errors import UserError
-from holdfast.events import Event
+from holdfast.base.errors import UserError
 from holdfast.monitor.books import Books
 from holdfast.monitor.columns import Metrics
 from holdfast.monitor.facts import Checkpoint, Progress, Setting, settings_of
 from holdfast.monitor.jsonfile import JsonFile, names_in, read_json
 from holdfast.monitor.planned import Planned, planned
 from holdfast.monitor.story import Fault, Lane, Story, amount, seconds, text, whole
-from holdfast.runfolder import FORMAT, LIVE_STATES, RunFolder, name_of
+from holdfast.run.events import Event
+from holdfast.run.folder import FORMAT, LIVE_STATES, RunFolder, name_of
+from holdfast.run.metric_direction import smaller_is_better
 
 STALE = 10.0
 """Seconds after which the beat of a live run is called old."""

@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from holdfast.folders import write_whole
+from holdfast.base.folders import write_whole
 from holdfast.monitor import payload, scenes
 from holdfast.monitor.logs import clean
 from holdfast.monitor.places import open_inside

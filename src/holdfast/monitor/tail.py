@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from holdfast.files import number, open_regular, whole
+from holdfast.base.files import number, open_regular, whole
 
 CHUNK = 1 << 20
 LONGEST = 1 << 18

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from holdfast.eventfile import EventFile
-from holdfast.files import remove
-from holdfast.folders import Folder
-from holdfast.human import duration
+from holdfast.base.files import remove
+from holdfast.base.folders import Folder
+from holdfast.base.human import duration
 from holdfast.monitor.reader import Run
 from holdfast.monitor.story import Fault
+from holdfast.run.tensorboard_file import EventFile
 
 
 def write(run: Run, folder: Path) -> None:

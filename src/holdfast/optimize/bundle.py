@@ -34,13 +34,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast import __version__, files
-from holdfast.errors import UserError
+from holdfast import __version__
+from holdfast.base import files
+from holdfast.base.errors import UserError
 from holdfast.optimize import engines
 from holdfast.optimize import manifest as manifests
+from holdfast.optimize.bodies import BadBody, npys
 from holdfast.optimize.post import apply
 from holdfast.optimize.predict_template import script
-from holdfast.optimize.serving.bodies import BadBody, npys
 
 MANIFEST, CHECK = "manifest.json", "check.npz"
 CHECKED = 8

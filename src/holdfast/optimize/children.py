@@ -23,8 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast import interpreter
-from holdfast.runtime import process
+from holdfast.base import interpreter, processes
 
 KILL_GRACE = 10.0
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
@@ -113,7 +112,7 @@ class Child:
         if self._popen.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._popen.wait(0.2)
-        process.send_group(self.pid, _KILL)
+        processes.send_group(self.pid, _KILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(KILL_GRACE)
         with contextlib.suppress(OSError, ValueError):
@@ -121,11 +120,11 @@ class Child:
 
     def rss(self) -> int | None:
         """Bytes of memory it holds now, where the system says."""
-        seen = process.inspect(self.pid)
+        seen = processes.inspect(self.pid)
         return None if seen is None else seen.rss_bytes
 
     def _hung(self, deadline_s: float) -> Failed:
-        process.send_group(self.pid, _KILL)
+        processes.send_group(self.pid, _KILL)
         try:
             self._popen.wait(KILL_GRACE)
         except subprocess.TimeoutExpired:

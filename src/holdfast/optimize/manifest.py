@@ -11,7 +11,7 @@ import math
 import re
 from typing import Any
 
-from holdfast import additions, files
+from holdfast.base import additions, files
 from holdfast.optimize import engines
 
 FORMAT = 1

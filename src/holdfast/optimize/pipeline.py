@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from holdfast import errors, files
-from holdfast.errors import ExitCode, HoldfastError, UserError
+from holdfast.base import errors, files
+from holdfast.base.errors import ExitCode, HoldfastError, UserError
 from holdfast.optimize import bundle, measure, parity
 from holdfast.optimize.candidates import AS_CALLED, DEFAULTS, Candidate, Machine, candidates
 from holdfast.optimize.children import Child, Failed

@@ -9,7 +9,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from holdfast.human import size, table
+from holdfast.base.human import size, table
 from holdfast.optimize import flame
 
 _ORDER = {"ok": 0, "baseline": 1, "as called": 2, "refused": 3, "failed": 4, "crashed": 5, "hung": 6, "skipped": 7}

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast import files
-from holdfast.errors import HoldfastError, UserError
-from holdfast.workloads.data_files import open_npz
+from holdfast.base import files
+from holdfast.base.data_files import open_npz
+from holdfast.base.errors import HoldfastError, UserError
 
 SUBJECT, INPUTS, CALIBRATION, TARGETS = "subject.json", "inputs.npz", "calibration.npz", "targets.npz"
 MOST_VALIDATION = 512

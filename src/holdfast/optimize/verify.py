@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast import files
+from holdfast.base import files
 from holdfast.optimize import bundle, measure, parity, pipeline
 from holdfast.optimize.candidates import Machine
 from holdfast.optimize.children import Child, Failed
@@ -37,7 +37,7 @@ def verify(folder: Path, *, seconds: float = 1.0, deadline: float = DEADLINE) ->
     threads = int(manifest["threads"])
     with (
         pipeline.scratch() as work,
-        Child.start(work, cache=work / "cache", threads=threads, module="holdfast.optimize.checking") as child,
+        Child.start(work, cache=work / "cache", threads=threads, module="holdfast.optimize.output_check") as child,
     ):
         try:
             loaded = child.ask({"do": "load", "folder": str(folder.resolve())}, deadline)

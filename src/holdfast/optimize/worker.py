@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.control_characters import without_control
-from holdfast.errors import HoldfastError
-from holdfast.runtime import process
+from holdfast.base import processes
+from holdfast.base.control_characters import without_control
+from holdfast.base.errors import HoldfastError
 
 _BEGAN = time.perf_counter()
 
@@ -43,7 +43,7 @@ class Worker:
         return found
 
     def _read(self) -> None:
-        from holdfast import files
+        from holdfast.base import files
 
         self.subject = files.read_json(self.work / "subject.json") or {}
 
@@ -58,7 +58,7 @@ class Worker:
         try:
             outputs = engine.run([each[:2] for each in found.inputs])
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            from holdfast.errors import UserError
+            from holdfast.base.errors import UserError
 
             shapes = ", ".join(str(tuple(each.shape)) for each in found.inputs)
             raise UserError(
@@ -165,12 +165,12 @@ def _ports(subject: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rss() -> int | None:
-    seen = process.inspect(os.getpid())
+    seen = processes.inspect(os.getpid())
     return None if seen is None else seen.rss_bytes
 
 
 def main(argv: list[str], kind: Any = Worker) -> int:
-    process.die_with_parent(int(argv[1]))
+    processes.die_with_parent(int(argv[1]))
     # Answers leave by a descriptor of their own: whatever a library prints, from Python or from C, goes to stderr.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holdfast import files
-from holdfast.errors import UserError
+from holdfast.base import files
+from holdfast.base.errors import UserError
 from holdfast.optimize.subject import MOST_VALIDATION, Subject
 
 MOST_IMAGES = 128

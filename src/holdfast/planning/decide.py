@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.human import duration
+from holdfast.base.human import duration
 from holdfast.planning.option import RISKS, Option
 
 ALIKE = 0.03

@@ -16,10 +16,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.files import private
-from holdfast.folders import make_private
-from holdfast.planning.plainly import read, write
-from holdfast.runfolder import read_lines
+from holdfast.base.dataclass_json import read, write
+from holdfast.base.files import private
+from holdfast.base.folders import make_private
+from holdfast.run.folder import read_lines
 
 FILE = "plans.jsonl"
 MOST = 500

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from holdfast.planning import history, renting
+from holdfast.planning import history, rented_options
 from holdfast.planning.estimate import Estimate, in_a_row, whole_run
 from holdfast.planning.measurement import PARTLY, Measurement
 from holdfast.planning.option import Option, Part
@@ -27,7 +27,7 @@ def options(world: World, measurements: Sequence[Measurement]) -> list[Option]:
     local.sort(key=lambda row: (bool(row.refused_by), row.rank, row.time_s or 0.0))
     taken, refused = [r for r in local if not r.refused_by], [r for r in local if r.refused_by]
     best = _best_measured(world, measurements)
-    return [*taken, *renting.rows(world, best), *refused, *renting.advice(world, best)]
+    return [*taken, *rented_options.rows(world, best), *refused, *rented_options.advice(world, best)]
 
 
 def _of_device(world: World, device: Device, measurements: Sequence[Measurement]) -> list[Option]:

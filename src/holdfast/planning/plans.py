@@ -17,16 +17,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from holdfast import __version__, files, machine
-from holdfast.errors import UserError
-from holdfast.events import utc_now
-from holdfast.folders import make_private
+from holdfast import __version__
+from holdfast.base import files, machine
+from holdfast.base.dataclass_json import read, write
+from holdfast.base.errors import UserError
+from holdfast.base.folders import make_private
 from holdfast.planning.decide import Decided, Wanted, decide
 from holdfast.planning.measurement import Measurement
 from holdfast.planning.option import Option
 from holdfast.planning.options import options
-from holdfast.planning.plainly import read, write
 from holdfast.planning.world import World
+from holdfast.run.events import utc_now
 
 SCHEMA = 1
 LASTS_S = 7 * 86400.0

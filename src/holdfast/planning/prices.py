@@ -19,8 +19,8 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from holdfast.errors import UserError
-from holdfast.files import open_regular, read_bounded
+from holdfast.base.errors import UserError
+from holdfast.base.files import open_regular, read_bounded
 
 HERE = Path(__file__).parent
 NEEDED = ("gpu", "cloud", "usd_per_hour")

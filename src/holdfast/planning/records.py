@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast import files
-from holdfast.folders import make_private
+from holdfast.base import files
+from holdfast.base.folders import make_private
 from holdfast.planning.choice import Choice, Knob
 
 FILE = "tuning.json"

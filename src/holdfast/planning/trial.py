@@ -20,9 +20,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime import process
-from holdfast.runtime.channel import Channel
-from holdfast.runtime.nursery import Nursery
+from holdfast.base import processes
+from holdfast.base.channel import Channel
+from holdfast.worker.nursery import Nursery
 
 WORDS, OUTPUT = "words.jsonl", "output.txt"
 
@@ -30,7 +30,7 @@ WORDS, OUTPUT = "words.jsonl", "output.txt"
 class TrialNursery(Nursery):
     """Has what a worker has, and forks one trial per message."""
 
-    first = (*Nursery.first, "holdfast.planning.trying")
+    first = (*Nursery.first, "holdfast.planning.trial_step")
 
     def _live(self, config: dict[str, Any], fds: list[int]) -> int:
         multiprocessing.set_start_method("fork", force=True)  # loader processes, as in a worker
@@ -52,11 +52,11 @@ def run(config: dict[str, Any]) -> int:
             file.flush()
 
         say(began=True)
-        from holdfast.planning import trying
+        from holdfast.planning import trial_step
 
         try:
-            trying.conduct(config, say, began)
-        except trying.Enough:
+            trial_step.conduct(config, say, began)
+        except trial_step.Enough:
             say(cut=True)
         except BaseException as error:  # the edge of the process: whatever it is, it is the result
             say(**_told(error))
@@ -74,8 +74,8 @@ def _redirect(folder: Path) -> None:
 
 
 def _told(error: BaseException) -> dict[str, Any]:
-    from holdfast.errors import HoldfastError
-    from holdfast.runtime.session import LostWorker
+    from holdfast.base.errors import HoldfastError
+    from holdfast.worker.session import LostWorker
 
     if isinstance(error, LostWorker):
         return {"lost": error.fault.sentence(), "kind": error.fault.kind.value}
@@ -89,7 +89,7 @@ def _told(error: BaseException) -> dict[str, Any]:
 
 def main(argv: list[str]) -> int:
     how, what, parent = argv[0], argv[1], int(argv[2])
-    process.die_with_parent(parent)
+    processes.die_with_parent(parent)
     if how == "serve":
         return TrialNursery(Channel.from_fd(int(what)), []).serve()
     return run(json.loads(Path(what).read_text(encoding="utf-8")))

@@ -6,6 +6,6 @@
 `holdfast chaos SCRIPT` does the same from the command line. Importing this imports no torch.
 """
 
-from holdfast.testing.chaos import KINDS, FaultPlan, InjectedFault
+from holdfast.injection.chaos import KINDS, FaultPlan, InjectedFault
 
 __all__ = ["KINDS", "FaultPlan", "InjectedFault"]

@@ -19,14 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast import interpreter, seal
+from holdfast.base import interpreter
+from holdfast.base.errors import HoldfastError, InternalError
+from holdfast.base.errors import from_json as error_from_json
+from holdfast.base.state_folder import VARIABLE as STATE
 from holdfast.devices.ledger import LEDGER, state_folder
-from holdfast.errors import HoldfastError, InternalError
-from holdfast.errors import from_json as error_from_json
-from holdfast.runfolder import read_events
-from holdfast.runtime import layout
-from holdfast.statefolder import VARIABLE as STATE
-from holdfast.testing.chaos import VARIABLE, FaultPlan
+from holdfast.injection.chaos import VARIABLE, FaultPlan
+from holdfast.run import seal
+from holdfast.run.folder import read_events
+from holdfast.state import layout
 
 MAX_RESUMES = 20
 TUNING = "tuning.json"

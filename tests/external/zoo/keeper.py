@@ -11,8 +11,9 @@ import signal
 import sys
 import time
 
-from holdfast.cli import faces, main, output, run, run_face  # noqa: F401
-from holdfast.external import supervising  # noqa: F401
+from holdfast.cli import main
+from holdfast.console import output  # noqa: F401
+from holdfast.supervisor.scripts import script_supervisor  # noqa: F401
 
 
 def begin(job):

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import holdfast
-from holdfast.testing import endless
-from holdfast.testing.pretend import DEVICE
+from holdfast.injection import endless
+from holdfast.injection.pretend import DEVICE
 
 COUNT, CLASSES, FEATURES = 64, 4, 12
 

@@ -8,7 +8,7 @@ import torch
 from job import BATCH, Job
 
 import holdfast
-from holdfast.testing.pretend import PretendMemory
+from holdfast.injection.pretend import PretendMemory
 
 
 def train(

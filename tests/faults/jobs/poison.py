@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Subset
 
 import holdfast
-from holdfast.testing import endless
+from holdfast.injection import endless
 
 BAD = 13
 

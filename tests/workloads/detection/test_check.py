@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.detection import images, sources
 from holdfast.workloads.detection.index import build, open_set
 from tests.workloads.detection import small

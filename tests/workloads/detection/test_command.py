@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from holdfast.base.errors import UserError
 from holdfast.cli.main import main
-from holdfast.errors import UserError
 from holdfast.workloads.detection import predict, weights
 from holdfast.workloads.detection.index import open_set
 from holdfast.workloads.detection.model import BINS, Detector, points

@@ -7,30 +7,30 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import tomlfile
-from holdfast.workloads import registry
+from holdfast.base import toml_file
+from holdfast.run import workload_registry
 from tests.workloads.detection.conftest import MISSING
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (pip install 'holdfast[detection]')")
 def test_the_extra_is_installed() -> None:
-    workload = registry.find("detection")
+    workload = workload_registry.find("detection")
     assert workload is not None
     workload.check_installed()
 
 
 def test_threads_of_its_runs_wait_without_spinning() -> None:
-    workload = registry.find("detection")
+    workload = workload_registry.find("detection")
     assert workload is not None and workload.script is not None
-    assert registry.environment_of(workload.script) == {"OMP_WAIT_POLICY": "PASSIVE"}
-    assert registry.environment_of(Path("my_script.py").absolute()) == {}
+    assert workload_registry.environment_of(workload.script) == {"OMP_WAIT_POLICY": "PASSIVE"}
+    assert workload_registry.environment_of(Path("my_script.py").absolute()) == {}
 
 
 def test_presets_make_the_same_training_smaller() -> None:
     """`holdfast plan` offers them: what they set has to be an argument of the training."""
-    workload = registry.find("detection")
+    workload = workload_registry.find("detection")
     assert workload is not None and workload.script is not None
-    presets = tomlfile.load(workload.script.with_name("workload.toml"))["detection"]["presets"]
+    presets = toml_file.load(workload.script.with_name("workload.toml"))["detection"]["presets"]
     tree = ast.parse(workload.script.read_text())
     (train,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "train")
     known = {each.arg for each in train.args.kwonlyargs}

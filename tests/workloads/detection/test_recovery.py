@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.base import processes
 from holdfast.planning.choice import Choice
-from holdfast.runtime import process
-from holdfast.runtime.launch import NurseryLauncher
+from holdfast.supervisor.process_start import NurseryLauncher
 from holdfast.workloads.detection import generate, training
 from tests.faults.driving import Run, drive
 
@@ -23,7 +23,7 @@ PATIENT = {"watchdog.first_step": "2m", "watchdog.floor": "1m"}
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[NurseryLauncher]:
-    if process.portable():
+    if processes.portable():
         pytest.skip("no fork here")
     launcher = NurseryLauncher({}, ["torchvision.ops"])
     yield launcher

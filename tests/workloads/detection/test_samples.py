@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.detection import augment, generate, training
 from holdfast.workloads.detection.augment import EMPTY, Views
 from holdfast.workloads.detection.images import Kept

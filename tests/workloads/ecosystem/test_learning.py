@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.errors import HoldfastError, UserError
+from holdfast.base.errors import HoldfastError, UserError
 from holdfast.workloads.ecosystem import evaluate, ppo, reference
 from holdfast.workloads.ecosystem.learner import Learner
 from holdfast.workloads.ecosystem.policy import SIZES, Policy, attention, parameters

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.ecosystem import ppo
 from holdfast.workloads.ecosystem.rules import Rules
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from holdfast.base.errors import UserError
 from holdfast.cli.main import main
-from holdfast.errors import UserError
 from holdfast.monitor import scenes
-from holdfast.runfolder import RunFolder
+from holdfast.run.folder import RunFolder
 from holdfast.workloads.ecosystem import picture, render
 from holdfast.workloads.ecosystem.policy import SIZES, Policy
 from holdfast.workloads.ecosystem.rules import SPECIES, Rules

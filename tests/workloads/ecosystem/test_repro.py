@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.base import processes
 from holdfast.devices.battery import Host, run, run_one
-from holdfast.devices.probes.catalog import script_probe
-from holdfast.runtime import process
-from holdfast.testing import ailments, symptoms
-from holdfast.testing.symptoms import Symptom
-from holdfast.workloads import registry
+from holdfast.devices.probe_catalog import script_probe
+from holdfast.injection import ailments, symptoms
+from holdfast.injection.symptoms import Symptom
+from holdfast.run import workload_registry
 
 DEVICE = "pretend:0"
 ARGUMENTS = {"preset": "tiny", "animals": "32", "neighbours": "4"}
-pytestmark = pytest.mark.skipif(process.portable(), reason="these share one process to fork from")
+pytestmark = pytest.mark.skipif(processes.portable(), reason="these share one process to fork from")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def host(place: Path) -> Iterator[Host]:
 
 
 def test_a_backward_that_hangs_is_told_and_the_cpu_is_well(host: Host, place: Path) -> None:
-    workload = registry.find("ecosystem-repro")
+    workload = workload_registry.find("ecosystem-repro")
     assert workload is not None and workload.script is not None
     probe = script_probe(workload.script, ARGUMENTS, called="ecosystem-repro")
     symptoms.write(place, [])

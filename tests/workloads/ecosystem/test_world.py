@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.ecosystem.neighbours import Nearest, without_self
 from holdfast.workloads.ecosystem.rules import ACT, PREDATOR, PREY, STAY, Rules
 from holdfast.workloads.ecosystem.world import World

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.eeg import cache
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.eeg import download
 from holdfast.workloads.eeg.download import Plan, Result, Selection, planning
 from holdfast.workloads.eeg.download.fetching import leftovers

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.eeg import cache, prepare, recipe
 from tests.disks import fill, make_room, small_disk
 from tests.workloads.eeg.preparing import prepared
@@ -105,7 +105,7 @@ FULL = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))   # a file that cannot grow: what a full disk is to us
 import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-from holdfast.errors import HoldfastError
+from holdfast.base.errors import HoldfastError
 from holdfast.workloads.eeg.prepare import prepare
 try:
     prepare(sys.argv[1], sys.argv[2], kind="challenge1", band=None, notch=None, bad="keep", workers=1)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.eeg import cache, pool, prepare
 from holdfast.workloads.eeg.filters import Impossible
 from tests.workloads.eeg.preparing import SERVED, prepared

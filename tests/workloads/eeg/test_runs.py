@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.errors import UserError
-from holdfast.human import shorten
-from holdfast.runfolder import RunFolder, list_runs
+from holdfast.base.errors import UserError
+from holdfast.base.human import shorten
+from holdfast.run.folder import RunFolder, list_runs
 from holdfast.workloads.eeg import challenge1, challenge2, closing, submission
 from tests.runtime.local_runs import run
 

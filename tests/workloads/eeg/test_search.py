@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import UserError
-from holdfast.runfolder import list_runs
+from holdfast.base.errors import UserError
+from holdfast.run.folder import list_runs
 from holdfast.workloads.eeg.search import SPACES, best_of, search
 
 from . import small

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.eeg import bdf, bids, cache, net, prepare, simulate, truth
 from holdfast.workloads.eeg.demo import demo_data
 

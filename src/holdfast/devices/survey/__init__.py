@@ -19,9 +19,9 @@
 
 from __future__ import annotations
 
+from holdfast.devices.survey.collect import take
 from holdfast.devices.survey.host import Host
-from holdfast.devices.survey.shapes import Cpu, Device, Disk, Inventory, System, TorchBuild
-from holdfast.devices.survey.take import take
+from holdfast.devices.survey.records import Cpu, Device, Disk, Inventory, System, TorchBuild
 from holdfast.devices.survey.tools import Answer, Run, run_tool, tool_name
 
 __all__ = [

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.devices.survey import amdsmi
-from holdfast.devices.survey.reading import children, number, read
-from holdfast.devices.survey.shapes import Device
+from holdfast.devices.survey.kernel_files import children, number, read
+from holdfast.devices.survey.records import Device
 from holdfast.devices.survey.tools import Run
 
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"

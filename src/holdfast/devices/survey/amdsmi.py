@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from holdfast.devices.survey.reading import address
-from holdfast.devices.survey.shapes import Device
+from holdfast.devices.survey.kernel_files import address
+from holdfast.devices.survey.records import Device
 from holdfast.devices.survey.tools import Run, ask_json
 
 _DEADLINE_S = 15.0

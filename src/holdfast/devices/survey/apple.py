@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from holdfast.devices.survey.reading import number
-from holdfast.devices.survey.shapes import Device
+from holdfast.devices.survey.kernel_files import number
+from holdfast.devices.survey.records import Device
 from holdfast.devices.survey.tools import Run
 
 _DEADLINE_S = 10.0

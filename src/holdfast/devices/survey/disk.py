@@ -7,9 +7,9 @@ import re
 import shutil
 from pathlib import Path
 
-from holdfast.devices.survey.reading import read
-from holdfast.devices.survey.shapes import Disk
-from holdfast.human import shorten
+from holdfast.base.human import shorten
+from holdfast.devices.survey.kernel_files import read
+from holdfast.devices.survey.records import Disk
 
 _NETWORK = re.compile(r"nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|gpfs|beegfs|fuse\.(sshfs|s3fs|gcsfuse|rclone|juicefs)")
 _MEMORY = ("tmpfs", "ramfs")

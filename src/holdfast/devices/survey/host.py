@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast import machine
-from holdfast.devices.survey.reading import read
+from holdfast.base import machine
+from holdfast.devices.survey.kernel_files import read
 
 _NAMES = {"win32": "windows", "darwin": "macos"}
 

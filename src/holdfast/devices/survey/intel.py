@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.devices.survey.reading import address, number
-from holdfast.devices.survey.shapes import Device
+from holdfast.devices.survey.kernel_files import address, number
+from holdfast.devices.survey.records import Device
 from holdfast.devices.survey.tools import Run, ask_json
 
 DRIVERS = ("i915", "xe")

@@ -14,7 +14,7 @@ from pathlib import Path
 from holdfast.devices import identity
 from holdfast.devices.survey import amd, intel, nvidia
 from holdfast.devices.survey.host import Host
-from holdfast.devices.survey.shapes import Device, TorchBuild
+from holdfast.devices.survey.records import Device, TorchBuild
 from holdfast.devices.survey.tools import Run
 
 _TOOLKITS = {"nvidia": "CUDA", "amd": "ROCm", "intel": "XPU"}

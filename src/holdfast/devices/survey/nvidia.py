@@ -19,10 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast import interpreter
+from holdfast.base import interpreter
 from holdfast.devices import identity
-from holdfast.devices.survey.reading import address, number, read
-from holdfast.devices.survey.shapes import Device
+from holdfast.devices.survey.kernel_files import address, number, read
+from holdfast.devices.survey.records import Device
 from holdfast.devices.survey.tools import Run
 
 _FIELDS = ("pci.bus_id", "pci.device_id", "name", "uuid", "memory.total", "driver_version", "compute_cap")

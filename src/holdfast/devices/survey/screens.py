@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.devices.survey.reading import read
+from holdfast.devices.survey.kernel_files import read
 
 
 def shown_by(root: Path, pci: str | None) -> bool | None:

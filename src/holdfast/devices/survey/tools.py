@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import IO, Any
 
-from holdfast import interpreter
-from holdfast.runtime import process
+from holdfast.base import interpreter, processes
 
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 _GRACE_S = 1.0
@@ -85,7 +84,7 @@ def tool_name(words: Sequence[str]) -> str:
 
 
 def _end(child: subprocess.Popen[bytes]) -> str:
-    process.send_group(child.pid, _KILL)
+    processes.send_group(child.pid, _KILL)
     try:
         child.wait(_GRACE_S)
     except subprocess.TimeoutExpired:

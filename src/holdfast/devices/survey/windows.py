@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from holdfast.devices.survey.reading import number
-from holdfast.devices.survey.shapes import Device
+from holdfast.devices.survey.kernel_files import number
+from holdfast.devices.survey.records import Device
 from holdfast.devices.survey.tools import Run
 
 _DEADLINE_S = 20.0

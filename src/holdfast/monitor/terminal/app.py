@@ -25,8 +25,8 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from holdfast.control_characters import without_control
-from holdfast.errors import HoldfastError
+from holdfast.base.control_characters import without_control
+from holdfast.base.errors import HoldfastError
 from holdfast.monitor import reader
 from holdfast.monitor.terminal import large, pages, small
 from holdfast.monitor.terminal.curves import plain

@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Iterable, Sequence
 
-from holdfast.human import BLOCKS
+from holdfast.base.human import BLOCKS
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _PLAIN = {

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from holdfast.control_characters import without_control
+from holdfast.base.control_characters import without_control
 from holdfast.monitor.terminal import large, small
 from holdfast.monitor.terminal.curves import plain
 from holdfast.monitor.terminal.scene import Scene

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from datetime import datetime
 
-from holdfast.human import metric, percent
+from holdfast.base.human import metric, percent
 from holdfast.monitor.terminal.curves import bar, curve, lane, marks
 from holdfast.monitor.terminal.notes import Note
 from holdfast.monitor.terminal.scene import Curve, Scene

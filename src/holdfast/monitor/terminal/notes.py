@@ -10,10 +10,10 @@ import math
 from dataclasses import dataclass
 from datetime import datetime
 
-from holdfast.control_characters import one_line
-from holdfast.events import Event
-from holdfast.human import count, duration
+from holdfast.base.control_characters import one_line
+from holdfast.base.human import count, duration
 from holdfast.monitor.reader import Run
+from holdfast.run.events import Event
 
 _LONGEST = 300
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.files import read_json
-from holdfast.human import count, duration, metric, percent
+from holdfast.base.files import read_json
+from holdfast.base.human import count, duration, metric, percent
 from holdfast.monitor.reader import Run
 from holdfast.monitor.story import Fault
 from holdfast.monitor.terminal.curves import curve, marks

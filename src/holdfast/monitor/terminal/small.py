@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.human import metric, percent, size, sparkline
+from holdfast.base.human import metric, percent, size, sparkline
 from holdfast.monitor.terminal.curves import bar, gauge, lane
 from holdfast.monitor.terminal.notes import Note
 from holdfast.monitor.terminal.scene import Curve, DeviceRow, Scene

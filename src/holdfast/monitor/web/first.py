@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from holdfast.human import count, duration, metric, percent
+from holdfast.base.human import count, duration, metric, percent
 from holdfast.monitor.report import digest, inside_html
 
 STATIC = Path(__file__).parent / "static"

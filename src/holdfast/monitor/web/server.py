@@ -19,14 +19,14 @@ from urllib.parse import quote
 
 import uvicorn
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.monitor.places import Places
 from holdfast.monitor.web.app import build
 from holdfast.monitor.web.guard import LOCAL, Guard
 from holdfast.monitor.web.hub import Hub
 from holdfast.monitor.web.keys import CODE_S, Kept, doorway, fresh_token
 from holdfast.monitor.web.limits import BURST, Clients, Limits
-from holdfast.runfolder import name_of
+from holdfast.run.folder import name_of
 
 PORT = 7878
 _TRIES = 40

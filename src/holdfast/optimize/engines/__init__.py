@@ -42,8 +42,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from holdfast import additions
-from holdfast.errors import UserError
+from holdfast.base import additions
+from holdfast.base.errors import UserError
 from holdfast.optimize.engines.running import Arrays, Engine, Predict, Times, of_module
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 
 NAMES = ("tall", "wide", "ring", "pair")
 FRAMES = 8

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from holdfast.workloads.data_files import open_file
+from holdfast.base.data_files import open_file
 from holdfast.workloads.detection.problems import KINDS
 
 Pixels = NDArray[np.uint8]

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast import files
-from holdfast.errors import UserError
-from holdfast.folders import Folder, make_private
-from holdfast.workloads.data_files import open_file, open_npz
+from holdfast.base import files
+from holdfast.base.data_files import open_file, open_npz
+from holdfast.base.errors import UserError
+from holdfast.base.folders import Folder, make_private
 from holdfast.workloads.detection import images, labels, sources
 from holdfast.workloads.detection.labels import Boxes
 from holdfast.workloads.detection.problems import Problems

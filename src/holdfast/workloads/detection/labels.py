@@ -16,7 +16,7 @@ from xml.parsers import expat
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.workloads.data_files import open_file
+from holdfast.base.data_files import open_file
 from holdfast.workloads.detection.problems import Problems
 
 Boxes = NDArray[np.float32]

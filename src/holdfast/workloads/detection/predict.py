@@ -22,9 +22,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageSequence
 
-from holdfast import files
-from holdfast.errors import UserError
-from holdfast.workloads.data_files import open_file
+from holdfast.base import files
+from holdfast.base.data_files import open_file
+from holdfast.base.errors import UserError
 from holdfast.workloads.detection import images, pictures, weights
 from holdfast.workloads.detection.bundled import Bundled
 from holdfast.workloads.detection.evaluate import to_image

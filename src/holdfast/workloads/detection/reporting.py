@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 import holdfast
-from holdfast import files
-from holdfast.folders import write_whole
-from holdfast.human import table as in_columns
+from holdfast.base import files
+from holdfast.base.folders import write_whole
+from holdfast.base.human import table as in_columns
 from holdfast.workloads.detection import pictures
 from holdfast.workloads.detection.evaluate import Found, Scores, confusion, evaluate, worst
 from holdfast.workloads.detection.index import Checked

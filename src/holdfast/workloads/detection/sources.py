@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import UserError
-from holdfast.settings import Settings
-from holdfast.workloads.data_files import read_file
+from holdfast.base.data_files import read_file
+from holdfast.base.errors import UserError
+from holdfast.run.settings import Settings
 from holdfast.workloads.detection import bounds, yaml_file
 from holdfast.workloads.detection.bounds import Bounds
 from holdfast.workloads.detection.labels import Unreadable, read_text, voc_names

@@ -23,9 +23,9 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
 import holdfast
-from holdfast import files
-from holdfast.errors import UserError
-from holdfast.folders import write_whole
+from holdfast.base import files
+from holdfast.base.errors import UserError
+from holdfast.base.folders import write_whole
 from holdfast.planning import measure
 from holdfast.workloads.detection import generate, images, reporting
 from holdfast.workloads.detection.about import about_data

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.detection.bounds import Bounds
 from holdfast.workloads.detection.images import ENDINGS
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from holdfast import files
-from holdfast.errors import UserError
+from holdfast.base import files
+from holdfast.base.errors import UserError
 from holdfast.workloads.detection.index import Checked
 from holdfast.workloads.detection.model import SIZES, Detector
 

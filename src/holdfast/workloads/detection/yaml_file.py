@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.detection.labels import Unreadable, read_text
 
 MOST_CHARACTERS = 1 << 20

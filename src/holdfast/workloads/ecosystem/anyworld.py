@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.ecosystem import ppo
 
 KNOWN = {

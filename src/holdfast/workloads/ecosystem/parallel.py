@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.ecosystem.rules import ACTIONS, PREDATOR, PREY, STAY, Rules
 from holdfast.workloads.ecosystem.world import NEIGHBOUR_FEATURES, OWN_FEATURES, World
 

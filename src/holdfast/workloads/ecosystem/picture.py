@@ -17,7 +17,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from holdfast.folders import write_whole
+from holdfast.base.folders import write_whole
 
 JSON, PNG = "world.json", "world.png"
 EVERY = 5

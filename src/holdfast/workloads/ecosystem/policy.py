@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.ecosystem.rules import ACTIONS
 from holdfast.workloads.ecosystem.world import NEIGHBOUR_FEATURES, OWN_FEATURES
 

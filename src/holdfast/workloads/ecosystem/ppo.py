@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from holdfast.errors import HoldfastError, UserError
+from holdfast.base.errors import HoldfastError, UserError
 
 Floats = NDArray[np.float32]
 Mask = NDArray[np.bool_]

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast import files
-from holdfast.errors import UserError
+from holdfast.base import files
+from holdfast.base.errors import UserError
 from holdfast.workloads.ecosystem import picture, ppo
 from holdfast.workloads.ecosystem.policy import Policy, size_of
 from holdfast.workloads.ecosystem.rules import ACTIONS, SPECIES, STAY, Rules

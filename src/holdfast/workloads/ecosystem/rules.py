@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 
 PREY, PREDATOR = 0, 1
 SPECIES = ("prey", "predators")

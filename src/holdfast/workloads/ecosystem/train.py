@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 import holdfast
-from holdfast import files
-from holdfast.errors import UserError
+from holdfast.base import files
+from holdfast.base.errors import UserError
 from holdfast.planning import measure
 from holdfast.workloads.ecosystem import evaluate as judging
 from holdfast.workloads.ecosystem import picture, ppo

@@ -10,7 +10,7 @@ One update is whole episodes and then PPO, in one transaction. The others of the
 from __future__ import annotations
 
 import holdfast
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.ecosystem import ppo
 from holdfast.workloads.ecosystem.anyworld import GroupLearner, groups, make
 

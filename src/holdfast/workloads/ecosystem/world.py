@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.ecosystem.neighbours import Nearest, without_self
 from holdfast.workloads.ecosystem.rules import ACT, ACTIONS, PREDATOR, PREY, SPECIES, Rules
 

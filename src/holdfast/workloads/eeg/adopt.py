@@ -15,7 +15,7 @@ import shutil
 from pathlib import Path
 
 from holdfast import __version__
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.eeg import bids, eeglab, reading
 from holdfast.workloads.eeg.faults import DataFault
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast import files
+from holdfast.base import files
 from holdfast.workloads.eeg.faults import DataFault
 
 _VOLTS = {"uv": 1e-6, "µv": 1e-6, "mv": 1e-3, "nv": 1e-9, "v": 1.0, "": 1e-6}

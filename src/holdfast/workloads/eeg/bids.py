@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast import files
-from holdfast.errors import UserError
+from holdfast.base import files
+from holdfast.base.errors import UserError
 from holdfast.workloads.eeg.faults import DataFault
 
 FORMATS = (".bdf", ".edf", ".set", ".vhdr", ".fif")

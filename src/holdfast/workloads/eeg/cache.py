@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast import files
-from holdfast.errors import UserError
-from holdfast.human import counted
-from holdfast.workloads.data_files import open_npz
+from holdfast.base import files
+from holdfast.base.data_files import open_npz
+from holdfast.base.errors import UserError
+from holdfast.base.human import counted
 
 FORMAT = 1
 META, SIGNALS, TABLE = "windows.json", "signals.f32", "table.npz"

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast import files
-from holdfast.errors import UserError
+from holdfast.base import files
+from holdfast.base.errors import UserError
 from holdfast.workloads.eeg import baselines, models, reporting, scores
 from holdfast.workloads.eeg.heads import Ensemble, Net, ScalarHead, TimeHead
 from holdfast.workloads.eeg.inputs import say, windows_for

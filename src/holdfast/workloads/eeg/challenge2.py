@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.eeg import baselines, models, reporting, scores
 from holdfast.workloads.eeg.challenge1 import backbone_for, backbone_options, calibrate
 from holdfast.workloads.eeg.heads import Ensemble, FactorsHead, Net

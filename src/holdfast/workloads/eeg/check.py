@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast import interpreter
-from holdfast.human import count, counted
+from holdfast.base import interpreter
+from holdfast.base.human import count, counted
 from holdfast.workloads.eeg import bids, pool, reading, windowing
 from holdfast.workloads.eeg.bids import DataSet, Event, Recording
 from holdfast.workloads.eeg.faults import REASONS, DataFault

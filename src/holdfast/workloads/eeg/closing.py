@@ -10,9 +10,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from holdfast.files import read_json, whole
-from holdfast.human import counted
-from holdfast.runfolder import name_of
+from holdfast.base.files import read_json, whole
+from holdfast.base.human import counted
+from holdfast.run.folder import name_of
 
 SCORES = "scores.json"
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.eeg import scores
 
 STRETCHES = 8

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from holdfast import files
+from holdfast.base import files
 from holdfast.workloads.eeg import bids, cache, locking, simulate
 from holdfast.workloads.eeg.cache import Windows
 from holdfast.workloads.eeg.prepare import OtherCache, Progress, prepare

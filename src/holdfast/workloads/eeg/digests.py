@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holdfast import files
+from holdfast.base import files
 from holdfast.workloads.eeg import pool
 from holdfast.workloads.eeg.bids import Recording, Subject
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast import files
+from holdfast.base import files
 from holdfast.workloads.eeg import matlab
 from holdfast.workloads.eeg.faults import DataFault
 
@@ -169,7 +169,7 @@ def write(
     try:
         from scipy.io import savemat
     except ImportError:
-        from holdfast.errors import UserError
+        from holdfast.base.errors import UserError
 
         raise UserError(".set files need scipy", hints=["pip install 'holdfast[eeg]'"]) from None
     count, samples = signals.shape

@@ -20,7 +20,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 
 Signals = NDArray[np.float64]
 _LOBES = 10

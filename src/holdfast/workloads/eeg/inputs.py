@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
-from holdfast.errors import UserError
-from holdfast.human import shorten
+from holdfast.base.errors import UserError
+from holdfast.base.human import shorten
 from holdfast.workloads.eeg import cache
 
 DEMO = "HOLDFAST_EEG_DEMO"

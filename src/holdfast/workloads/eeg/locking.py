@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.locks import Lock
+from holdfast.base.locks import Lock
 
 
 class Busy(Exception):

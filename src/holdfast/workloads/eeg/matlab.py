@@ -15,8 +15,8 @@ import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from holdfast.human import size
-from holdfast.workloads.data_files import open_file, room_for
+from holdfast.base.data_files import open_file, room_for
+from holdfast.base.human import size
 from holdfast.workloads.eeg.faults import DataFault
 
 _HEADER, _COMPRESSED = 128, 15

@@ -23,7 +23,7 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType
 from typing import Any, TypeVar
 
-from holdfast import interpreter, machine
+from holdfast.base import interpreter, machine
 
 Item = TypeVar("Item")
 _lock = threading.Lock()

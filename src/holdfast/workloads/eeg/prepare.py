@@ -29,8 +29,9 @@ from typing import Any
 
 import numpy as np
 
-from holdfast import __version__, files
-from holdfast.errors import UserError
+from holdfast import __version__
+from holdfast.base import files
+from holdfast.base.errors import UserError
 from holdfast.workloads.eeg import bids, cache, digests, locking, making, pool, reading, room
 from holdfast.workloads.eeg.bids import DataSet, Recording, Subject
 from holdfast.workloads.eeg.faults import DataFault

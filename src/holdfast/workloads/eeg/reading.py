@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.workloads.data_files import open_file, read_file
+from holdfast.base.data_files import open_file, read_file
 from holdfast.workloads.eeg import bdf
 from holdfast.workloads.eeg.faults import DataFault
 

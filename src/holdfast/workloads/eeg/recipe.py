@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.workloads.eeg import filters
 from holdfast.workloads.eeg.cache import FORMAT, KINDS
 from holdfast.workloads.eeg.channels import HOW

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.human import count, counted, table
+from holdfast.base.human import count, counted, table
 from holdfast.workloads.eeg.faults import REASONS
 
 _NAMED = 5

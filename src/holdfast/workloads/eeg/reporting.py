@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 import holdfast
-from holdfast import files
-from holdfast.errors import UserError
+from holdfast.base import files
+from holdfast.base.errors import UserError
 from holdfast.workloads.eeg import scores
 from holdfast.workloads.eeg.closing import of_run
 from holdfast.workloads.eeg.splits import Rows

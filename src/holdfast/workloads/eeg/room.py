@@ -12,9 +12,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast import files
-from holdfast.errors import UserError
-from holdfast.human import size as bytes_in_words
+from holdfast.base import files
+from holdfast.base.errors import UserError
+from holdfast.base.human import size as bytes_in_words
 from holdfast.workloads.eeg import cache
 from holdfast.workloads.eeg.bids import Recording
 from holdfast.workloads.eeg.recipe import Recipe

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast import interpreter
-from holdfast.errors import UserError
+from holdfast.base import interpreter
+from holdfast.base.errors import UserError
 
 SPACES: dict[int, dict[str, tuple[Any, ...]]] = {
     1: {

@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from holdfast import __version__, files
-from holdfast.errors import UserError
+from holdfast import __version__
+from holdfast.base import files
+from holdfast.base.errors import UserError
 from holdfast.workloads.eeg import artefacts, bdf, bids, net, pool
 from holdfast.workloads.eeg import truth as model
 

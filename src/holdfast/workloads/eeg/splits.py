@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import UserError
-from holdfast.human import counted
+from holdfast.base.errors import UserError
+from holdfast.base.human import counted
 
 Rows = NDArray[np.intp]
 Table = dict[str, NDArray[Any]]

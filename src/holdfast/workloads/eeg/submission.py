@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast import files, interpreter
-from holdfast.errors import UserError
+from holdfast.base import files, interpreter
+from holdfast.base.errors import UserError
 
 HERE = Path(__file__).parent
 NET = "net.json"

@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import holdfast
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 from holdfast.planning import measure
 from holdfast.workloads.eeg.heads import coral
 from holdfast.workloads.eeg.splits import Rows

@@ -21,9 +21,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.errors import UserError
-from holdfast.files import in_folder
-from holdfast.human import size as in_words
+from holdfast.base.errors import UserError
+from holdfast.base.files import in_folder
+from holdfast.base.human import size as in_words
 from holdfast.workloads.eeg import locking
 from holdfast.workloads.eeg.download.journal import Journal
 from holdfast.workloads.eeg.download.planning import KEPT, Plan, Wanted

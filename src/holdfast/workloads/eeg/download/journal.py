@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from holdfast import files
+from holdfast.base import files
 
 NAME = ".holdfast/journal.jsonl"
 

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from holdfast import files
-from holdfast.errors import UserError
-from holdfast.human import count, counted, size, table
+from holdfast.base import files
+from holdfast.base.errors import UserError
+from holdfast.base.human import count, counted, size, table
 from holdfast.workloads.eeg.download import listing, web
 from holdfast.workloads.eeg.download.sources import Source, places
 

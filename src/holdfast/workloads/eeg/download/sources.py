@@ -13,7 +13,7 @@ import json
 import os
 from dataclasses import dataclass
 
-from holdfast.errors import UserError
+from holdfast.base.errors import UserError
 
 VARIABLE = "HOLDFAST_EEG_BASES"
 """A JSON object of bucket names and addresses that are used instead of the public ones."""

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast import files
+from holdfast.base import files
 from holdfast.workloads.eeg.download import web
 from holdfast.workloads.eeg.download.journal import Journal
 from holdfast.workloads.eeg.download.planning import KEPT, Wanted

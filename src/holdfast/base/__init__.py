@@ -1,0 +1,1 @@
+"""What everything else stands on: errors, files, locks, processes, channels, units, text. Imports nothing of ours, no torch."""

@@ -1,0 +1,1 @@
+"""How commands speak: streams, colour, progress, parsers, errors. Commands of workloads use it too. No torch."""

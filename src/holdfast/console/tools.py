@@ -1,0 +1,70 @@
+"""A command that is several: `holdfast eeg check DATA`. Each tool is a parser of its own, with its own help.
+
+return Tools("eeg", "About.", {"check": Tool("eeg_data:add_check", "what would break other tools")})
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from holdfast.console.output import Screen
+from holdfast.console.usage import One, Parser, UsageError, similar
+
+
+class Tool(NamedTuple):
+    """Where a tool lives, below `holdfast.cli`, and what it is for."""
+
+    place: str
+    help: str
+
+
+class Tools(Parser):
+    """Finds the tool and lets its parser do the rest."""
+
+    def __init__(self, name: str, about: str, tools: dict[str, Tool]) -> None:
+        super().__init__(name, add_help=False)
+        self._about, self._tools = about, tools
+        for tool in tools:  # so that whoever asks for the flags of the command gets those of its tools
+            self._actions.extend(self._parser(tool)._actions)
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        words = list(argv)
+        at = 0
+        while at < len(words) and words[at].startswith("-"):
+            at += 2 if words[at] == "--color" else 1
+        tool = words[at] if at < len(words) else None
+        if tool is None:
+            if not words or {"-h", "--help"} & set(words):
+                Screen.of(sys.stdout).write(self.format_help(), end="")
+                return argparse.Namespace(run=lambda args: 0)
+            raise UsageError(f"`holdfast {self.command}` needs one of its tools", command=self.command)
+        if tool not in self._tools:
+            tips = similar(tool, self._tools, "tool")
+            raise UsageError(f"`holdfast {self.command}` has no `{tool}`", command=self.command, tips=tips)
+        return self._parser(tool).parse([*words[:at], *words[at + 1 :]])
+
+    def _parser(self, tool: str) -> Parser:
+        module, _, function = self._tools[tool].place.partition(":")
+        add: Any = getattr(importlib.import_module(f"holdfast.cli.{module}"), function or "add_parser")
+        parser: Parser = add(One())
+        return parser
+
+    def format_help(self) -> str:
+        lines = [f"  {name:<10}{tool.help}" for name, tool in self._tools.items()]
+        return "\n".join(
+            [
+                self._about,
+                "",
+                f"usage: holdfast {self.command} TOOL [ARGUMENTS]",
+                "",
+                "tools:",
+                *lines,
+                "",
+                f"`holdfast {self.command} TOOL --help` shows examples.",
+                "",
+            ]
+        )

@@ -1,0 +1,1 @@
+"""The loader, its processes, the order of samples, quarantine. Worker side."""

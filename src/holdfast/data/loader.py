@@ -1,0 +1,414 @@
+"""The data of a run: every sample of an epoch exactly once, in an order that survives any restart.
+
+    data = Loader(dataset, batch_size=64, shuffle=True, num_workers=4)
+    for batch in data.batches(epoch=data.epoch, start=data.cursor):    # what session.batches does
+        train(batch.value)
+        data.advance(batch)                                            # this batch counts from here on
+    data.finish_epoch()
+    for value in data: ...                                             # plain iteration, for evaluation
+
+The order, and every random number drawn in the dataset, is a function of (seed, epoch, index): the bits are
+the same for any number of loader children, after any kill, and from any batch on. Loader children that die or
+hang are replaced (pool.py), and the loop sees nothing but a short wait.
+
+A sample that ends or hangs the process that reads it, again and again, is quarantined: training goes on without it
+(quarantine.py). A score must not miss any: plain iteration raises BadSamples, unless `allow_missing` says otherwise,
+and then `data.missing` tells what is not in it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from holdfast.base.errors import UserError
+from holdfast.data.inline_reader import Reader
+from holdfast.data.loader_child import Fetcher
+from holdfast.data.loader_pool import LoaderFailed, Pool
+from holdfast.data.quarantine import MOST_LISTED, Course, Held, Quarantine
+from holdfast.data.sample_marks import Policy, current
+from holdfast.data.sample_order import Coverage, Epoch, Indices
+from holdfast.data.sample_sources import described
+from holdfast.faults.bad_samples import BadSamples, Charge, attach, named
+from holdfast.faults.blame import Blame
+
+EVALUATE_WITHOUT = "evaluate without such samples: Loader(…, allow_missing=True), and tell `loader.missing` too"
+
+__all__ = ["BadSamples", "Batch", "Loader", "LoaderFailed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch: its place in the epoch, what the collate function made, and which samples are in it."""
+
+    index: int
+    value: Any
+    samples: Indices
+    epoch: int = 0
+    missing: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """Samples that belong here and are quarantined."""
+    part: Indices | None = None
+    """Those of its samples that this process has, if others have the rest."""
+    counted: bool = True
+    """False if the part is another process's too."""
+
+    @property
+    def own(self) -> Indices:
+        """The samples that `value` was made of."""
+        return self.samples if self.part is None else self.part
+
+    @property
+    def share(self) -> float:
+        """What this process's part weighs. 0 for a process that got a sample of others, having none of its own."""
+        if self.part is None:
+            return 1.0
+        return len(self.part) / len(self.samples) if self.counted else 0.0
+
+
+class Loader:
+    """Batches of a map-style dataset, resumable anywhere. Protect it with the session like a model."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        *,
+        shuffle: bool = False,
+        seed: int | None = None,
+        num_workers: int = 0,
+        drop_last: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        persistent_workers: bool = True,
+        prefetch_factor: int | None = None,
+        allow_missing: bool = False,
+    ) -> None:
+        self.dataset = dataset
+        self.length = _length(dataset)
+        self.batch_size = _whole("batch_size", batch_size, least=1)
+        self.num_workers = _whole("num_workers", num_workers, least=0)
+        prefetch = _whole("prefetch_factor", 2 if prefetch_factor is None else prefetch_factor, least=1)
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.pin_memory = pin_memory
+        self.device: torch.device | None = None
+        """Where the batches go. Memory is pinned if this is an accelerator; as long as it is not known, only
+        where one is in use already: a loader must not wake up a device that may hang."""
+        # Without a seed of its own, that of the script: torch.initial_seed() reads it and draws nothing.
+        self.seed = torch.initial_seed() if seed is None else _whole("seed", seed, least=None)
+        self.epoch = 0
+        self.cursor = 0
+        self.skipped = 0
+        self.repeated = 0
+        marks = current()
+        self.policy = Policy() if marks is None else replace(marks.policy)
+        """What may be left out in training: in a run, what its settings say (`data.*`)."""
+        self.allow_missing = allow_missing
+        """Whether plain iteration may go on without samples that cannot be read."""
+        self.missing: tuple[int, ...] = ()
+        """The samples that the last plain iteration went without. Tell it with the score."""
+        self._known = Quarantine(self.length)
+        self._listed: list[dict[str, Any]] = []
+        self._shard = (0, 1)
+        self._coverage = Coverage()
+        self._plan: Epoch | None = None
+        self._fetcher = Fetcher(dataset, collate_fn)
+        self._pool = Pool(self._fetcher, workers=self.num_workers, prefetch=prefetch, persistent=persistent_workers)
+        self._here = Reader(self._fetcher, self._pool)
+        if len(self) == 0:
+            raise UserError(
+                f"drop_last leaves no batch: {self.length} samples, and batch_size is {self.batch_size}",
+                hints=(f"use drop_last=False, or batch_size={self.length} or less",),
+            )
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return len(Epoch(0, 0, self.length, self.batch_size, False, self.drop_last))
+
+    @property
+    def on_event(self) -> Callable[[str, dict[str, Any]], None] | None:
+        """Called with a name and details: "loader_died" and "loader_stuck" between the old children and the new.
+
+        Outside of a run also "quarantined" when samples are left out from now on, and "missing" when a plain
+        iteration goes without some; in a run these go straight to its journal.
+        """
+        return self._pool.on_event
+
+    @on_event.setter
+    def on_event(self, call: Callable[[str, dict[str, Any]], None] | None) -> None:
+        self._pool.on_event = call
+
+    @property
+    def on_wait(self) -> Callable[[], None] | None:
+        """Called about twice a second while a loader child's batch is waited for."""
+        return self._pool.on_wait
+
+    @on_wait.setter
+    def on_wait(self, call: Callable[[], None] | None) -> None:
+        self._pool.on_wait = call
+
+    def be_patient(self, *, floor_s: float, first_wait_s: float) -> None:
+        """How long a batch may take before its child is called stuck; see `Patience`."""
+        self._pool.patience.floor_s = floor_s
+        self._pool.patience.first_wait_s = first_wait_s
+
+    def share_with(self, rank: int, ranks: int) -> None:
+        """Of every batch of a training epoch, this process reads its own part: `batch_size` is that of all together.
+
+        Order, batches and position are those of one process, so a run can go on with another number of them. Plain
+        iteration stays whole. Samples that cannot be read are not left out: the others would not know.
+        """
+        self._shard = (rank, ranks)
+        if ranks > 1:
+            self.policy = replace(self.policy, quarantine=False, skip_bad=False)
+
+    # Reading.
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        """Batch `start` and the following ones of an epoch. What has been trained on is told by `advance`.
+
+        A batch without any sample that can be read does not come at all.
+        """
+        course = self._course(epoch, training=True)
+        for index, value in enumerate(self._values(course, start), start):
+            samples, missing = course.divided(index)
+            if len(samples):
+                part, counted = course.part(samples)
+                yield Batch(index, value, samples, epoch, missing, part, counted)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The values of a whole epoch, for evaluation: the cursor stays where it is."""
+        known = [held.index for held in self._known.held]
+        if known and not self.allow_missing:
+            raise self._incomplete(known)
+        self.missing = tuple(known)
+        return self._all_values(self._course(self.epoch, training=False))
+
+    def _all_values(self, course: Course) -> Iterator[Any]:
+        for index, value in enumerate(self._values(course, 0)):
+            if len(course.samples(index)):
+                yield value
+        if self.missing:
+            count, listed = len(self.missing), list(self.missing[:MOST_LISTED])
+            text = f"an evaluation went without {named(described(self.dataset, listed))}"
+            self._tell("missing", {"count": count, "samples": listed, "text": text})
+
+    def _values(self, course: Course, start: int) -> Iterator[Any]:
+        pin = self._pin_device()
+        if self.num_workers > 0:
+            self._pool.pin = pin
+            return self._pool.stream(course, start, self._settle)
+        return self._here.stream(course, start, self._settle, pin=pin is not None)
+
+    def _course(self, number: int, *, training: bool) -> Course:
+        return Course(self._epoch(number), self._known, training=training, shard=self._shard if training else (0, 1))
+
+    def _epoch(self, number: int) -> Epoch:
+        plan = self._plan
+        if plan is None or (plan.number, plan.seed) != (number, self.seed):
+            plan = Epoch(self.seed, number, self.length, self.batch_size, self.shuffle, self.drop_last)
+            self._plan = plan  # kept: the order of a large dataset takes a second to sort
+        return plan
+
+    def _pin_device(self) -> torch.device | None:
+        device = self.device
+        if device is None and torch.cuda.is_initialized():
+            device = torch.device("cuda")
+        if not self.pin_memory or device is None or device.type not in ("cuda", "xpu"):
+            return None
+        if device.type == "cuda" and device.index is None:
+            return torch.device("cuda", torch.cuda.current_device())
+        return device
+
+    def close(self) -> None:
+        """End the loader children and wait until they are gone. The next iteration starts new ones."""
+        self._pool.close()
+
+    # What cannot be read.
+
+    @property
+    def quarantined(self) -> list[dict[str, Any]]:
+        """The samples that are left out in training: index, source and why."""
+        if len(self._known) != len(self._listed):  # asked at every step, and there are rarely any
+            held = self._known.held
+            self._listed = [{**about, "why": each.why} for about, each in zip(self._about(held), held, strict=True)]
+        return self._listed
+
+    def _about(self, held: list[Held]) -> list[dict[str, Any]]:
+        return described(self.dataset, [each.index for each in held])
+
+    def leave_out(self, samples: Sequence[int], why: str, *, epoch: int, batch: int, fatal: bool = False) -> None:
+        """Quarantine these samples, from that batch on. `fatal`: they end the process that reads them."""
+        for about in described(self.dataset, samples):
+            if self._known.add(about["index"], why, epoch=epoch, batch=batch):
+                text = f"{named([about])} is left out from now on: it {why}"
+                self._tell(
+                    "quarantined", {**about, "why": why, "epoch": epoch, "batch": batch, "fatal": fatal, "text": text}
+                )
+
+    def may_leave_out(self, samples: Sequence[int]) -> bool:
+        """Whether the training may go on without these, which make a step fail wherever it is computed."""
+        return self.policy.skip_bad and len(self._known) + len(samples) <= self.policy.limit(self.length)
+
+    def _settle(self, course: Course, batch: int, charge: Charge, error: Exception | None) -> None:
+        """Samples of a batch cannot be read: leave them out if that is allowed, else raise."""
+        indices = [int(sample["index"]) for sample in charge.samples]
+        most = self.policy.limit(self.length)
+        if self._may_go_without(course, charge, error) and len(self._known) + len(indices) <= most:
+            if course.training:
+                self.leave_out(indices, charge.did, epoch=course.number, batch=batch, fatal=error is None)
+            else:  # the training may have used one of them in the batch at hand: that batch stays as it was
+                self.leave_out(indices, charge.did, epoch=self.epoch, batch=self.cursor + 1, fatal=error is None)
+                self.missing = tuple(sorted({*self.missing, *indices}))
+            return
+        charge = replace(charge, how_to_skip=self._how_to_go_without(course, error, most))
+        if error is None:
+            raise BadSamples(charge)
+        attach(error, charge)
+        raise error
+
+    def _may_go_without(self, course: Course, charge: Charge, error: Exception | None) -> bool:
+        if not charge.samples or charge.blame is Blame.CODE:
+            return False
+        if charge.blame is Blame.UNKNOWN and not charge.others_ok:
+            return False
+        if not course.training:
+            return self.allow_missing
+        return self.policy.quarantine if error is None else self.policy.skip_bad
+
+    def _how_to_go_without(self, course: Course, error: Exception | None, most: int) -> str:
+        if len(self._known) >= most:
+            return f"{len(self._known)} samples are left out already: `data.most_bad` allows more"
+        if not course.training:
+            return EVALUATE_WITHOUT
+        return f"train without such samples: `data.{'quarantine' if error is None else 'skip_bad'}=true`"
+
+    def _incomplete(self, known: list[int]) -> BadSamples:
+        charge = Charge(
+            Blame.DATA,
+            tuple(described(self.dataset, known)),
+            "cannot be read, and no score may miss a sample without saying so",
+            how_to_skip=EVALUATE_WITHOUT,
+            because=f"in training it {self._known.held[0].why}",
+        )
+        return BadSamples(charge)
+
+    def _tell(self, name: str, details: dict[str, Any]) -> None:
+        marks = current()
+        if marks is not None and marks.tell is not None:  # protected or not: whoever keeps the journal hears of it
+            marks.tell(name, **details)
+        elif self.on_event is not None:
+            self.on_event(name, details)
+
+    # What has been trained on.
+
+    def advance(self, batch: Batch) -> None:
+        """The step of `batch` is complete: it will not come again. Samples in quarantine are accounted for with it."""
+        if len(self._known):
+            self._pass_empty(batch.index)
+            self._coverage.add(batch.missing)
+        self.cursor += 1
+        self._coverage.add(batch.samples)
+        if len(self._known):
+            self._pass_empty(len(self))
+
+    def _pass_empty(self, stop: int) -> None:
+        """Move on over batches of which every sample is quarantined: they never come."""
+        course = self._course(self.epoch, training=True)
+        while self.cursor < stop:
+            samples, missing = course.divided(self.cursor)
+            if len(samples):
+                return
+            self._coverage.add(missing)
+            self.cursor += 1
+
+    def finish_epoch(self, *, left: bool = False) -> None:
+        """On to the next epoch, after comparing what was seen with what there was.
+
+        `left`: the script went on before the last batch, so what came after the cursor was not skipped.
+        """
+        if not left:
+            self._pass_empty(len(self))
+        skipped, repeated = self._coverage.compare(self._epoch(self.epoch).expected(self.cursor if left else None))
+        self.skipped += skipped
+        self.repeated += repeated
+        self._coverage = Coverage()
+        self.epoch += 1
+        self.cursor = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "cursor": self.cursor,
+            "seed": self.seed,
+            "coverage": {"count": self._coverage.count, "total": self._coverage.total},
+            "skipped": self.skipped,
+            "repeated": self.repeated,
+            "quarantined": self._known.to_json(),
+            "shape": self._shape(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`. In the middle of an epoch it must be the same data in the same batches."""
+        if state["cursor"] > 0:
+            for name, now in self._shape().items():
+                before = state["shape"][name]
+                if before != now:
+                    raise UserError(
+                        f"the saved run is at batch {state['cursor']} of an epoch with {name}={before}, "
+                        f"but the loader has {name}={now}",
+                        hints=(f"go on with {name}={before}, or start a new run",),
+                    )
+        self.epoch = int(state["epoch"])
+        self.cursor = int(state["cursor"])
+        self.seed = int(state["seed"])
+        self._coverage = Coverage(int(state["coverage"]["count"]), int(state["coverage"]["total"]))
+        self.skipped = int(state["skipped"])
+        self.repeated = int(state["repeated"])
+        # Of another length an index does not mean the same sample; without quarantine what was repaired comes back.
+        if state["shape"]["length"] == self.length and self.policy.leaves_out:
+            self._known.merge(state.get("quarantined"))
+
+    def _shape(self) -> dict[str, Any]:
+        return {
+            "length": self.length,
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+        }
+
+
+def _length(dataset: Any) -> int:
+    """The number of samples, or a UserError that says what kind of dataset is needed."""
+    kind = type(dataset).__name__
+    indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if isinstance(dataset, DataLoader):
+        hint = "pass the dataset itself: Loader(loader.dataset, ...)"
+    else:
+        hint = "give it __len__ and __getitem__(index): a stream cannot be resumed at a sample"
+    if not indexed or isinstance(dataset, IterableDataset):
+        raise UserError(f"a dataset needs a length and an index, and `{kind}` has not both", hints=(hint,))
+    length = len(dataset)
+    if length == 0:
+        raise UserError(
+            f"the dataset (`{kind}`) is empty", cause="its length is 0", hints=("check the path it reads from",)
+        )
+    return length
+
+
+def _whole(name: str, value: Any, least: int | None) -> int:
+    """`value` as an int, or a UserError naming the setting, the value and what is allowed."""
+    wanted = "a whole number" if least is None else f"a whole number of {least} or more"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise UserError(f"{name} is {value!r}, but it has to be {wanted}") from None
+    if isinstance(value, bool) or (least is not None and number < least):
+        raise UserError(f"{name} is {value!r}, but it has to be {wanted}")
+    return number

@@ -1,0 +1,410 @@
+"""What a loader child does: one ticket in, one parcel out, with every random number fixed by the ticket.
+
+    fetcher = Fetcher(dataset, collate_fn=None)
+    fetcher[Ticket(seed=7, epoch=0, batch=3, samples=...)]      # in a child: a Parcel, never an exception
+    fetch_here(fetcher, ticket)                                 # in this process: the value itself
+
+A batch is pickled here and not by the queue that carries it: that queue pickles in a background thread, which
+drops what it cannot pickle, so that the batch would never arrive and nobody would know why.
+An error in the user's dataset is carried over whole: its type, its arguments, its attributes, its traceback.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data._utils import worker
+
+from holdfast.base.errors import UserError
+from holdfast.base.scratch import note_child
+from holdfast.data.collation import odd_ones
+from holdfast.data.generators import Watch, borrowed, seed
+from holdfast.data.sample_marks import IDLE
+from holdfast.data.sample_order import Indices, collate_seeds, sample_seeds
+
+log = logging.getLogger(__name__)
+
+COLLATING = -2
+"""Where a process is when it is at no sample, beside IDLE; see `Fetcher.progress`."""
+
+
+class Ticket(NamedTuple):
+    """The order for one batch."""
+
+    seed: int
+    epoch: int
+    batch: int
+    samples: Indices
+    alone: bool = False
+    """A trial: the samples are read, nothing is made of them and nothing comes back."""
+
+
+class Failure(NamedTuple):
+    """Where the user's code raised."""
+
+    stage: str
+    """"read", "collate" or "send"."""
+    samples: tuple[int, ...] = ()
+    """The sample that raised; in collating those that do not fit to the others, if that is what it was."""
+    words: str = ""
+
+
+class Parcel(NamedTuple):
+    """One batch on its way out of a child. With a `failure` the payload is the error of the user's code."""
+
+    batch: int
+    seconds: float
+    failure: Failure | None
+    payload: bytes
+
+
+class _DrewEarly(Exception):
+    """The first sample of a batch used a generator that was not seeded for it."""
+
+
+class Fetcher:
+    """Reads the samples of a ticket and collates them, seeding for each sample every generator that is used."""
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None) -> None:
+        self.dataset = dataset
+        self.collate_fn = default_collate if collate_fn is None else collate_fn
+        self.batch_of = getattr(dataset, "batch_of", None) if collate_fn is None else None
+        """The dataset's own way to a whole batch: what one copy can do is not done in two for each sample."""
+        self.several_of = _several_of(dataset)
+        """The dataset's `__getitems__`, which torch's own loader would call, too."""
+        self.calm = False
+        """It has given a whole batch without drawing a random number."""
+        self.draws = collate_fn is not None or _may_draw(dataset)
+        """False where nothing can draw a random number."""
+        self.used: set[str] = set()
+        """The global generators that the dataset or the collate function has used: they are seeded for each sample."""
+        self.by_value = False
+        """Send tensors through the pipe: slower, but needs neither shared memory nor file descriptors."""
+        self.progress: Any = None
+        """Shared with the parent: the sample each child is at. What a crash leaves here names its sample."""
+        self.failure = Failure("send")
+        """Where the last error was raised."""
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, ticket: Ticket) -> Parcel:
+        """What torch's loop in the child calls."""
+        info = get_worker_info()
+        at = _nowhere if info is None or self.progress is None else self._place(info.id)
+        began = time.monotonic()
+        failure = None
+        try:
+            payload = self._packed(ticket, at)
+        except Exception as error:
+            payload, failure = pack_error(error), self.failure
+        at(IDLE)
+        return Parcel(ticket.batch, time.monotonic() - began, failure, payload)
+
+    def _place(self, slot: int) -> Callable[[int], None]:
+        """Writes where this child is. Eight aligned bytes: never seen half-written."""
+        return partial(setattr, ctypes.c_int64.from_buffer(self.progress, 8 * slot), "value")
+
+    def _packed(self, ticket: Ticket, at: Callable[[int], None]) -> bytes:
+        if not self.by_value:
+            try:
+                return _dumps(self.fetch(ticket, at))
+            except (OSError, RuntimeError) as error:
+                if not _is_shortage(error):
+                    raise
+                log.warning("batches go by value, without shared memory: %s", error)
+                self.by_value = True
+        # default_collate of a loader child builds the batch in shared memory; elsewhere it does not.
+        with _not_a_loader_child():
+            return pickle.dumps(self.fetch(ticket, at), protocol=pickle.HIGHEST_PROTOCOL)
+
+    def fetch(self, ticket: Ticket, at: Callable[[int], None] | None = None) -> Any:
+        """The value of one batch. Leaves the generators that the dataset uses seeded, and the others as they are.
+
+        Samples that draw from a generator for the first time are read twice.
+        """
+        at = at or _nowhere
+        whole = self.whole(ticket, at)
+        if whole is not None:
+            return whole
+        if not self.draws:
+            return self._read(ticket, at, None)
+        while True:
+            with Watch(self.used) as watch:
+                try:
+                    value = self._read(ticket, at, watch)
+                except _DrewEarly:
+                    value = None
+                except Exception:
+                    if not watch.found():
+                        raise
+            found = watch.found()
+            if not found:
+                return value
+            self.used |= found  # at most three times: once more, with these generators seeded for each sample
+
+    def _read(self, ticket: Ticket, at: Callable[[int], None], watch: Watch | None) -> Any:
+        """Every sample, then the batch; the generators that are `used` are seeded before each."""
+        samples = ticket.samples.tolist()
+        items = None if self.used or ticket.alone else self._together(samples, at)
+        if items is None:
+            items = self._one_by_one(ticket, samples, at, watch)
+        if ticket.alone or not items:  # a batch of which every sample is left out is nothing
+            return None
+        at(COLLATING)
+        try:
+            value = self._collate(ticket, items)
+        except Exception as error:
+            self.failure = self._odd_ones(ticket, items)
+            _note(error, f"raised while collating samples {listed(samples)}, batch {ticket.batch}")
+            raise
+        self.failure = Failure("send")
+        return value
+
+    def _together(self, samples: list[int], at: Callable[[int], None]) -> list[Any] | None:
+        """The samples by one call of the dataset's `__getitems__`; None where that raises or gives another number.
+
+        One by one the same is raised again, with the sample named.
+        """
+        if self.several_of is None or not samples:
+            return None
+        at(COLLATING)
+        try:
+            items = list(self.several_of(samples))
+        except Exception as error:
+            log.debug("__getitems__ raised, the samples are read one by one: %s", error)
+            return None
+        return items if len(items) == len(samples) else None
+
+    def _one_by_one(
+        self, ticket: Ticket, samples: list[int], at: Callable[[int], None], watch: Watch | None
+    ) -> list[Any]:
+        seeds = sample_seeds(ticket.seed, ticket.epoch, ticket.samples) if self.used else None
+        items = []
+        for place, index in enumerate(samples):
+            at(index)
+            if seeds is not None:
+                seed(seeds[place], self.used)
+            try:
+                items.append(self.dataset[index])
+            except Exception as error:
+                self.failure = Failure("read", (index,))
+                _note(error, f"raised by dataset[{index}], in batch {ticket.batch} of epoch {ticket.epoch}")
+                raise
+            if place == 0 and watch is not None and watch.found():
+                raise _DrewEarly  # most that draw do so at every sample: then one is read twice, and not a batch
+        return items
+
+    def whole(self, ticket: Ticket, at: Callable[[int], None]) -> Any:
+        """The batch in one go; None if the dataset has no such way, or does not take it now.
+
+        What it raises does not count: sample by sample the same is raised again, with the sample named. If it ends a
+        loader child, any sample of the batch is a suspect, and they are tried one by one.
+        """
+        if self.batch_of is None or ticket.alone or not len(ticket.samples):
+            return None
+        self.failure = Failure("send")
+        at(COLLATING)
+        with Watch(()) as watch:
+            try:
+                value = self.batch_of(ticket.samples.tolist())
+            except Exception as error:
+                log.debug("batch_of raised, its samples are read one by one: %s", error)
+                return None
+        if watch.found():
+            raise UserError(
+                f"`batch_of` of {type(self.dataset).__name__} drew a random number",
+                cause="whole batches are not seeded, so a run that goes on would see others",
+                hints=["return None from it where samples are varied: they are then read, and seeded, one by one"],
+            )
+        self.calm = True
+        return value
+
+    def _collate(self, ticket: Ticket, items: list[Any]) -> Any:
+        if self.used:
+            seed(collate_seeds(ticket.seed, ticket.epoch, ticket.batch), self.used)
+        return self.collate_fn(items)
+
+    def _odd_ones(self, ticket: Ticket, items: list[Any]) -> Failure:
+        """Some samples do not fit to the others, or the collate function is wrong."""
+        with _not_a_loader_child():
+            odd = odd_ones(items, lambda some: self._collate(ticket, some))
+        return Failure("collate", tuple(int(ticket.samples[place]) for place, _ in odd), odd[0][1] if odd else "")
+
+
+def fetch_here(fetcher: Fetcher, ticket: Ticket, at: Callable[[int], None] | None = None) -> Any:
+    """A batch in this very process, leaving no trace in its generators."""
+    at = at or _nowhere
+    try:
+        if not fetcher.draws:
+            return fetcher.fetch(ticket, at)
+        whole = fetcher.whole(ticket, at) if fetcher.calm else None
+        if whole is not None:
+            return whole
+        threads = torch.get_num_threads()
+        with borrowed(fetcher.used):
+            # One thread, as in a loader child: some sums come out differently with two.
+            torch.set_num_threads(1)
+            try:
+                return fetcher.fetch(ticket, at)
+            finally:
+                torch.set_num_threads(threads)
+    finally:
+        at(IDLE)
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Is it shared memory or file descriptors that ran out? torch says so in words only."""
+    text = str(error)
+    return "shared memory" in text or "(shm)" in text or "Too many open files" in text
+
+
+@contextmanager
+def _not_a_loader_child() -> Iterator[None]:
+    info, worker._worker_info = worker._worker_info, None
+    try:
+        yield
+    finally:
+        worker._worker_info = info
+
+
+def _may_draw(dataset: Any) -> bool:
+    """Exact types only: a subclass may do anything."""
+    if type(dataset) is TensorDataset:
+        return False
+    if type(dataset) is Subset:
+        return _may_draw(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return any(_may_draw(part) for part in dataset.datasets)
+    return True
+
+
+def _several_of(dataset: Any) -> Callable[[list[int]], Any] | None:
+    """A `Subset` has one of its own, which asks for one sample after the other unless the dataset behind it has one."""
+    inner = dataset
+    while type(inner) is Subset:
+        inner = inner.dataset
+    if not callable(getattr(inner, "__getitems__", None)):
+        return None
+    several: Callable[[list[int]], Any] | None = getattr(dataset, "__getitems__", None)
+    return several
+
+
+def _nowhere(index: int) -> None:
+    pass
+
+
+def as_it_is(value: Any) -> Any:
+    """The collate function given to torch: collating is done already."""
+    return value
+
+
+class Start:
+    """A loader child's first act. A class, because a closure could not be pickled for spawn."""
+
+    def __init__(self) -> None:
+        self.parent = os.getpid()
+
+    def __call__(self, worker_id: int) -> None:
+        # Ctrl-C reaches the whole process group. What it means is the worker's to decide, and until it has
+        # stopped well it needs its data.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if sys.platform != "win32":
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held back by the parent until here
+        if sys.platform == "linux":
+            _die_with_parent(self.parent)
+        note_child()
+
+
+def _die_with_parent(parent: int) -> None:
+    """Ask the kernel to end this process with the thread that started it, however that one ends."""
+    if sys.platform == "win32":
+        raise NotImplementedError("this needs POSIX")
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # 1: PR_SET_PDEATHSIG
+    except (OSError, AttributeError):
+        return  # no prctl in this libc: torch's own look at the parent, every 5 s, remains
+    if os.getppid() != parent:  # it died before the call above
+        os._exit(1)
+
+
+# Errors of the user's code, from the child to the loop.
+
+
+class FromChild(Exception):
+    """The traceback of a loader child as text, shown as the cause of the error raised here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
+
+
+def pack_error(error: Exception) -> bytes:
+    """The error and the text of its traceback, in the fullest form that comes out again as the same error."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    forms: tuple[tuple[Any, ...], ...] = (
+        ("whole", error),
+        # A class whose __init__ takes other arguments than it hands to super() cannot be rebuilt by a call.
+        ("parts", type(error), error.args, dict(vars(error))),
+        ("parts", type(error), error.args, {}),
+    )
+    for form in forms:
+        try:
+            packed = _dumps((text, *form))
+            rebuilt = unpack_error(packed)
+            if type(rebuilt) is type(error) and str(rebuilt) == str(error):
+                return packed
+        except Exception:  # whatever a user's class does when it is pickled, there is a next form
+            continue
+    name = f"{type(error).__module__}.{type(error).__qualname__}"
+    return _dumps((text, "words", f"{name}: {error}"))
+
+
+def unpack_error(payload: bytes) -> Exception:
+    """The error `pack_error` packed; a RuntimeError with its words if its class could not travel."""
+    text, form, *rest = pickle.loads(payload)
+    error: Exception
+    if form == "whole":
+        error = rest[0]
+    elif form == "parts":
+        cls, arguments, attributes = rest
+        error = cls.__new__(cls, *arguments)
+        error.args = arguments
+        vars(error).update(attributes)
+    else:
+        error = RuntimeError(rest[0])
+    error.__cause__ = FromChild(text)
+    return error
+
+
+def listed(samples: Sequence[int], most: int = 16) -> str:
+    """`1, 2, 3 and 61 more`."""
+    shown = ", ".join(map(str, samples[:most]))
+    return shown if len(samples) <= most else f"{shown} and {len(samples) - most} more"
+
+
+def _note(error: BaseException, text: str) -> None:
+    if sys.version_info >= (3, 11):
+        error.add_note(text)
+
+
+def _dumps(value: Any) -> bytes:
+    return bytes(ForkingPickler.dumps(value))

@@ -1,0 +1,233 @@
+"""Processes for probes: forked from one that has torch already, or fresh where that is not possible. No torch here.
+
+    with Host(env={"HSA_ENABLE_SDMA": "0"}) as host:        # imports torch in a child, meanwhile we do other things
+        child = host.start(config)                          # holdfast.probes.child, in a group of its own
+        child.code                                          # None while it runs; host.poll() looks
+
+Variables that libraries read when they are loaded have to be there before torch is: a host has one environment, and
+another environment needs another host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.base import interpreter, processes
+from holdfast.base.channel import Channel, Closed
+from holdfast.base.files import write_json
+from holdfast.supervisor.process_start import broken_torch
+
+_MODULE = "holdfast.probes.child"
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+LEAVE = "leave"
+
+
+@dataclass(slots=True)
+class Child:
+    """A process that probes."""
+
+    pid: int = 0
+    """Zero until it is known."""
+    code: int | None = None
+    lost: bool = False
+    """It ended with the process it was forked from: that says nothing about the device."""
+    popen: subprocess.Popen[bytes] | None = None
+
+
+@dataclass(slots=True)
+class Shared:
+    """A process that does one probe after the other, as long as nothing goes wrong in it."""
+
+    child: Child
+    folder: Path
+    device: str
+    trains: bool
+    turns: int = 0
+
+
+class Host:
+    """Starts children with one environment."""
+
+    module = _MODULE
+    """What a child is: `python -m MODULE serve FD PARENT` forks them, `one CONFIG PARENT` is one."""
+
+    def __init__(self, env: Mapping[str, str] | None = None, *, fork: bool | None = None) -> None:
+        self.env = dict(env or {})
+        self.torch: str | None = None
+        self.note = ""
+        """Why children are fresh processes, if they are."""
+        self.caches = Path(tempfile.mkdtemp(prefix="holdfast-kernels-"))
+        """Kernels that its children compile: neither the user's nor those of another environment, good or bad."""
+        self._server: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        self._forking: list[Child] = []
+        self._running: dict[int, Child] = {}
+        self._count = 0
+        self._shared: Shared | None = None
+        if fork is None:
+            fork = not processes.portable()
+        if fork:
+            self._serve()
+
+    def __enter__(self) -> Host:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        ours, theirs = Channel.pair()
+        os.set_inheritable(theirs.fileno(), True)
+        self._server = subprocess.Popen(
+            interpreter.module(self.module, "serve", str(theirs.fileno()), str(os.getpid())),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # what a probe says goes to its own folder
+            start_new_session=True,
+            env={**os.environ, **self.env},
+        )
+        theirs.close()
+        self._channel = ours
+
+    def start(self, config: dict[str, Any]) -> Child:
+        """A probe begins, as soon as torch is imported."""
+        child = Child()
+        config = {**config, "caches": str(self.caches)}
+        self._count += 1
+        if self._channel is not None:
+            try:
+                self._channel.send({"fork": {**config, "generation": self._count}})
+            except Closed:
+                self._without_server("the process they were forked from has ended")
+            else:
+                self._forking.append(child)
+                return child
+        self._spawn(child, config)
+        return child
+
+    def share(self, config: dict[str, Any]) -> Child:
+        """The same in the process that did the last one, if it is still there; otherwise in one that will stay.
+
+        To open a device takes longer than most probes do.
+        """
+        self.poll()
+        shared, device, trains = self._shared, str(config["device"]), "training" in config["probe"]["checks"]
+        fits = shared is not None and shared.device == device and (shared.trains or not trains)
+        if shared is None or not fits or shared.child.code is not None:
+            self.part()
+            folder = self.caches / f"shared-{self._count}"
+            folder.mkdir(parents=True)
+            self._shared = Shared(self.start({**config, "stay": str(folder)}), folder, device, trains)
+            return self._shared.child
+        shared.turns += 1
+        write_json(shared.folder / f"next-{shared.turns}.json", {**config, "caches": str(self.caches)})
+        return shared.child
+
+    def part(self) -> None:
+        """Send the process that stays away."""
+        if self._shared is not None:
+            with contextlib.suppress(OSError):
+                (self._shared.folder / LEAVE).touch()
+            self._shared = None
+
+    def _spawn(self, child: Child, config: dict[str, Any]) -> None:
+        path = Path(config["folder"]) / "config.json"
+        path.write_text(json.dumps(config), encoding="utf-8")
+        own: dict[str, Any] = {"start_new_session": True}
+        if sys.platform == "win32":
+            own = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+        child.popen = subprocess.Popen(
+            interpreter.module(self.module, "one", str(path), str(os.getpid())),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **self.env},
+            **own,
+        )
+        child.pid = child.popen.pid
+        self._running[child.pid] = child
+
+    def poll(self) -> None:
+        """Learn who has ended."""
+        if self._channel is not None:
+            try:
+                for message in self._channel.pending():
+                    self._hear(message)
+            except Closed:
+                self._without_server("the process they were forked from has ended")
+        for pid, child in list(self._running.items()):
+            if child.popen is not None and (code := child.popen.poll()) is not None:
+                child.code = code
+                del self._running[pid]
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if "forked" in message and self._forking:
+            child = self._forking.pop(0)
+            child.pid = int(message["forked"])
+            self._running[child.pid] = child
+        elif "exited" in message:
+            ended = self._running.pop(int(message["exited"]), None)
+            if ended is not None:
+                ended.code = int(message["code"])
+        elif "ready" in message:
+            self.torch = str(message["ready"])
+        elif "unsafe" in message:
+            self._without_server(str(message["unsafe"]))
+        elif "broken" in message:
+            self.close()
+            raise broken_torch(str(message["broken"]))
+
+    def _without_server(self, why: str) -> None:
+        """From now on children are fresh interpreters. What was under way is to be done again."""
+        self.note = why
+        for child in (*self._forking, *(each for each in self._running.values() if each.popen is None)):
+            child.lost, child.code = True, -1
+        self._forking.clear()
+        self._running = {pid: child for pid, child in self._running.items() if child.popen is not None}
+        self._close_server()
+
+    def _close_server(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if self._server is not None:
+            try:
+                self._server.wait(2.0)
+            except subprocess.TimeoutExpired:
+                self._server.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # one that cannot be killed is left behind
+                    self._server.wait(2.0)
+            self._server = None
+
+    def end(self, child: Child, patience: float) -> bool:
+        """Kill a child and all it has started; False if it is still there after `patience` seconds."""
+        deadline = time.monotonic() + patience
+        while child.code is None and not child.pid and time.monotonic() < deadline:
+            self.poll()
+            time.sleep(0.005)
+        if child.pid:
+            processes.send_group(child.pid, _KILL)
+        while child.code is None and time.monotonic() < deadline:
+            self.poll()
+            time.sleep(0.005)
+        return child.code is not None
+
+    def close(self) -> None:
+        """End everything that is still running."""
+        for child in list(self._running.values()):
+            self.end(child, 1.0)
+        self._close_server()
+        shutil.rmtree(self.caches, ignore_errors=True)

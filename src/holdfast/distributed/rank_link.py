@@ -1,0 +1,214 @@
+"""A rank's way to what outlives it: its snapshots in the job's folder, and for one of the ranks the run folder.
+
+    link = Follower(job, place, settings, board)                # most ranks
+    link = Writer(job, place, settings, board, run_folder)      # the one that keeps journal and checkpoints
+    link.find_start(group)                                      # the snapshot all go on from, or the newest checkpoint
+
+A snapshot is the same state in all ranks, so one rank's is enough for a checkpoint, for a rank on a machine that is
+new, and for a run that goes on with another number of ranks.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from holdfast.base import processes
+from holdfast.base.board import Board
+from holdfast.base.files import open_regular
+from holdfast.distributed.group import Group
+from holdfast.distributed.job import Job
+from holdfast.distributed.place import Place
+from holdfast.distributed.torchrun import AGENT_LOG
+from holdfast.faults.classification import Fault, Kind, classify_exit
+from holdfast.faults.ladder import Action, Move
+from holdfast.record import evidence
+from holdfast.record.reporter import Face
+from holdfast.run.folder import RunFolder
+from holdfast.run.settings import Settings
+from holdfast.state import checkpoint
+from holdfast.state.layout import read_meta
+from holdfast.state.slot_memory import Memory
+from holdfast.state.slots import Arena
+from holdfast.worker.local_run import LocalLink
+from holdfast.worker.worker import map_file
+
+_EXIT = re.compile(r"\(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
+
+
+class Snapshots:
+    """The slots of one rank, and where to go on from."""
+
+    def __init__(self, job: Job, place: Place, settings: Settings) -> None:
+        self.memory = Memory(RunFolder(job.path), settings, portable=True, say=_say_nothing)
+        self.memory.folder = job.slots(place.rank)
+        self.memory.arenas = job.arenas(place.rank)
+        self.memory.release_leases()  # who held them is gone
+        self.start: memoryview | None = None
+
+    def arena(self, capacity: int) -> Arena:
+        arenas = self.memory.arenas
+        return arenas[-1] if arenas and arenas[-1].capacity >= capacity else self.memory.grow(capacity)
+
+    def find(self, group: Group, saved: checkpoint.Checkpoint | None) -> None:
+        """Agree with the others on what to go on from; what is newer than that never happened."""
+        held = {
+            commit.sequence: slot
+            for arena in self.memory.arenas
+            for slot in arena.slots
+            if (commit := slot.read()) is not None
+        }
+        newest, holder = group.newest_common(held)
+        if newest is None:
+            step, holder = group.somebody(0 if saved is None else saved.step + 1)
+            payload = None if saved is None else map_file(saved.state)
+            self.start = None if step == 0 else group.hand_over(payload, holder, wanted=payload is None)
+            return
+        for sequence, slot in held.items():
+            if sequence > newest:
+                slot.undo()
+        mine = held.get(newest)
+        commit = None if mine is None else mine.read()
+        payload = None if mine is None or commit is None else mine.payload(commit.size)
+        self.start = group.hand_over(payload, holder, wanted=payload is None)
+
+    @property
+    def step(self) -> int:
+        """Steps done where the run goes on."""
+        return 0 if self.start is None else int(read_meta(self.start)["session"]["step"])
+
+
+class Follower:
+    """A rank that trains and tells nobody."""
+
+    def __init__(self, job: Job, place: Place, settings: Settings, board: Board) -> None:
+        self.board = board
+        self.generation = place.restarts
+        self.snapshots = Snapshots(job, place, settings)
+
+    def find_start(self, group: Group) -> None:
+        self.snapshots.find(group, None)
+
+    def arena(self, capacity: int) -> Arena:
+        return self.snapshots.arena(capacity)
+
+    def newest(self) -> memoryview | None:
+        return self.snapshots.start
+
+    def committed(self, step: int) -> None:
+        self.snapshots.memory.drop_outgrown()
+
+    def send(self, kind: str, **data: Any) -> None:
+        if kind in ("log", "unheard", "epoch"):
+            self.board.hear()  # the writing rank says the same to somebody
+        if kind in ("epoch", "weights"):
+            self.snapshots.memory.let_go(data.get("sequence"))
+
+
+class Writer(LocalLink):
+    """The rank that keeps the run folder: journal, numbers, checkpoints, the receipt."""
+
+    def __init__(
+        self, job: Job, place: Place, settings: Settings, board: Board, run: RunFolder, face: Face | None = None
+    ) -> None:
+        super().__init__(run, settings, face or Face())
+        self.board.close()
+        self.board = board
+        self.job = job
+        self.place = place
+        self.generation = place.restarts
+        self.snapshots = Snapshots(job, place, settings)
+        self.memory = self.snapshots.memory
+        self._recovering: float | None = None
+
+    def find_start(self, group: Group) -> None:
+        saved, passed_over = checkpoint.newest_good(self.run.path / "checkpoints")
+        for path, reason in passed_over:
+            self.teller.emit("note", text=f"checkpoint {path.name} is passed over: {reason}")
+        self.checkpoint = self.saved = saved
+        self.snapshots.find(group, saved)
+        self._tell_who_was_lost()
+        self.accounts.restored(self.accounts.steps, self.snapshots.step)
+        self.accounts.steps = self.snapshots.step
+        self.run.update_info(accounts=self.accounts.to_json())
+
+    def arena(self, capacity: int) -> Arena:
+        return self.snapshots.arena(capacity)
+
+    def newest(self) -> memoryview | None:
+        return self.snapshots.start
+
+    def committed(self, step: int) -> None:
+        super().committed(step)
+        self.memory.drop_outgrown()
+        if self._recovering is not None:
+            seconds, self._recovering = time.monotonic() - self._recovering, None
+            self.accounts.recovered(seconds, seconds)
+            self.teller.emit("recovered", step=step, seconds=round(seconds, 3), lost_s=round(seconds, 3))
+            self.run.update_info(state="RUNNING", accounts=self.accounts.to_json())
+
+    # -- what happened before ------------------------------------------------------------------------------
+
+    def _tell_who_was_lost(self) -> None:
+        """The boards of processes that are gone: which of them ended without a word, or were ended by us, and where."""
+        committed = []
+        for (rank, pid), path in sorted(self.job.boards().items()):
+            if processes.exists(pid):
+                continue
+            board = Board.open_path(path)
+            beat = board.read()
+            board.close(unlink=True)
+            if rank == self.place.rank:
+                self.accounts.attempts += beat.attempts
+            committed.append(beat.step)
+            left = self.job.left(rank, pid)
+            fault = self._fault_of(rank, pid, left)
+            if fault is not None:
+                self._record(fault.at(step=beat.at, phase=beat.phase.label))
+                self._recovering = self._recovering or time.monotonic() - beat.silence
+        self.accounts.steps = max(self.accounts.steps, min(committed, default=0))  # a step is one that all have
+        if self.place.restarts and self._recovering is None and self.snapshots.start is not None:
+            self._record(Fault(Kind.EXIT, "another machine", step=self.snapshots.step + 1))
+            self._recovering = time.monotonic()
+
+    def _fault_of(self, rank: int, pid: int, left: dict[str, Any] | None) -> Fault | None:
+        """None for a rank that ended because another had."""
+        device = f"rank {rank}"
+        if left is None:
+            return classify_exit(exitcode=self._exit_code(pid), last_words="", oom_kills=0, device=device)
+        if left.get("why") == "hung":
+            return Fault(Kind.HANG, device, message=str(left.get("text", "")), evidence={"rank": rank, "pid": pid})
+        if left.get("why") == "lost" and isinstance(left.get("fault"), dict):
+            return Fault.from_json(left["fault"])
+        return None
+
+    def _exit_code(self, pid: int) -> int:
+        """What the agent said about it; -9 where nobody knows: most that end without a word were killed."""
+        known = self.job.noted(f"exit-{pid}").get("code")
+        if isinstance(known, int):
+            return known
+        for found in reversed(_EXIT.findall(_tail(self.run.path / AGENT_LOG))):
+            if int(found[1]) == pid:
+                return int(found[0])
+        return -9
+
+    def _record(self, fault: Fault) -> None:
+        move = Move(Action.REPLACE, 0, reason="all ranks are started again", new_worker=True)
+        folder = evidence.collect(self.run, fault, move, None, "", {}, "")
+        self.accounts.fault(fault.kind.value)
+        self.teller.emit_fault(fault, move, folder)
+
+
+def _tail(path: Path, most: int = 65536) -> str:
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, file.seek(0, 2) - most))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _say_nothing(*_: Any, **__: Any) -> None:
+    return None

@@ -1,0 +1,205 @@
+"""New ranks in a moment: a process that has torch forks them, and what the agent started stands in for them. No torch.
+
+    nest = Nest(job, preload=["torchvision"])    # holdfast launch
+    nest.serve()                                 # ten times a second: who asks, who has ended, who is wanted no more
+    code = ask(job, words)                       # a process of the agent: waits for its rank, and ends as it did
+
+The agent starts a fresh interpreter for each rank, which needs seconds to import torch, and after a fault all of them
+do so again. Here that interpreter imports nothing: it asks for a fork of the nursery (worker/nursery.py) and waits.
+When it is ended, so is its rank. Where forking is not safe it becomes the rank itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.base import interpreter, processes
+from holdfast.base.channel import Channel, Closed
+from holdfast.distributed.job import Job
+from holdfast.worker.nursery import Nursery
+
+NESTED = "HOLDFAST_NESTED"
+"""In the environment of a rank that was forked: the process it was forked from."""
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+_SOCKET = "nest"
+
+
+@dataclass(slots=True)
+class Guest:
+    """One process of the agent's, and the rank that was forked for it."""
+
+    channel: Channel
+    asked: dict[str, Any] | None = None
+    pid: int = 0
+
+
+class Nest:
+    """The launcher's side."""
+
+    def __init__(self, job: Job, preload: Sequence[str]) -> None:
+        self.job = job
+        self.preload = list(preload)
+        self._server = _unix_socket()
+        self._server.bind(str(job.path / _SOCKET))
+        self._server.listen(64)
+        self._server.setblocking(False)
+        self._guests: list[Guest] = []
+        self._forking: list[Guest] = []
+        self._ready = False
+        self._begin()
+
+    @staticmethod
+    def possible() -> bool:
+        return not processes.portable() and hasattr(socket, "AF_UNIX")
+
+    @property
+    def pids(self) -> list[int]:
+        return [guest.pid for guest in self._guests if guest.pid]
+
+    def _begin(self) -> None:
+        ours, theirs = Channel.pair()
+        os.set_inheritable(theirs.fileno(), True)
+        self._ready = False
+        self._channel = ours
+        words = [str(theirs.fileno()), str(os.getpid()), *self.preload]
+        self._process = subprocess.Popen(
+            interpreter.module("holdfast.distributed.rank_nursery", *words),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        if self.preload:
+            ours.send({"warm": True})
+
+    def serve(self) -> None:
+        """Hear everybody, wait for nobody."""
+        while True:
+            try:
+                accepted, _ = self._server.accept()
+            except (BlockingIOError, InterruptedError):
+                break
+            accepted.setblocking(True)
+            self._guests.append(Guest(Channel(accepted)))
+        try:
+            for message in self._channel.pending():
+                self._hear(message)
+        except Closed:
+            self._nursery_died()
+        for guest in list(self._guests):
+            self._attend(guest)
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if "ready" in message:
+            self._ready = True
+        elif "forked" in message:
+            guest = self._forking.pop(0)
+            guest.pid = int(message["forked"])
+            if guest not in self._guests:  # wanted no more before it was there
+                processes.send_group(guest.pid, _KILL)
+        elif "unsafe" in message or "broken" in message:
+            guest = self._forking.pop(0)
+            self._answer(guest, {"alone": True})
+        elif "exited" in message:
+            for guest in [each for each in self._guests if each.pid == message["exited"]]:
+                self.job.note(f"exit-{guest.pid}", {"code": int(message["code"])})
+                self._answer(guest, {"code": int(message["code"])})
+
+    def _attend(self, guest: Guest) -> None:
+        try:
+            for message in guest.channel.pending():
+                guest.asked = message
+        except Closed:  # the agent has ended it, or somebody has: its rank goes too
+            self._guests.remove(guest)
+            guest.channel.close()
+            if guest.pid:
+                processes.send_group(guest.pid, _KILL)
+            return
+        if guest.asked is not None and self._ready and not guest.pid and not self._forking:
+            self._forking.append(guest)  # one at a time: the nursery reads one message each time it looks
+            with contextlib.suppress(Closed):
+                self._channel.send({"fork": {"generation": 0, **guest.asked}})
+
+    def _answer(self, guest: Guest, message: dict[str, Any]) -> None:
+        with contextlib.suppress(Closed):
+            guest.channel.send(message)
+        guest.channel.close()
+        if guest in self._guests:
+            self._guests.remove(guest)
+
+    def _nursery_died(self) -> None:
+        """Its ranks have ended with it; new ones come from a new one."""
+        for guest in list(self._guests):
+            self._answer(guest, {"code": -int(_KILL)} if guest.pid else {"alone": True})
+        self._forking.clear()
+        self._channel.close()
+        self._process.wait()
+        self._begin()
+
+    def close(self) -> None:
+        self._server.close()
+        self._channel.close()
+        for guest in self._guests:  # all had their time to save: one that is left waits in an exchange for ever
+            guest.channel.close()
+            if guest.pid:
+                processes.send_group(guest.pid, _KILL)
+        try:
+            self._process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(2.0)
+
+
+class RankNursery(Nursery):
+    """Forks ranks instead of workers."""
+
+    first = (*Nursery.first, "torch.distributed", "holdfast.distributed.group", "holdfast.distributed.rank_link")
+
+    def _live(self, config: dict[str, Any], fds: list[int]) -> int:
+        from holdfast.cli.main import main
+
+        if sys.platform != "win32":
+            os.setpgid(0, 0)
+        for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
+            signal.signal(number, signal.SIG_DFL)
+        os.environ.clear()
+        os.environ.update({**config["env"], NESTED: str(os.getppid())})
+        os.chdir(config["cwd"])
+        return main(config["words"])
+
+
+def _unix_socket() -> socket.socket:
+    if sys.platform == "win32":
+        raise NotImplementedError("this needs POSIX")
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def ask(job: Path, words: Sequence[str]) -> int | None:
+    """Have this rank forked and wait for its end; its exit code, or None if there is nobody to ask."""
+    if sys.platform == "win32" or NESTED in os.environ or not (job / _SOCKET).exists():
+        return None
+    sock = _unix_socket()
+    try:
+        sock.connect(str(job / _SOCKET))
+        channel = Channel(sock)
+        channel.send({"words": list(words), "env": dict(os.environ), "cwd": os.getcwd()})
+        answer, _ = channel.receive()
+    except (OSError, Closed):
+        return 1  # whoever forked it is gone, and so is the rank
+    return None if answer.get("alone") else int(answer["code"])
+
+
+if __name__ == "__main__":
+    processes.die_with_parent(int(sys.argv[2]))
+    for each in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
+        signal.signal(each, signal.SIG_IGN)
+    os._exit(RankNursery(Channel.from_fd(int(sys.argv[1])), sys.argv[3:]).serve())

@@ -1,0 +1,85 @@
+"""Which rank hangs? Judged from the boards of one machine. No torch.
+
+    seen = look(job)                                   # every rank that lives, as its board shows it
+    hung(seen, known, settings.watchdog)               # [(seen, "stopped by a signal for 6 s")]
+
+A rank that waits for the others is silent because one of them is: it is never the one that hangs, unless it was
+stopped itself. All others are judged as the worker of an ordinary run is (supervisor/watchdog.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from holdfast.base import processes
+from holdfast.base.board import Beat, Board, Phase
+from holdfast.base.human import duration
+from holdfast.distributed.job import Job
+from holdfast.run.setting_groups import WatchdogSettings
+from holdfast.supervisor.watchdog import Known, allowed_silence
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One reading of one rank."""
+
+    rank: int
+    pid: int
+    beat: Beat
+    stopped: bool = False
+    """By SIGSTOP or the like: the kernel does not run it."""
+
+
+class Boards:
+    """The boards of a job, opened once each."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._open: dict[tuple[int, int], Board] = {}
+
+    def look(self) -> list[Seen]:
+        """Every rank whose process lives."""
+        found = self.job.boards()
+        for key in [key for key in self._open if key not in found]:
+            self._open.pop(key).close(unlink=False)
+        seen = []
+        for (rank, pid), path in sorted(found.items()):
+            info = processes.inspect(pid)
+            if not processes.exists(pid) or (info is not None and info.state == "Z"):
+                continue
+            board = self._board(rank, pid, path)
+            if board is not None:
+                seen.append(Seen(rank, pid, board.read(), info is not None and info.state == "T"))
+        return seen
+
+    def _board(self, rank: int, pid: int, path: object) -> Board | None:
+        if (rank, pid) not in self._open:
+            try:
+                self._open[rank, pid] = Board.open_path(self.job.boards()[rank, pid])
+            except (OSError, ValueError, KeyError):  # it is being made, or has just been taken away
+                return None
+        return self._open[rank, pid]
+
+    def request_stop(self) -> None:
+        for board in self._open.values():
+            board.request_stop()
+
+    def close(self) -> None:
+        for board in self._open.values():
+            board.close(unlink=False)
+        self._open.clear()
+
+
+def hung(seen: Iterable[Seen], known: Mapping[int, Known], settings: WatchdogSettings) -> list[tuple[Seen, str]]:
+    """Those that will not go on by themselves, and why."""
+    found = []
+    for each in seen:
+        beat = each.beat
+        if each.stopped and beat.silence > settings.floor:
+            found.append((each, f"stopped by a signal for {duration(beat.silence)}"))
+        elif not each.stopped and beat.phase is not Phase.PEERS:
+            limit = allowed_silence(beat, known.get(each.rank, {}), settings)
+            if beat.silence > limit:
+                found.append((each, f"silent for {duration(beat.silence)} in {beat.phase.label}"))
+    return found

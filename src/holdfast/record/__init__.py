@@ -1,0 +1,1 @@
+"""What a run writes down: metrics, receipt, best weights, evidence of faults. No torch."""

@@ -1,0 +1,132 @@
+"""The accounts of a run: what was repeated, lost and waited for, counted from what was observed.
+
+    accounts.fault(kind)                           # something happened
+    accounts.receipt(...)                          # what the user gets at the end, and chaos compares
+
+Nothing here is derived from a promise: attempts are counted by the workers' boards, commits by the slots,
+samples by the loader's own comparison at the end of each epoch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.run.folder import number, whole
+
+
+@dataclass(slots=True)
+class Accounts:
+    """Running totals, saved in run.json so that a resume goes on counting."""
+
+    attempts: int = 0
+    """Steps begun, by all workers that have ended."""
+    steps: int = 0
+    """Steps committed."""
+    lost: int = 0
+    """Committed steps that a later worker did not start from: must stay 0."""
+    undone: int = 0
+    """Committed steps that were taken back, because the device had computed them wrongly."""
+    seconds_lost: float = 0.0
+    recoveries: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    timeline: list[dict[str, Any]] = field(default_factory=list)
+    recovery_s: list[float] = field(default_factory=list)
+    """From a fault's detection to the next commit, each time."""
+
+    def fault(self, kind: str) -> None:
+        self.faults[kind] += 1
+
+    def recovered(self, seconds: float, lost_s: float) -> None:
+        self.recoveries += 1
+        self.seconds_lost += max(0.0, lost_s)
+        self.recovery_s = [*self.recovery_s[-9999:], round(seconds, 4)]
+
+    def on_device(self, device: str, step: int) -> None:
+        """The run is on `device` from this step on."""
+        if self.timeline and self.timeline[-1]["device"] == device:
+            return
+        if self.timeline:
+            self.timeline[-1]["to_step"] = step
+        self.timeline.append({"device": device, "from_step": step, "to_step": None})
+
+    def restored(self, committed: int, step: int) -> None:
+        """A new worker starts at `step`; the last one had committed `committed`."""
+        self.lost += max(0, committed - step)
+
+    def undo(self, step: int) -> None:
+        """Steps after this one are not believed; they are computed again."""
+        self.undone += max(0, self.steps - step)
+        self.steps = min(self.steps, step)
+
+    def receipt(
+        self,
+        *,
+        steps: int,
+        survived: bool,
+        skipped: int,
+        repeated: int,
+        sha256: str | None,
+        quarantined: object = None,
+    ) -> dict[str, Any]:
+        """`quarantined`: what the session wrote beside its last snapshot, `{"count": …, "samples": […]}`."""
+        out = quarantined if isinstance(quarantined, dict) else {}
+        samples = out.get("samples")
+        return {
+            "schema": 1,
+            "steps": steps,
+            "faults": dict(sorted(self.faults.items())),
+            "survived": survived,
+            "recoveries": self.recoveries,
+            "steps_repeated": max(0, self.attempts - steps),
+            "steps_lost": self.lost,
+            "steps_undone": self.undone,
+            "samples_skipped": skipped,
+            "samples_repeated": repeated,
+            "samples_quarantined": whole(out.get("count")),
+            "quarantined": samples if isinstance(samples, list) else [],
+            "seconds_lost": round(self.seconds_lost, 3),
+            "recovery_s": self._spread(),
+            "weights_sha256": sha256,
+        }
+
+    def _spread(self) -> dict[str, float] | None:
+        if not self.recovery_s:
+            return None
+        ordered = sorted(self.recovery_s)
+        return {"p50": ordered[len(ordered) // 2], "max": ordered[-1]}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "attempts": self.attempts,
+            "steps": self.steps,
+            "lost": self.lost,
+            "undone": self.undone,
+            "seconds_lost": self.seconds_lost,
+            "recoveries": self.recoveries,
+            "faults": dict(self.faults),
+            "timeline": self.timeline,
+            "recovery_s": self.recovery_s,
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> Accounts:
+        """What `to_json` gave; the file may be somebody else's, so what is not a count counts nothing."""
+        found = data if isinstance(data, dict) else {}
+        faults = found.get("faults")
+        timeline = found.get("timeline")
+        seconds = found.get("recovery_s")
+        return cls(
+            attempts=whole(found.get("attempts")),
+            steps=whole(found.get("steps")),
+            lost=whole(found.get("lost")),
+            undone=whole(found.get("undone")),
+            seconds_lost=number(found.get("seconds_lost")),
+            recoveries=whole(found.get("recoveries")),
+            faults=Counter({str(k): whole(v) for k, v in faults.items()} if isinstance(faults, dict) else {}),
+            timeline=[row for row in timeline if isinstance(row, dict) and "device" in row]
+            if isinstance(timeline, list)
+            else [],
+            recovery_s=[number(value) for value in seconds] if isinstance(seconds, list) else [],
+        )

@@ -1,0 +1,146 @@
+"""The device side of a snapshot on CUDA: gather, side stream, page-locked slots. No step waits for it.
+
+copies = CudaCopies(device)
+copies.arrange(plan, lazy)                     # a new layout: what is gathered, what is copied straight
+copies.copy(taken, views, tensors, loss, norm) # under way; `taken.event` tells when it has arrived
+copies.guard(pending)                          # an optimizer is about to write what copies still read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from holdfast.state import layout as layouts
+from holdfast.state.protected import view_bytes
+from holdfast.state.slots import Slot
+
+if TYPE_CHECKING:
+    from holdfast.state.snapshot import Taken, Views
+
+FLAT_LIMIT = 512 << 20
+"""Device bytes up to which the state is gathered first. Above, tensors are large enough to copy one by one."""
+
+
+class Copies(Protocol):
+    """The device side of a take, where a copy is under way when `copy` returns and arrives later."""
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor is on the device."""
+        ...
+
+    def arrange(self, plan: layouts.Layout, lazy: list[bool]) -> None: ...
+    def copy(
+        self, taken: Taken, views: Views, sources: list[Tensor], loss: Tensor | None, norm: Tensor | None
+    ) -> None: ...
+    def guard(self, pending: list[Taken]) -> None: ...
+    def lock_pages(self, slot: Slot) -> None: ...
+
+
+MAKERS: dict[torch.device, Callable[[], Copies]] = {}
+"""Devices that are not CUDA's and whose copies arrive late all the same: that of holdfast.injection.late."""
+
+
+def copies_for(device: torch.device) -> Copies | None:
+    """None where a copy has arrived when it returns."""
+    if device.type == "cuda":
+        return CudaCopies(device)
+    return MAKERS[device]() if device in MAKERS else None
+
+
+class CudaCopies:
+    """The device side of a take: gather, side stream, page-locked slots.
+
+    A small state is gathered into one flat buffer first: one long copy instead of many short ones. Of a large
+    one, only what may change at any time (buffers, averages) is gathered; parameters and optimizer state change
+    in `optimizer.step()` alone and are copied straight out, during the next forward and backward.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream: Any = torch.cuda.Stream(device)
+        self.straight: list[int] = []
+        self.gathered: list[int] = []
+        self.flat: Tensor | None = None
+        self.flat_views: list[Tensor] = []
+        self.runs: list[tuple[int, int, int]] = []
+        self._flat_free: Any = None
+        self._locked: set[int] = set()
+
+    def holds(self, tensor: Tensor) -> bool:
+        return tensor.device.type != "cpu"
+
+    def arrange(self, plan: layouts.Layout, lazy: list[bool]) -> None:
+        """Decide what is gathered and what is copied straight."""
+        entries = plan.live
+        small = sum(entry.stop - entry.start for entry in entries) <= FLAT_LIMIT
+        self.gathered = [index for index, flag in enumerate(lazy) if small or not flag]
+        self.straight = [index for index, flag in enumerate(lazy) if flag and not small]
+        self.flat, self.flat_views, self.runs, self._flat_free = None, [], [], None
+        chosen = [entries[index] for index in self.gathered]
+        self.runs = _runs([(entry.start, entry.stop) for entry in chosen])
+        size = sum(stop - start for start, stop, _ in self.runs)
+        if size == 0:
+            return
+        self.flat = torch.empty(size, dtype=torch.uint8, device=self.device)
+        at = 0
+        for entry in chosen:
+            length = entry.stop - entry.start
+            self.flat_views.append(view_bytes(self.flat[at : at + length], entry.dtype, entry.shape))
+            at += length
+
+    def copy(self, taken: Taken, views: Views, sources: list[Tensor], loss: Tensor | None, norm: Tensor | None) -> None:
+        main = torch.cuda.current_stream(self.device)
+        if self.flat is not None:
+            if self._flat_free is not None:
+                main.wait_event(self._flat_free)
+            torch._foreach_copy_(self.flat_views, [sources[index] for index in self.gathered])
+        self.stream.wait_stream(main)
+        with torch.cuda.stream(self.stream):
+            for start, stop, at in self.runs:
+                assert self.flat is not None
+                views.data[start:stop].copy_(self.flat[at : at + stop - start], non_blocking=True)
+            if self.straight:
+                targets = [views.device[index] for index in self.straight]
+                torch._foreach_copy_(targets, [sources[index] for index in self.straight], non_blocking=True)
+                taken.lazy = True
+            for place, number, none in ((0, loss, layouts.NO_LOSS), (2, norm, 0.0)):
+                if number is None:
+                    views.loss[place] = none
+                    continue
+                views.loss[place].copy_(number.detach().float(), non_blocking=True)
+                if number.is_cuda:  # a batch that was computed on the CPU leaves its loss there
+                    number.record_stream(self.stream)
+            taken.event = torch.cuda.Event()
+            taken.event.record(self.stream)
+        self._flat_free = taken.event
+
+    def guard(self, pending: list[Taken]) -> None:
+        for taken in pending:
+            if taken.lazy:
+                torch.cuda.current_stream(self.device).wait_event(taken.event)
+
+    def lock_pages(self, slot: Slot) -> None:
+        """Page-lock a slot on first use: copies into it then run beside the step instead of blocking it."""
+        view = torch.frombuffer(slot.memory, dtype=torch.uint8)
+        if view.data_ptr() in self._locked:
+            return
+        error = torch.cuda.cudart().cudaHostRegister(view.data_ptr(), view.numel(), 0)
+        if int(error) == 0:
+            self._locked.add(view.data_ptr())
+
+
+def _runs(spans: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Neighbouring spans joined, each with its place in the gathered buffer: one copy a run."""
+    runs: list[tuple[int, int, int]] = []
+    at = 0
+    for start, stop in spans:
+        if runs and runs[-1][1] == start:
+            runs[-1] = (runs[-1][0], stop, runs[-1][2])
+        elif stop > start:
+            runs.append((start, stop, at))
+        at += stop - start
+    return runs

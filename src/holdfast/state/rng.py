@@ -1,0 +1,191 @@
+"""The process-wide random generators: Python's, numpy's legacy one, torch's on the CPU and on the device.
+
+    tensors, words = capture_rng(device)         # at each step, a few tens of microseconds
+    restore_rng(tensors, words, device)
+
+Names, dtypes and shapes never change for a device (`rng_specs`), so a layout keeps room for them once.
+"""
+
+from __future__ import annotations
+
+import _random
+import ctypes
+import random
+import struct
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.base.errors import UserError
+from holdfast.state.layout import Spec
+
+PYTHON = "holdfast.rng.python"
+NUMPY = "holdfast.rng.numpy"
+TORCH = "holdfast.rng.torch"
+DEVICE = "holdfast.rng.device"
+
+_MT_WORDS = 624
+_pack_python = struct.Struct(f"{_MT_WORDS + 1}I").pack
+
+
+def rng_specs(device: torch.device) -> list[Spec]:
+    """The entries `capture_rng` will fill, for `Protected.layout(extra=...)`."""
+    tensors, _ = capture_rng(device)
+    codes = {torch.uint32: "U32", torch.uint8: "U8"}
+    return [(name, codes[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()]
+
+
+def capture_rng(device: torch.device) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The state of all generators, as CPU tensors and a few JSON words. No device synchronisation."""
+    python, python_words = python_global.capture()
+    numpy, numpy_words = numpy_global.capture()
+    tensors = {PYTHON: python, NUMPY: numpy, TORCH: torch.get_rng_state()}
+    getter = _device_function(device, "get_rng_state")
+    if getter is not None:
+        tensors[DEVICE] = getter()
+    return tensors, {"python": python_words, "numpy": numpy_words, "device": device.type}
+
+
+def restore_rng(tensors: Mapping[str, Tensor], words: Mapping[str, Any], device: torch.device) -> None:
+    """Set every generator again. A device of another type than the captured one keeps its own state."""
+    python_global.restore(tensors[PYTHON], words["python"])
+    numpy_global.restore(tensors[NUMPY], words["numpy"])
+    # Generators want memory of their own: what we are given may be a view of a slot.
+    torch.set_rng_state(tensors[TORCH].clone())
+    setter = _device_function(device, "set_rng_state")
+    if setter is not None and words["device"] == device.type and DEVICE in tensors:
+        setter(tensors[DEVICE].clone())
+
+
+def _device_function(device: torch.device, name: str) -> Callable[..., Any] | None:
+    """get/set_rng_state of the device's own module, bound to the device where it takes one."""
+    if device.type in ("cuda", "xpu"):
+        function = getattr(getattr(torch, device.type), name)
+        return (lambda: function(device)) if name.startswith("get") else (lambda state: function(state, device))
+    if device.type == "mps":
+        return getattr(torch.mps, name)  # type: ignore[no-any-return]
+    return None
+
+
+class _NumpyGlobal:
+    """numpy's global generator. Reading it whole costs 100 us and more, so an unused one is recognised.
+
+    Its state is the Mersenne twister, whose memory numpy lets us see, and half of a normal pair, which it
+    does not. The pair is only filled by drawing: twister untouched and no half pair then, no half pair now.
+    """
+
+    def __init__(self) -> None:
+        self._memory: ctypes.Array[ctypes.c_char] | None = None
+        self._owner: Any = None
+        self._bytes = b""
+        self._last: tuple[Tensor, dict[str, Any]] | None = None
+
+    def capture(self) -> tuple[Tensor, dict[str, Any]]:
+        if self._last is not None and self._untouched():
+            return self._last
+        state: Any = _numpy_state(legacy=False)
+        if state["bit_generator"] != "MT19937":
+            raise UserError(
+                f"numpy's global generator was replaced by {state['bit_generator']}, which cannot be saved",
+                hints=["use a generator of your own, numpy.random.default_rng(), and protect it by name"],
+            )
+        key = state["state"]["key"]
+        words = {
+            "pos": int(state["state"]["pos"]),
+            "has_gauss": int(state["has_gauss"]),
+            "gauss": state["gauss"],
+        }
+        result = torch.from_numpy(key), words
+        self._remember(key, words, result)
+        return result
+
+    def restore(self, key: Tensor, words: Mapping[str, Any]) -> None:
+        self._last = None
+        np.random.set_state(("MT19937", key.numpy().copy(), words["pos"], words["has_gauss"], words["gauss"]))
+        if self._memory is not None and not words["has_gauss"] and _bit_generator() is self._owner:
+            self._bytes = self._memory.raw
+            self._last = key.clone(), dict(words)
+
+    def _untouched(self) -> bool:
+        return self._memory is not None and _bit_generator() is self._owner and self._memory.raw == self._bytes
+
+    def _remember(self, key: Any, words: dict[str, Any], result: tuple[Tensor, dict[str, Any]]) -> None:
+        self._last = None
+        generator = _bit_generator()
+        if words["has_gauss"] or generator is None:
+            return
+        if generator is not self._owner:
+            # Trust the address only if the twister is found there, word for word.
+            expected = key.tobytes() + struct.pack("i", words["pos"])
+            memory = (ctypes.c_char * len(expected)).from_address(generator.ctypes.state_address)
+            if memory.raw != expected:
+                return
+            self._owner, self._memory = generator, memory
+        if self._memory is not None:
+            self._bytes = self._memory.raw
+            self._last = result
+
+
+def _bit_generator() -> Any:
+    return getattr(np.random.mtrand._rand, "_bit_generator", None)
+
+
+class _PythonGlobal:
+    """Python's global generator. Asking for its 625 numbers costs 25 us, so an unused one is recognised.
+
+    The twister lies in the object, behind what every object has; the half pair of `gauss` is an attribute. The memory
+    is believed only where the words of `getstate` are found in it, which is so in CPython.
+    """
+
+    def __init__(self) -> None:
+        self._memory: ctypes.Array[ctypes.c_char] | None = None
+        self._owner: Any = None
+        self._bytes = b""
+        self._last: tuple[Tensor, list[Any]] | None = None
+
+    def capture(self) -> tuple[Tensor, list[Any]]:
+        if self._last is not None and self._untouched(self._last[1][1]):
+            return self._last
+        version, words, gauss = _python_state()
+        packed = _pack_python(*words)
+        result = torch.frombuffer(bytearray(packed), dtype=torch.uint32), [version, gauss]
+        self._remember(packed, result)
+        return result
+
+    def restore(self, words: Tensor, about: Sequence[Any]) -> None:
+        version, gauss = about
+        random.setstate((version, tuple(words.tolist()), gauss))
+        self._remember(words.numpy().tobytes(), (words.clone(), [version, gauss]))
+
+    def _untouched(self, gauss: Any) -> bool:
+        owner: Any = getattr(random, "_inst", None)
+        if self._memory is None or owner is not self._owner:
+            return False
+        return self._memory.raw == self._bytes and bool(owner.gauss_next == gauss)
+
+    def _remember(self, packed: bytes, result: tuple[Tensor, list[Any]]) -> None:
+        self._last = None
+        owner = getattr(random, "_inst", None)
+        if owner is None or sys.implementation.name != "cpython":
+            return
+        if owner is not self._owner or self._memory is None:
+            begin, end = object.__basicsize__, _random.Random.__basicsize__
+            memory = (ctypes.c_char * (end - begin)).from_address(id(owner) + begin)
+            # `getstate` tells the position last; the object has it first.
+            if memory.raw[: len(packed)] != packed[-4:] + packed[:-4]:
+                return
+            self._owner, self._memory = owner, memory
+        self._bytes = self._memory.raw
+        self._last = result
+
+
+_python_state = random.getstate
+_numpy_state = np.random.get_state
+"""Kept from here: `Watch` of generators.py replaces them in their modules for a while."""
+
+python_global = _PythonGlobal()
+numpy_global = _NumpyGlobal()

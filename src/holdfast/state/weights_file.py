@@ -1,0 +1,103 @@
+"""Files with the weights alone: plain safetensors, with the digest of the file in its own header. No torch.
+
+write_weights(run / "best.safetensors", payload, step=3600)       # what load_state_dict(load_file(path)) takes
+read_said(path)                                                   # what its header says: {"run": …, "step": "3600"}
+check_weights(path)                                               # None, or what is wrong with it
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from holdfast.base.files import forget_cached, open_regular
+from holdfast.base.folders import Folder
+from holdfast.run.digests import CHUNK, Origin, write_file
+from holdfast.state import layout
+
+NO_DIGEST = "it carries no digest of ours"
+"""The answer of `check_weights` for a file that somebody else wrote: neither good nor damaged."""
+_NO_DIGEST = b"0" * 64
+
+
+def write_weights(
+    path: Path,
+    payload: memoryview,
+    *,
+    step: int | None = None,
+    best: Mapping[str, Any] | None = None,
+    origin: Origin | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Write the protected modules alone: what `model.load_state_dict(load_file(path))` takes.
+
+    The file carries the digest of itself in its header, made with zeros in the digest's own place: so it can be
+    checked wherever it is copied to, and is replaced in one move. `best` says what made these weights the best.
+    """
+    origin = origin or Origin.of_folder(path.parent)
+    said = {"format": "pt", "holdfast": "1", "sha256": _NO_DIGEST.decode(), "run": origin.run if origin else "-"}
+    said |= {} if step is None else {"step": str(step)}
+    said |= {} if best is None else {"best": layout.dump_json(dict(best))}
+    header, spans = layout.weights_only(payload, metadata=said)
+    pieces = [payload[start:stop] for start, stop in spans]
+    digest = hashlib.sha256(header)
+    for piece in pieces:
+        digest.update(piece)
+    sealed = header.replace(_NO_DIGEST, digest.hexdigest().encode(), 1)
+    temporary = f".{path.name}.{os.getpid()}.tmp"
+    with Folder.at(path.parent) as folder:
+        folder.discard(temporary)
+        try:
+            write_file(folder, temporary, [memoryview(sealed), *pieces])
+            check()
+            why = check_weights(path.with_name(temporary))
+            if why is not None:
+                raise OSError(errno.EIO, f"what was read back of {path.name} is not what was written")
+            folder.rename(temporary, path.name)
+        except BaseException:
+            folder.discard(temporary)
+            raise
+        folder.sync()
+
+
+def check_weights(path: Path, origin: Origin | None = None) -> str | None:
+    """None if a file of weights is what was written (for this run); otherwise why not, or NO_DIGEST."""
+    try:
+        with open_regular(path, buffering=CHUNK) as file:
+            header = _header_of(file)
+            said = layout.metadata_of(header)
+            wanted = said.get("sha256", "")
+            at = header.find(wanted.encode("utf-8", "replace"))
+            if len(wanted) != len(_NO_DIGEST) or at < 0:
+                return "its digest is damaged" if said.keys() & {"holdfast", "sha256"} else NO_DIGEST
+            digest = hashlib.sha256(header[:at] + _NO_DIGEST + header[at + len(_NO_DIGEST) :])
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+            forget_cached(file.fileno())
+    except layout.BadHeader:
+        return "its header is damaged"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror or error}"
+    if digest.hexdigest() != wanted:
+        return "its bytes are not the ones written"
+    run = said.get("run", "-")
+    return None if origin is None or run in ("-", origin.run) else f"it belongs to another run: {run}"
+
+
+def read_said(path: Path) -> dict[str, str]:
+    """What the header of such a file says; {} if there is none, or it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return layout.metadata_of(_header_of(file))
+    except (OSError, layout.BadHeader):
+        return {}
+
+
+def _header_of(file: BinaryIO) -> bytes:
+    head = file.read(8)
+    size = min(int.from_bytes(head, "little"), layout.MAX_HEADER)
+    return head + file.read(size)

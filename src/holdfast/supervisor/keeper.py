@@ -1,0 +1,317 @@
+"""The keeper: copies the newest snapshot to disk, verifies it, keeps the last few. No torch.
+
+The supervisor starts it with the run's lock and sends it the slots; it answers each `save` with what was
+written, or why nothing was: a full disk is no reason to end. When the supervisor dies, the keeper still holds the
+memory: it saves the newest snapshot once more and only then lets go of the lock, so that even `kill -9` of everything
+else loses no committed step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from holdfast.base.board import Board
+from holdfast.base.channel import Channel, Closed
+from holdfast.base.files import remove
+from holdfast.base.scratch import Scratch
+from holdfast.run import seal
+from holdfast.run.digests import Origin
+from holdfast.run.folder import LAST_WORD, write_json
+from holdfast.state import checkpoint, layout
+from holdfast.state.slots import Arena, Commit, Slot, fence
+from holdfast.state.weights_file import write_weights
+from holdfast.supervisor import rescue_folder
+
+_SETTLE = 0.005
+"""Seconds between a lease and the first look: longer than a worker takes from choosing a slot to marking it."""
+_TRIES = 20
+_FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
+_SPARE = 64 << 10
+"""Bytes for the digests and the file system's own books."""
+
+
+class Keeper:
+    """The keeper's side of the conversation."""
+
+    def __init__(self, channel: Channel, run: Path, keep: int) -> None:
+        self.channel = channel
+        self.run = run
+        self.keep = keep
+        self.arenas: list[Arena] = []
+        self.saved_sequence = -1
+        self.board: Board | None = None
+        self.scratch: Scratch | None = None
+        self.owed: list[dict[str, Any]] = []
+        """Saves of snapshots that are held, which the supervisor will ask for unless it dies."""
+        self.info: dict[str, Any] = {}
+        """run.json, for the time when it cannot be read."""
+
+    @property
+    def origin(self) -> Origin | None:
+        return Origin.of(self.info, self.run) if self.info else None
+
+    def serve(self) -> None:
+        """Answer until told to quit or until the supervisor is gone."""
+        try:
+            while True:
+                message, fds = self.channel.receive()
+                if "arenas" in message:
+                    self._adopt(message, fds)
+                elif "board" in message:
+                    self._watch(message["board"], fds)
+                elif "scratch" in message:
+                    self.scratch = Scratch(Path(message["scratch"]))
+                    self.info = message.get("info") or {}
+                elif "save" in message:
+                    self._say(self._answer(message["save"]))
+                elif "owed" in message:
+                    self.owed = message["owed"]
+                elif "quit" in message:
+                    return
+        except Closed:
+            self._last_rites()
+
+    def _adopt(self, message: dict[str, Any], fds: list[int]) -> None:
+        """Take the slots the supervisor owns now; older ones are let go."""
+        old, self.arenas = self.arenas, []
+        for arena in message["arenas"]:
+            if arena.get("paths"):
+                self.arenas.append(Arena.open_paths([Path(path) for path in arena["paths"]]))
+            else:
+                count = int(arena["slots"])
+                taken, fds = fds[:count], fds[count:]
+                self.arenas.append(Arena.open(taken))
+        for arena_object in old:
+            arena_object.close()
+        self._say({"adopted": len(self.arenas)})
+
+    def _say(self, answer: dict[str, Any]) -> None:
+        """To a supervisor that may have died meanwhile: what it still asked for before is heard first."""
+        with contextlib.suppress(Closed):
+            self.channel.send(answer)
+
+    def _watch(self, path: str | None, fds: list[int]) -> None:
+        """The board of the worker there is now: what it says at the end is the dead supervisor's last count."""
+        if self.board is not None:
+            self.board.close(unlink=False)
+        self.board = Board.open_path(Path(path)) if path else Board.open(fds[0])
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What was written, and why something was not: both, if only the checkpoint did not fit."""
+        began = time.monotonic()
+        report, refused = self._save(request)
+        answer = {**_echo(request), "saved": report, "seconds": time.monotonic() - began}
+        if refused is not None:
+            answer |= {"not_saved": str(refused.strerror or refused), "errno": refused.errno}
+        return answer
+
+    def _save(self, request: dict[str, Any]) -> tuple[dict[str, Any] | None, OSError | None]:
+        """Copy the newest snapshot, or the one that was held; (None, None) if there is none yet."""
+        wanted = request.get("sequence")
+        try:
+            leased = self._lease() if wanted is None else self._held(int(wanted))
+        except OSError as error:
+            return None, error
+        if leased is None:
+            return None, None
+        slot, commit = leased
+        refused: OSError | None = None
+        try:
+            report, refused = self._write(request, slot, commit)
+            return report, refused
+        finally:
+            slot.release()
+            if wanted is not None and (refused is None or refused.errno is None):
+                slot.let_go()  # otherwise it is asked for again, once there is room
+                self.owed = [each for each in self.owed if each["sequence"] > wanted]
+
+    def _write(
+        self, request: dict[str, Any], slot: Slot, commit: Commit
+    ) -> tuple[dict[str, Any] | None, OSError | None]:
+        """The checkpoint, then the weights. They are smaller, and may find room where the checkpoint found none."""
+        payload = slot.payload(commit.size)
+        check = partial(self._check_untouched, slot, commit)
+        run = Path(request["folder"]) if request.get("folder") else self.run
+        report: dict[str, Any] = {"step": commit.step, "sequence": commit.sequence, "bytes": commit.size}
+        written, refused = False, None
+        if not run.is_dir():
+            return None, _gone()
+        news = commit.sequence != self.saved_sequence or run != self.run
+        if request.get("checkpoint", True) and commit.resumable and news:
+            try:
+                made = self._write_checkpoint(run, payload, commit, check, last=bool(request.get("last")))
+                report["path"], report["sha256"] = str(made.path), made.sha256
+                written = True
+            except (OSError, layout.BadHeader) as error:
+                refused = _as_os_error(error) if run.is_dir() else _gone()
+        try:
+            for name in request.get("weights", []):
+                path = run / f"{name}.safetensors"
+                best = request.get("best") if name == "best" else None
+                write_weights(path, payload, step=commit.step, best=best, origin=self.origin, check=check)
+            if request.get("weights"):
+                report["weights_sha256"] = layout.weights_sha256(payload)
+                check()
+        except (OSError, layout.BadHeader) as error:
+            return report if written else None, _as_os_error(error)
+        return None if refused is not None and not request.get("weights") else report, refused
+
+    def _write_checkpoint(
+        self, run: Path, payload: memoryview, commit: Commit, check: Any, *, last: bool
+    ) -> checkpoint.Checkpoint:
+        folder = run / "checkpoints"
+        write = partial(checkpoint.write, folder, payload, step=commit.step, origin=self.origin, check=check)
+        try:
+            self._expect_room(run, commit.size)
+            written = write()
+        except OSError as error:
+            # One more than is kept does not fit: then the oldest goes before the new one has come, and not after.
+            if error.errno not in _FULL or not checkpoint.make_room(folder, keep=1 if last else self.keep - 1):
+                raise
+            self._expect_room(run, commit.size)
+            written = write()
+        if run == self.run:
+            self.saved_sequence = commit.sequence
+        checkpoint.prune(folder, keep=self.keep, newest=commit.step)
+        return written
+
+    def _expect_room(self, run: Path, size: int) -> None:
+        """Do not write gigabytes to learn that they do not fit, and take the last byte from others meanwhile."""
+        usage = shutil.disk_usage(run)
+        if usage.total and usage.free < size + _SPARE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _held(self, sequence: int) -> tuple[Slot, Commit]:
+        """The snapshot the worker held for us."""
+        for arena in self.arenas:
+            slot = arena.find(sequence)
+            commit = slot.read(savepoints=True) if slot is not None else None
+            if slot is not None and commit is not None:
+                slot.lease()
+                return slot, commit
+        raise OSError("the snapshot that was to be saved is gone")
+
+    def _lease(self) -> tuple[Slot, Commit] | None:
+        """Hold the newest snapshot so that the worker writes elsewhere."""
+        for _ in range(_TRIES):
+            newest = self._newest()
+            if newest is None:
+                return None
+            slot, commit = newest
+            slot.lease()
+            time.sleep(_SETTLE)
+            if slot.read() == commit:
+                return slot, commit
+            slot.release()
+        raise OSError("the worker overwrites its snapshots faster than they can be held")
+
+    def _newest(self) -> tuple[Slot, Commit] | None:
+        found = [(arena, commit) for arena in self.arenas if (commit := arena.newest()) is not None]
+        if not found:
+            return None
+        arena, commit = max(found, key=lambda pair: pair[1].sequence)
+        return arena.slots[commit.slot], commit
+
+    def _check_untouched(self, slot: Slot, commit: Commit) -> None:
+        fence()  # the copy was made before this look
+        if slot.read(savepoints=True) != commit:
+            raise OSError("the snapshot was overwritten while it was copied")
+
+    def _last_rites(self) -> None:
+        """The supervisor is dead, so the worker is too: save what it owed, and what was committed last."""
+        for wish in self.owed:
+            self._save({**wish, "checkpoint": False})
+        seen = self._newest()
+        for _ in range(20):
+            time.sleep(0.1)
+            newest = self._newest()
+            if newest == seen:
+                break
+            seen = newest
+        if seen is not None and seen[1].sequence != self.saved_sequence:
+            for arena in self.arenas:
+                arena.release_all()
+            _, refused = self._save({"checkpoint": True, "last": True})
+            if refused is not None:
+                self._rescue(seen[1], refused)
+        with contextlib.suppress(OSError):
+            self._leave_word(seen[1] if seen is not None else None)
+        self._clean_up()
+
+    def _rescue(self, commit: Commit, refused: OSError) -> None:
+        """The run folder does not take it: a folder elsewhere, with all that a resume needs."""
+        place = rescue_folder.find(self.run.name, need=commit.size)
+        why = str(refused.strerror or refused)
+        try:
+            if place is None:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            place.mkdir(mode=0o700)  # in a folder that `mkdtemp` has just made
+            write_json(place / "run.json", seal.carried(self.run, place, self.info))
+            saved, again = self._save({"checkpoint": True, "folder": str(place)})
+            if again is not None or saved is None:
+                raise again or OSError(errno.ENOENT, "there is nothing to save")
+        except OSError as error:
+            print(f"holdfast: step {commit.step} is lost: {why}; elsewhere: {error.strerror}", file=sys.stderr)
+            return
+        print(f"holdfast: {self.run} took nothing more ({why}); step {commit.step} is in {place}", file=sys.stderr)
+
+    def _leave_word(self, commit: Commit | None) -> None:
+        """How far the last worker was, for the accounts of whoever resumes the run."""
+        if self.board is None:
+            return
+        beat = self.board.read()
+        record = {
+            "attempts": beat.attempts,
+            "attempt": beat.attempt,
+            "step": commit.step if commit else beat.step,
+            "phase": beat.phase.label,
+            "commit_ns": commit.time_ns if commit else None,
+        }
+        write_json(self.run / LAST_WORD, record)
+
+    def _clean_up(self) -> None:
+        """What the supervisor would have removed."""
+        if self.scratch is not None:
+            self.scratch.remove()
+        if sys.platform != "win32":  # there the lock is not inherited, and the next supervisor may be at work already
+            remove(self.run / "slots")
+
+
+def _gone() -> OSError:
+    return OSError(errno.ENOENT, "the run folder is gone")
+
+
+def _as_os_error(error: OSError | layout.BadHeader) -> OSError:
+    return error if isinstance(error, OSError) else OSError(f"the snapshot is damaged: {error}")
+
+
+def _echo(request: dict[str, Any]) -> dict[str, Any]:
+    return {"reason": request.get("reason"), "weights": request.get("weights", [])}
+
+
+def main(argv: list[str]) -> int:
+    """`python -m holdfast.supervisor.keeper FD RUN KEEP`, started by the supervisor."""
+    for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        signal.signal(number, signal.SIG_IGN)  # the supervisor decides when saving ends
+    where, run, keep = argv
+    if where.startswith("port:"):
+        from holdfast.supervisor.process_start import connect_back
+
+        channel = connect_back(int(where[5:]), os.environ["HOLDFAST_TOKEN"])
+    else:
+        channel = Channel.from_fd(int(where))
+    Keeper(channel, Path(run), int(keep)).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,310 @@
+"""The supervisor's side of the keeper: one save at a time, wishes joined while it is busy.
+
+keeping = Keeping(run_folder, settings, memory, scratch, portable=False)
+keeping.wish("epoch", weights=["best"], best={"name": "valid_loss", "value": 0.61, "step": 88, "epoch": 10})
+for report in keeping.hear(): ...          # what was saved, or why not; raises KeeperDied
+keeping.finish(weights=["final"])          # the last save of a run, waited for
+
+What the disk refuses is asked for again, after a growing while: it may have room then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.base.board import Board
+from holdfast.base.channel import Channel, Closed
+from holdfast.base.scratch import Scratch
+from holdfast.run.folder import RunFolder
+from holdfast.run.settings import Settings
+from holdfast.state.slot_memory import Memory
+from holdfast.supervisor import process_start
+
+SLOWEST_SAVE, SLOWEST_DISK = 60.0, 5e6
+"""Seconds, and bytes a second: a save that takes longer than both allow is stuck."""
+PATIENCE = 600.0
+"""Seconds the last save of a run may take."""
+FIRST_RETRY, SLOWEST_RETRY = 5.0, 60.0
+"""Seconds until a save that the disk refused is tried again; they double each time."""
+LEAVE = 2.0
+"""Seconds a killed keeper has to be gone: on a dead network disk it never is."""
+
+
+_END = {"reason": "end", "checkpoint": True, "sequence": None, "best": None, "last": True}
+
+
+class KeeperDied(Exception):
+    """The keeper ended; training did not."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"the keeper ended with {code}")
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The keeper's answer to one wish."""
+
+    saved: dict[str, Any] | None
+    """What was written: step, path, digests; None if nothing was, and then `why` says it."""
+    why: str | None
+    seconds: float
+    reason: str
+    errno: int | None = None
+    """Of the disk that refused it; None if the reason is another one."""
+
+
+class Keeping:
+    """The keeper process and what is asked of it."""
+
+    def __init__(self, run: RunFolder, settings: Settings, memory: Memory, scratch: Scratch, *, portable: bool) -> None:
+        self.run = run
+        self.scratch = scratch
+        self.settings = settings
+        self.memory = memory
+        self.portable = portable
+        self.last_wish = time.monotonic()
+        self.saved: dict[str, Any] = {}
+        """The newest checkpoint written, as the keeper reported it."""
+        self.final: dict[str, Any] = {}
+        """The report of the save that wrote the final weights, with their digest."""
+        self.problem: str | None = None
+        """Why the last save did not happen; None if it did."""
+        self.by_disk = False
+        """Whether that was the disk's doing."""
+        self.channel: Channel | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._busy: dict[str, Any] | None = None
+        self._board: Board | None = None
+        self._wishes: list[dict[str, Any]] = []
+        """At most one for a snapshot that is held, and one for the newest."""
+        self._refused: list[dict[str, Any]] = []
+        """Wishes of the last save that the disk did not take."""
+        self._delay = 0.0
+        self._retry_at = 0.0
+        self._ending = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def idle(self) -> bool:
+        """Everything wished for is done."""
+        return self._busy is None and not self._wishes
+
+    def start(self) -> None:
+        self._process, self.channel = process_start.start_keeper(
+            self.run.path, self.settings.checkpoint.keep, self.run.lock_fd, portable=self.portable
+        )
+        self.run.hold_with(self._process.pid)
+        with contextlib.suppress(Closed):
+            self.channel.send({"scratch": str(self.scratch.path), "info": self.run.info})
+        if self._busy is not None:
+            self._wishes.insert(0, self._busy)
+            self._busy = None
+        if self.memory.arenas:
+            self.tell_arenas()
+        if self._board is not None and self._board.fd >= 0:
+            self.tell_board(self._board)
+
+    def tell_arenas(self) -> None:
+        """Hand over the slots there are now."""
+        if self.channel is None:
+            return
+        arenas = self.memory.arenas
+        described = [
+            {"paths": process_start.slot_paths(arena)} if self.portable else {"slots": len(arena.slots)}
+            for arena in arenas
+        ]
+        fds = [] if self.portable else [fd for arena in arenas for fd in arena.fds]
+        with contextlib.suppress(Closed):
+            self.channel.send({"arenas": described}, fds)
+
+    def tell_board(self, board: Board) -> None:
+        """A new worker, a new board: the keeper reads it should this process die."""
+        self._board = board
+        if self.channel is not None:
+            path = str(board.path) if board.path else None
+            with contextlib.suppress(Closed):
+                self.channel.send({"board": path}, [] if path else [board.fd])
+
+    def wish(
+        self,
+        reason: str,
+        *,
+        weights: list[str] | None = None,
+        best: dict[str, Any] | None = None,
+        checkpoint: bool = True,
+        sequence: int | None = None,
+    ) -> None:
+        """Ask for a save: of the newest snapshot, or of the one with this sequence, which is held until then."""
+        wish = {"reason": reason, "weights": weights or [], "checkpoint": checkpoint, "sequence": sequence}
+        self._add({**wish, "best": best})
+        self.send()
+        self._tell_owed()
+
+    def _add(self, wish: dict[str, Any]) -> None:
+        """Join it with what is waiting already; of two snapshots that are held, the newer one is meant."""
+        held = wish["sequence"] is not None
+        for other in self._wishes:
+            if (other["sequence"] is not None) == held:
+                other["weights"] = sorted({*other["weights"], *wish["weights"]})
+                other["checkpoint"] = other["checkpoint"] or wish["checkpoint"]
+                newest = wish if (wish["sequence"] or 0) >= (other["sequence"] or 0) else other
+                if held and wish["sequence"] != other["sequence"]:
+                    self.memory.let_go(min(other["sequence"], wish["sequence"]))
+                other["sequence"], other["best"] = newest["sequence"], newest["best"] or other["best"] or wish["best"]
+                return
+        self._wishes.append(wish)
+
+    def _tell_owed(self) -> None:
+        """The weights of a snapshot that is held, while the keeper is busy: should this process die, it saves them."""
+        owed = [wish for wish in self._wishes if wish["weights"] and wish["sequence"] is not None]
+        if owed and self.channel is not None:
+            with contextlib.suppress(Closed):
+                self.channel.send({"owed": owed})
+
+    @property
+    def awaited(self) -> set[int]:
+        """Sequences of snapshots that must not be overwritten before they are saved."""
+        wishes = [*self._wishes, *([self._busy] if self._busy else [])]
+        return {wish["sequence"] for wish in wishes if wish["sequence"] is not None}
+
+    def send(self) -> None:
+        """Pass the next wish on, if the keeper is free and there is something to save."""
+        if self.channel is None or self._busy is not None or not self._wishes or self.memory.newest() is None:
+            return
+        if time.monotonic() < self._retry_at and not self._ending:
+            return
+        wish = self._wishes[0]
+        with contextlib.suppress(Closed):  # then it stays for the next keeper
+            self.channel.send({"save": wish})
+            self._busy = self._wishes.pop(0)
+            self.last_wish = time.monotonic()
+
+    def stuck(self) -> bool:
+        """Under way for longer than the slowest disk would take: somebody stopped it, or its file system hangs."""
+        if self._busy is None:
+            return False
+        newest = self.memory.newest()
+        size = newest.size if newest is not None else 0
+        return time.monotonic() - self.last_wish > SLOWEST_SAVE + size / SLOWEST_DISK
+
+    def kill(self) -> None:
+        """End a keeper that does not answer; `hear` will find it dead."""
+        if self._process is not None:
+            self._process.kill()
+
+    def hear(self) -> list[Report]:
+        """What the keeper has answered; KeeperDied if it will not answer any more."""
+        if self.channel is None:
+            return []
+        reports = []
+        try:
+            for message in self.channel.pending():
+                report = self._heed(message)
+                if report is not None:
+                    reports.append(report)
+        except Closed:
+            assert self._process is not None
+            self.channel.close()
+            self.channel = None
+            raise KeeperDied(self._process.wait()) from None
+        self.send()
+        return reports
+
+    def _heed(self, message: dict[str, Any]) -> Report | None:
+        if "adopted" in message:
+            return None
+        wish, self._busy = self._busy, None
+        report: dict[str, Any] | None = message.get("saved")
+        why, errno = message.get("not_saved"), message.get("errno")
+        if not self._ending or message.get("reason") == "end":
+            self.problem = why or (None if report is not None else "it found no snapshot to save")
+            self.by_disk = errno is not None
+        if report is not None and "path" in report:
+            self.saved = report
+        if report is not None and "final" in message.get("weights", ()) and "weights_sha256" in report:
+            self.final = report
+        if why is None or errno is None:
+            self._delay = self._retry_at = 0.0
+        elif wish is not None:
+            self._postpone(wish, report or {})
+        return Report(report, why, float(message.get("seconds", 0.0)), str(message.get("reason")), errno)
+
+    def _postpone(self, wish: dict[str, Any], done: dict[str, Any]) -> None:
+        """What the disk refused is owed: the weights of the snapshot that is held, and a checkpoint of the newest."""
+        owed = []
+        if wish["checkpoint"] and "path" not in done:
+            owed.append({**wish, "weights": [], "best": None, "sequence": None})
+        if wish["weights"] and "weights_sha256" not in done:
+            owed.append({**wish, "checkpoint": False})
+        else:
+            self.memory.let_go(wish["sequence"])
+        if self._ending:
+            self._refused += owed
+            return
+        first = min(FIRST_RETRY, self.settings.checkpoint.every)
+        self._delay = min(SLOWEST_RETRY, max(first, 2 * self._delay))
+        self._retry_at = time.monotonic() + self._delay
+        for each in owed:
+            self._add(each)
+        self._tell_owed()
+
+    def finish(
+        self, weights: list[str] | None = None, *, hurry: Callable[[], bool], folder: Path | None = None
+    ) -> list[Report]:
+        """The state as it is now, on disk and verified. Waits for what is under way first, until `hurry()`.
+
+        With `folder` it goes there: the run's own folder has refused it.
+        """
+        if self.memory.newest() is None:
+            return []
+        deadline = time.monotonic() + PATIENCE
+        self._ending = True
+        try:
+            reports = self._drain(deadline, hurry)
+            held = [wish for wish in self._refused if wish["weights"] and wish["sequence"] is not None]
+            self._refused = []
+            self._wishes = [{**_END, "weights": weights or []}, *held]
+            for wish in self._wishes if folder is not None else ():
+                wish["folder"] = str(folder)
+            self.send()
+            return reports + self._drain(deadline, hurry)
+        finally:
+            self._ending = False
+
+    def _drain(self, deadline: float, hurry: Callable[[], bool]) -> list[Report]:
+        reports = []
+        while (self._busy is not None or self._wishes) and self.channel is not None:
+            if time.monotonic() > deadline or hurry():
+                break
+            if self.stuck():
+                self.kill()
+            select.select([self.channel], [], [], 0.2)
+            reports += self.hear()
+        return reports
+
+    def close(self, *, patience: float = 60.0, save: bool = False) -> None:
+        """End the keeper; with `save` it does what it does for a supervisor that was killed."""
+        if self.channel is not None:
+            with contextlib.suppress(Closed):
+                if not save:
+                    self.channel.send({"quit": True})
+            self.channel.close()
+            self.channel = None
+        if self._process is not None:
+            try:
+                self._process.wait(patience)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # one that cannot be killed is left behind
+                    self._process.wait(LEAVE)

@@ -1,0 +1,377 @@
+"""Starting processes: workers from the nursery or by spawn, and the keeper. The supervisor's hands.
+
+launcher = NurseryLauncher(…)                  # where fork is safe, else SpawnLauncher(env, folder)
+worker = launcher.start(config, arenas)        # a WorkerProcess: channel, board, pid, exit code
+launcher.poll()                                # events of the nursery; call it when its channel is readable
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from holdfast.base import compile_cache, interpreter, processes
+from holdfast.base.board import Board
+from holdfast.base.channel import Channel, Closed
+from holdfast.base.errors import InternalError, UserError
+from holdfast.base.folders import Folder
+from holdfast.state.slots import Arena
+
+_CONNECT_TIMEOUT = 120.0
+_NO_ROOM = ("cannot allocate memory", "Cannot allocate memory", "failed to map segment", "MemoryError")
+"""How the loader of shared libraries, and Python, say that there is no address space left."""
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """One generation of the worker, seen from outside."""
+
+    generation: int
+    board: Board
+    channel: Channel
+    pid: int = 0
+    pidfd: int | None = None
+    exit_code: int | None = None
+    deaf: bool = False
+    """It has closed its end of the channel."""
+    gone: bool = False
+    """Known to have ended, though its exit code may still be on the way."""
+    told: bool = False
+    """All that can be known of its end is: an exit code of None is one that nobody knows."""
+    started: float = field(default_factory=time.monotonic)
+    popen: subprocess.Popen[bytes] | None = None
+
+    @property
+    def spawned(self) -> bool:
+        """Started over loopback, where no descriptor can be passed: it opens its slots by path."""
+        return self.popen is not None
+
+    def identify(self, pid: int) -> None:
+        self.pid = pid
+        self.pidfd = processes.open_pidfd(pid)
+
+    def answer(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """It waits for this, unless it has died meanwhile: that is noticed elsewhere."""
+        with contextlib.suppress(Closed):
+            self.channel.send(message, fds)
+
+    def close(self) -> None:
+        self.channel.close()
+        self.board.close()
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+
+
+class Launcher(Protocol):
+    """How workers come to life."""
+
+    def start(self, config: dict[str, Any], arenas: list[Arena]) -> WorkerProcess: ...
+    def poll(self) -> list[str]: ...
+    def warm(self) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def channels(self) -> list[Channel]: ...
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def ready(self) -> float | None:
+        """Since when, by the monotonic clock, a worker can be had at once; None while torch is being imported."""
+        ...
+
+
+class NurseryDied(Exception):
+    """The nursery is gone, and its worker with it."""
+
+
+class CannotFork(Exception):
+    """The nursery found that forking is not safe here; workers must be spawned."""
+
+
+class NurseryLauncher:
+    """Workers forked from a process that has torch already."""
+
+    def __init__(self, env: Mapping[str, str], preload: list[str]) -> None:
+        ours, theirs = Channel.pair()
+        os.set_inheritable(theirs.fileno(), True)
+        self.channel = ours
+        self.torch: str | None = None
+        self.ready: float | None = None
+        self.workers: dict[int, WorkerProcess] = {}
+        self._forking: list[WorkerProcess] = []
+        self._process = subprocess.Popen(
+            interpreter.module("holdfast.worker.nursery", str(theirs.fileno()), str(os.getpid()), *preload),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, **compile_cache.variables(), **env},
+        )
+        theirs.close()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    @property
+    def channels(self) -> list[Channel]:
+        return [self.channel]
+
+    def start(self, config: dict[str, Any], arenas: list[Arena]) -> WorkerProcess:
+        board = Board.create(generation=int(config["generation"]))
+        ours, theirs = Channel.pair()
+        worker = WorkerProcess(int(config["generation"]), board, ours)
+        config["arenas"] = [{"slots": len(arena.slots), "where": arena.where} for arena in arenas]
+        fds = [theirs.fileno(), board.fd, *(fd for arena in arenas for fd in arena.fds)]
+        try:
+            self.channel.send({"fork": config}, fds)
+        except Closed as error:
+            raise NurseryDied(str(error)) from None
+        finally:
+            theirs.close()
+        self._forking.append(worker)
+        return worker
+
+    def warm(self) -> None:
+        with contextlib.suppress(Closed):
+            self.channel.send({"warm": True})
+
+    def stillborn(self) -> int | None:
+        """Its exit code, if it has ended without ever having torch ready."""
+        if self.ready is not None:
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its end of the channel is closed, so it is about to end
+            return self._process.wait(2.0)
+        return None
+
+    def poll(self) -> list[str]:
+        """Take the nursery's news; returns notes. Raises NurseryDied when it is gone."""
+        notes: list[str] = []
+        try:
+            for message in self.channel.pending():
+                notes += self._hear(message)
+        except Closed as error:
+            raise NurseryDied(str(error)) from None
+        return notes
+
+    def _hear(self, message: dict[str, Any]) -> list[str]:
+        if "forked" in message:
+            worker = self._forking.pop(0)
+            worker.identify(int(message["forked"]))
+            self.workers[worker.pid] = worker
+        elif "exited" in message:
+            ended = self.workers.pop(int(message["exited"]), None)
+            if ended is not None:
+                code = message["code"]
+                if code is not None:
+                    ended.exit_code = int(code)
+                ended.gone = ended.told = True
+        elif "ready" in message:
+            self.torch = str(message["ready"])
+            self.ready = time.monotonic()
+        elif "broken" in message:
+            raise broken_torch(str(message["broken"]))
+        elif "unsafe" in message:
+            raise CannotFork(str(message["unsafe"]))
+        elif "note" in message:
+            return [str(message["note"])]
+        return []
+
+    def close(self) -> None:
+        self.channel.close()
+        try:
+            self._process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one that cannot be killed is left behind
+                self._process.wait(2.0)
+
+
+class SpawnLauncher:
+    """Workers as fresh interpreters over loopback and plain files: slower, and everywhere."""
+
+    def __init__(self, env: Mapping[str, str], folder: Path) -> None:
+        self.env = env
+        self.folder = folder
+        self.torch: str | None = None
+        self.ready: float | None = time.monotonic()
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._workers: list[WorkerProcess] = []
+
+    @property
+    def pid(self) -> int | None:
+        return None
+
+    @property
+    def channels(self) -> list[Channel]:
+        return []
+
+    def start(self, config: dict[str, Any], arenas: list[Arena]) -> WorkerProcess:
+        generation = int(config["generation"])
+        Folder.at(self.folder, inner=1, make=True).close()
+        board = Board.create(generation=generation, path=self.folder / f"board-{generation}")
+        config["board"] = str(board.path)
+        config["arenas"] = [{"paths": slot_paths(arena)} for arena in arenas]
+        popen, channel = spawn(
+            ["holdfast.worker.worker"],
+            self._server,
+            {
+                **compile_cache.variables(),
+                **self.env,
+                "HOLDFAST_SUPERVISOR": str(os.getpid()),
+                "HOLDFAST_PORTABLE": "1",  # its loaders, too
+            },
+        )
+        channel.send(config)
+        worker = WorkerProcess(generation, board, channel, popen=popen)
+        worker.identify(popen.pid)
+        self._workers.append(worker)
+        return worker
+
+    def warm(self) -> None:
+        return None
+
+    def poll(self) -> list[str]:
+        for worker in self._workers:
+            if worker.popen is not None and worker.exit_code is None:
+                worker.exit_code = worker.popen.poll()
+                worker.gone = worker.told = worker.exit_code is not None
+        return []
+
+    def close(self) -> None:
+        self._server.close()
+        for worker in self._workers:
+            if worker.popen is not None and worker.popen.poll() is None:
+                worker.popen.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # one that cannot be killed is left behind
+                    worker.popen.wait(2.0)
+
+
+def slot_paths(arena: Arena) -> list[str]:
+    """Where another process can open the slots: their files, or ours through /proc where they have none."""
+    return [str(slot.path or f"/proc/{os.getpid()}/fd/{slot.fd}") for slot in arena.slots]
+
+
+def start_keeper(
+    run: Path, keep: int, lock_fd: int | None, *, portable: bool
+) -> tuple[subprocess.Popen[bytes], Channel]:
+    """The keeper, holding the run's lock beside us."""
+    if portable:
+        command = ["holdfast.supervisor.keeper", "port:{port}", str(run), str(keep)]
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            return spawn(command, server, {}, keep_open=[] if lock_fd is None else [lock_fd])
+    ours, theirs = Channel.pair()
+    fds = [theirs.fileno()] + ([lock_fd] if lock_fd is not None else [])
+    popen = subprocess.Popen(
+        interpreter.module("holdfast.supervisor.keeper", str(theirs.fileno()), str(run), str(keep)),
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    theirs.close()
+    return popen, ours
+
+
+def spawn(
+    command: list[str], server: socket.socket, env: Mapping[str, str], keep_open: Sequence[int] = ()
+) -> tuple[subprocess.Popen[bytes], Channel]:
+    """A fresh interpreter that calls back over loopback and proves itself with a token."""
+    token = secrets.token_hex(16)
+    port = server.getsockname()[1]
+    popen = subprocess.Popen(
+        interpreter.module(*(word.replace("{port}", str(port)) for word in command)),
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **env, "HOLDFAST_PORT": str(port), "HOLDFAST_TOKEN": token},
+        pass_fds=() if sys.platform == "win32" else tuple(keep_open),
+        **_own_group(),
+    )
+    server.settimeout(0.2)
+    deadline = time.monotonic() + _CONNECT_TIMEOUT
+    while time.monotonic() < deadline and popen.poll() is None:
+        try:
+            sock, _address = server.accept()
+        except TimeoutError:
+            continue
+        channel = Channel(sock)
+        with contextlib.suppress(Closed, TimeoutError, json.JSONDecodeError):
+            greeting, _ = channel.receive(5.0)
+            if hmac.compare_digest(str(greeting.get("token")), token):
+                return popen, channel
+        channel.close()
+    popen.kill()
+    code = popen.wait()
+    if processes.address_space_limit() is not None:
+        raise no_torch(code)
+    raise InternalError(f"{command[0]} did not start", cause=f"exit code {code}")
+
+
+def _own_group() -> dict[str, Any]:
+    if sys.platform == "win32":
+        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+    return {"start_new_session": True}
+
+
+def connect_back(port: int, token: str) -> Channel:
+    """The child's half of `spawn`."""
+    sock = socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_TIMEOUT)
+    sock.settimeout(None)
+    channel = Channel(sock)
+    channel.send({"token": token})
+    return channel
+
+
+def no_torch(code: int) -> UserError:
+    """What is said where the process that imports torch ends over it each time, and cannot say why."""
+    how = f"ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    limit = processes.address_space_limit()
+    if limit is not None:
+        return _too_little_room(limit, f"the process that imports torch was {how}" if code < 0 else f"torch {how}")
+    return UserError(
+        "torch cannot be imported",
+        cause=f"the process that imports it is {how} each time, before torch is there",
+        hints=[f"look at what `{sys.executable} -c 'import torch'` says", "`holdfast env` shows what is installed"],
+    )
+
+
+def _too_little_room(limit: int, what: str) -> UserError:
+    return UserError(
+        "torch does not fit into the address space that is allowed here",
+        cause=f"the limit is {limit / 2**30:.1f} GiB (`ulimit -v {limit // 1024}`, RLIMIT_AS); {what}",
+        hints=[
+            "start it where that limit is not set: the shell, the user or the job has one (`ulimit -v unlimited`)",
+            "to limit memory in use, take a cgroup: `systemd-run --user --scope -p MemoryMax=8G holdfast …`",
+        ],
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def broken_torch(cause: str) -> UserError:
+    """What is said where a nursery answers that torch cannot be imported."""
+    limit = processes.address_space_limit()
+    if limit is not None and any(word in cause for word in _NO_ROOM):
+        return _too_little_room(limit, cause)
+    return UserError(
+        "torch cannot be imported",
+        cause=cause,
+        hints=[
+            "install it for your device: https://pytorch.org/get-started",
+            f"python is {sys.executable}",
+        ],
+    )

@@ -1,0 +1,251 @@
+"""What follows when a worker is lost: count it, keep the evidence, ask the ladder, do what it says. No torch here.
+
+    recovery = Recovery(affairs, crew, ending, watch, trusting)
+    recovery.after_death(worker, fault)      # a new worker, on the rung the ladder chose, or the end of the run
+    recovery.in_process(fault, move)         # the worker mended it by itself: it counts all the same
+    recovery.notice_commit()                 # the first commit of the new worker ends the crisis
+
+From a death to the next commit the run is in a crisis: that is the time it lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.base.files import MAX_JSON, read_bounded, remove
+from holdfast.faults.classification import Fault, Kind
+from holdfast.faults.ladder import FAMILIES, Action, Limits, Move, Past, next_move
+from holdfast.state.slots import Commit
+from holdfast.supervisor.device_trust import Trusting
+from holdfast.supervisor.fault_inquiry import Inquest
+from holdfast.supervisor.process_start import NurseryDied, WorkerProcess
+from holdfast.supervisor.run_end import Ending
+from holdfast.supervisor.run_state import Affairs
+from holdfast.supervisor.undo import undo
+from holdfast.supervisor.worker_watch import Watch
+from holdfast.supervisor.workers import Crew
+
+
+@dataclass(slots=True)
+class Crisis:
+    """From a fault to the next commit."""
+
+    since: float
+    last_commit_ns: int
+    sequence: int
+    """Of the last snapshot there was. Steps do not tell: a worker may be lost after the last of them."""
+
+
+class Recovery:
+    """The faults of a run so far, and the crisis it may be in."""
+
+    def __init__(self, affairs: Affairs, crew: Crew, ending: Ending, watch: Watch, trusting: Trusting) -> None:
+        self.affairs = affairs
+        self.history: list[Past] = []
+        self.crisis: Crisis | None = None
+        self._crew = crew
+        self._ending = ending
+        self._watch = watch
+        self.trusting = trusting
+        self._compares = True
+        """Until the CPU turns out to be too slow for it."""
+        self._left_out: list[Any] = []
+        """Samples that make a step fail wherever it is computed. Every worker is told: its state may be older."""
+        self.inquest = Inquest(affairs, trusting.blamed)
+        crew.orders = self._orders
+
+    def _orders(self) -> dict[str, Any]:
+        return {
+            "trial": self.inquest.trial,
+            "probation": self.trusting.probation,
+            "leave_out": self._left_out,
+            "sentinel": self._compares,
+        }
+
+    # -- deciding ------------------------------------------------------------------------------------------
+
+    def after_death(self, worker: WorkerProcess, fault: Fault, stacks: dict[str, str] | None = None) -> None:
+        """Count it, keep the evidence, ask the ladder, do what it says."""
+        beat = worker.board.read()
+        self._watch.learn(beat)
+        self.notice_commit()  # the last look may be older than what it committed before it was ended
+        self._crew.account_for(worker)
+        if self.inquest.concludes(fault):
+            self._after_verdict(fault)
+            return
+        fault = self.trusting.known_loss(self.inquest.hear(fault))
+        move = self._decide(fault)
+        crash = self._crash_stack(worker.generation)
+        words = self.affairs.teller.last_words()
+        folder = self.affairs.tell_fault(fault, move, beat, words=words, stacks=stacks, crash=crash)
+        self.inquest.begin(fault, move, folder)
+        self.trusting.lost(fault, move)
+        self._carry_out(fault, move, folder)
+
+    def _after_verdict(self, fault: Fault) -> None:
+        """The worker computed the failed step again and knows whose fault it was: that is the answer, not a fault."""
+        folder = self.inquest.conclude(fault)
+        move = self._ask(fault)
+        self.history.append(Past(fault, move, self.affairs.rung))
+        self.trusting.lost(fault, move)
+        self._carry_out(fault, move, folder)
+
+    def in_process(self, fault: Fault, move: Move) -> None:
+        """The worker mended it by itself; it counts, and is told, like any other."""
+        self._remember(fault, move)
+        self.affairs.keep_accounts()
+        fault = self.inquest.hear(fault)
+        folder = self.affairs.tell_fault(fault, move, self._crew.read_board())
+        self.inquest.begin(fault, move, folder)
+
+    def _decide(self, fault: Fault) -> Move:
+        """The ladder's answer, which belongs to the history it is asked about the next time."""
+        move = self._ask(fault)
+        self._remember(fault, move)
+        return move
+
+    def _ask(self, fault: Fault) -> Move:
+        retry = self.affairs.settings.retry
+        limits = Limits(tries=retry.same_step, outside=retry.without_progress, crowd=retry.in_a_row)
+        rungs, rung = self.affairs.plan.rungs, self.affairs.rung
+        probation, barred = self.trusting.on_probation(), self.trusting.barred()
+        return next_move(fault, self.history, rungs, rung, probation=probation, barred=barred, limits=limits)
+
+    def _remember(self, fault: Fault, move: Move) -> None:
+        self.affairs.accounts.fault(fault.kind.value)
+        self.history.append(Past(fault, move, self.affairs.rung))
+
+    def _carry_out(self, fault: Fault, move: Move, folder: Path) -> None:
+        if fault.kind is Kind.HANG and fault.phase == "sentinel":
+            self._compares = False
+        if "leave_out" in fault.evidence:
+            self._left_out.append(fault.evidence["leave_out"])
+        if self._ending.stopping is not None:
+            self._ending.stopped(self._ending.stopping)
+        elif move.action is Action.GIVE_UP:
+            self._ending.gave_up(fault, move, tries=sum(past.fault.step == fault.step for past in self.history))
+        elif move.action is Action.FAIL:
+            self._ending.script_is_at_fault(fault, folder)
+        elif self.affairs.memory.session_numbers().get("at") == "end":  # it was lost after `train` had returned
+            self._ending.finish()
+        else:
+            if fault.kind is Kind.WRONG_NUMBERS:
+                self._undo()
+            self._replace(move)
+
+    def _undo(self) -> None:
+        """Back to the last step at which device and CPU agreed."""
+        undone = undo(self.affairs)
+        if undone is None:
+            text = "no snapshot is left from before the numbers went wrong: the run goes on from the newest"
+            self.affairs.teller.emit("note", text=text)
+        else:
+            self.affairs.teller.emit("undone", from_step=undone.from_step, to_step=undone.to_step)
+
+    def _crash_stack(self, generation: int) -> str:
+        """What faulthandler wrote when the worker crashed."""
+        path = self.affairs.run_folder.path / f"stacks-{generation}.txt"
+        with contextlib.suppress(OSError):
+            text = read_bounded(path, MAX_JSON).decode(errors="replace")
+            remove(path)
+            return text
+        return ""
+
+    # -- replacing -----------------------------------------------------------------------------------------
+
+    def _replace(self, move: Move) -> None:
+        """A new worker from the newest snapshot, on the rung the ladder chose."""
+        affairs = self.affairs
+        step = affairs.newest_step
+        affairs.accounts.restored(affairs.accounts.steps, step)
+        self._begin_crisis()
+        affairs.set_state("RECOVERING")
+        back = self.trusting.returned()  # it was lost on its way to the boundary: then it goes back from here
+        self._start_on(move.rung if back is None else back, step, move)
+
+    def left_by_device(self) -> bool:
+        """The last thing that happened was the device's doing."""
+        return bool(self.history) and FAMILIES[self.history[-1].fault.kind] == "device"
+
+    def go_back(self, rung: int) -> None:
+        """The worker has made room at a boundary: the run returns to a device that has earned it."""
+        self._start_on(rung, self.affairs.newest_step, None)
+
+    def _start_on(self, rung: int, step: int, move: Move | None) -> None:
+        affairs = self.affairs
+        if rung != affairs.rung:
+            self._change_rung(rung, step)
+        affairs.memory.release_leases(keep=affairs.keeping.awaited)
+        try:
+            self._crew.start(move)
+        except NurseryDied:  # while the last worker was being ended, and nobody listened
+            self._crew.renew_launcher()
+            self._crew.start(move)
+
+    def _change_rung(self, rung: int, step: int) -> None:
+        affairs = self.affairs
+        before, after = affairs.plan.rungs[affairs.rung], affairs.plan.rungs[rung]
+        affairs.rung = rung
+        if before.on_cpu:
+            affairs.memory.agree_on_newest()
+        self._watch.forget()
+        affairs.teller.emit("moved", step=step, device=after.device, before=before.label, after=after.label)
+        if before.env != after.env:
+            self._crew.renew_launcher()
+
+    # -- the crisis ----------------------------------------------------------------------------------------
+
+    def begin_after_crash(self, last_commit_ns: int) -> None:
+        """The supervisor before this one died: the time since then is lost as well."""
+        self.crisis = Crisis(time.monotonic(), last_commit_ns, sequence=0)  # the memory is new, and empty
+
+    def _begin_crisis(self) -> None:
+        """One that is not over goes on: the time is counted from its first fault."""
+        newest = self.affairs.memory.newest()
+        sequence = newest.sequence if newest else 0
+        if self.crisis is not None:
+            self.crisis = dataclasses.replace(self.crisis, sequence=sequence)
+        else:
+            self.crisis = Crisis(time.monotonic(), newest.time_ns if newest else time.time_ns(), sequence)
+
+    def notice_commit(self) -> None:
+        """The first commit of a new worker ends the crisis its predecessor left."""
+        affairs = self.affairs
+        newest = affairs.memory.newest()
+        if newest is None:
+            return
+        if affairs.memory.drop_outgrown():
+            affairs.keeping.tell_arenas()
+        if newest.step > affairs.accounts.steps:
+            self._count(newest.step)
+        mine = newest.generation == self._crew.generation - 1
+        if mine:
+            self.inquest.committed(newest.step)
+        crisis = self.crisis
+        if crisis is not None and mine and newest.sequence > crisis.sequence:
+            self._end_crisis(crisis, newest)
+
+    def _count(self, step: int) -> None:
+        """Steps were committed: progress since the last fault is what the ladder looks at."""
+        affairs = self.affairs
+        affairs.teller.rate.note(step)
+        if self.history:
+            past = self.history[-1]
+            committed = past.committed + step - affairs.accounts.steps
+            self.history[-1] = dataclasses.replace(past, committed=committed)
+        self.trusting.committed(step - affairs.accounts.steps)
+        affairs.accounts.steps = step
+
+    def _end_crisis(self, crisis: Crisis, newest: Commit) -> None:
+        seconds = time.monotonic() - crisis.since
+        lost_s = (newest.time_ns - crisis.last_commit_ns) / 1e9
+        self.affairs.accounts.recovered(seconds, lost_s)
+        self.crisis = None
+        told = {"seconds": round(seconds, 3), "lost_s": round(lost_s, 3)}
+        self.affairs.teller.emit("recovered", step=newest.step, **told)
+        self.affairs.set_state("RUNNING")

@@ -1,0 +1,142 @@
+"""The affairs of one run: what every part of the supervisor works on. No torch here.
+
+    affairs = Affairs.open(run_folder, plan, settings, face)
+    affairs.device                                        # of the rung the run is on now
+    affairs.set_state("RUNNING")                          # run.json, for whoever looks
+    folder = affairs.tell_fault(fault, move, beat)        # its evidence kept, its event told
+
+Folder, plan, settings, memory, keeper, accounts and teller each know nothing of a supervisor. What follows from
+them is decided elsewhere: crew.py starts and ends workers, recovering.py answers a death, ending.py ends the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.base import processes
+from holdfast.base.board import Beat
+from holdfast.base.errors import HoldfastError
+from holdfast.base.scratch import Scratch
+from holdfast.faults.classification import Fault
+from holdfast.faults.ladder import Move, Rung
+from holdfast.record import evidence
+from holdfast.record.receipt import Accounts
+from holdfast.record.reporter import Face, Teller
+from holdfast.run.folder import RunFolder
+from holdfast.run.reference import handle
+from holdfast.run.settings import Settings
+from holdfast.state import checkpoint
+from holdfast.state.slot_memory import Memory
+from holdfast.supervisor.keeper_client import Keeping
+
+
+@dataclass(slots=True)
+class Plan:
+    """What to run."""
+
+    script: Path
+    argv: list[str] = field(default_factory=list)
+    arguments: dict[str, str] = field(default_factory=dict)
+    rungs: list[Rung] = field(default_factory=list)
+    rung: int = 0
+    seed: int = 0
+    threads: int | None = None
+    chaos: dict[str, Any] | None = None
+    resume: checkpoint.Checkpoint | None = None
+    crashed_ns: int | None = None
+    """When the supervisor before this one last committed, if it died: from then on time was lost."""
+    preload: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How it ended."""
+
+    state: str
+    exit_code: int
+    error: HoldfastError | None = None
+    receipt: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Affairs:
+    """Everything about the run that outlives its workers."""
+
+    run_folder: RunFolder
+    plan: Plan
+    settings: Settings
+    teller: Teller
+    memory: Memory
+    scratch: Scratch
+    keeping: Keeping
+    accounts: Accounts
+    gathering: evidence.Gathering
+    portable: bool
+    rung: int
+    """Where the run is now, of the plan's rungs."""
+
+    @classmethod
+    def open(cls, run: RunFolder, plan: Plan, settings: Settings, face: Face) -> Affairs:
+        portable = processes.cannot_fork() or settings.run.portable
+        teller = Teller(run, face, settings.checkpoint.best)
+        teller.scalars.resume(plan.resume.step if plan.resume else 0)
+        memory = Memory(run, settings, portable=portable, say=teller.emit)
+        scratch = Scratch.create()
+        return cls(
+            run_folder=run,
+            plan=plan,
+            settings=settings,
+            teller=teller,
+            memory=memory,
+            scratch=scratch,
+            keeping=Keeping(run, settings, memory, scratch, portable=portable),
+            accounts=Accounts.from_json(run.info.get("accounts") or {}),
+            gathering=evidence.Gathering(),
+            portable=portable,
+            rung=plan.rung,
+        )
+
+    @property
+    def device(self) -> str:
+        return self.plan.rungs[self.rung].device
+
+    @property
+    def newest_step(self) -> int:
+        """The step a worker that is started now goes on from."""
+        newest = self.memory.newest()
+        if newest is not None:
+            return newest.step
+        return self.plan.resume.step if self.plan.resume else 0
+
+    def set_state(self, state: str, **more: Any) -> None:
+        self.run_folder.update_info(state=state, device=self.device, rung=self.plan.rungs[self.rung].label, **more)
+
+    def keep_accounts(self, **more: Any) -> None:
+        self.run_folder.update_info(**more, accounts=self.accounts.to_json())
+
+    def tell_fault(
+        self,
+        fault: Fault,
+        move: Move,
+        beat: Beat | None,
+        *,
+        words: str = "",
+        stacks: dict[str, str] | None = None,
+        crash: str = "",
+    ) -> Path:
+        """Keep the evidence, tell the fault and the move that answers it; returns the folder of the evidence."""
+        folder = evidence.collect(
+            self.run_folder, fault, move, beat, words, stacks or {}, crash, gathering=self.gathering
+        )
+        self.teller.emit_fault(fault, move, folder)
+        return folder
+
+    def resume_hint(self, flags: str = "") -> str:
+        return f"go on with `holdfast resume {handle(self.run_folder)}{flags}`"
+
+    def saved(self) -> str | None:
+        """What the keeper wrote last, for the error that ends the run."""
+        saved = self.keeping.saved
+        return f"step {saved['step']} in {saved['path']}" if saved else None

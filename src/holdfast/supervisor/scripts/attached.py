@@ -1,0 +1,176 @@
+"""The other end of `holdfast.attach`: a script that hands its state out, into slots this process owns.
+
+    attached = Attached(affairs, door)          # door.py: where we listen, and the word that proves it is the script
+    attached.hear(supervisor)                   # a script attaches, asks for slots, logs, ends an epoch
+    attached.exact                              # the state is outside the process: a restart repeats a step at most
+
+The script connects to 127.0.0.1 with a token it finds in its environment; slots are opened by path. From then on
+memory, keeper and checkpoints are those of `holdfast train`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+from holdfast.base.board import Beat, Board
+from holdfast.base.channel import Channel, Closed
+from holdfast.base.errors import UserError
+from holdfast.supervisor import process_start
+from holdfast.supervisor.run_state import Affairs
+from holdfast.supervisor.saves import Saving
+from holdfast.supervisor.scripts.door import Door
+
+if TYPE_CHECKING:
+    from holdfast.supervisor.scripts.script_supervisor import ScriptSupervisor
+    from holdfast.supervisor.workers import Crew
+
+STOP_PATIENCE = 30.0
+"""Seconds an attached script has to reach its next commit when it is asked to stop."""
+
+
+class Attached:
+    """What is known of a script that attached itself, if one did."""
+
+    def __init__(self, affairs: Affairs, door: Door) -> None:
+        self.affairs = affairs
+        self._door = door
+        self.exact = False
+        """A process of this run has attached itself: what it committed is in our slots."""
+        self.alive = False
+        """The process that runs now has."""
+        self._channel: Channel | None = None
+        self._board: Board | None = None
+        self._generation = 0
+        self._saving: Saving | None = None
+        self._stop_at: float | None = None
+
+    @property
+    def sources(self) -> list[Any]:
+        keeper = self.affairs.keeping.channel
+        return [each for each in (self._door.server, self._channel, keeper) if each is not None]
+
+    def process_begins(self, generation: int, board: Board) -> None:
+        """A new process, which may attach itself or not."""
+        self._drop_channel()
+        self.alive = False
+        self._stop_at = None
+        self._generation, self._board = generation, board
+        if self._saving is not None:
+            self.affairs.memory.release_leases(keep=self.affairs.keeping.awaited)
+            self.affairs.keeping.tell_board(board)
+
+    def read_board(self) -> Beat | None:
+        return None if self._board is None or self._board.closed else self._board.read()
+
+    # -- hearing -------------------------------------------------------------------------------------------
+
+    def hear(self, supervisor: ScriptSupervisor) -> None:
+        if self._channel is None:
+            self._channel = self._door.answer()
+        if self._channel is not None:
+            messages, closed = self._channel.mail()
+            for message in messages:
+                kind = str(message.get("kind", ""))
+                try:
+                    self._heed(message)
+                except (OSError, ValueError, KeyError, TypeError) as error:  # it is no reason to stop hearing the rest
+                    self.affairs.teller.failed_over(kind, error)
+            if closed:
+                self._drop_channel()
+        if self._saving is not None:
+            self._saving.hear()
+            self._count(supervisor)
+        if self._stop_at is not None and time.monotonic() > self._stop_at and supervisor.script is not None:
+            self._stop_at = None
+            supervisor.script.send(supervisor.stopping or 15)
+
+    def _heed(self, message: dict[str, Any]) -> None:
+        kind = message.pop("kind", "")
+        if kind == "attach":
+            self._attach()
+        elif kind == "arena":
+            self._give_slots(int(message.get("capacity") or 0))
+        elif kind == "log":
+            self.affairs.teller.log(int(message["step"]), int(message["epoch"]), dict(message["values"]))
+        elif kind == "epoch" and self._saving is not None:
+            self._saving.epoch(message)
+        elif kind == "note":
+            self.affairs.teller.emit("note", text=str(message.get("text")))
+
+    def _attach(self) -> None:
+        """It hands its state out from here on: a keeper is needed, and it is told what there is already."""
+        assert self._channel is not None
+        if self._saving is None:
+            self.affairs.keeping.start()
+            self._saving = Saving(self.affairs, cast("Crew", self))
+            if self._board is not None:
+                self.affairs.keeping.tell_board(self._board)
+        self.exact = self.alive = True
+        newest, resume = self.affairs.memory.newest(), self.affairs.plan.resume
+        self._send(
+            {
+                "generation": self._generation,
+                "run": self.affairs.run_folder.name,
+                "settings": self.affairs.settings.to_json(),
+                "arenas": [{"paths": process_start.slot_paths(arena)} for arena in self.affairs.memory.arenas],
+                "checkpoint": str(resume.state) if resume is not None and newest is None else None,
+            }
+        )
+
+    def _give_slots(self, capacity: int) -> None:
+        try:
+            arena = self.affairs.memory.grow(capacity)
+        except UserError as error:
+            self._send({"error": True, **error.to_json()})
+            return
+        self._send({"paths": process_start.slot_paths(arena)})
+        self.affairs.keeping.tell_arenas()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._channel is not None:
+            with contextlib.suppress(Closed, OSError):
+                self._channel.send(message)
+
+    def _count(self, supervisor: ScriptSupervisor) -> None:
+        """Commits are what counts here, not what the optimizer did."""
+        memory, accounts = self.affairs.memory, self.affairs.accounts
+        newest = memory.newest()
+        if newest is None:
+            return
+        if memory.drop_outgrown():
+            self.affairs.keeping.tell_arenas()
+        if newest.step > accounts.steps:
+            supervisor.answering.progressed(newest.step)
+            self.affairs.teller.rate.note(newest.step)
+            accounts.steps = newest.step
+
+    # -- saving and ending ---------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        if self._saving is not None:
+            self._saving.tick()
+
+    def stop(self) -> bool:
+        """Ask the script to stop at its next commit; False if it cannot be asked."""
+        if not self.alive or self._board is None or self._stop_at is not None:
+            return False
+        self._board.request_stop()
+        self._stop_at = time.monotonic() + STOP_PATIENCE
+        return True
+
+    def save_last(self, weights: list[str] | None = None) -> None:
+        """What was committed last, on disk and verified."""
+        if self._saving is not None:
+            self._saving.last(weights, hurry=lambda: False)
+
+    def _drop_channel(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def close(self, *, save: bool) -> None:
+        self._drop_channel()
+        if self._saving is not None:
+            self.affairs.keeping.close(save=save)

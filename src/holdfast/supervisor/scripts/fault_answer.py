@@ -1,0 +1,397 @@
+"""What follows when a script ends: its own decision is passed on, a fault is answered by the ladder.
+
+    answering.begin()                                    # the first process
+    answering.ended(script, code, words, oom_kills)      # passed on, or a fault
+    answering.lost(script, fault, words, stacks)         # it hung and was ended
+    answering.tick()                                     # is a disk free again, may a device be returned to?
+
+Where it begins again is found by going_on.py; how a run is over is in ending.py; room.py waits for a full disk.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from holdfast.base import cgroup
+from holdfast.base.errors import ScriptFailed
+from holdfast.faults.classification import Fault, Kind
+from holdfast.faults.ladder import FAMILIES, Action, Limits, Move, Past, Rung, next_move
+from holdfast.record import evidence
+from holdfast.supervisor.device_trust import Trusting
+from holdfast.supervisor.scripts import batches, hook_notes
+from holdfast.supervisor.scripts.continuation import GoingOn, Start, short
+from holdfast.supervisor.scripts.repetition import BY_ITSELF, ends_by_itself
+from holdfast.supervisor.scripts.room import Room
+from holdfast.supervisor.scripts.script_end import Ending
+from holdfast.supervisor.scripts.script_start import Script
+from holdfast.supervisor.scripts.stage import Process
+from holdfast.supervisor.scripts.words import fault_sentence
+
+if TYPE_CHECKING:
+    from holdfast.supervisor.scripts.script_supervisor import ScriptSupervisor
+    from holdfast.supervisor.workers import Crew
+
+RETURN_EVERY = 5.0
+"""Seconds between two looks for a checkpoint to return to a device with."""
+LIVES = 60.0
+"""Seconds after which a program that makes no steps and says nothing counts as back."""
+_PEOPLE = tuple(getattr(signal, name) for name in ("SIGINT", "SIGQUIT", "SIGHUP") if hasattr(signal, name))
+"""Signals that come from somebody at a keyboard: an end by one of them is wanted."""
+
+
+@dataclass(slots=True)
+class Crisis:
+    """From a fault until the script is again where it was."""
+
+    since: float
+    step: int
+
+
+class Answering:
+    """The faults of a run so far, and what was done about them."""
+
+    def __init__(self, supervisor: ScriptSupervisor) -> None:
+        self.supervisor = supervisor
+        self.affairs = supervisor.affairs
+        self.ending = Ending(supervisor)
+        self.going_on = GoingOn(supervisor)
+        self.history: list[Past] = []
+        self._trusting = Trusting(self.affairs, cast("Crew", _Hands(supervisor)))
+        self._trusting.compares = False
+        self._restarts = 0
+        self._trains = False
+        """It was seen to use torch: then steps say where it is, and not what it prints."""
+        self._crisis: Crisis | None = None
+        self._farthest = 0
+        self._room = Room(supervisor.order, supervisor.settings.external.room)
+        self._looked_back = 0.0
+
+    def pids(self) -> set[int]:
+        """Probes that are under way."""
+        probe = self._trusting._probe
+        return {probe[1].pid} if probe is not None else set()
+
+    def begin(self, first: Process | None = None) -> None:
+        """The first process of the run; it may be on its way already."""
+        self._trusting.begin()
+        self._trusting.blind = True
+        order = self.supervisor.order
+        for text in order.notes:
+            self.affairs.teller.emit("note", text=text)
+        if first is not None:
+            self._enter()
+            self.supervisor.take(first, step=0)
+            return
+        start = Start(list(order.command), {}, self.affairs.newest_step, "")
+        if order.going_on and order.resume is None:
+            start = self.going_on.where([])
+            self.affairs.teller.emit("note", text=start.text)
+        self._go(start)
+
+    def _go(self, start: Start) -> None:
+        self._enter()
+        self.supervisor.start(start.command, start.env, step=start.step)
+
+    def _enter(self) -> None:
+        self._trusting.entering()
+        self._trusting.blind = True
+
+    # -- how it ended --------------------------------------------------------------------------------------
+
+    def ended(self, script: Script, code: int, words: str, *, oom_kills: int) -> None:
+        """By itself, or was it a fault?"""
+        supervisor = self.supervisor
+        assert supervisor.notes is not None
+        device = supervisor.device
+        self._account()
+        if supervisor.stopping is not None or -code in _PEOPLE:
+            self.ending.stopped(supervisor.stopping or -code, code)
+            return
+        returning = self._trusting.returned()
+        if returning is not None and code != 0:
+            self._return_to(returning)
+            return
+        limit = cgroup.exhausted() if oom_kills > 0 else None
+        fault = hook_notes.judge(supervisor.notes, code, words, device=device, oom_kills=oom_kills, limit=limit)
+        if fault is not None and self._refuses_cpu(fault, words):
+            self.ending.gave_up(fault, "the script does not run without its device", self.history)
+        elif fault is None and code > 0 and self._did_not_begin():
+            self._try_another()
+        elif fault is None:
+            self._note_device_words(code, words)
+            self._passed_on(code)
+        else:
+            beat = supervisor.notes.board.read()
+            fault = fault.at(step=beat.at if beat.attempts else None, pid=script.pid)
+            self.lost(script, fault, words, {}, counted=True)
+
+    def _note_device_words(self, code: int, words: str) -> None:
+        """A script that computes on the CPU fails with the words of a device: passed on, and not without a line."""
+        assert self.supervisor.notes is not None
+        said = hook_notes.device_words(self.supervisor.notes, words) if code > 0 else None
+        if said is not None:
+            text = f'it ended with the words of a device, "{said}", while it computed on {self.supervisor.device}'
+            self.affairs.teller.emit("note", text=f"{text}: that is taken as its own error and not tried again")
+
+    def _refuses_cpu(self, fault: Fault, words: str) -> bool:
+        """On the last rung no device is visible: a script that insists on one cannot be helped."""
+        rung = self.supervisor.rung
+        said = ("No CUDA GPUs are available", "Torch not compiled with CUDA enabled", "Found no NVIDIA driver")
+        return bool(self.history) and rung.on_cpu and any(text in words for text in said)
+
+    def _did_not_begin(self) -> bool:
+        """Started from a checkpoint that we chose, it ended before its first step: it may be none it can go on from."""
+        seen = self.supervisor.notes
+        return self.going_on.chose is not None and seen is not None and seen.board.read().attempts == 0
+
+    def _try_another(self) -> None:
+        assert self.supervisor.notes is not None
+        own = hook_notes.own_error(self.supervisor.notes)
+        text = f"{short(self.going_on.failed())} is passed over: the script does not go on from it"
+        self.affairs.teller.emit("note", text=f"{text} ({own[0]})" if own else text)
+        self._restart(Move(Action.REPLACE, self.affairs.rung, reason="from another checkpoint", new_worker=True))
+
+    def _passed_on(self, code: int) -> None:
+        """The script itself decided to end."""
+        supervisor, affairs = self.supervisor, self.affairs
+        assert supervisor.notes is not None
+        self._recovered()
+        if code == 0:
+            supervisor.attached.save_last(["final"])
+            self.ending.end("FINISHED", 0, None)
+            return
+        supervisor.attached.save_last()
+        affairs.accounts.fault(Kind.USER_ERROR.value)
+        own = hook_notes.own_error(supervisor.notes)
+        name = Path(supervisor.order.command[0]).name
+        sentence = f"the script raised {own[0]}" if own else f"{name} ended with exit status {code}"
+        error = ScriptFailed(sentence, cause=own[1] if own else None)
+        self.ending.end("FAILED", code, error)
+
+    def _account(self) -> None:
+        """The steps of the process that is gone."""
+        supervisor, accounts = self.supervisor, self.affairs.accounts
+        assert supervisor.notes is not None
+        beat = supervisor.notes.board.read()
+        supervisor.silence.watch.learn(beat)
+        self._trains = self._trains or supervisor.notes.torch_seen
+        supervisor.steps.process_ended(supervisor.notes)
+        accounts.attempts += beat.attempts
+        if supervisor.attached.exact:
+            accounts.steps = self.affairs.newest_step
+        self.affairs.keep_accounts()
+
+    # -- a fault -------------------------------------------------------------------------------------------
+
+    def lost(self, script: Script, fault: Fault, words: str, stacks: dict[str, str], *, counted: bool = False) -> None:
+        """Count it, keep the evidence, ask the ladder, do what it says."""
+        supervisor, affairs = self.supervisor, self.affairs
+        assert supervisor.notes is not None
+        if not counted:
+            self._account()
+        if fault.kind is Kind.OUT_OF_MEMORY:
+            fault = fault.at(pieces=self.going_on.pieces)
+        affairs.accounts.fault(fault.kind.value)
+        move = self._ask(fault)
+        self.history.append(Past(fault, move, affairs.rung))
+        beat = supervisor.notes.board.read()
+        folder = evidence.collect(
+            supervisor.run_folder,
+            fault,
+            move,
+            beat,
+            words,
+            stacks,
+            supervisor.notes.crash(),
+            gathering=affairs.gathering,
+        )
+        affairs.teller.emit(
+            "fault",
+            code=fault.code,
+            kind=fault.kind.value,
+            device=fault.device,
+            step=fault.step,
+            phase=fault.phase,
+            sentence=fault_sentence(fault, script, time.monotonic() - script.began),
+            action=move.action.value,
+            reason=move.reason,
+            folder=str(folder),
+        )
+        self._trusting.lost(fault, move)
+        self._begin_crisis(beat.silence)
+        self._carry_out(fault, move)
+
+    def _ask(self, fault: Fault) -> Move:
+        """The ladder's answer. One batch on the CPU is nothing an unknown script can do: the next entry is asked."""
+        retry, supervisor = self.affairs.settings.retry, self.supervisor
+        limits = Limits(tries=retry.same_step, outside=retry.without_progress, crowd=retry.in_a_row)
+        batch = batches.divisible(supervisor.order.command, supervisor.notes)
+        known = list(self.history)
+        while True:
+            move = next_move(
+                fault,
+                known,
+                self._usable_rungs(),
+                self.affairs.rung,
+                batch=batch,
+                splittable=batch is not None,
+                probation=self._trusting.on_probation(),
+                limits=limits,
+            )
+            if move.action is not Action.CPU_BATCH:
+                break
+            known.append(Past(fault, move, self.affairs.rung))
+        if ends_by_itself(fault, self.history) >= BY_ITSELF and move.action is not Action.FAIL:
+            status = fault.evidence.get("exitcode")
+            return Move(Action.GIVE_UP, self.affairs.rung, reason=f"it ended with code {status}, {BY_ITSELF} times")
+        starts = (Action.RETRY, Action.SPLIT, Action.REPLACE, Action.NEXT_RUNG)
+        if not supervisor.settings.external.restart and move.action in starts:
+            return Move(Action.GIVE_UP, self.affairs.rung, reason="external.restart is off")
+        return move
+
+    def _usable_rungs(self) -> Sequence[Rung]:
+        """Other devices are of no use to a program that never touched torch."""
+        notes_, every = self.supervisor.notes, self.supervisor.order.rungs
+        if notes_ is not None and not notes_.torch_seen and self.affairs.rung == 0:
+            return every[:1]
+        return every
+
+    def _carry_out(self, fault: Fault, move: Move) -> None:
+        if self.supervisor.stopping is not None:
+            self.ending.stopped(self.supervisor.stopping)
+        elif move.action in (Action.GIVE_UP, Action.FAIL):
+            self.ending.gave_up(fault, move.reason, self.history)
+        elif fault.kind is Kind.DISK_FULL:
+            self._room.wait(move)
+        else:
+            self._restart(move)
+
+    def _restart(self, move: Move) -> None:
+        affairs = self.affairs
+        affairs.set_state("RECOVERING")
+        if move.action is Action.SPLIT:
+            self.going_on.pieces = move.pieces
+        if move.rung != affairs.rung:
+            before, after = self.supervisor.rung, self.supervisor.order.rungs[move.rung]
+            affairs.rung = move.rung
+            shown = {"before": before.label, "after": after.label}
+            affairs.teller.emit("moved", step=affairs.accounts.steps, device=after.device, **shown)
+        start = self.going_on.where(self.history)
+        self._restarts += 1
+        affairs.teller.emit("restart", step=start.step, text=start.text, reason=move.reason, tries=self._restarts)
+        self._go(start)
+
+    # -- progress ------------------------------------------------------------------------------------------
+
+    def progressed(self, step: int) -> None:
+        """The script is at this step now. Only steps nobody had made before are progress for the ladder."""
+        new = step - max(self._farthest, 0)
+        if new > 0:
+            self._farthest = step
+            if self.history:
+                past = self.history[-1]
+                self.history[-1] = Past(past.fault, past.move, past.rung, past.committed + new)
+            self._trusting.committed(new)
+        if self._crisis is not None and step >= self._crisis.step:
+            self._recovered()
+
+    @property
+    def in_crisis(self) -> bool:
+        """A fault has come, and it is not yet where it was."""
+        return self._crisis is not None
+
+    def _begin_crisis(self, silence: float) -> None:
+        if self._crisis is None:
+            steps = self.affairs.accounts.steps
+            self._crisis = Crisis(time.monotonic() - (silence if steps else 0.0), max(1, steps))
+
+    def _recovered(self) -> None:
+        """It is again where it was, or it is over: that was the time it cost."""
+        crisis, self._crisis = self._crisis, None
+        if crisis is None:
+            return
+        lost = time.monotonic() - crisis.since
+        self.affairs.accounts.recovered(lost, lost)
+        step = self.affairs.accounts.steps
+        self.affairs.teller.emit("recovered", step=step, seconds=round(lost, 3), lost_s=round(lost, 3))
+        self.affairs.set_state("RUNNING")
+
+    def tick(self) -> None:
+        if self._room.waiting:
+            self._look_for_room()
+        elif self.supervisor.stopping is None:
+            self._trusting.tick()
+            self._look_back()
+        self._note_life()
+
+    def _note_life(self) -> None:
+        """A program that makes no steps is back when it has lived and said something."""
+        script, crisis = self.supervisor.script, self._crisis
+        if crisis is None or script is None or self._trains or self.affairs.accounts.steps or crisis.step > 1:
+            return
+        streams, lived = self.supervisor.streams, time.monotonic() - script.began
+        if lived > LIVES or (streams is not None and streams.last_output > script.began + 0.2):
+            self._recovered()
+
+    def _look_for_room(self) -> None:
+        if self.supervisor.stopping is not None:
+            self._room.forget()
+            self.ending.stopped(self.supervisor.stopping)
+            return
+        move = self._room.look(lambda text: self.affairs.teller.emit("note", text=text))
+        if move is not None:
+            self._restart(move)
+        elif self._room.over:
+            self.ending.gave_up(self.history[-1].fault, "there is still no room on the disk", self.history)
+
+    # -- the way back to a device --------------------------------------------------------------------------
+
+    def _look_back(self) -> None:
+        """A device is well again: at the script's next checkpoint it goes back there, and not before."""
+        trusting, supervisor = self._trusting, self.supervisor
+        if trusting.returning is None or supervisor.script is None or supervisor.attached.alive:
+            return
+        now = time.monotonic()
+        if now - self._looked_back < RETURN_EVERY:
+            return
+        self._looked_back = now
+        if not self.going_on.newer_than(supervisor.script.began_ns):
+            return
+        rung = trusting.returned()
+        script, grace = supervisor.script, supervisor.settings.watchdog
+        supervisor.kin.end(script, term=grace.term_grace, kill=grace.kill_grace)
+        script.poll()
+        if supervisor.streams is not None:
+            supervisor.streams.finish(0.1)
+        supervisor.drop()
+        self._account()
+        assert rung is not None
+        self._return_to(rung)
+
+    def _return_to(self, rung: int) -> None:
+        device = self.supervisor.order.rungs[rung].device
+        self._restart(Move(Action.NEXT_RUNG, rung, reason=f"{device} is well again", new_worker=True))
+
+    def close(self) -> None:
+        outcome = self.ending.outcome
+        state = outcome.state if outcome else "CRASHED"
+        by_device = bool(self.history) and FAMILIES[self.history[-1].fault.kind] == "device"
+        how = "fault" if state == "GAVE_UP" and by_device else "finished" if state == "FINISHED" else "stopped"
+        self._trusting.close(how)
+
+
+class _Hands:
+    """What the trust in devices needs of whoever starts workers."""
+
+    def __init__(self, supervisor: ScriptSupervisor) -> None:
+        self._supervisor = supervisor
+
+    @property
+    def worker(self) -> Any:
+        """The attached process, which can be asked to stop at its next commit; no other can."""
+        return self._supervisor.notes if self._supervisor.attached.alive else None

@@ -1,0 +1,134 @@
+"""What a script started: found, counted, and ended with it. Only that, and all of it.
+
+    kin = Kin()                              # from here on orphans of our children become ours (Linux)
+    kin.members()                            # pid -> what the kernel says, of everything the script started
+    kin.daemon(script)                       # the script went into the background by itself: who it is now
+    kin.end(gently=True)                     # SIGTERM, then SIGKILL to whatever is left; returns who cannot be killed
+
+A process that loses its parent goes to the nearest one that asked for orphans: with PR_SET_CHILD_SUBREAPER that is us,
+so even a child that has detached itself stays in our family. Processes of our own (probes, readers of logs) are in
+the family too: they are told by `ours`. Elsewhere than on Linux the script's process group has to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from holdfast.base import processes
+from holdfast.base.process_tree import Member, family
+from holdfast.supervisor.scripts.script_start import Script
+
+_PR_SET_CHILD_SUBREAPER = 36
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+
+
+LEAVING = 1.0
+"""Seconds a child that goes into the background has to take a session of its own after its parent has ended."""
+
+
+class Kin:
+    """The family of the script that runs now."""
+
+    def __init__(self, ours: Callable[[], set[int]] = set) -> None:
+        self.ours = ours
+        self._before = set() if _childless() else set(family(os.getpid()))
+        """Children there were before the script: nobody's business."""
+        self.adopts = _become_subreaper()
+        self.reaped: dict[int, int] = {}
+        """Exit codes of orphans that ended."""
+
+    def members(self) -> dict[int, Member]:
+        """Everything the script started that still runs, and the script itself."""
+        everybody = family(os.getpid())
+        left_out = self._before | self.ours()
+        for pid in sorted(everybody):  # what a process of ours started is ours as well
+            if everybody[pid].parent in left_out and everybody[pid].parent != os.getpid():
+                left_out.add(pid)
+        return {pid: member for pid, member in everybody.items() if pid not in left_out and member.state not in "ZX"}
+
+    def cpu_seconds(self, members: Mapping[int, Member]) -> float:
+        """CPU time of all of them; it falls when one ends."""
+        ticks = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+        return sum(member.cpu_ticks for member in members.values()) / ticks
+
+    def reap(self, script: Script) -> None:
+        """Take the exit codes of orphans, so that none stays as a zombie."""
+        if not self.adopts or sys.platform == "win32":
+            return
+        for pid, member in family(os.getpid()).items():
+            if member.parent == os.getpid() and member.state == "Z" and pid != script.pid and pid not in self.ours():
+                with contextlib.suppress(ChildProcessError):
+                    done, status = os.waitpid(pid, os.WNOHANG)
+                    if done:
+                        self.reaped[done] = os.waitstatus_to_exitcode(status)
+
+    def daemon(self, script: Script, command: bytes) -> int | None:
+        """The process a script became when it sent itself into the background: the same command, its own session."""
+        deadline = time.monotonic() + LEAVING
+        while True:
+            alike = {pid: each for pid, each in self.members().items() if pid != script.pid}
+            alike = {pid: each for pid, each in alike.items() if _command_of(pid) == command}
+            found = [pid for pid, member in sorted(alike.items()) if member.session != script.pid]
+            if found or not alike or time.monotonic() > deadline:
+                return found[-1] if found else None
+            time.sleep(0.02)
+
+    def end(self, script: Script, *, term: float = 2.0, kill: float = 10.0) -> list[int]:
+        """End whatever is left; returns those that cannot be killed."""
+        if not self.adopts:
+            processes.send_group(script.pid, _KILL)
+            return []
+        left = self._send(script, signal.SIGTERM, term) if term > 0 else self.members()
+        if left:
+            left = self._send(script, _KILL, kill)
+        self.reap(script)
+        return sorted(left)
+
+    def _send(self, script: Script, number: int, patience: float) -> dict[int, Member]:
+        """The signal to each, again for those that come while others go, until none is left or patience is."""
+        deadline = time.monotonic() + patience
+        told: set[int] = set()
+        while True:
+            left = self.members()
+            for pid in left.keys() - told:
+                processes.send(pid, number)
+                told.add(pid)
+            script.poll()
+            self.reap(script)
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(0.01)
+
+
+def _become_subreaper() -> bool:
+    if not processes.LINUX or not Path("/proc/self/stat").exists():
+        return False
+    with contextlib.suppress(OSError, AttributeError):
+        return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+    return False
+
+
+def command_of(pid: int) -> bytes:
+    return _command_of(pid)
+
+
+def _command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _childless() -> bool:
+    """Have we no children at all? The kernel keeps a list, which spares looking at every process of the machine."""
+    try:
+        return not any(Path(f"/proc/self/task/{task}/children").read_bytes() for task in os.listdir("/proc/self/task"))
+    except OSError:
+        return False

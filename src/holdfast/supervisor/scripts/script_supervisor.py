@@ -1,0 +1,347 @@
+"""The supervisor of a script that is not ours: starts it, passes everything on, watches it, and answers its end.
+
+    with Stage(run, settings) as stage:
+        outcome = ScriptSupervisor(run, order, settings, stage, face).run(stage.first(order))
+
+One loop, one thread: bytes on their way, signals on theirs, the board, silence. No torch, no device. What follows when
+the script ends is in answering.py; the faults, the ladder and the folder of evidence are those of `holdfast train`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from holdfast.base import processes
+from holdfast.base.board import Beat
+from holdfast.base.errors import HoldfastError
+from holdfast.faults.ladder import Rung
+from holdfast.record.reporter import Face
+from holdfast.run.folder import RunFolder
+from holdfast.run.settings import Settings
+from holdfast.supervisor.run_state import Affairs, Outcome, Plan
+from holdfast.supervisor.scripts.attached import Attached
+from holdfast.supervisor.scripts.continuation import Life
+from holdfast.supervisor.scripts.fault_answer import Answering
+from holdfast.supervisor.scripts.hook_notes import Notes
+from holdfast.supervisor.scripts.loss import printed_epoch, printed_loss
+from holdfast.supervisor.scripts.script_order import Order
+from holdfast.supervisor.scripts.script_processes import command_of
+from holdfast.supervisor.scripts.script_signals import STOPPING
+from holdfast.supervisor.scripts.script_start import Script
+from holdfast.supervisor.scripts.silence import Silence
+from holdfast.supervisor.scripts.stage import Process, Stage
+from holdfast.supervisor.scripts.steps import Steps
+from holdfast.supervisor.scripts.streams import Streams
+
+TICK = 0.2
+BEAT_EVERY = 1.0
+INSIST = 5.0
+"""Seconds a script has to end after it was asked twice."""
+
+
+class ScriptSupervisor:
+    """One run of somebody's script, from its first process to its receipt."""
+
+    def __init__(
+        self, run: RunFolder, order: Order, settings: Settings, stage: Stage, face: Face | None = None
+    ) -> None:
+        plan = Plan(
+            script=Path(order.command[0]),
+            argv=order.command[1:],
+            rungs=order.rungs,
+            rung=order.rung,
+            resume=order.resume,
+        )
+        self.affairs = Affairs.open(run, plan, settings, face or Face())
+        self.order = order
+        self.settings = settings
+        self.run_folder = run
+        self.stage = stage
+        self.record = stage.record
+        self.script: Script | None = None
+        self.notes: Notes | None = None
+        self.streams: Streams | None = None
+        self.stopping: int | None = None
+        """The signal somebody asked the script to end with."""
+        self.generation = 0
+        self.steps = Steps(run)
+        self._name = b""
+        self._asked = 0
+        self._insist: float | None = None
+        self.kin = stage.kin
+        self.kin.ours = self._ours
+        self.silence = Silence(self)
+        self.attached = Attached(self.affairs, stage.door)
+        self.answering = Answering(self)
+        self._last_beat = self._last_loss = 0.0
+        self._kills = 0
+        self._loss: tuple[int, float] | None = None
+        self._seen: dict[str, Any] = {}
+
+    def _ours(self) -> set[int]:
+        """Processes in our family that are no part of the script."""
+        keeper = {self.affairs.keeping.pid} if self.affairs.keeping.pid is not None else set()
+        return {*self.affairs.gathering.pids, *self.silence.activity.pids(), *self.answering.pids(), *keeper}
+
+    # -- the loop ------------------------------------------------------------------------------------------
+
+    def run(self, first: Process | None = None) -> Outcome:
+        """To the end. `first` is its first process, if that was started already."""
+        self.affairs.set_state("STARTING", pid=os.getpid(), boot_id=processes.boot_id())
+        try:
+            self.answering.begin(first)
+            while self.outcome is None:
+                self._wait()
+                for number in self.stage.signals.heard():
+                    self._pass_on(number)
+                self.attached.hear(self)
+                self._look()
+                self._tick()
+        except HoldfastError as error:
+            self.answering.ending.end("FAILED", error.exit_code, error)
+        finally:
+            self._close()
+        assert self.outcome is not None
+        return self.outcome
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return self.answering.ending.outcome
+
+    @property
+    def rung(self) -> Rung:
+        return self.order.rungs[self.affairs.rung]
+
+    @property
+    def device(self) -> str:
+        """Where the script computes, as far as it is known: what it told, else what the rung says."""
+        told, rung = self.notes.device if self.notes is not None else None, self.rung
+        single = "CUDA_VISIBLE_DEVICES" in dict(rung.env) and not rung.on_cpu  # the script calls any such one cuda:0
+        if told is None or single or rung.device.startswith("pretend"):
+            return rung.device
+        return told
+
+    def start(self, command: list[str], env: dict[str, str], *, step: int) -> None:
+        """A new process of the script, counting its steps from `step` on."""
+        self.take(self.stage.start(command, self.rung, env, generation=self.generation, step=step), step=step)
+
+    def take(self, started: Process, *, step: int) -> None:
+        """Watch over this process from here on."""
+        affairs = self.affairs
+        self.script, self.notes, self.streams = started.script, started.notes, started.streams
+        self._kills, self._name = started.kills, started.name
+        affairs.gathering.worker_begins(dict(self.rung.env))
+        self.attached.process_begins(self.generation, self.notes.board)
+        affairs.accounts.on_device(affairs.device, step)
+        affairs.accounts.steps = step
+        self.generation += 1
+        affairs.keep_accounts(generations=self.generation)
+        state = "RECOVERING" if self.answering.in_crisis else "RUNNING"
+        affairs.set_state(state, script_pid=self.script.pid)
+        affairs.teller.emit("worker", generation=self.script.generation, pid=self.script.pid, device=affairs.device)
+        self.silence.begins()
+
+    def _wait(self) -> None:
+        sources: list[Any] = [self.stage.signals.wake, *self.attached.sources]
+        writable: list[int] = []
+        if self.streams is not None:
+            readable, writable = self.streams.wants()
+            sources += readable
+        if self.script is not None and self.script.pidfd is not None and self.script.code is None:
+            sources.append(self.script.pidfd)
+        ready, takes, _ = select.select(sources, writable, [], TICK)
+        if self.streams is not None:
+            self.streams.pump(ready, takes)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        affairs = self.affairs
+        if now - self._last_beat >= BEAT_EVERY and self.notes is not None:
+            self._last_beat = now
+            self._see_loss()
+            self._see_frameworks(self.notes)
+            affairs.teller.beat(self.notes.board.read(), self.device, affairs.accounts)
+        self.attached.tick()
+        for text in affairs.gathering.poll():
+            affairs.teller.emit("note", text=text)
+        if self.outcome is None:
+            self.answering.tick()
+
+    def _see_frameworks(self, notes: Notes) -> None:
+        """What the script is made of, written down once for whoever resumes the run."""
+        seen = {"frameworks": notes.frameworks, "fits": notes.fits, "fitted": notes.fitted}
+        if seen["frameworks"] and seen != self._seen:
+            self._seen = seen
+            self.run_folder.update_info(**seen)
+
+    def _see_loss(self) -> None:
+        """The loss the script prints, once a second, if it is another one."""
+        assert self.notes is not None
+        if self.streams is None or self.streams.last_output <= self._last_loss:
+            return
+        value = printed_loss(self.record.tail())
+        self._last_loss = time.monotonic()
+        step = self.affairs.accounts.steps
+        if value is not None and (step, value) != self._loss:
+            self._loss = (step, value)
+            self.notes.board.loss(value)
+            self.affairs.teller.log(step, 0, {"loss": value})
+
+    def _close(self) -> None:
+        """Leave nothing of the script behind, and the terminal as it was."""
+        if self.script is not None and self.script.poll() is None:
+            self.kin.end(self.script, term=0.0)
+        elif self.script is not None:
+            self.kin.end(self.script, term=self.settings.watchdog.term_grace)
+        if self.streams is not None:
+            self.streams.close()
+        if self.script is not None:
+            self.script.close()
+        self.answering.close()
+        self.attached.close(save=self.outcome is None)
+        self.silence.activity.close()
+        self.affairs.gathering.close(1.0 if self.affairs.accounts.faults else 0.0)
+        self.affairs.memory.close()
+        self.affairs.scratch.remove()
+        if self.notes is not None:
+            self.notes.close()
+        if self.outcome is None:
+            self.affairs.set_state("CRASHED")
+
+    # -- signals -------------------------------------------------------------------------------------------
+
+    def _pass_on(self, number: int) -> None:
+        """What was sent to us is meant for the script."""
+        if number == getattr(signal, "SIGWINCH", None):
+            if self.streams is not None:
+                self.streams.resize()
+            return
+        if number == getattr(signal, "SIGTSTP", None):
+            self._suspend()
+            return
+        if number in STOPPING:
+            self._asked += 1
+            if self.stopping is None:
+                self.stopping = number
+                self.affairs.teller.emit(
+                    "stopping", signal=signal.Signals(number).name, step=self.affairs.accounts.steps
+                )
+            if self._asked > 1:
+                self._insist = time.monotonic() + INSIST
+            if self.attached.stop():
+                return
+        if self.script is None:
+            self.answering.ending.stopped(number)
+        else:
+            self.script.send(number)
+
+    def _suspend(self) -> None:
+        """Ctrl-Z, or SIGTSTP: the script stops, then we do; both go on together."""
+        if self.script is None or self.streams is None or sys.platform == "win32":
+            return
+        self.script.send(signal.SIGSTOP)
+        self.streams.make_cooked()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self.streams.started()
+        self.script.send(signal.SIGCONT)
+        self.silence.begins()
+
+    # -- looking -------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        script, notes, streams = self.script, self.notes, self.streams
+        if script is None or notes is None or streams is None:
+            return
+        if streams.interrupted and self.stopping is None:
+            self.stopping = signal.SIGINT
+        if streams.suspend:
+            streams.suspend = False
+            self._suspend()
+        self._count(notes.board.read())
+        if self._ended(script):
+            return
+        if self._insist is not None and time.monotonic() > self._insist:
+            self._insist = None
+            self.kin.end(script, term=0.0, kill=self.settings.watchdog.kill_grace)
+        self.silence.listen(script, notes, streams)
+
+    def _count(self, beat: Beat) -> None:
+        accounts = self.affairs.accounts
+        if self.attached.exact:
+            return
+        if beat.step != accounts.steps:
+            self.answering.progressed(beat.step)
+            accounts.steps = beat.step
+            self.affairs.teller.rate.note(beat.step)
+        if self.notes is not None:
+            self.steps.look(self.notes, beat)
+
+    def _ended(self, script: Script) -> bool:
+        """Is it over? A script that went into the background by itself is followed there."""
+        if script.followed is not None:
+            self.kin.reap(script)
+            if processes.exists(script.followed) and script.followed in self.kin.members():
+                return False
+            code = self.kin.reaped.get(script.followed, 0)
+            further = self.kin.daemon(script, self._name) if code == 0 else None
+            if further is not None:  # a daemon forks twice
+                script.followed = further
+                return False
+        elif script.poll() is None:
+            return False
+        else:
+            code = script.code or 0
+            daemon = self.kin.daemon(script, self._name) if code == 0 else None
+            if daemon is not None:
+                script.followed = daemon
+                text = f"the script went into the background as process {daemon}; it is still watched"
+                self.affairs.teller.emit("note", text=text)
+                return False
+        self._over(script, code)
+        return True
+
+    def _over(self, script: Script, code: int) -> None:
+        assert self.streams is not None and self.notes is not None
+        self.streams.finish()
+        self._count(self.notes.board.read())
+        self.attached.hear(self)
+        self._end_leftovers(script)
+        self.streams.finish(0.1)
+        words = self.record.last_words()
+        self.drop()
+        self.answering.ended(script, code, words, oom_kills=processes.memory_kills() - self._kills)
+
+    def _end_leftovers(self, script: Script) -> None:
+        """What it started and left behind."""
+        left = self.kin.members() if self.kin.adopts else {}
+        if not left:
+            if not self.kin.adopts:
+                self.kin.end(script)
+            return
+        names = {pid: command_of(pid).replace(b"\0", b" ").decode(errors="replace").strip()[:80] for pid in left}
+        stuck = self.kin.end(script, term=self.settings.watchdog.term_grace, kill=self.settings.watchdog.kill_grace)
+        ended = [f"{pid} ({name})" for pid, name in names.items() if pid not in stuck]
+        if ended:
+            text = f"ended what the script had left behind: {', '.join(ended[:5])}"
+            more = len(ended) - 5
+            self.affairs.teller.emit("note", text=f"{text} and {more} more" if more > 0 else text)
+        for pid in stuck:
+            self.affairs.teller.emit("abandoned", pid=pid, text=f"process {pid} cannot be killed; it is left behind")
+
+    def drop(self) -> None:
+        """Its streams are done; notes and board are needed until it is known what follows."""
+        if self.streams is not None:
+            self.streams.close()
+            self.streams = None
+        if self.script is not None:
+            epoch = printed_epoch(self.record.tail(1 << 15))
+            life = Life(self.script.began_ns, time.time_ns(), self.record.of_process, epoch)
+            self.answering.going_on.life = life
+            self.script.close()
+            self.script = None

@@ -1,0 +1,107 @@
+"""What a process of the script needs to start: its streams, the hook's folder, signals, the door for whoever attaches.
+
+    with Stage(run_folder, settings) as stage:
+        first = stage.first(order)                             # before the supervisor itself is imported
+        ...
+        process = stage.start(command, rung, env, step=120)    # and each one after it
+
+The command somebody wants to run waits for everything that is imported before it starts. So this is little, and the
+rest (faults, evidence, checkpoints, trust) is imported while the script begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast.base import processes
+from holdfast.base.errors import HoldfastError
+from holdfast.run.folder import RunFolder
+from holdfast.supervisor.scripts import rungs
+from holdfast.supervisor.scripts.door import Door
+from holdfast.supervisor.scripts.hook_notes import Notes
+from holdfast.supervisor.scripts.script_processes import Kin, command_of
+from holdfast.supervisor.scripts.script_record import Record
+from holdfast.supervisor.scripts.script_signals import Signals
+from holdfast.supervisor.scripts.script_start import Script, launch
+from holdfast.supervisor.scripts.streams import Streams
+
+if TYPE_CHECKING:
+    from holdfast.faults.ladder import Rung
+    from holdfast.run.settings import Settings
+    from holdfast.supervisor.scripts.script_order import Order
+
+
+@dataclass(slots=True)
+class Process:
+    """One process of the script with what belongs to it."""
+
+    script: Script
+    notes: Notes
+    streams: Streams
+    kills: int
+    """How often the kernel had killed for memory when it began."""
+    name: bytes
+    """Its command as the kernel shows it: if it goes into the background, it is known by that."""
+
+
+class Stage:
+    """Everything outside of the script that its processes share."""
+
+    def __init__(self, run: RunFolder, settings: Settings) -> None:
+        self.record = Record(run.path / "output.log", settings.external.output)
+        self.door = Door()
+        self.signals = Signals()
+        self.kin = Kin()
+        self._folder = run.path / "script"
+        self._hook = settings.external.hook
+        self._newest: Process | None = None
+        self._listening = contextlib.ExitStack()
+
+    def __enter__(self) -> Stage:
+        self._listening.enter_context(self.signals.listening())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Leave nothing of the script behind, and the terminal as it was, whatever happened."""
+        newest = self._newest
+        if newest is not None:
+            if newest.script.poll() is None:
+                self.kin.end(newest.script, term=0.0)
+            newest.streams.close()
+        self.record.close()
+        self.door.close()
+        self._listening.close()
+        self.signals.close()
+
+    def first(self, order: Order) -> Process | None:
+        """The first process, at once; None where something has to be known before: an accelerator may be in
+        quarantine, a run that goes on begins at a checkpoint. What fails here fails again, where it is told."""
+        if order.going_on or not order.rungs[order.rung].on_cpu:
+            return None
+        try:
+            return self.start(order.command, order.rungs[order.rung], {})
+        except HoldfastError:
+            return None
+
+    def start(
+        self, command: list[str], rung: Rung, env: Mapping[str, str], *, generation: int = 0, step: int = 0
+    ) -> Process:
+        """A new process, counting its steps from `step` on. UserError if it cannot be started."""
+        notes = Notes(self._folder, generation=generation, step=step)
+        full = rungs.environment(rung, os.environ)
+        if self._hook:
+            full = self.door.environment(notes.environment(full))
+        streams = Streams.open(self.record)
+        self.record.process_begins()
+        kills = processes.memory_kills()
+        try:
+            script = launch(rungs.arguments(rung, command), streams, {**full, **env}, generation=generation)
+        except HoldfastError:
+            streams.close()
+            raise
+        self._newest = Process(script, notes, streams, kills, command_of(script.pid))
+        return self._newest

@@ -1,0 +1,408 @@
+"""The supervisor: starts the worker, watches it, and decides what follows when it ends. No torch here.
+
+    outcome = Supervisor(run, plan, settings, face).run()
+
+One loop, one thread: wait for something to happen, hear what the processes say, look at what they do.
+Whatever touches a device is in a child; the state is in slots this process owns: no child's death loses it.
+Every decision is the ladder's, every limit the watchdog's. Here is what is noticed; what follows is elsewhere:
+
+    affairs.py      what all of them work on: folder, plan, memory, accounts, teller
+    crew.py         the worker there is now: starting it, ending it
+    recovering.py   after a death: evidence, the ladder, a new worker
+    inquest.py      whose fault it was
+    trusting.py     which devices are trusted, and how one comes back
+    saving.py       checkpoints, and the keeper that writes them
+    holding.py      sensors and limits: warn, slow down, pause
+    ending.py       stopping, finishing, failing; the receipt
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from typing import Any
+
+from holdfast.base import cgroup, processes
+from holdfast.base.board import Beat
+from holdfast.base.errors import HoldfastError, InternalError, UserError
+from holdfast.base.files import remove
+from holdfast.faults.classification import Fault, Kind, classify_exit
+from holdfast.faults.ladder import Move
+from holdfast.record import evidence
+from holdfast.record.reporter import Face
+from holdfast.run.folder import RunFolder
+from holdfast.run.settings import Settings
+from holdfast.supervisor import process_start
+from holdfast.supervisor.device_trust import Trusting
+from holdfast.supervisor.process_start import CannotFork, Launcher, NurseryDied, WorkerProcess
+from holdfast.supervisor.recovery import Crisis, Recovery
+from holdfast.supervisor.run_end import Ending
+from holdfast.supervisor.run_state import Affairs, Outcome, Plan
+from holdfast.supervisor.saves import Saving
+from holdfast.supervisor.signal_queue import URGENT, Signals
+from holdfast.supervisor.throttle import Holding
+from holdfast.supervisor.worker_watch import Watch
+from holdfast.supervisor.workers import Crew, kill_group
+
+__all__ = ["Outcome", "Plan", "Supervisor"]
+
+TICK = 0.1
+QUICK = 0.01
+"""Seconds between two looks, and in a crisis."""
+BEAT_EVERY = 1.0
+KEEPER_PATIENCE, KEEPER_HURRY = 60.0, 1.0
+"""Seconds the keeper has to leave at the end of a run, and when nobody wants to wait."""
+
+
+class Supervisor:
+    """One run, from its first worker to its receipt."""
+
+    def __init__(self, run: RunFolder, plan: Plan, settings: Settings, face: Face | None = None) -> None:
+        affairs = Affairs.open(run, plan, settings, face or Face())
+        self.affairs = affairs
+        self.run_folder = run
+        self.plan = plan
+        self.settings = settings
+        self.teller = affairs.teller
+        self.memory = affairs.memory
+        self.keeping = affairs.keeping
+        self.accounts = affairs.accounts
+        self.crew = Crew(affairs, self._make_launcher)
+        self._signals = Signals()
+        self._saving = Saving(affairs, self.crew)
+        self._ending = Ending(affairs, self.crew, self._saving, self._signals)
+        self._watch = Watch(settings.watchdog, self.teller.emit)
+        self._trusting = Trusting(affairs, self.crew)
+        self._recovery = Recovery(affairs, self.crew, self._ending, self._watch, self._trusting)
+        self.crew.entering = self._trusting.entering
+        self._holding = Holding(affairs, self.crew)
+        self._last_beat = 0.0
+        self._limit_in = TICK
+        """Seconds until the worker's silence would be too long: the next look comes no later."""
+
+    @property
+    def worker(self) -> WorkerProcess | None:
+        return self.crew.worker
+
+    @property
+    def generation(self) -> int:
+        return self.crew.generation
+
+    @property
+    def rung(self) -> int:
+        return self.affairs.rung
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return self._ending.outcome
+
+    @property
+    def _stopping(self) -> int | None:
+        return self._ending.stopping
+
+    @property
+    def _crisis(self) -> Crisis | None:
+        return self._recovery.crisis
+
+    # -- the loop ------------------------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """Until the run is over, whatever happens to the worker."""
+        self.affairs.set_state("STARTING", pid=os.getpid(), boot_id=processes.boot_id())
+        if self.plan.crashed_ns is not None:
+            self._recovery.begin_after_crash(self.plan.crashed_ns)
+        with self._signals.listening():
+            try:
+                self._trusting.begin()
+                self.keeping.start()
+                self.crew.open()
+                self.crew.start()
+                while self.outcome is None:
+                    self._wait()
+                    self._hear_signals()
+                    self._hear_launcher()
+                    self._hear_worker()
+                    self._saving.hear()
+                    if self.outcome is None:
+                        self._look()
+                        self._tick()
+            except HoldfastError as error:
+                self._ending.save_last()
+                self._ending.end("FAILED", error.exit_code, error)
+            finally:
+                self._close()
+        assert self.outcome is not None
+        return self.outcome
+
+    def _make_launcher(self) -> Launcher:
+        env = dict(self.plan.rungs[self.rung].env)
+        if self.affairs.portable:
+            return process_start.SpawnLauncher(env, self.run_folder.path / "slots")
+        return process_start.NurseryLauncher(env, self.plan.preload)
+
+    def _wait(self) -> None:
+        sources: list[Any] = [self._signals.wake, *self.crew.sources]
+        if self.keeping.channel is not None:
+            sources.append(self.keeping.channel)
+        patience = QUICK if self._crisis is not None or (self.worker and self.worker.gone) else TICK
+        ready, _, _ = select.select(sources, [], [], max(0.001, min(patience, self._limit_in)))
+        if self._signals.wake in ready:
+            self._signals.calm()
+        self.crew.notice_exit(ready)
+
+    def _tick(self) -> None:
+        """Every now and then: what the script printed, a beat for readers elsewhere, a checkpoint."""
+        now = time.monotonic()
+        self.teller.pump_output()
+        beat = self.crew.read_board()
+        if beat is not None and now - self._last_beat >= BEAT_EVERY:
+            self._last_beat = now
+            self.teller.beat(beat, self.affairs.device, self.accounts)
+        self._saving.tick()
+        if self._stopping is None:
+            self._holding.tick()
+        for text in self.affairs.gathering.poll():
+            self.teller.emit("note", text=text)
+        if self._stopping is None:
+            self._trusting.tick()
+
+    def _close(self) -> None:
+        """Leave nothing behind: no process, no descriptor, no memory."""
+        self.teller.pump_output()
+        self._holding.close()
+        self.crew.close()
+        self._recovery.inquest.close()
+        self._trusting.close(self._how_it_was_left())
+        # Without an outcome something here failed: the keeper then saves what is in memory, as if we had been killed.
+        patience = KEEPER_HURRY if self._ending.at_once else KEEPER_PATIENCE
+        self.keeping.close(patience=patience, save=self.outcome is None)
+        self.affairs.gathering.close(0.0 if self._ending.at_once else 1.0)
+        self.memory.close()
+        self.affairs.scratch.remove()
+        self._signals.close()
+        for path in self.run_folder.path.glob("stacks-*.txt"):
+            remove(path)
+        if self.outcome is None:
+            self.affairs.set_state("CRASHED")
+
+    def _how_it_was_left(self) -> str:
+        """For the ledger: a script that fails says nothing about the device it failed on."""
+        state = self.outcome.state if self.outcome else "CRASHED"
+        if state == "GAVE_UP" and self._recovery.left_by_device():
+            return "fault"
+        return "finished" if state == "FINISHED" else "stopped"
+
+    # -- hearing -------------------------------------------------------------------------------------------
+
+    def _hear_signals(self) -> None:
+        for number in self._signals.heard():
+            if self._stopping is None:
+                self._ending.ask_to_stop(number)
+            elif number in URGENT:
+                self._ending.stop_at_once(number)
+
+    def _hear_launcher(self) -> None:
+        if self.crew.launcher is None:
+            return
+        try:
+            for note in self.crew.launcher.poll():
+                self.teller.emit("note", text=note)
+        except NurseryDied:
+            self._nursery_died()
+        except CannotFork as error:
+            self.crew.spawn_instead(error)
+
+    def _hear_worker(self) -> None:
+        worker = self.worker
+        if worker is None:
+            return
+        messages, closed = worker.channel.mail()
+        for message in messages:
+            kind = str(message.get("kind", ""))
+            try:
+                self._heed(worker, message)
+            except HoldfastError:
+                raise
+            except Exception as error:  # our own bug: neither the worker's fault nor the end of its channel
+                self.teller.failed_over(kind, error)
+                if kind == "arena":  # it waits for an answer that does not come
+                    raise InternalError(f"holdfast failed over `{kind}`", cause=repr(error)) from error
+        if closed:
+            worker.deaf = True  # its end is closed: that stays readable, and only its death is left to notice
+            if worker.pidfd is None and worker.pid and not processes.exists(worker.pid):
+                self.crew.note_gone(worker)
+
+    def _heed(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        kind = message.pop("kind", "")
+        if kind == "arena":
+            self._give_slots(worker, int(message["capacity"]))
+        elif kind == "started":
+            self.affairs.set_state("RUNNING")
+            self.teller.emit("worker", generation=worker.generation, **message)
+            if self.crew.launcher is not None:
+                self.crew.launcher.warm()
+        elif kind == "log":
+            self.teller.log(int(message["step"]), int(message["epoch"]), message["values"])
+            worker.board.hear()
+        elif kind == "unheard":
+            self.teller.log_missing(int(message["step"]), int(message["epoch"]), message["values"])
+            worker.board.hear()
+        elif kind == "instead":  # the checkpoint it was given could not be used, an older one could
+            self.accounts.restored(self.accounts.steps, int(message["step"]))
+            self.accounts.steps = int(message["step"])
+        elif kind == "restored":
+            place = int(message["step"]), int(message["epoch"])
+            self.teller.best.go_on(*place, ended=bool(message["ended"]), inside=bool(message["inside"]))
+        elif kind == "epoch":
+            self.teller.pump_output()  # what the script printed in it comes first
+            self._saving.epoch(message)
+            worker.board.hear()
+        elif kind == "weights":
+            self._saving.weights(int(message["step"]), int(message["sequence"]))
+        elif kind == "fault":
+            self._recovery.in_process(Fault.from_json(message["fault"]), Move.from_json(message["move"]))
+        elif kind == "finding":
+            self._recovery.inquest.found(message)
+        elif kind == "agreed":
+            self._trusting.agreed()
+        elif kind == "suspicion":
+            self._trusting.suspected(message)
+        elif kind == "blind":
+            self._trusting.blind = True
+        elif kind == "recovered":
+            self.teller.emit("recovered", **message)
+        elif kind == "quarantined":
+            self._recovery.inquest.quarantined(message)
+            self.teller.emit(kind, **message)
+        elif kind in ("note", "missing"):
+            self.teller.emit(kind, **message)
+        elif kind in ("done", "stopped", "failed", "refused", "lost"):
+            self.crew.said = {"kind": kind, **message}
+
+    def _give_slots(self, worker: WorkerProcess, capacity: int) -> None:
+        try:
+            arena = self.memory.grow(capacity)
+        except UserError as error:
+            worker.answer({"error": True, **error.to_json()})
+            return
+        if worker.spawned:
+            worker.answer({"paths": process_start.slot_paths(arena)})
+        else:
+            worker.answer({"where": arena.where, "slots": len(arena.slots)}, arena.fds)
+        self.keeping.tell_arenas()
+
+    # -- looking -------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Has the worker ended, has it gone silent, has it committed?"""
+        self._limit_in = TICK
+        worker = self.worker
+        if worker is None:
+            return
+        self._recovery.notice_commit()
+        if worker.gone:
+            if self.crew.exit_known(worker):
+                self._worker_ended(worker)
+            return
+        beat = worker.board.read()
+        if worker.pid == 0 or beat.pid == 0:
+            self._look_at_birth(worker, beat)
+            return
+        silence = self._watch.silence(beat)
+        limit = self._watch.weighed(beat, silence)
+        self._limit_in = limit - silence
+        if self._limit_in <= 0:
+            self._worker_hangs(worker, beat, limit)
+        else:
+            self._ending.stop_if_late(worker)
+
+    def _look_at_birth(self, worker: WorkerProcess, beat: Beat) -> None:
+        """A fork takes milliseconds once torch is there, unless the nursery hangs in a module it imports ahead."""
+        assert self.crew.launcher is not None
+        ready = self.crew.launcher.ready
+        if ready is None:
+            if time.monotonic() - worker.started > self.settings.watchdog.setup:
+                raise InternalError("no worker could be started", cause="the nursery gave no sign of life")
+            return
+        waited = time.monotonic() - max(worker.started, ready)
+        if waited <= self.settings.watchdog.first_step:
+            return
+        if worker.pid:
+            self._worker_hangs(worker, beat, self.settings.watchdog.first_step)
+        else:
+            self.plan.preload = []
+            self._nursery_died(f"the nursery gave no sign of life for {waited:.0f} s")
+
+    # -- what became of the worker -------------------------------------------------------------------------
+
+    def _worker_hangs(self, worker: WorkerProcess, beat: Beat, limit: float) -> None:
+        """Silent for too long: keep its stacks, end it, and let the ladder decide."""
+        info = processes.inspect(worker.pid)
+        fault = self._watch.hung(beat, limit, self.affairs.device, info.state if info else None)
+        path = self.run_folder.path / f"stacks-{worker.generation}.txt"
+        stacks = evidence.ask_for_stacks(worker.pid, path, native=True) if self.settings.run.stacks else {}
+        if worker.board.read().beats != beat.beats:
+            return  # asking took a while, and meanwhile it has gone on: it was only slow
+        if not self.crew.end(worker, gently=True):
+            self.crew.abandon(worker)
+            fault = fault.at(abandoned=worker.pid)
+        self._recovery.after_death(worker, fault, stacks)
+
+    def _worker_ended(self, worker: WorkerProcess) -> None:
+        """It is gone: what did it say, and if nothing, what does its exit status say?"""
+        self._hear_worker()
+        kill_group(worker)
+        self._recovery.notice_commit()
+        said = self.crew.said
+        kind = said.get("kind")
+        if kind in ("done", "failed", "refused", "stopped") or self._stopping is not None:
+            self.crew.account_for(worker)
+            self._end_as_said(kind, said)
+        elif kind == "lost":
+            self._recovery.after_death(worker, Fault.from_json(said["fault"]))
+        else:
+            self._recovery.after_death(worker, self._read_exit(worker))
+
+    def _end_as_said(self, kind: str | None, said: dict[str, Any]) -> None:
+        if kind == "done":
+            self._ending.finish()
+        elif kind == "failed":
+            self._ending.failed(said)
+        elif kind == "refused":
+            self._ending.refused(said)
+        elif self._stopping is None and (rung := self._trusting.returned()) is not None:
+            self._recovery.go_back(rung)
+        else:
+            self._ending.stopped(self._stopping or signal.SIGTERM)
+
+    def _read_exit(self, worker: WorkerProcess) -> Fault:
+        beat = worker.board.read()
+        return classify_exit(
+            exitcode=worker.exit_code,
+            last_words=self.teller.last_words(),
+            oom_kills=self.crew.memory_kills,
+            device=self.affairs.device,
+            limit=cgroup.exhausted(),
+        ).at(step=beat.at, phase=beat.phase.label)
+
+    def _nursery_died(self, message: str = "the nursery ended") -> None:
+        """The nursery is gone and the kernel ended its worker: a new nursery, then a new worker."""
+        worker = self.worker
+        self.crew.nursery_ended()
+        self.crew.renew_launcher()
+        if worker is None or self.outcome is not None:
+            return
+        self._hear_worker()
+        ended = not worker.pid or self.crew.end(worker, gently=False)
+        if ended and self.crew.said:  # it had come to its end by itself
+            self._worker_ended(worker)
+            return
+        beat = worker.board.read()
+        fault = Fault(Kind.NURSERY_DIED, step=beat.at, phase=beat.phase.label, message=message)
+        if not ended:  # it holds its device, so the run cannot go on there: that weighs more than the nursery
+            self.crew.abandon(worker)
+            fault = self._watch.hung(beat, self.settings.watchdog.kill_grace, self.affairs.device, None)
+            fault = fault.at(abandoned=worker.pid)
+        self._recovery.after_death(worker, fault)

@@ -1,0 +1,64 @@
+"""Going back: the device's numbers were wrong, and what was computed since the last agreement is not believed.
+
+    undone = undo(affairs)                # the newest snapshot is the one both agreed on; None if there is no such
+    undone.from_step, undone.to_step
+
+Checkpoints and best weights from the doubtful steps are set aside in `doubtful/`, not deleted. No torch here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.base.folders import Folder
+from holdfast.record.best_weights import FILE
+from holdfast.state import checkpoint
+from holdfast.supervisor.run_state import Affairs
+
+DOUBTFUL = "doubtful"
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """Steps that are computed again."""
+
+    from_step: int
+    to_step: int
+
+
+def undo(affairs: Affairs) -> Undone | None:
+    """Make the last snapshot device and CPU agreed on the one the run goes on from."""
+    agreed = affairs.memory.back_to_agreed()
+    if agreed is None and affairs.plan.resume is None:
+        return None
+    if agreed is None:  # nothing was compared since the run was resumed: back to where that was
+        affairs.memory.undo_all()
+    step = affairs.newest_step
+    undone = Undone(affairs.accounts.steps, step)
+    affairs.accounts.undo(step)
+    _set_aside(affairs, step, best=affairs.teller.undo(step))
+    return undone
+
+
+def _set_aside(affairs: Affairs, step: int, *, best: bool) -> None:
+    folder = affairs.run_folder.path
+    for path in checkpoint.candidates(folder / "checkpoints"):
+        if path.name.isdigit() and int(path.name) > step:
+            _move(folder, path, inner=1)
+    if best:
+        _move(folder, folder / FILE, inner=0)
+
+
+def _move(run: Path, path: Path, *, inner: int) -> None:
+    """A full or vanished disk is not a reason to stop: then the journal alone says what is doubtful."""
+    with (
+        contextlib.suppress(OSError),
+        Folder.at(run / DOUBTFUL, inner=1, make=True) as aside,
+        Folder.at(path.parent, inner=inner) as folder,
+    ):
+        taken, name, number = aside.names(), path.name, 2
+        while name in taken:
+            name, number = f"{path.name}-{number}", number + 1
+        folder.rename(path.name, name, aside)

@@ -1,0 +1,1 @@
+"""The process that runs your script: session, step, retry, restore, checks."""

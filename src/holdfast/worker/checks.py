@@ -1,0 +1,241 @@
+"""What a session does to be believed: the trial of a step its predecessor failed in, the sentinel, finite numbers.
+
+    vigil = Vigil(ground.enter, link.send, settings, rung)
+    vigil.begin_with(config["trial"], config["probation"])
+    vigil.protect(modules, device, snapshots, on_device)
+    fault = vigil.before_step(work, step, describe)      # None: go on
+    with vigil.looking(step): ...                        # the step itself; now and then some operators are noted
+    fault = vigil.heard()                                # what came of looks
+    fault = vigil.refused()                              # a step whose numbers were not finite, noticed on arrival
+
+It finds out and says so. What follows is the session's and the ladder's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from holdfast.base.board import Phase
+from holdfast.faults.blame import Blame, Verdict, judge
+from holdfast.faults.classification import Fault, Kind
+from holdfast.faults.ladder import Rung
+from holdfast.run.settings import Settings
+from holdfast.state.snapshot import Snapshots, Taken
+from holdfast.worker.operators import zeros
+from holdfast.worker.operators.comparison import METHOD
+from holdfast.worker.precision import force_fp32
+from holdfast.worker.replay import Replay
+from holdfast.worker.sentinel import Opinion, Sentinel
+from holdfast.worker.step import Work
+from holdfast.worker.step_inquiry import Describe, Inquiry
+
+SUSPICIONS = "suspicions"
+"""The folder, in that of the run, with operators that disagreed once."""
+_PHASE = "backward"
+"""What is not finite, or wrong, was computed by then."""
+
+
+class Vigil:
+    """One worker's doubts about its device, its data and its script."""
+
+    def __init__(
+        self,
+        enter: Callable[[Phase], None],
+        send: Callable[..., None],
+        settings: Settings,
+        rung: Rung,
+        folder: Path | None = None,
+    ) -> None:
+        self.settings = settings
+        self._folder = folder
+        """Of the run."""
+        self._answered = False
+        """Whether the known answers were asked for."""
+        self._taken: dict[int, Taken] = {}
+        """By the step that is looked at: the snapshot before it."""
+        self.rung = rung
+        self.sentinel: Sentinel | None = None
+        self._enter = enter
+        self._send = send
+        self.computed = False
+        """Whether the last look computed anything off the record."""
+        self._trial: Fault | None = None
+        self._probation = 0
+        self._wanted = True
+        self._replay: Replay | None = None
+        self._snapshots: Snapshots | None = None
+
+    def begin_with(self, trial: Mapping[str, Any] | None, probation: int, *, sentinel: bool = True) -> None:
+        """What this worker is told: a step to compute again, how many to compare with the CPU, whether to at all."""
+        self._wanted = sentinel
+        self._trial = Fault.from_json(trial["fault"]) if trial else None
+        self._probation = probation
+
+    def protect(
+        self,
+        modules: Mapping[str, nn.Module],
+        device: torch.device,
+        snapshots: Snapshots,
+        on_device: Callable[[torch.device], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        """The modules are there, and on the device."""
+        self._snapshots = snapshots
+        snapshots.watch_numbers = self.watches_numbers
+        if modules:
+            self._replay = Replay(modules, home=device, on_device=on_device)
+        wanted = self.settings.sentinel.enabled if self._wanted else "never"
+        if wanted == "always" or (wanted == "auto" and not self.rung.on_cpu):
+            self._keep_watch(device, snapshots)
+        if self._probation and self.sentinel is None:
+            self._send("blind")
+
+    def _keep_watch(self, device: torch.device, snapshots: Snapshots) -> None:
+        keep = self._folder / SUSPICIONS if self._folder is not None else None
+        self.sentinel = Sentinel(device, self.settings.sentinel, label=self.rung.device, keep=keep)
+        self.sentinel.beat = lambda: self._enter(Phase.SENTINEL)
+        self.sentinel.every_step = self._probation
+        snapshots.on_numbers = self.sentinel.note
+        if self.sentinel.rare:
+            text = f"{self.rung.device} is compared with the CPU more rarely: {self.sentinel.rare}"
+            self._send("note", text=text)
+
+    @property
+    def on_trial(self) -> bool:
+        """On the way to the step that failed: every step is committed, so that the first bad one is found."""
+        return self._trial is not None
+
+    @property
+    def watches_numbers(self) -> bool:
+        return self.settings.blame.non_finite == "stop"
+
+    # -- before a step -------------------------------------------------------------------------------------
+
+    def before_step(self, work: Work | None, step: int, describe: Describe | None) -> Fault | None:
+        """Compute again what failed here; hear what came of looks. A fault if this worker must not go on."""
+        self.computed = False
+        if self.rung.precision == "fp32":
+            force_fp32()
+        if self._trial is not None and work is not None and describe is not None:
+            fault = self._try(work, step, describe)
+            if fault is not None:
+                return fault
+        return self._first_look(step) or self.heard()
+
+    def _first_look(self, step: int) -> Fault | None:
+        """Before the first step of a worker: do the kernels write anything? Known answers, twice, in milliseconds."""
+        if self.sentinel is None or self._answered:
+            return None
+        self._answered = True
+        device = self.sentinel.device
+        found = zeros.silent(device)
+        if not found or not (again := [each for each in zeros.silent(device, 1) if each in found]):
+            return None
+        text = f"{', '.join(again)} does not give the known answer"
+        told = {"method": METHOD, "by": "known answers, twice", "tensor": again[0]}
+        return Fault(Kind.WRONG_NUMBERS, self.rung.device, step, _PHASE, text, told)
+
+    @contextlib.contextmanager
+    def looking(self, step: int) -> Iterator[None]:
+        """Around a step on the device."""
+        if self.sentinel is None:
+            yield
+            return
+        taken = self._snapshots.last if self._snapshots is not None else None
+        with self.sentinel.looking(step) as looks:
+            if looks and self._snapshots is not None:
+                taken = self._snapshots.consider()
+            yield
+        if looks and taken is not None:
+            self._taken[step] = taken
+
+    def _try(self, work: Work, step: int, describe: Describe) -> Fault | None:
+        """The step a predecessor failed in: what does the CPU make of it?"""
+        trial = self._trial
+        assert trial is not None and trial.step is not None
+        if step < trial.step:
+            return None
+        self._trial = None
+        if step > trial.step or self._replay is None:  # the script has gone another way
+            return None
+        self._enter(Phase.REPLAY)
+        self.computed = True
+        beat = lambda: self._enter(Phase.REPLAY)  # noqa: E731 - a sign of life between two samples
+        budget = self.settings.blame.budget
+        inquiry = Inquiry(self._replay, work, budget_s=budget, describe=describe, beat=beat, others_passed=step > 1)
+        finding = inquiry.into(trial.kind)
+        self._send("finding", **finding.to_json())
+        verdict = judge(trial, finding, None, on_cpu=self.rung.on_cpu)
+        return blamed(trial, verdict)
+
+    def heard(self) -> Fault | None:
+        """What has come of looks: agreement, a suspicion, or a fault that is confirmed."""
+        sentinel = self.sentinel
+        for opinion in sentinel.opinions() if sentinel is not None else ():
+            taken = self._taken.pop(opinion.step, None)
+            if not opinion.agrees:
+                self._send("suspicion", step=opinion.step, text=opinion.text, **opinion.to_json())
+                if opinion.confirmed:
+                    return self._wrong(opinion)
+            elif opinion.why:
+                self._unheard(opinion)
+            elif opinion.compared:
+                if self._snapshots is not None and taken is not None:
+                    self._snapshots.agreed(taken)
+                self._send("agreed", step=opinion.step - 1, **opinion.to_json())
+        return None
+
+    def _unheard(self, opinion: Opinion) -> None:
+        """Nobody could compare: a look is lost, or all that would follow."""
+        assert self.sentinel is not None
+        if self.sentinel.off is not None:
+            self._send("note", text=f"{self.rung.device} is not compared with the CPU any more: {opinion.why}")
+            self._send("blind")
+
+    def _wrong(self, opinion: Opinion) -> Fault:
+        assert opinion.finding is not None
+        part = "forward" if " in forward" in opinion.finding.operator else _PHASE
+        return Fault(Kind.WRONG_NUMBERS, self.rung.device, opinion.step, part, opinion.text, opinion.to_json())
+
+    def close(self) -> None:
+        if self.sentinel is not None:
+            self.sentinel.close()
+
+    # -- afterwards ----------------------------------------------------------------------------------------
+
+    def refused(self) -> Fault | None:
+        """The fault of a step whose numbers were not finite: it was not committed, and nothing after it was."""
+        found = self._snapshots.not_finite if self._snapshots is not None else None
+        if found is None:
+            return None
+        message = f"loss {found.loss:g}, gradient norm {found.norm:g}"
+        return Fault(Kind.NON_FINITE, self.rung.device, found.step, _PHASE, message, {"what": found.what})
+
+    def explain(
+        self, work: Work, error: Exception, describe: Describe, *, others_passed: bool = False
+    ) -> Verdict | None:
+        """The step raised an error of the script's own: is it the code's, or some samples'?"""
+        if self._replay is None:
+            return None
+        beat = lambda: self._enter(Phase.REPLAY)  # noqa: E731
+        budget = self.settings.blame.budget
+        inquiry = Inquiry(
+            self._replay, work, budget_s=budget, describe=describe, beat=beat, others_passed=others_passed
+        )
+        finding = inquiry.raised(error)
+        if not finding.samples:
+            return None
+        return judge(Fault(Kind.CRASH, self.rung.device), finding, None)
+
+
+def blamed(fault: Fault, verdict: Verdict) -> Fault | None:
+    """The fault again, with a verdict that decides what follows; None where the step is simply tried again."""
+    decides = verdict.blame in (Blame.DATA, Blame.CODE) or (
+        fault.kind is Kind.NON_FINITE and verdict.blame in (Blame.PRECISION, Blame.DEVICE) and verdict.repeatable
+    )
+    return fault.at(verdict=verdict.to_json()) if decides else None

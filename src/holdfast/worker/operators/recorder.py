@@ -1,0 +1,244 @@
+"""Notes what a device computes: the inputs and outputs of some operators of one ordinary step.
+
+    recorder = Recorder(device, label="cuda:0", samples=4)
+    with recorder.look(step=120):
+        loss = fn(batch); loss.backward()
+    cases = recorder.taken()                       # on the host; on a GPU once `recorder.ready()`
+
+It sits below autograd, so that forward and backward operators are both seen, and changes nothing: inputs are copied
+before the operator runs, outputs after it, on the stream of the step. Which operators: those that were looked at the
+least. A look has a budget of bytes and of operators.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from holdfast.worker.operators import bounds
+from holdfast.worker.operators.case import DTYPES, Case, encoded, shape_of, taken_apart
+from holdfast.worker.operators.slices import Limits, Part, cut
+
+BUDGET = 16 << 20
+"""Bytes of a look."""
+OPERATORS = 24
+"""Operators of a look."""
+KINDS = 4096
+"""Kinds that are remembered; a script with ever new shapes would fill the memory otherwise."""
+_MOVES = ("_to_copy", "clone", "copy_")
+_HELD = frozenset(DTYPES.values())
+
+
+class Recorder:
+    """Chooses operators, look by look, and keeps what they did."""
+
+    def __init__(self, device: torch.device, *, label: str = "", samples: int = 4, seed: int | None = None) -> None:
+        self.device = device
+        self.label = label or str(device)
+        self.limits = Limits(samples=samples)
+        self.operators, self.budget = OPERATORS, BUDGET
+        self.everything = False
+        """Each kind once, in this look: a device that has to prove itself."""
+        self.wanted: set[str] = set()
+        """Kinds under suspicion: always looked at."""
+        self.seen: Counter[str] = Counter()
+        """Looks at each kind of operator."""
+        self.left_alone: Counter[str] = Counter()
+        """Operators that cannot be compared, by the reason."""
+        self.looked = 0
+        """Operators that were looked at, in all."""
+        self._chance = random.Random(seed)
+        self._cases: list[Case] = []
+        self._event: Any = None
+
+    @contextlib.contextmanager
+    def look(self, step: int = 0) -> Iterator[None]:
+        """Around the forward and backward of one step."""
+        self._cases = []
+        mode = _Mode(self, step)
+        with mode:
+            yield
+        if self.device.type == "cuda":
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def ready(self) -> bool:
+        return self._event is None or bool(self._event.query())
+
+    def wait(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
+
+    def taken(self) -> list[Case]:
+        cases, self._cases = self._cases, []
+        return cases
+
+    def ours(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and value.device.type == self.device.type
+
+    def chance_of(self, kind: str) -> float:
+        """New kinds first; then all alike, so many in each look."""
+        if kind in self.wanted or self.everything or self.seen[kind] == 0:
+            return 1.0
+        known = max(1, len(self.seen))
+        usual = self.looked / known
+        return min(1.0, self.operators / known) * min(2.0, (usual + 1) / (self.seen[kind] + 1))
+
+
+class _Mode(TorchDispatchMode):
+    """One look."""
+
+    def __init__(self, recorder: Recorder, step: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recorder = recorder
+        self.step = step
+        self.left = recorder.budget
+        self.kinds: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        try:
+            noted = self._note(func, args, kwargs)
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
+            noted = None  # an operator we do not understand is the script's business
+            self.recorder.left_alone[f"{func.__name__}: {type(error).__name__}"] += 1
+        out = func(*args, **kwargs)
+        if noted is not None:
+            self._keep(*noted, out)
+        return out
+
+    def _note(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Case, Part] | None:
+        """The case with its inputs; None if this one is not looked at."""
+        recorder = self.recorder
+        if not recorder.everything and (len(self.kinds) >= recorder.operators or self.left <= 0):
+            return None
+        info = _info(func)
+        if info is None:
+            return None
+        title, pointwise = info
+        part_of_step = "backward" if torch._C._current_graph_task_id() != -1 else "forward"
+        tensors = [each for each in [*args, *kwargs.values()] if isinstance(each, Tensor)]
+        tensors += [e for each in args if isinstance(each, (list, tuple)) for e in each if isinstance(e, Tensor)]
+        if not all(type(each) in (Tensor, torch.nn.Parameter) and _plain(each) for each in tensors):
+            recorder.left_alone["tensors of another kind"] += 1
+            return None
+        if tensors and not any(recorder.ours(each) for each in tensors):
+            return None
+        kind = f"{part_of_step} {title} " + " ".join(f"{each.dtype}{list(each.shape)}" for each in tensors)
+        if kind in self.kinds or recorder._chance.random() >= recorder.chance_of(kind):
+            return None
+        given = _named(func, args, kwargs)
+        given.pop("out", None)  # what compiled code asks for; the functional operator computes the same
+        part = cut(title, given, recorder._chance, recorder.limits, pointwise=pointwise)
+        if part is None:
+            recorder.left_alone[f"{title}: too large to be compared"] += 1
+            return None
+        self.kinds.add(kind)
+        recorder.looked += 1
+        if len(recorder.seen) < KINDS or kind in recorder.seen:
+            recorder.seen[kind] += 1
+        return self._case(func, given, part, part_of_step, kind), part
+
+    def _case(self, func: Any, given: dict[str, Any], part: Part, part_of_step: str, kind: str) -> Case:
+        found: list[Tensor] = []
+        places = taken_apart(part.arguments, found)
+        full: dict[str, Any] = {}
+        if not part.whole:
+            whole: list[Tensor] = []
+            arguments = encoded(taken_apart(given, whole))
+            full = {"kwargs": arguments, "shapes": [_shape(each) for each in whole]}
+        encoded(places)  # raises for what cannot be written down
+        copies = [self._copy(each) for each in found]
+        return Case(
+            name=func._schema.name,
+            overload="" if "out" in func._schema.overload_name else func._schema.overload_name,
+            args=[],
+            kwargs=places,
+            tensors=copies,
+            part=part_of_step,
+            step=self.step,
+            precision=product_precision(self.recorder.device, func._schema.name.partition("::")[2]),
+            device=self.recorder.label,
+            full=full,
+            kind=kind,
+        )
+
+    def _keep(self, case: Case, part: Part, out: Any) -> None:
+        listed = list(out) if isinstance(out, (list, tuple)) else [out]
+        try:
+            plain = [each if isinstance(each, Tensor) and _plain(each) else None for each in listed]
+            chosen = {n: each for n, each in part.outputs(plain).items() if each.is_floating_point() and each.numel()}
+            case.outputs = {n: self._copy(each) for n, each in chosen.items()}
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            self.recorder.left_alone[f"{case.title}: {type(error).__name__}"] += 1
+            return
+        if case.outputs:
+            self.recorder._cases.append(case)
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        """On the host; on a GPU the copy is under way when this returns."""
+        tensor = tensor.detach()
+        self.left -= tensor.numel() * tensor.element_size()
+        if tensor.device.type == "cpu":
+            return tensor.clone(memory_format=torch.contiguous_format)
+        return tensor.contiguous().to("cpu", non_blocking=tensor.device.type == "cuda")
+
+
+_INFOS: dict[Any, tuple[str, bool] | None] = {}
+
+
+def _info(func: Any) -> tuple[str, bool] | None:
+    """The operator's name and whether it is elementwise; None for one that is left alone."""
+    if func not in _INFOS:
+        _INFOS[func] = _look_up(func)
+    return _INFOS[func]
+
+
+def _look_up(func: Any) -> tuple[str, bool] | None:
+    schema = func._schema
+    space, _, title = schema.name.partition("::")
+    drawn = torch.Tag.nondeterministic_seeded in func.tags
+    view = any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns)
+    if space != "aten" or drawn or view or not schema.returns or not bounds.has_bound(title):
+        return None
+    if schema.overload_name.endswith("out") and title not in bounds.MATMULS | bounds.CONVOLUTIONS:
+        return None
+    if title == "detach" or any(str(each.type) == "Generator" for each in schema.arguments):
+        return None
+    return title, torch.Tag.pointwise in func.tags or title in _MOVES
+
+
+def _plain(tensor: Tensor) -> bool:
+    return tensor.dtype in _HELD and tensor.layout == torch.strided and not tensor.is_quantized
+
+
+def _shape(tensor: Tensor) -> dict[str, Any]:
+    return asdict(shape_of(tensor))
+
+
+def _named(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments by name, so that a part of them can be put in their place."""
+    names = [each.name for each in func._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def product_precision(device: torch.device, title: str) -> str:
+    """How products of fp32 are computed now: as written, in TF32, or in bf16."""
+    if title in bounds.CONVOLUTIONS:
+        return "tf32" if device.type == "cuda" and _cudnn_tf32() else "ieee"
+    chosen = torch.get_float32_matmul_precision()
+    return {"highest": "ieee", "high": "tf32", "medium": "bf16"}.get(chosen, "tf32")
+
+
+def _cudnn_tf32() -> bool:
+    with contextlib.suppress(RuntimeError):  # the old way of asking raises once the new one was used
+        return bool(torch.backends.cudnn.allow_tf32)
+    return True

@@ -1,0 +1,100 @@
+"""Kernels that write nothing: some devices give zeros, or what the memory held before, and raise no error.
+
+    silent(device)          # [] on a device that is well; else ["a matrix product in backward", …]
+
+Small whole numbers, whose products and sums are exact in every precision: the answer is known, and an operator that did
+not run cannot give it. The memory is filled with a pattern before, so that it is not right by chance. Milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
+
+PATTERN = 77.0
+ROOM = 1 << 20
+Function = Callable[..., Tensor]
+
+
+def silent(device: torch.device, turn: int = 0) -> list[str]:
+    """The operators whose answer is not the known one. What a device does not have is left out."""
+    found = []
+    for name, function, inputs in _operators(turn):
+        try:
+            wrong = _wrong(function, inputs, device)
+        except (RuntimeError, NotImplementedError):  # not there at all: an error is not silent
+            continue
+        found += [f"{name} in {part}" for part in wrong]
+    if device.type == "cuda":
+        found += _of_triton(device, turn)
+    return found
+
+
+def _operators(turn: int) -> Iterator[tuple[str, Function, list[Tensor]]]:
+    yield "a matrix product", torch.matmul, [_numbers(32, 48, turn=turn), _numbers(48, 16, turn=turn + 1)]
+    yield "a convolution", _convolution, [_numbers(2, 4, 9, 9, turn=turn), _numbers(8, 4, 3, 3, turn=turn + 1)]
+    query, value = _numbers(2, 2, 8, 16, turn=turn), _numbers(2, 2, 8, 16, turn=turn + 1)
+    yield "attention", _attention, [query * 0.0 + 1.0, value]
+
+
+def _numbers(*shape: int, turn: int) -> Tensor:
+    """1, 2 or 3, never zero, in an order that differs from turn to turn."""
+    count = torch.Size(shape).numel()
+    return ((torch.arange(count) * (7 + 2 * turn) + turn) % 3 + 1).float().reshape(shape)
+
+
+def _convolution(x: Tensor, weight: Tensor) -> Tensor:
+    return F.conv2d(x, weight, padding=1)
+
+
+def _attention(query: Tensor, value: Tensor) -> Tensor:
+    """All keys alike: every row is the mean of the eight values, which is exact."""
+    return F.scaled_dot_product_attention(query, torch.ones_like(query), value)
+
+
+def _wrong(function: Function, inputs: list[Tensor], device: torch.device) -> list[str]:
+    """forward, backward, both or neither."""
+    with _disable_current_modes():
+        right, right_grads = _computed(function, inputs)  # on the CPU, also where the device only pretends to be one
+    here = [each.to(device) for each in inputs]
+    torch.full((ROOM // 4,), PATTERN, device=device)  # given back at once: what comes next finds it there
+    found, grads = _computed(function, here)
+    parts = [] if _same(found, right) else ["forward"]
+    if not all(_same(one, two) for one, two in zip(grads, right_grads, strict=True)):
+        parts.append("backward")
+    return parts
+
+
+def _computed(function: Function, inputs: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    leaves = [each.detach().clone().requires_grad_() for each in inputs]
+    with torch.enable_grad(), torch.autocast(inputs[0].device.type, enabled=False):
+        out = function(*leaves)
+        grads = torch.autograd.grad(out, leaves, torch.ones_like(out), allow_unused=True)
+    return out.detach(), [
+        torch.zeros_like(each) if grad is None else grad for each, grad in zip(leaves, grads, strict=True)
+    ]
+
+
+def _same(found: Tensor, right: Tensor) -> bool:
+    """A hundredth apart is rounding of any kind; what was not computed is as far away as it is large."""
+    distance = (found.cpu().double() - right.cpu().double()).norm()
+    return bool(distance <= 0.01 * right.cpu().double().norm() + 1e-3)
+
+
+def _of_triton(device: torch.device, turn: int) -> list[str]:
+    try:
+        from holdfast.worker.operators import triton_kernel
+    except Exception:  # no Triton, or one that does not fit this torch: then nothing is compiled with it either
+        return []
+    x = _numbers(1024, turn=turn).to(device)
+    out = torch.full_like(x, PATTERN)
+    try:
+        triton_kernel.double(x, out)
+        torch.cuda.synchronize(device)
+    except Exception:  # it says that it does not work, which is all that is asked for
+        return []
+    return [] if _same(out, x.cpu() * 2) else ["a Triton kernel in forward"]

@@ -1,0 +1,108 @@
+"""The other processes that train the same model, as a session sees them; a run in one process has none.
+
+    peers.together(work)                     # between backward and update: the same gradients everywhere
+    peers.all_done(fault)                    # did everybody get through the step? if not, nobody did
+    peers.at_boundary(position, "batch")     # the boundary of a loop body: all come to it, or none is past it
+
+`Alone` is what every run has that was not launched with several ranks: it does nothing, and costs nothing. The group
+of ranks is in holdfast.distributed.group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from holdfast.faults.classification import Fault
+from holdfast.faults.ladder import Move
+
+if TYPE_CHECKING:
+    from holdfast.data.loader import Batch
+    from holdfast.worker.session_base import Ground
+    from holdfast.worker.step import Work
+
+
+class PeerFault(Exception):
+    """Another rank could not do this step, so that nobody does it."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.sentence())
+        self.fault = fault
+
+
+class Peers(Protocol):
+    """What a session asks of the other ranks. Every call is one that all ranks make, at the same place."""
+
+    rank: int
+    ranks: int
+
+    def protect(self, ground: Ground, *, restored: bool) -> None:
+        """The objects are there: from here on with the same numbers in all ranks."""
+        ...
+
+    def landed(self, ground: Ground) -> None:
+        """Everything is as it was in the snapshot; what belongs to a rank alone is made its own again."""
+        ...
+
+    def begin_step(self, batch: Batch | None) -> None:
+        """A step is about to be tried, on this rank's share of the batch."""
+        ...
+
+    def together(self, work: Work) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """What makes gradients and loss those of all ranks; None if there is nothing to do."""
+        ...
+
+    def averaging(self, optimizers: Iterable[torch.optim.Optimizer]) -> AbstractContextManager[None]:
+        """Inside, an optimizer that steps does so with the gradients of all ranks."""
+        ...
+
+    def all_done(self, fault: Fault | None) -> Fault | None:
+        """Tell the others, and hear them: the fault is everybody's now. Raises PeerFault if only others met one."""
+        ...
+
+    def agree_on(self, move: Move) -> Move:
+        """The same answer to a fault in all ranks."""
+        ...
+
+    def at_boundary(self, ground: Ground, at: str, *, stop: bool) -> bool:
+        """All have come to the end of this body; True if somebody wants to stop here."""
+        ...
+
+
+class Alone:
+    """Nobody to agree with."""
+
+    rank = 0
+    ranks = 1
+
+    def protect(self, ground: Ground, *, restored: bool) -> None:
+        return None
+
+    def landed(self, ground: Ground) -> None:
+        return None
+
+    def begin_step(self, batch: Batch | None) -> None:
+        return None
+
+    def together(self, work: Work) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        return None
+
+    def averaging(self, optimizers: Iterable[torch.optim.Optimizer]) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def all_done(self, fault: Fault | None) -> Fault | None:
+        return fault
+
+    def agree_on(self, move: Move) -> Move:
+        return move
+
+    def at_boundary(self, ground: Ground, at: str, *, stop: bool) -> bool:
+        return stop
+
+
+if TYPE_CHECKING:
+    _checked: Peers = Alone()

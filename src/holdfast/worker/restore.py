@@ -1,0 +1,152 @@
+"""Going on where a run was: the newest snapshot restored, and the place in the loop it was taken at.
+
+    landing = restore(ground)                  # None for a new run
+    if landing.here("batch", "data"):          # the script has come to that place again
+        landing.land(ground)                   # and everything protected is again as it was then
+
+A script that goes on runs up to the loop once more, and through the body of the epoch up to its batches. What that
+does to protected objects is part of the snapshot already, so it does not count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdfast.base.errors import UserError
+from holdfast.faults.classification import classify_exception
+from holdfast.state import snapshot
+from holdfast.state.layout import read_meta
+from holdfast.state.rng import restore_rng
+from holdfast.worker import unreported
+from holdfast.worker.session_base import Ground, Loop, Position
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """Where a restored run goes on. What the script does to protected objects on its way there does not count."""
+
+    at: str
+    of: str | None
+    """The name of the loader whose batch it was."""
+    payload: memoryview
+    meta: dict[str, Any]
+    tensors: list[torch.Tensor]
+    stamp: tuple[object, ...]
+    """What was protected, right after the first restore."""
+    ended: list[unreported.Record]
+    """Epochs that were over by then, of whose end nobody may have heard."""
+    loop: Loop | None
+    """The loop over epochs it was taken in, or after."""
+
+    def here(self, at: str, of: str | None) -> bool:
+        if at == "asked":  # the head of a loop without epochs and batches, before it draws its batch
+            return self.at in ("free", "end")
+        return (at, of) == (self.at, self.of) or self.at in ("start", "free", "end")
+
+    @property
+    def left(self) -> bool:
+        """Whether a loop over epochs had been left by then."""
+        return self.loop is not None and self.loop.left
+
+    @property
+    def loops(self) -> int:
+        """How many loops over epochs the script has to come past first."""
+        return self.loop.number if self.loop is not None else 0
+
+    def is_past(self, number: int, total: int) -> bool:
+        """Whether the run is past this loop over epochs, which may have been left before its end.
+
+        A run that was over goes on if it is asked to. A loop that a script begins again, after an error it caught, is
+        the same one.
+        """
+        loop = self.loop
+        if loop is None or self.at == "end":
+            return False
+        return number <= loop.number if loop.left else number < loop.number and total != loop.total
+
+    def land(self, ground: Ground) -> None:
+        """Position, protected objects and generators as they were when the snapshot was taken."""
+        ground.position, ground.loop = Position.of(self.meta), self.loop
+        protected = ground.protected
+        if protected.stamp() != self.stamp or protected.tensors() is not self.tensors:
+            protected.restore(snapshot.reader(self.payload), self.meta)
+        self.restore_generators(ground.device)
+        ground.peers.landed(ground)
+
+    def restore_generators(self, device: torch.device) -> None:
+        read = snapshot.reader(self.payload)
+        tensors = {str(name): read(str(name)).clone() for name in self.meta["rng_names"]}
+        restore_rng(tensors, self.meta["rng"], device)
+
+
+def restore(ground: Ground) -> Landing | None:
+    """The state of the newest snapshot, in the objects just protected; None if there is none.
+
+    A checkpoint may have been made up, digests and all. One that cannot be restored is passed over for the one before
+    it; if none is left, the first reason is the one that is told.
+    """
+    payload = ground.link.newest()
+    first: Exception | None = None
+    while payload is not None:
+        try:
+            return _restored(ground, payload)
+        except Exception as error:
+            if classify_exception(error, device=str(ground.device)) is not None:  # the device's doing, not the file's
+                raise
+            first = first or error
+            older = getattr(ground.link, "older", None)
+            payload = older(_reason(error)) if older is not None else None
+            if payload is None:
+                raise _told(first, older is not None) from first
+    return None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UserError):
+        return f"{error.message}: {error.cause}" if error.cause else error.message
+    return f"it cannot be restored ({type(error).__name__}: {str(error)[:200]})"
+
+
+def _told(error: Exception, from_disk: bool) -> Exception:
+    if isinstance(error, UserError) or not from_disk:
+        return error
+    hints = ["`holdfast fsck` looks at all that was saved", "start a new run if nothing of it can be used"]
+    return UserError("what was saved of this run cannot be restored", cause=_reason(error), hints=hints)
+
+
+def _restored(ground: Ground, payload: memoryview) -> Landing:
+    protected = ground.protected
+    _check_same_objects(read_meta(payload), ground)
+    meta = snapshot.restore(protected, payload)
+    session = meta["session"]
+    ground.position = Position.of(meta)
+    ground.board.commit(ground.position.step, ground.position.samples)
+    at, of, stamp = str(session["at"]), session.get("of"), protected.stamp()
+    logged, ended = unreported.kept_in(session)
+    here = bool(ended) and ended[-1]["step"] == ground.position.step
+    if here and (loss := snapshot.loss_in(payload)) is not None:
+        ended[-1]["loss"] = loss  # it was not known yet when the snapshot began
+    loop = Loop.of(meta)
+    landing = Landing(at, of, payload, meta, protected.tensors(), stamp, ended, loop)
+    landing.restore_generators(ground.device)
+    ground.snapshots.start_after(int(session["sequence"]))
+    for record in logged:
+        ground.unheard.add(record)
+        ground.link.send("unheard", **record)
+    inside = loop is not None and not loop.left and ground.position.epoch < loop.total
+    place = {"step": ground.position.step, "epoch": ground.position.epoch}
+    ground.link.send("restored", **place, ended=here, inside=inside)
+    return landing
+
+
+def _check_same_objects(meta: dict[str, Any], ground: Ground) -> None:
+    before, now = set(meta["parts"]), set(ground.objects)
+    if before != now:
+        raise UserError(
+            "the script protects other objects than the run it goes on with",
+            cause=f"saved: {', '.join(sorted(before))}; protected now: {', '.join(sorted(now))}",
+            hints=["start a new run, or protect the same names"],
+        )

@@ -1,0 +1,384 @@
+"""Trying a step until it is done: roll back, ask the ladder, try again, or say that this process cannot.
+
+    attempts = Attempts(ground, rungs, rung)
+    result = attempts.until_done(perform, work, samples)         # whole or not at all; raises LostWorker
+
+A fault this process survives is mended here: another try, the batch in more pieces, this one batch on the CPU.
+For every other the worker is lost, and the supervisor asks the same ladder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import torch
+
+from holdfast.base.board import Phase
+from holdfast.data.loader import Batch, Loader
+from holdfast.data.sample_order import Indices
+from holdfast.data.sample_sources import source_of
+from holdfast.devices import flags
+from holdfast.faults.blame import Verdict
+from holdfast.faults.classification import Fault, Health, Kind, classify_exception
+from holdfast.faults.ladder import Action, Limits, Move, Past, Rung, next_move
+from holdfast.state.rng import capture_rng, restore_rng
+from holdfast.worker import step as transaction
+from holdfast.worker.checks import Vigil
+from holdfast.worker.compilation import CompileWatch
+from holdfast.worker.peers import PeerFault
+from holdfast.worker.session_base import Ground, LostWorker
+from holdfast.worker.step import Work
+from holdfast.worker.step_inquiry import Describe
+
+T = TypeVar("T")
+_STEP = "_holdfast_step"
+"""The attribute of an error that says in which step it was raised."""
+LONGEST_WAIT = 10_000
+"""Steps after which larger pieces are tried again at the latest."""
+
+
+class Pieces:
+    """In how many pieces a batch is computed: more after it did not fit, fewer again after enough steps."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.count = 1
+        self._ground = ground
+        self._wait = ground.settings.oom.grow_back_steps
+        self._until = self._wait
+        self._grown = False
+
+    def hold(self) -> None:
+        """So they stay for a while, from this step on."""
+        self._until = self._ground.position.step + self._wait
+
+    def change(self, count: int) -> None:
+        """After a fault."""
+        if self._grown and count > self.count:
+            self._wait = min(self._wait * 2, LONGEST_WAIT)
+            self._grown = False
+        if count != self.count:
+            self.count = count
+            self._ground.board.pieces(count)
+        self.hold()
+
+    def grow_back(self) -> None:
+        """After enough steps in pieces, try larger ones; if that fails, wait twice as long the next time."""
+        if self.count > 1 and self._ground.position.step >= self._until:
+            self.count //= 2
+            self._grown = True
+            self.hold()
+            self._ground.board.pieces(self.count)
+            what = f"{self.count} pieces" if self.count > 1 else "the whole batch"
+            self._ground.link.send("note", text=f"memory: trying {what} again", pieces=self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The samples of the loop's batch: whose they are, and which."""
+
+    name: str
+    """Of the loader."""
+    loader: Loader
+    batch: Batch
+
+    @property
+    def indices(self) -> Indices:
+        return self.batch.own
+
+    @property
+    def dataset(self) -> Any:
+        return self.loader.dataset
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What a step began with, to go back to."""
+
+    exact: bool
+    """False if the last snapshot is older than this step: then there is nothing to go back to."""
+    meta: dict[str, Any]
+    generators: tuple[dict[str, torch.Tensor], dict[str, Any]]
+    pieces: int
+
+
+class Attempts:
+    """The steps of one worker, each tried until it is done."""
+
+    def __init__(self, ground: Ground, rungs: list[Rung], rung: int, folder: Path | None = None) -> None:
+        self.ground = ground
+        self.vigil = Vigil(ground.enter, ground.link.send, ground.settings, rungs[rung], folder)
+        self.pieces = Pieces(ground)
+        self.cpu_next = False
+        """The next try is on the CPU."""
+        self._rungs = rungs
+        self._rung = rung
+        self._history: list[Past] = []
+        self._compiling = CompileWatch(ground.board, ground.enter)
+
+    def begin_with(
+        self,
+        *,
+        pieces: int,
+        cpu_batch: bool,
+        trial: Mapping[str, Any] | None = None,
+        probation: int = 0,
+        sentinel: bool = True,
+    ) -> None:
+        """What was decided for the first steps of this worker, after its predecessor was lost in one."""
+        self.pieces.count = max(1, pieces)
+        self.cpu_next = cpu_batch
+        self.vigil.begin_with(trial, probation, sentinel=sentinel)
+
+    def protect(self) -> None:
+        """What is protected is on the device now."""
+        ground = self.ground
+        self.vigil.protect(ground.named_modules(), ground.device, ground.snapshots, ground.elsewhere)
+
+    def close(self) -> None:
+        self._compiling.end()
+        self.vigil.close()
+
+    # -- trying --------------------------------------------------------------------------------------------
+
+    def until_done(self, perform: Callable[[torch.device], T], work: Work | None, samples: Samples | None) -> T:
+        """After a fault: roll back, then do what the ladder says. `samples` are those of the loop's batch."""
+        self._compiling.begin()
+        begun = self._begin()
+        peers = self.ground.peers
+        peers.begin_step(None if samples is None else samples.batch)
+        looked = False
+        while True:
+            try:
+                if not looked:
+                    looked = True
+                    self._look(work, samples, begun)
+                result = self._once(perform)
+                peers.all_done(None)
+            except Exception as error:
+                fault = self._fault_of(error)
+                if begun.exact and (fault is None or fault.health is Health.ALIVE):
+                    self._settle()
+                if fault is None:  # the script's own error: it may go on, and must not find half a step
+                    _remember_step(error, work, samples)
+                    if begun.exact:
+                        self._roll_back(begun)
+                    raise
+                move = self._judge(self._placed(fault, work, samples), error, begun)
+                self._roll_back(begun)
+                self._apply(move, begun)
+                continue
+            self._tell_recovered()
+            return result
+
+    def _look(self, work: Work | None, samples: Samples | None, begun: _Begun) -> None:
+        """Before the step: compute again what failed here, and hear what became of earlier looks."""
+        step = self.ground.position.step + 1
+        describe = _describe(work, samples) if work is not None else None
+        fault = self.vigil.before_step(work, step, describe)
+        if fault is not None:
+            self.lose(without_bad_samples(fault, samples))
+        if self.vigil.computed and begun.exact and self.ground.protected.meta() != begun.meta:
+            self._roll_back(begun)  # the function changes more than its gradients: a generator, a count
+
+    def check_numbers(self) -> None:
+        """A step whose numbers were not finite was not kept, and this worker is past it."""
+        fault = self.vigil.refused()
+        if fault is not None:
+            self.lose(fault)
+
+    def lose(self, fault: Fault) -> NoReturn:
+        """This process must not go on. The supervisor asks the ladder again, with the whole history."""
+        self.ground.over = LostWorker(fault)
+        raise self.ground.over
+
+    def explain(self, error: BaseException) -> Verdict | None:
+        """The script's own error came out of a step: was it one of its samples? Raises LostWorker if it may go."""
+        self._look_back()
+        found = vars(error).pop(_STEP, None)
+        if found is None or not isinstance(error, Exception):
+            return None
+        work, samples = found
+        verdict = None
+        with contextlib.suppress(Exception):  # what was raised is the answer, whatever the replay does
+            passed = self.ground.position.step > 0
+            verdict = self.vigil.explain(work, error, _describe(work, samples), others_passed=passed)
+        if verdict is not None:
+            step, device = self.ground.position.step + 1, self._rungs[self._rung].device
+            fault = Fault(Kind.BAD_DATA, device, step, Phase.FORWARD.label, verdict.why)
+            fault = without_bad_samples(fault.at(verdict=verdict.to_json()), samples)
+            if "leave_out" in fault.evidence:
+                self.lose(fault)
+        return verdict
+
+    def _look_back(self) -> None:
+        """The script failed. Was the step before it finite? On the CPU that was seen before the script went on."""
+        if self.ground.ready:
+            with contextlib.suppress(RuntimeError):  # a device that fails here says so to nobody's surprise
+                self.ground.snapshots.flush()
+            self.check_numbers()
+
+    def perform(self, work: Work, device: torch.device) -> torch.Tensor:
+        """Forward, backward and update, in as many pieces as fit."""
+        work.pieces = max(self.pieces.count, flags.pieces(transaction.batch_size(work.batch)))
+        work.watch = self.vigil.watches_numbers
+        work.together = self.ground.peers.together(work)
+        return transaction.perform(work, device, self.ground.enter)
+
+    def _begin(self) -> _Begun:
+        ground, snapshots = self.ground, self.ground.snapshots
+        self.pieces.grow_back()
+        exact = snapshots.fresh()
+        if not exact and (ground.settings.snapshot.every == 1 or snapshots.last is None):
+            ground.take("save", resumable=False)
+            self.check_numbers()
+            exact = True
+        return _Begun(exact, snapshots.meta_now(), capture_rng(ground.device), self.pieces.count)
+
+    def _once(self, perform: Callable[[torch.device], T]) -> T:
+        step = self.ground.position.step + 1
+        self.ground.board.begin_attempt(step)
+        if self.cpu_next:
+            result = self._on_the_cpu(perform)
+        else:
+            with self.vigil.looking(step):
+                result = perform(self.ground.device)
+            fault = self.vigil.heard()
+            if fault is not None:
+                self.lose(fault)
+        self._compiling.check()
+        self.cpu_next = False
+        return result
+
+    def _on_the_cpu(self, perform: Callable[[torch.device], T]) -> T:
+        """This one batch where there is room, and back."""
+        ground = self.ground
+        home, cpu = ground.device, torch.device("cpu")
+        pieces, self.pieces.count = self.pieces.count, 1
+        ground.snapshots.flush()
+        try:
+            ground.protected.move(cpu)
+            ground.device = cpu
+            return perform(cpu)
+        finally:
+            ground.device, self.pieces.count = home, pieces
+            ground.protected.move(home)
+            ground.snapshots.moved(home)
+
+    # -- after a fault -------------------------------------------------------------------------------------
+
+    def _fault_of(self, error: Exception) -> Fault | None:
+        """What it was, told to the other ranks if it happened here; None for the script's own error."""
+        if isinstance(error, PeerFault):
+            return error.fault
+        fault = classify_exception(error, device=self._rungs[self._rung].device)
+        return None if fault is None else self.ground.peers.all_done(fault)
+
+    def _placed(self, fault: Fault, work: Work | None, samples: Samples | None) -> Fault:
+        """The fault with what is known about the step it came in."""
+        return fault.at(
+            step=self.ground.position.step + 1,
+            phase=self.ground.board.read().phase.label,
+            pieces=self.pieces.count,
+            batch=None if work is None else transaction.batch_size(work.batch),
+            splittable=work is not None and self._splittable(work, samples),
+        )
+
+    def _judge(self, fault: Fault, error: Exception, begun: _Begun) -> Move:
+        """What now? What this process cannot mend is raised: also if it has no exact state to go back to."""
+        ground = self.ground
+        retry = ground.settings.retry
+        limits = Limits(tries=retry.same_step, outside=retry.without_progress)
+        move = ground.peers.agree_on(next_move(fault, self._history, self._rungs, self._rung, limits=limits))
+        in_process = move.action in (Action.RETRY, Action.SPLIT, Action.CPU_BATCH)
+        if not in_process or fault.health is not Health.ALIVE or not begun.exact:
+            ground.over = LostWorker(fault)
+            raise ground.over from error
+        self._history.append(Past(fault, move, self._rung))
+        ground.link.send("fault", fault=fault.to_json(), move=move.to_json())
+        error.__traceback__ = None  # the frames hold the tensors we are about to free
+        return move
+
+    def _splittable(self, work: Work, samples: Samples | None) -> bool:
+        oom = self.ground.settings.oom
+        if not oom.split or (work.split is None and not _samples_come_first(work, samples)):
+            return False
+        return oom.allow_batchnorm_split or not transaction.mixes_samples(self.ground.modules())
+
+    def _settle(self) -> None:
+        """What the step began with has arrived and was kept. There is no way back to numbers that are not finite."""
+        self.ground.snapshots.flush()
+        self.check_numbers()
+
+    def _roll_back(self, begun: _Begun) -> None:
+        """Everything protected, and the generators, as they were when the step began."""
+        self._settle()
+        self.ground.drop_gradients()
+        transaction.free_memory(self.ground.device)
+        self.ground.snapshots.roll_back(begun.meta)
+        restore_rng(*begun.generators, self.ground.device)
+
+    def _apply(self, move: Move, begun: _Begun) -> None:
+        """Where the next try is, and in how many pieces."""
+        self.cpu_next = move.action is Action.CPU_BATCH
+        # A batch that did not fit in any number of pieces says nothing about those after it.
+        self.pieces.change(begun.pieces if self.cpu_next else move.pieces)
+
+    def _tell_recovered(self) -> None:
+        step = self.ground.position.step + 1
+        if self._history and self._history[-1].fault.step == step:
+            self.ground.link.send("recovered", step=step, in_process=True)
+
+    def loader_mended(self, kind: str, details: dict[str, Any]) -> None:
+        """A loader lost its processes and has replaced them by itself: a fault, told like any other."""
+        # It belongs to the step of the batch that could not be read, which may be read ahead of its turn.
+        step, link = self.ground.position.step + 1 + int(details.get("ahead", 0)), self.ground.link
+        message = str(details.get("message", ""))
+        fault = Fault(Kind(kind), step=step, phase=Phase.DATA.label, message=message, evidence=details)
+        move = Move(Action.RETRY, self._rung, reason="the loader's processes were replaced")
+        link.send("fault", fault=fault.to_json(), move=move.to_json())
+        link.send("recovered", step=step, in_process=True)
+
+
+def _remember_step(error: Exception, work: Work | None, samples: Samples | None) -> None:
+    """For `explain`, should nobody catch the error. It travels with the error, so it goes when the script drops that:
+    a batch, and the activations in the frames of its traceback, are gigabytes."""
+    vars(error).pop(_STEP, None)
+    if work is not None:
+        vars(error)[_STEP] = (work, samples)
+
+
+def _samples_come_first(work: Work, samples: Samples | None) -> bool:
+    """Whether cutting the batch along its first dimension is known to part samples, not time or channels."""
+    size = transaction.batch_size(work.batch)
+    if size is None or samples is None or work.accumulate > 1:
+        return size is not None
+    return size == len(samples.indices)
+
+
+def without_bad_samples(fault: Fault, samples: Samples | None) -> Fault:
+    """If the samples at fault may be left out, the fault says which: then the step is computed without them."""
+    verdict = fault.evidence.get("verdict")
+    if fault.blame != "data" or samples is None or not isinstance(verdict, dict):
+        return fault
+    found = [int(sample["index"]) for sample in verdict.get("samples", [])]
+    if not found or not samples.loader.may_leave_out(found):
+        return fault
+    where = {"loader": samples.name, "epoch": samples.batch.epoch, "batch": samples.batch.index}
+    return fault.at(leave_out={**where, "samples": found, "why": str(verdict.get("why"))})
+
+
+def _describe(work: Work, samples: Samples | None) -> Describe:
+    """A row of the batch as a sample people can find."""
+    known = samples if samples is not None and transaction.batch_size(work.batch) == len(samples.indices) else None
+
+    def describe(row: int) -> dict[str, Any]:
+        if known is None:
+            return {"index": row, "source": None}
+        index = int(known.indices[row])
+        return {"index": index, "source": source_of(known.dataset, index)}
+
+    return describe

@@ -1,0 +1,293 @@
+"""The ground a session stands on: device, position, protected objects, snapshots, and the way to the supervisor.
+
+    ground = Ground(link, settings, device)
+    ground.protect({"model": model, "optimizer": optimizer})
+    ground.enter(Phase.FORWARD)                        # on the board, for the watchdog
+    ground.take("batch", "data", resumable=True)       # a snapshot of everything protected, at this position
+
+The session (loop and public calls), its attempts (attempting.py) and its landing (landing.py) all work on it; the
+session drives the other two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from holdfast.base.board import Phase
+from holdfast.base.errors import UserError
+from holdfast.data.loader import Loader
+from holdfast.data.quarantine import MOST_LISTED
+from holdfast.faults.classification import Fault
+from holdfast.run.settings import Settings
+from holdfast.state import snapshot
+from holdfast.state.protected import Protected
+from holdfast.worker.peers import Alone, Peers
+from holdfast.worker.unreported import Unheard
+
+
+class StopRun(BaseException):
+    """The run was asked to stop and its state is committed. Let it propagate: it is not an error."""
+
+
+class LostWorker(BaseException):
+    """This process cannot go on with the device; a new one will, from the last commit. Let it propagate as well."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.sentence())
+        self.fault = fault
+
+
+class Link(snapshot.Link, Protocol):
+    """The session's way to whoever keeps its state: the supervisor, or this process itself."""
+
+    def newest(self) -> memoryview | None: ...
+
+
+@dataclass(slots=True)
+class Position:
+    """Where the run is. Saved with every snapshot."""
+
+    step: int = 0
+    epoch: int = 0
+    samples: int = 0
+
+    @classmethod
+    def of(cls, meta: dict[str, Any]) -> Position:
+        session = meta["session"]
+        return cls(int(session["step"]), int(session["epoch"]), int(session["samples"]))
+
+
+@dataclass(slots=True)
+class Loop:
+    """The loop over epochs that the run is in, or was in last. Saved with every snapshot."""
+
+    number: int
+    """How many came before it."""
+    total: int
+    left: bool = False
+    """Before its end, and the script has gone on."""
+
+    @classmethod
+    def of(cls, meta: dict[str, Any]) -> Loop | None:
+        said = meta["session"].get("loop")
+        return Loop(int(said["number"]), int(said["total"]), bool(said["left"])) if isinstance(said, dict) else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"number": self.number, "total": self.total, "left": self.left}
+
+
+class Ground:
+    """What the parts of a session share."""
+
+    def __init__(self, link: Link, settings: Settings, device: torch.device) -> None:
+        self.link = link
+        self.board = link.board
+        self.settings = settings
+        self.device = device
+        """Where the protected objects are now: the CPU for a moment, for a batch that fits nowhere else."""
+        self.replaying = False
+        """A step is computed off the record."""
+        self.position = Position()
+        self.loop: Loop | None = None
+        self.unheard = Unheard(link.board)
+        self.objects: dict[str, Any] = {}
+        """What is protected, by name."""
+        self.loss: torch.Tensor | None = None
+        """Of the last step, kept with its snapshot."""
+        self.norm: torch.Tensor | None = None
+        """Of its gradients, where it is known."""
+        self.over: StopRun | LostWorker | None = None
+        """Why nothing more is done here: said again to a script whose bare `except:` went on regardless."""
+        self.phase_hooks: list[Callable[[Phase], None]] = []
+        self.peers: Peers = Alone()
+        """The other ranks of this run."""
+        self._protected: Protected | None = None
+        self._snapshots: snapshot.Snapshots | None = None
+
+    def enter(self, phase: Phase) -> None:
+        self.board.enter(phase)
+        for hook in self.phase_hooks:
+            hook(phase)
+
+    def check_not_over(self) -> None:
+        if self.over is not None:
+            raise self.over
+
+    @contextlib.contextmanager
+    def elsewhere(self, device: torch.device) -> Iterator[None]:
+        """For a while `session.device` is another: a step is computed off the record there."""
+        home, self.device, self.replaying = self.device, device, True
+        try:
+            yield
+        finally:
+            self.device, self.replaying = home, False
+
+    # -- what is protected ---------------------------------------------------------------------------------
+
+    def protect(self, objects: dict[str, Any]) -> None:
+        """On the device from now on, with room for their snapshots."""
+        protected = Protected(objects, self.device)
+        protected.move(self.device)
+        self.objects = objects
+        self._protected = protected
+        self._snapshots = snapshot.Snapshots(protected, self.link, self.device, self.known_optimizers())
+        self._snapshots.reserve()
+
+    @property
+    def ready(self) -> bool:
+        """True once something is protected."""
+        return self._protected is not None and self._snapshots is not None
+
+    @property
+    def protected(self) -> Protected:
+        assert self._protected is not None, "protect() comes first"
+        return self._protected
+
+    @property
+    def snapshots(self) -> snapshot.Snapshots:
+        assert self._snapshots is not None, "protect() comes first"
+        return self._snapshots
+
+    def take(self, at: str, of: str | None = None, *, resumable: bool, hold: bool = False, again: bool = False) -> None:
+        """Everything protected, as it is now, with the place in the loop it belongs to.
+
+        `hold`: its weights may be the best. `again`: it is what was restored, and no new commit.
+        """
+        snapshots, position = self.snapshots, self.position
+        snapshots.poll()
+        skipped = sum(loader.skipped for loader in self.loaders())
+        repeated = sum(loader.repeated for loader in self.loaders())
+        meta = {
+            "session": {
+                "step": position.step,
+                "epoch": position.epoch,
+                "samples": position.samples,
+                "at": at,
+                "of": of,
+                "loop": None if self.loop is None else self.loop.to_json(),
+                "sequence": snapshots.next_sequence,
+                "skipped": skipped,
+                "repeated": repeated,
+                "quarantined": self._quarantined(),
+                "unheard": self.unheard.records(),
+            }
+        }
+        snapshots.take(
+            meta,
+            step=position.step,
+            samples=position.samples,
+            loss=self.loss,
+            norm=self.norm,
+            scaled=self.scaler() is not None,
+            resumable=resumable,
+            hold=hold,
+            again=again,
+        )
+
+    def _quarantined(self) -> dict[str, Any] | None:
+        """The samples that are left out, for the receipt; None if there are none, as there should be."""
+        found = [(name, value.quarantined) for name, value in self.objects.items() if isinstance(value, Loader)]
+        count = sum(len(samples) for _, samples in found)
+        listed = [{"loader": name, **sample} for name, samples in found for sample in samples[:MOST_LISTED]]
+        return {"count": count, "samples": listed[:MOST_LISTED]} if count else None
+
+    # -- by kind -------------------------------------------------------------------------------------------
+
+    def loaders(self) -> list[Loader]:
+        return [value for value in self.objects.values() if isinstance(value, Loader)]
+
+    def name_of(self, data: Any) -> str:
+        """The name a Loader was protected by."""
+        if not isinstance(data, Loader):
+            raise UserError(
+                f"session.batches takes a holdfast.Loader, not a {type(data).__name__}",
+                cause="only a Loader can say which samples were used when a worker is replaced",
+                hints=["`data = holdfast.Loader(dataset, batch_size=…, shuffle=True)` takes the same dataset"],
+            )
+        for name, value in self.objects.items():
+            if value is data:
+                return name
+        raise UserError(
+            "this Loader was not protected",
+            cause="its position would be lost when a worker is replaced",
+            hints=["add it to the call: `session.protect(model=…, optimizer=…, data=data)`"],
+        )
+
+    def modules(self) -> list[torch.nn.Module]:
+        return list(self.named_modules().values())
+
+    def named_modules(self) -> dict[str, torch.nn.Module]:
+        return {name: value for name, value in self.objects.items() if isinstance(value, torch.nn.Module)}
+
+    def scaler(self) -> Any | None:
+        scalers = [value for value in self.objects.values() if isinstance(value, torch.amp.GradScaler)]
+        return next((scaler for scaler in scalers if scaler.is_enabled()), None)
+
+    def optimizers(self, wanted: Any = None) -> list[torch.optim.Optimizer]:
+        """Those a step is to use: the ones asked for, or the only one there is."""
+        known = self.known_optimizers()
+        if wanted is None:
+            if len(known) == 1:
+                return known
+            raise UserError(
+                "session.step needs one optimizer" if known else "no optimizer is protected",
+                cause=f"{len(known)} are protected" if known else "session.protect was given none",
+                hints=["say which: `session.step(fn, batch, optimizer=…)`" if known else "protect it with the model"],
+            )
+        chosen = [wanted] if isinstance(wanted, torch.optim.Optimizer) else list(wanted)
+        for optimizer in chosen:
+            if not any(optimizer is other for other in known):
+                raise UserError(
+                    f"the {type(optimizer).__name__} given to session.step was not protected",
+                    cause="its state would be lost at the first fault",
+                    hints=["add it to the call: `session.protect(model=…, optimizer=…)`"],
+                )
+        return chosen
+
+    def drop_gradients(self) -> None:
+        for optimizer in self.known_optimizers():
+            optimizer.zero_grad(set_to_none=True)
+
+    def known_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [value for value in self.objects.values() if isinstance(value, torch.optim.Optimizer)]
+
+
+def named_by_kind(values: tuple[Any, ...], named: dict[str, Any], *, ranks: int = 1) -> dict[str, Any]:
+    """`protect(model, optimizer, data)`: names from what the objects are, beside those that were named.
+
+    With several `ranks` of ours a step is agreed on before its gradients are exchanged: what exchanges them by itself
+    leaves that to peers.together. In a group of the script's own it goes on doing so.
+    """
+    found: dict[str, Any] = {}
+    for value in values:
+        kind = type(value).__name__.lower()
+        if isinstance(value, torch.nn.Module):
+            kind = "model"
+        elif isinstance(value, torch.optim.Optimizer):
+            kind = "optimizer"
+        elif isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+            kind = "scheduler"
+        elif isinstance(value, torch.amp.GradScaler):
+            kind = "scaler"
+        elif isinstance(value, Loader):
+            kind = "data"
+        name, number = kind, 2
+        while name in found or name in named:
+            name, number = f"{kind}{number}", number + 1
+        found[name] = value
+    objects = {**found, **named}
+    for value in objects.values() if ranks > 1 else ():
+        if isinstance(value, torch.nn.parallel.DistributedDataParallel):
+            value.require_backward_grad_sync = False
+    return {name: _unwrapped(value) for name, value in objects.items()}
+
+
+def _unwrapped(value: Any) -> Any:
+    """The module under torch.compile or DistributedDataParallel, so that a checkpoint fits with and without them."""
+    value = getattr(value, "_orig_mod", value)
+    return _unwrapped(value.module) if isinstance(value, torch.nn.parallel.DistributedDataParallel) else value
