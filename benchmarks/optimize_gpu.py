@@ -20,9 +20,9 @@ from typing import Any
 from common import Bound, adopt, exactly, machine, say, told, versions, write
 from serving import Served, gain
 
-from holdfast.base.machine import usable_cpus
 from holdfast.optimize.bundle import open_bundle
 from holdfast.optimize.pipeline import Options, optimize
+from holdfast.run.machine import usable_cpus
 from holdfast.serving.readers import readers_for
 from optimize import KEPT, _short, at_least, run_of, transformer_of, windows
 

@@ -25,12 +25,12 @@ from typing import Any
 
 from common import JOBS, RESULTS, ROOT, STATE, Bound, adopt, exactly, say, told, write
 
-from holdfast.base.scrubber import scrub
 from holdfast.devices.battery import Host
 from holdfast.devices.examination import Doctor, Patient
 from holdfast.injection import symptoms
 from holdfast.injection.ailments import VARIABLE
 from holdfast.injection.symptoms import EXAMPLES, Symptom
+from holdfast.run.scrubber import scrub
 
 DEVICE = "pretend:0"
 HEALTHY = "nothing"

@@ -17,9 +17,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from holdfast.base import machine
 from holdfast.devices import survey
 from holdfast.devices.survey import Answer, Host, run_tool, tool_name
+from holdfast.run import machine
 
 FIXTURES = Path(__file__).parent.parent / "tests/devices/fixtures"
 ROOT = Path("/")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib
 import inspect
 import re
 import sys
@@ -227,12 +226,10 @@ def _commands() -> Iterator[str]:
     yield "`--color auto|always|never`, `--ascii`. Commands that take long also have `--no-progress`; those that list"
     yield "have `--plain`."
     yield ""
-    for name, command in cli.COMMANDS.items():
+    for name in cli.commands():
         yield f"### holdfast {name}"
         yield ""
-        module, _, function = command.place.partition(":")
-        add = getattr(importlib.import_module(f"holdfast.cli.{module}"), function or "add_parser")
-        parser = add(One())
+        parser = cli.maker(name)(One())
         if isinstance(parser, argparse.ArgumentParser):
             yield from _parser(parser)
         else:

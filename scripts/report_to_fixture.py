@@ -18,9 +18,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from holdfast.base.scrubber import left_in
 from holdfast.devices import consultation, recorded
 from holdfast.devices.survey.records import Device, TorchBuild
+from holdfast.run.scrubber import left_in
 
 OUT = Path(__file__).resolve().parent.parent / "tests" / "devices" / "reports"
 

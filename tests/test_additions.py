@@ -168,7 +168,8 @@ def small():
 """
 
 CACHES = (
-    classification.added, classification.signatures, classification.explanations, signatures._by_id, remedies.catalogue, probe_catalog.probes,
+    classification.added, classification.signatures, classification.explanations, signatures._by_id,
+    remedies.catalogue, probe_catalog.probes,
     engines.kinds,
 )  # fmt: skip
 Add = Callable[[str, str], Path]

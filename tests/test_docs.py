@@ -135,7 +135,7 @@ def test_commands_are_known_with_those_flags(place: str, text: str) -> None:
     words = shlex.split(text, comments=True)[1:]
     words = words[: words.index("--")] if "--" in words else words
     command, *rest = words
-    assert command in cli.COMMANDS
+    assert command in cli.commands()
     if text.endswith("# named"):  # in a sentence a command may stand without its script or run
         assert {word for word in rest if word.startswith("-")} <= flags_of(command)
         return
@@ -145,9 +145,7 @@ def test_commands_are_known_with_those_flags(place: str, text: str) -> None:
 
 
 def flags_of(command: str) -> set[str]:
-    module, _, function = cli.COMMANDS[command].place.partition(":")
-    add = getattr(importlib.import_module(f"holdfast.cli.{module}"), function or "add_parser")
-    return {flag for action in add(One())._actions for flag in action.option_strings}
+    return {flag for action in cli.maker(command)(One())._actions for flag in action.option_strings}
 
 
 def test_settings_named_in_the_text_exist() -> None:

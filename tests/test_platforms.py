@@ -26,7 +26,8 @@ import holdfast
 
 system, blocked = sys.argv[1], sys.argv[2].split(",")
 names = [each.name for each in pkgutil.walk_packages(holdfast.__path__, "holdfast.")]
-heavy = ("holdfast.supervisor.scripts.hook", "holdfast.workloads.", "holdfast.integrations.", "holdfast.optimize.engines")
+heavy = ("holdfast.supervisor.scripts.hook", "holdfast.workloads.", "holdfast.integrations.",
+         "holdfast.optimize.engines")
 names = [name for name in names if "__main__" not in name and not name.startswith(heavy)]
 usable, missing = [], {}
 for name in names:

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from holdfast.base.scrubber import LEFT_OUT, left_in, scrub
+from holdfast.run.scrubber import LEFT_OUT, left_in, scrub
 
 
 @pytest.fixture(autouse=True)

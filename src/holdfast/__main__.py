@@ -9,6 +9,7 @@ from holdfast.base.interpreter import forget_current_folder
 if __name__ == "__main__":
     forget_current_folder()
 
-    from holdfast.cli.main import main
+from holdfast.cli.main import main
 
+if __name__ == "__main__":
     sys.exit(main())

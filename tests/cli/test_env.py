@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.base import machine
 from holdfast.cli.env import block
+from holdfast.run import machine
 
 from .conftest import Command
 

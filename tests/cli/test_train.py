@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.base.errors import UserError
-from holdfast.cli.order import threads_for
 from holdfast.cli.supervise import preload_for, rungs_for
+from holdfast.console.order import threads_for
 from holdfast.devices import inventory
 from holdfast.faults.ladder import Rung
 from holdfast.run import script
@@ -244,7 +244,7 @@ def test_a_script_that_raises_at_import_is_seen_by_detach(job: Path) -> None:
 
 
 def test_secrets_are_not_kept(job: Path) -> None:
-    from holdfast.cli.order import read_order, run_info
+    from holdfast.console.order import read_order, run_info
 
     (job / "job.py").write_text("def train(session, api_key='', lr=1.0):\n    pass\n")
     words = ["api_key=hunter2", "lr=0.5"]

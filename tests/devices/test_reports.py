@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.base.scrubber import left_in
 from holdfast.devices import consultation, recorded
+from holdfast.run.scrubber import left_in
 from holdfast.verification import examination
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli.order import create, read_order
+from holdfast.console.order import create, read_order
 from holdfast.distributed import rank as life
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import JOB, RUN, Place

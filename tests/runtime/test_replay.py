@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from holdfast.data.batch import take
 from holdfast.injection.pretend import DEVICE
 from holdfast.worker.precision import as_plain_arithmetic, coarsest, watch_precision
 from holdfast.worker.replay import CPU, Replay
-from holdfast.worker.step import Work, take
+from holdfast.worker.step import Work
 from tests.runtime.replay_jobs import Job
 
 # A replay leaves no trace -----------------------------------------------------------------------------------

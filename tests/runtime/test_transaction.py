@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from holdfast.base.board import Phase
 from holdfast.base.errors import UserError
-from holdfast.worker.step import Work, batch_size, mixes_samples, perform, pieces_of, split_batch, to_device
+from holdfast.data.batch import batch_size, split_batch, to_device
+from holdfast.worker.step import Work, mixes_samples, perform, pieces_of
 
 Pair = namedtuple("Pair", "x y")
 META, CPU = torch.device("meta"), torch.device("cpu")

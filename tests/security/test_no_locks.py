@@ -176,7 +176,10 @@ for _ in range(10):
 
 @pytest.mark.usefixtures("no_flock")
 def test_a_sign_of_life_stands_in_for_its_lock(tmp_path: Path) -> None:
-    words = "from holdfast.devices.device_lock import Alive\nprint(Alive(Path(sys.argv[2])).hold(), flush=True)\nsys.stdin.read()"
+    words = (
+        "from holdfast.devices.device_lock import Alive\n"
+        "print(Alive(Path(sys.argv[2])).hold(), flush=True)\nsys.stdin.read()"
+    )
     command = [sys.executable, "-c", f"{NO_FLOCK}\n{words}", str(errno.ENOLCK), str(tmp_path / "live")]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None

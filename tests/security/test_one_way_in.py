@@ -36,7 +36,7 @@ ELSEWHERE = {
     "devices/recorded.py": "a folder of tempfile.mkdtemp",
     "devices/probe_turn.py": "a folder of tempfile.mkdtemp",
     "distributed/job.py": "a folder of tempfile.mkdtemp",
-    "supervisor/scripts/hook/_holdfast_hook.py": "in the script's process, without holdfast: a folder that Notes has just made",
+    "supervisor/scripts/hook/_holdfast_hook.py": "in the script's process: a folder that Notes has just made",
     "supervisor/scripts/silence.py": "the folder that Notes has made",
     "supervisor/scripts/hook_notes.py": "makes a new folder, which fails where anything is",
     "monitor/index.py": "the cache folder of the user",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.base.errors import UserError
-from holdfast.cli.order import read_script
+from holdfast.console.order import read_script
 from holdfast.console.usage import UsageError
 from holdfast.run import script, workload_registry
 

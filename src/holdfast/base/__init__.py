@@ -1,1 +1,4 @@
-"""What everything else stands on: errors, files, locks, processes, channels, units, text. Imports nothing of ours, no torch."""
+"""What everything else stands on: errors, files, locks, processes, channels, text.
+
+It imports nothing else of ours and no torch.
+"""

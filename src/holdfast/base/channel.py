@@ -138,3 +138,16 @@ class Channel:
         count = int(message.pop(_COUNT, 0))  # one read may bring several messages, and the descriptors of a later one
         fds, self._fds = self._fds[:count], self._fds[count:]
         return message, fds
+
+
+CONNECT_TIMEOUT = 120.0
+"""Seconds until a child that was started on a busy machine has to be connected."""
+
+
+def connect_back(port: int, token: str) -> Channel:
+    """The child's half of `spawn`."""
+    sock = socket.create_connection(("127.0.0.1", port), timeout=CONNECT_TIMEOUT)
+    sock.settimeout(None)
+    channel = Channel(sock)
+    channel.send({"token": token})
+    return channel

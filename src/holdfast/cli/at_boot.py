@@ -15,10 +15,11 @@ import re
 import subprocess
 from pathlib import Path
 
-from holdfast.base import interpreter, machine
+from holdfast.base import interpreter
 from holdfast.base.errors import ExitCode, UserError
 from holdfast.console.output import Output, shorten, table
 from holdfast.console.usage import UsageError
+from holdfast.run import machine
 from holdfast.run.folder import RunFolder
 from holdfast.run.reference import handle
 from holdfast.supervisor import at_boot

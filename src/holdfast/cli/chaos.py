@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.base.errors import ExitCode
 from holdfast.cli import summary
-from holdfast.cli.order import add_device, add_script_arguments, read_order
+from holdfast.console.order import add_device, add_script_arguments, read_order
 from holdfast.console.output import Output, add_flags, counted, duration
 from holdfast.console.usage import Parser
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.base.errors import ExitCode, UserError
-from holdfast.cli.order import read_script, split_words
-from holdfast.cli.runs import root_of
+from holdfast.console.order import read_script, root_of, split_words
 from holdfast.console.output import Output, duration
 from holdfast.console.usage import Parser, UsageError
 from holdfast.distributed import sky

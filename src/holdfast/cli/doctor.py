@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast import __version__
-from holdfast.base import machine, processes
+from holdfast.base import processes
 from holdfast.base.errors import ExitCode
 from holdfast.cli import doctor_text
 from holdfast.console.output import Output, add_flags, duration
@@ -35,6 +35,7 @@ from holdfast.devices.advice import advice
 from holdfast.devices.examination import Doctor, Examined, Patient
 from holdfast.devices.findings import Finding, finding
 from holdfast.devices.remedies import BACKENDS, Remedy
+from holdfast.run import machine
 
 if TYPE_CHECKING:
     from holdfast.devices.probe_catalog import Probe
@@ -148,7 +149,7 @@ def _script(asked: str | None, workload: str | None, words: list[str]) -> Probe 
             tips = ["name a script: `--script`"]
             raise UsageError(f"unexpected argument `{words[0]}`", command="doctor", tips=tips)
         return None
-    from holdfast.cli.order import read_script, split_words
+    from holdfast.console.order import read_script, split_words
     from holdfast.devices.probe_catalog import script_probe
     from holdfast.run import script
 

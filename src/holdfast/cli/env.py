@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from holdfast.base import machine
 from holdfast.base.errors import ExitCode
 from holdfast.console.output import Output, add_flags, count, counted, size, table
+from holdfast.run import machine
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.base import machine
 from holdfast.console.output import Output, Screen
 from holdfast.console.text import Lines, without_control
 from holdfast.monitor.bottleneck import Bottleneck, judge
 from holdfast.record.reporter import Face
+from holdfast.run import machine
 from holdfast.run.events import Event
 
 PROGRESS_EVERY = 60.0

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.base.errors import ExitCode
-from holdfast.cli.runs import root_of
+from holdfast.console.order import root_of
 from holdfast.console.output import Output, add_flags, count, counted, size, table
 from holdfast.console.text import without_control
 from holdfast.console.usage import Parser

@@ -17,8 +17,7 @@ from typing import Any
 from holdfast import __version__
 from holdfast.base.errors import ExitCode, HoldfastError, UserError, from_json
 from holdfast.cli import cloud, faces, notify
-from holdfast.cli.order import Order, add_device, add_words, create, read_order, threads_for
-from holdfast.cli.runs import root_of
+from holdfast.console.order import Order, add_device, add_words, create, read_order, root_of, threads_for
 from holdfast.console.output import Output, add_flags
 from holdfast.console.usage import Parser, UsageError
 from holdfast.distributed import torchrun

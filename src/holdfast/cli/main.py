@@ -47,9 +47,6 @@ COMMANDS = {
     "pull": Command("push:add_pull", "a run from another folder or machine"),
     "fsck": Command("fsck", "what of a run folder is good, and what is damaged"),
     "ledger": Command("ledger", "how far each device is trusted, and why"),
-    "eeg": Command("eeg", "EEG data: download, simulate, check, prepare"),
-    "detection": Command("detection", "boxes in images: check a set, use a trained detector, generate a set"),
-    "ecosystem": Command("ecosystem", "predators and prey: a film of what a run has learned"),
     "optimize": Command("optimize", "make a trained model fast to serve, and prove that it is still right"),
     "predict": Command("predict", "answers of a bundle for a file of inputs"),
     "serve": Command("serve", "answers of a bundle over HTTP, on this machine only"),
@@ -59,6 +56,23 @@ COMMANDS = {
     "env": Command("env", "a report about this machine, ready to paste"),
     "config": Command("config", "every setting and where it came from"),
 }
+
+
+def commands() -> dict[str, Command]:
+    """Our commands and those that workloads bring."""
+    from holdfast.run import workload_registry
+
+    brought = workload_registry.commands()
+    return COMMANDS | {name: Command(each.command, each.command_help) for name, each in brought.items()}
+
+
+def maker(command: str) -> Any:
+    """The function that adds a command's parser; only its module is imported."""
+    found = COMMANDS.get(command)
+    place = f"holdfast.cli.{found.place}" if found is not None else commands()[command].place
+    module, _, function = place.partition(":")
+    return getattr(importlib.import_module(module), function or "add_parser")
+
 
 HELLO = f"""\
 holdfast {__version__}: train PyTorch models on hardware you cannot trust
@@ -116,10 +130,10 @@ def _dispatch(words: list[str]) -> int:
     flags, command, rest = _split(words)
     if command is None:
         return _without_command(flags)
-    if command not in COMMANDS:
+    if command not in COMMANDS and command not in commands():
         from holdfast.console.usage import UsageError, similar
 
-        raise UsageError(f"unknown command `{command}`", tips=similar(command, COMMANDS, "command"))
+        raise UsageError(f"unknown command `{command}`", tips=similar(command, commands(), "command"))
     _check_here()
     if os.environ.get("HOLDFAST_ADD"):  # its files are checked before anything depends on them
         check_additions()
@@ -191,7 +205,7 @@ def _without_command(flags: list[str]) -> int:
 
 
 def _help() -> str:
-    lines = [f"  {name:<10}{command.help}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:<10}{command.help}" for name, command in commands().items()]
     return "\n".join(
         [
             "Train PyTorch models on hardware you cannot trust.",
@@ -217,9 +231,7 @@ def _help() -> str:
 def _parse(command: str, words: list[str]) -> argparse.Namespace:
     from holdfast.console.usage import One
 
-    module, _, function = COMMANDS[command].place.partition(":")
-    add: Any = getattr(importlib.import_module(f"holdfast.cli.{module}"), function or "add_parser")
-    parsed: argparse.Namespace = add(One()).parse(words)
+    parsed: argparse.Namespace = maker(command)(One()).parse(words)
     return parsed
 
 
@@ -301,8 +313,8 @@ def _write_report(error: Exception, words: list[str]) -> Path | None:
 
 def _versions() -> list[str]:
     try:
-        from holdfast.base import machine
         from holdfast.cli.env import block
+        from holdfast.run import machine
 
         return block(machine.look())
     except Exception as error:  # the report of one bug must not end in another

@@ -46,7 +46,7 @@ examples:
 
 
 def run(args: argparse.Namespace) -> int:
-    from holdfast.cli.runs import root_of
+    from holdfast.console.order import root_of
     from holdfast.monitor.notify import News, follow
     from holdfast.monitor.notify_ways import Ways, send
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.base.errors import ExitCode, HoldfastError, ScriptFailed, UserError
 from holdfast.base.units import parse_duration
 from holdfast.cli import plan_text
-from holdfast.cli.order import Order, add_device, read_order, read_script, split_words
+from holdfast.console.order import Order, add_device, read_order, read_script, split_words
 from holdfast.console.output import Output, add_flags, print_error
 from holdfast.console.usage import Parser, UsageError
 from holdfast.planning.option import RISKS

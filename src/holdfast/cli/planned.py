@@ -24,8 +24,8 @@ from holdfast.planning.history import Past
 from holdfast.run.settings import DEFAULT, Settings
 
 if TYPE_CHECKING:
-    from holdfast.cli.order import Order
     from holdfast.cli.run_facts import Look
+    from holdfast.console.order import Order
     from holdfast.faults.ladder import Rung
     from holdfast.planning.option import Option, Part
     from holdfast.planning.plans import Plan

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.base.errors import ExitCode, UserError
-from holdfast.cli.runs import root_of
+from holdfast.console.order import root_of
 from holdfast.console.output import Output, add_flags, count, counted, size
 from holdfast.console.usage import Parser
 from holdfast.record import transfer

@@ -24,10 +24,10 @@ from holdfast.base.files import remove
 from holdfast.base.folders import open_growing
 from holdfast.base.secret_words import HIDDEN
 from holdfast.cli import at_boot, resume_script, stages
-from holdfast.cli.order import add_device, threads_for
 from holdfast.cli.resume_trust import Request, changed, check_own
 from holdfast.cli.run_facts import Look
-from holdfast.cli.runs import root_of, supervisor_pid
+from holdfast.cli.runs import supervisor_pid
+from holdfast.console.order import add_device, root_of, threads_for
 from holdfast.console.output import Output, add_flags, count
 from holdfast.console.text import without_control
 from holdfast.console.usage import Parser, UsageError

@@ -25,12 +25,13 @@ from holdfast.base.control_characters import one_line
 from holdfast.base.errors import ExitCode, UserError
 from holdfast.cli import summary
 from holdfast.cli.run_facts import Look, local_time
+from holdfast.console.order import root_of
 from holdfast.console.output import Output, add_flags, count, counted, duration, metric, percent, size, table
 from holdfast.console.text import without_control
 from holdfast.console.usage import Parser
 from holdfast.run.folder import LIVE_STATES, RunFolder, find_run, list_runs
 from holdfast.run.reference import handle, shown
-from holdfast.run.settings import Settings, known
+from holdfast.run.settings import known
 
 _RUN_HELP = "a name such as calm-heron, a folder, or `latest`"
 _STALE = 10.0
@@ -80,11 +81,6 @@ def _add(
     add_flags(parser, plain=True)
     parser.set_defaults(run=run)
     return parser
-
-
-def root_of(args: argparse.Namespace) -> Path:
-    """The folder that runs are in."""
-    return Path(args.folder) if getattr(args, "folder", None) else Path(Settings.load().run.folder)
 
 
 # list and status ------------------------------------------------------------------------------------------

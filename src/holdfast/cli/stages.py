@@ -19,8 +19,8 @@ from typing import Any
 
 from holdfast.base.errors import ExitCode, UserError
 from holdfast.cli import at_boot, planned
-from holdfast.cli.order import Order, create, read_order, read_script, split_words
 from holdfast.cli.resume_trust import Request
+from holdfast.console.order import Order, create, read_order, read_script, split_words
 from holdfast.console.output import Output
 from holdfast.console.usage import UsageError, similar
 from holdfast.run import kept_arguments, workload_registry

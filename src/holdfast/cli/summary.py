@@ -8,12 +8,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 
-from holdfast.base import machine
 from holdfast.cli.run_facts import Look, number, whole
 from holdfast.console.output import count, counted, duration, metric, percent, sparkline, table
 from holdfast.monitor.bottleneck import judge
 from holdfast.monitor.logs import clean
 from holdfast.monitor.planned import dollars, planned
+from holdfast.run import machine
 from holdfast.run.reference import handle, shown
 
 _SIGNS = {"FINISHED": "✓", "FAILED": "✗", "GAVE_UP": "✗", "CRASHED": "✗"}

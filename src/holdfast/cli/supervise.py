@@ -15,8 +15,8 @@ from typing import Any
 from holdfast import __version__
 from holdfast.base import compile_cache
 from holdfast.cli import faces, notify, planned, summary
-from holdfast.cli.order import Order
 from holdfast.cli.run_facts import Look
+from holdfast.console.order import Order
 from holdfast.console.output import Output, print_error
 from holdfast.console.text import without_control
 from holdfast.devices import guards, inventory

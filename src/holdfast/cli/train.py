@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli.order import add_device, add_script_arguments, create, read_order
+from holdfast.console.order import add_device, add_script_arguments, create, read_order
 from holdfast.console.output import Output, add_flags
 from holdfast.console.usage import Parser
 from holdfast.devices import inventory

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.base.errors import ExitCode, UserError
-from holdfast.base.scrubber import left_in
 from holdfast.console.output import Output, add_flags, size
 from holdfast.console.text import without_control
 from holdfast.console.usage import Parser
 from holdfast.devices import inventory
+from holdfast.run.scrubber import left_in
 
 
 def add_parser(subparsers: Any) -> Parser:

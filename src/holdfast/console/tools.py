@@ -16,7 +16,7 @@ from holdfast.console.usage import One, Parser, UsageError, similar
 
 
 class Tool(NamedTuple):
-    """Where a tool lives, below `holdfast.cli`, and what it is for."""
+    """Where a tool lives, module:function, and what it is for."""
 
     place: str
     help: str
@@ -49,7 +49,7 @@ class Tools(Parser):
 
     def _parser(self, tool: str) -> Parser:
         module, _, function = self._tools[tool].place.partition(":")
-        add: Any = getattr(importlib.import_module(f"holdfast.cli.{module}"), function or "add_parser")
+        add: Any = getattr(importlib.import_module(module), function or "add_parser")
         parser: Parser = add(One())
         return parser
 

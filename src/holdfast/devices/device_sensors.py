@@ -17,8 +17,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-from holdfast.base import machine
 from holdfast.devices.identity import identify
+from holdfast.run import machine
 
 ROOT = Path("/")
 Reading = dict[str, float]

@@ -18,11 +18,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.base import machine
 from holdfast.devices import inspection, remedies
 from holdfast.devices.ledger import Ledger, software
 from holdfast.devices.ledger_summary import same_software
 from holdfast.devices.survey.records import Cpu, Device, Inventory, System, TorchBuild
+from holdfast.run import machine
 from holdfast.run.folder import read_json
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.base import machine
+from holdfast.run import machine
 
 ROOT = Path("/")
 _NVIDIA, _INTEL = "NVIDIA", "Intel"

@@ -17,8 +17,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from holdfast.base import machine
 from holdfast.base.errors import UserError
+from holdfast.run import machine
 
 ROOT = Path("/")
 KINDS = ("cpu", "cuda", "mps", "xpu", "pretend")

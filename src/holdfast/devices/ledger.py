@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.base import machine, processes
+from holdfast.base import processes
 from holdfast.base.files import open_regular
 from holdfast.base.folders import make_private, open_growing, write_whole
 from holdfast.base.locks import Lock
@@ -46,6 +46,7 @@ from holdfast.devices.ledger_summary import (
     trust_of,
 )
 from holdfast.devices.shutdown_cause import Case, Judgement, judge
+from holdfast.run import machine
 from holdfast.run.events import Event, utc_now
 from holdfast.run.folder import read_lines, sync_folder
 

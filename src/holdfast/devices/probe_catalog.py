@@ -23,6 +23,8 @@ from typing import Any
 from holdfast.base import additions
 from holdfast.base.errors import UserError
 
+MORE = "holdfast.probes.more"
+"""The folder whose files are probes. Found by its name: what runs in a probe's process is a floor above this one."""
 _SHARES = ("conduct.first_step", "memory.transfer", "compare.train", "compare.double")
 ACCELERATORS = ("cuda", "xpu", "mps", "pretend")
 TRAIN = ("forward", "backward", "training")
@@ -121,11 +123,10 @@ def find(name: str) -> Probe:
 @functools.lru_cache(maxsize=1)
 def probes() -> tuple[Probe, ...]:
     """Every probe there is, in the order in which they are run."""
-    from holdfast.probes import more
-
     found = {probe.name: probe for probe in PROBES}
+    more = importlib.import_module(MORE)
     for module in pkgutil.iter_modules(more.__path__):
-        mine = importlib.import_module(f"{more.__name__}.{module.name}")
+        mine = importlib.import_module(f"{MORE}.{module.name}")
         for probe in mine.PROBES:
             found[probe.name] = replace(probe, function=f"more.{module.name}.{probe.function}")
     for file in additions.files("probes", "*.py"):

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.base import interpreter, processes
+from holdfast.base.broken_torch import broken_torch
 from holdfast.base.channel import Channel, Closed
 from holdfast.base.files import write_json
-from holdfast.supervisor.process_start import broken_torch
 
 _MODULE = "holdfast.probes.child"
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)

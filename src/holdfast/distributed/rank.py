@@ -28,7 +28,7 @@ from holdfast.run.folder import RunFolder
 
 if TYPE_CHECKING:
     from holdfast.base.board import Board
-    from holdfast.cli.order import Order
+    from holdfast.console.order import Order
     from holdfast.distributed.rank_link import Follower, Writer
 
 START_AGAIN = 76

@@ -12,6 +12,7 @@ When it is ended, so is its rank. Where forking is not safe it becomes the rank 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import socket
@@ -165,8 +166,7 @@ class RankNursery(Nursery):
     first = (*Nursery.first, "torch.distributed", "holdfast.distributed.group", "holdfast.distributed.rank_link")
 
     def _live(self, config: dict[str, Any], fds: list[int]) -> int:
-        from holdfast.cli.main import main
-
+        main = importlib.import_module("holdfast.__main__").main  # what a fresh interpreter would run
         if sys.platform != "win32":
             os.setpgid(0, 0)
         for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):

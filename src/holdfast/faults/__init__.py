@@ -1,1 +1,4 @@
-"""What can go wrong and what follows: kinds, signatures, classification, ladder, blame. Pure: no torch, no processes."""
+"""What can go wrong and what follows: kinds, signatures, classification, ladder, blame.
+
+Pure: no torch, no processes.
+"""

@@ -32,6 +32,8 @@ KINDS = ("crash", "hang", "error", "wrong")
 """A read of address zero; an endless wait in C; a sticky device error; gradients that are wrong."""
 WRONG = ("scale", "zero", "bit", "nan")
 """All gradients 1000 times too large; one tensor's zero; a bit of every 32nd exponent in one; one tensor's NaN."""
+repeating: list[str] = []
+"""The parts of a step that this process computes again now: a pretended device may be wrong in one of them only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from holdfast.faults.classification import added
 from holdfast.injection import endless
 
 if TYPE_CHECKING:
-    from holdfast.worker.session import Session
+    from holdfast.injection.trained import Trained
 
 VARIABLE = "HOLDFAST_CHAOS"
 """Names a file with a plan; the supervisor hands it to its workers."""
@@ -135,7 +135,7 @@ def from_environment() -> dict[str, Any] | None:
 # -- in the worker ------------------------------------------------------------------------------------------
 
 
-def arm(session: Session, plan: dict[str, Any], config: dict[str, Any]) -> None:
+def arm(session: Trained, plan: dict[str, Any], config: dict[str, Any]) -> None:
     """Watch the session's phases and fire what is due."""
     faults = FaultPlan.from_json(plan).faults
     if faults:
@@ -144,7 +144,7 @@ def arm(session: Session, plan: dict[str, Any], config: dict[str, Any]) -> None:
 
 class _Injector:
     def __init__(
-        self, session: Session, faults: tuple[InjectedFault, ...], claims: Path, config: dict[str, Any]
+        self, session: Trained, faults: tuple[InjectedFault, ...], claims: Path, config: dict[str, Any]
     ) -> None:
         self.session = session
         self.claims = claims
@@ -156,7 +156,7 @@ class _Injector:
         return (self.claims / str(number)).exists()
 
     def __call__(self, phase: Phase) -> None:
-        step = self.session._position.step + 1
+        step = self.session.step_count + 1
         for number, fault in list(self.waiting.items()):
             if step >= fault.step and phase.label == fault.phase:
                 if fault.kind == "oom_split" and self.session._pieces < fault.amount:

@@ -19,13 +19,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.base.board import Phase
+from holdfast.data.batch import batch_size
 from holdfast.injection import ailments
 from holdfast.injection.ailments import Ailment, Patient
-from holdfast.worker.operators import confirmation
-from holdfast.worker.step import batch_size
 
 if TYPE_CHECKING:
-    from holdfast.worker.session import Session
+    from holdfast.injection.trained import Trained
 
 NAME = "pretend"
 DEVICE = torch.device("cpu", 0)
@@ -35,7 +34,7 @@ DEVICE = torch.device("cpu", 0)
 class PretendMemory:
     """Room for so many samples, as long as the session computes on the pretend device."""
 
-    def __init__(self, session: Session, samples: int) -> None:
+    def __init__(self, session: Trained, samples: int) -> None:
         self.session = session
         self.samples = samples
 
@@ -51,7 +50,7 @@ class PretendMemory:
 # -- ailments -----------------------------------------------------------------------------------------------
 
 
-def arm(session: Session, label: str, config: dict[str, Any]) -> None:
+def arm(session: Trained, label: str, config: dict[str, Any]) -> None:
     """Let the device of this worker fail as its ailments say; one that has none, or is none of ours, is well."""
     path = ailments.find(config)
     if path is None or not label.startswith(NAME):
@@ -68,7 +67,7 @@ def arm(session: Session, label: str, config: dict[str, Any]) -> None:
 class _Ailing:
     """Watches the phases of one worker on a pretend device."""
 
-    def __init__(self, session: Session, patient: Patient) -> None:
+    def __init__(self, session: Trained, patient: Patient) -> None:
         self.session = session
         self.patient = patient
         self.wrong = patient.is_ill_with("wrong")
@@ -101,7 +100,7 @@ class WrongKernels(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        inside = self.anywhere or torch._C._current_graph_task_id() != -1 or "backward" in confirmation.repeating
+        inside = self.anywhere or torch._C._current_graph_task_id() != -1 or "backward" in ailments.repeating
         ailment = self.wrong() if inside and isinstance(out, Tensor) and out.is_floating_point() else None
         name = func._schema.name.partition("::")[2]
         if ailment is None or name not in WRONG_KERNELS[ailment.how]:

@@ -18,14 +18,13 @@ from typing import Any
 import torch
 
 from holdfast.base.board import Board, Phase
-from holdfast.base.channel import Channel, Closed
+from holdfast.base.channel import Channel, Closed, connect_back
 from holdfast.base.errors import InternalError, UserError, from_json
 from holdfast.run.settings import Settings
 from holdfast.state import snapshot
 from holdfast.state.protected import Protected
 from holdfast.state.rng import restore_rng
 from holdfast.state.slots import Arena
-from holdfast.supervisor.process_start import connect_back
 from holdfast.worker.worker import map_file
 
 ENDED_TO_STOP = 75

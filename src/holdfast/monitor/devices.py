@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from holdfast.base import machine
 from holdfast.monitor.nvml import Nvml
+from holdfast.run import machine
 from holdfast.run.events import utc_now
 
 VARIABLE = "HOLDFAST_SENSORS"

@@ -1,7 +1,7 @@
 """What is to be made fast: a model with its weights, real inputs, and how its answers are scored. Needs torch.
 
 subject = load({"kind": "module", "factory": "my_net.py:build", "weights": "w.safetensors", "data": "val.npz"})
-subject = load({"kind": "run", "folder": "runs/eeg-challenge1-…"})          # workloads.py knows how
+subject = load({"kind": "run", "folder": "runs/eeg-challenge1-…"})          # its workload knows how
 subject.model                    # as the factory made it: in training mode, if it left it so
 subject.inputs                   # validation inputs, one array for each argument of forward
 write(subject, work)             # subject.json, inputs.npz, calibration.npz: what the other processes read
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from holdfast.base import files
 from holdfast.base.data_files import open_npz
 from holdfast.base.errors import HoldfastError, UserError
+from holdfast.run import workload_registry
 
 SUBJECT, INPUTS, CALIBRATION, TARGETS = "subject.json", "inputs.npz", "calibration.npz", "targets.npz"
 MOST_VALIDATION = 512
@@ -53,19 +54,45 @@ class Subject:
 def load(spec: dict[str, Any]) -> Subject:
     """The subject that a specification names."""
     if spec["kind"] == "run":
-        from holdfast.optimize.workloads import of_run
-
-        return of_run(Path(spec["folder"]), spec)
+        folder = Path(spec["folder"])
+        made: Subject = _workload_of(folder).subject(folder, spec)
+        return made
     return _of_module(spec)
 
 
 def load_model(spec: dict[str, Any]) -> Any:
     """Only its network, with its weights, in the mode its maker left it."""
     if spec["kind"] == "run":
-        from holdfast.optimize.workloads import model_of_run
-
-        return model_of_run(Path(spec["folder"]), spec)
+        folder = Path(spec["folder"])
+        return _workload_of(folder).model(folder, spec)
     return _with_weights(_made(spec["factory"]), spec.get("weights"))
+
+
+def _workload_of(folder: Path) -> Any:
+    """The module of the workload that made this run: it has `subject(folder, spec)` and `model(folder, spec)`."""
+    known = workload_registry.subjects()
+    for name, module in known.items():
+        if (folder / name).is_file():
+            return importlib.import_module(module)
+    raise UserError(
+        f"{folder.name} is not a run that can be optimized by itself",
+        cause=f"it has none of {', '.join(known)}",
+        hints=["name the model: `holdfast optimize script.py:build --weights RUN/final.safetensors --data val.npz`"],
+    )
+
+
+def load_weights(net: Any, path: Path, prefix: str = "") -> None:
+    """The weights of a run into a network, from a file that may be anything."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        found = load_file(path)
+        net.load_state_dict({key.removeprefix(prefix): value for key, value in found.items() if key.startswith(prefix)})
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read", cause=str(error)[:200]) from None
+    except RuntimeError as error:
+        raise UserError(f"the weights in {path} do not fit", cause=str(error)[:300]) from None
 
 
 def write(subject: Subject, work: Path, spec: dict[str, Any], outputs: Sequence[NDArray[Any]]) -> dict[str, Any]:

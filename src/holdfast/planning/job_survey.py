@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from holdfast.base import machine
 from holdfast.devices import inventory
 from holdfast.devices.ledger import Ledger
 from holdfast.devices.saved_verdicts import Verdicts
@@ -26,6 +25,7 @@ from holdfast.planning.measurement import MEASURED, Measurement
 from holdfast.planning.presets import Preset
 from holdfast.planning.prices import Price
 from holdfast.planning.world import Device, JobFacts, World
+from holdfast.run import machine
 from holdfast.run.settings import Settings
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast import __version__
-from holdfast.base import files, machine
+from holdfast.base import files
 from holdfast.base.dataclass_json import read, write
 from holdfast.base.errors import UserError
 from holdfast.base.folders import make_private
@@ -27,6 +27,7 @@ from holdfast.planning.measurement import Measurement
 from holdfast.planning.option import Option
 from holdfast.planning.options import options
 from holdfast.planning.world import World
+from holdfast.run import machine
 from holdfast.run.events import utc_now
 
 SCHEMA = 1

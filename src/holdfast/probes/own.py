@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from holdfast.data import batch as batches
 from holdfast.data import sample_marks
 from holdfast.faults.ladder import Rung
 from holdfast.probes.bench import Bench
@@ -23,7 +24,6 @@ from holdfast.probes.compare import Outcome
 from holdfast.record.reporter import Face
 from holdfast.run.folder import RunFolder
 from holdfast.run.settings import Settings
-from holdfast.worker import step as transaction
 from holdfast.worker.local_run import LocalLink
 from holdfast.worker.operators.comparison import Finding
 from holdfast.worker.operators.confirmation import compare_here
@@ -48,7 +48,7 @@ class OneStep(Session):
     loss: float | None = None
 
     def step(self, fn: Any, batch: Any, **options: Any) -> NoReturn:
-        self.batch = transaction.batch_size(batch)
+        self.batch = batches.batch_size(batch)
         with self._looked_at():
             self.loss = float(super().step(fn, batch, **options))
         raise _Enough

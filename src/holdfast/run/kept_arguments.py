@@ -20,7 +20,7 @@ from typing import Any
 
 from holdfast.base import files
 from holdfast.base.secret_words import HIDDEN, redact
-from holdfast.devices.ledger import state_folder
+from holdfast.base.state_folder import state_folder
 
 KEEP_DAYS = 180
 

@@ -15,6 +15,9 @@ milliseconds.
     extra = "eeg"                         # `pip install 'holdfast[eeg]'`, if one of `needs` cannot be found
     needs = ["mne"]
 
+`command` and `command_help` add the workload's own tools to the command line. `recognised_by`, `subject` and
+`score_kind` tell `holdfast optimize` how to read a run of it.
+
 `holdfast plan` also reads `score` and `presets`: what it scores as it is, and smaller forms of it.
 
 A name with `stages` instead of a script is those runs, one after the other; the first is the `parent` of the others.
@@ -46,6 +49,15 @@ class Workload:
     """The names of the runs it is made of."""
     closing: str = ""
     """module:function that says in lines what the runs of the stages came to, from their folders."""
+    command: str = ""
+    """The module of the workload's own tools, `holdfast NAME …`; its `add_parser` makes the command."""
+    command_help: str = ""
+    recognised_by: str = ""
+    """The file in a run folder by which a run of this workload is known."""
+    subject: str = ""
+    """The module that gives `holdfast optimize` the network of such a run, its inputs and its score."""
+    score_kind: str = ""
+    """The kind of score that module computes itself."""
     extra: str = ""
     needs: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
@@ -102,6 +114,11 @@ def _workload(name: str, table: dict[str, Any], folder: Path) -> Workload:
         script=folder / str(script) if script else None,
         stages=tuple(table.get("stages", ())),
         closing=str(table.get("closing", "")),
+        command=str(table.get("command", "")),
+        command_help=str(table.get("command_help", "")),
+        recognised_by=str(table.get("recognised_by", "")),
+        subject=str(table.get("subject", "")),
+        score_kind=str(table.get("score_kind", "")),
         extra=str(table.get("extra", "")),
         needs=tuple(table.get("needs", ())),
         environment=tuple((str(key), str(value)) for key, value in table.get("environment", {}).items()),
@@ -135,3 +152,18 @@ def environment_of(script: Path) -> dict[str, str]:
     """What the workload whose script this is wants in its environment; empty for a user's own."""
     name = named_by(script)
     return dict(all_workloads()[name].environment) if name else {}
+
+
+def commands() -> dict[str, Workload]:
+    """The workloads that bring tools of their own, by the name of the command."""
+    return {name: each for name, each in all_workloads().items() if each.command}
+
+
+def subjects() -> dict[str, str]:
+    """The file that tells a workload's run, and the module that makes it a subject of `holdfast optimize`."""
+    return {each.recognised_by: each.subject for each in all_workloads().values() if each.recognised_by}
+
+
+def scorers() -> dict[str, str]:
+    """The kinds of score that workloads compute, and the module of each."""
+    return {each.score_kind: each.subject for each in all_workloads().values() if each.score_kind}

@@ -23,10 +23,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from holdfast.base.errors import UserError
-from holdfast.base.machine import descriptors, usable_cpus
 from holdfast.optimize import bodies
 from holdfast.optimize.bundle import Bundle
 from holdfast.optimize.post import apply
+from holdfast.run.machine import descriptors, usable_cpus
 from holdfast.serving.batching import Batcher, Done, Full, NotFinite, Tell, in_words
 from holdfast.serving.books import WIDTH, Books, sample
 from holdfast.serving.http import Cancel, Limits, Reply, Server

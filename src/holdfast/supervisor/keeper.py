@@ -304,7 +304,7 @@ def main(argv: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides when saving ends
     where, run, keep = argv
     if where.startswith("port:"):
-        from holdfast.supervisor.process_start import connect_back
+        from holdfast.base.channel import connect_back
 
         channel = connect_back(int(where[5:]), os.environ["HOLDFAST_TOKEN"])
     else:

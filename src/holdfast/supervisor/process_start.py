@@ -12,7 +12,6 @@ import hmac
 import json
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -24,13 +23,12 @@ from typing import Any, Protocol
 
 from holdfast.base import compile_cache, interpreter, processes
 from holdfast.base.board import Board
-from holdfast.base.channel import Channel, Closed
-from holdfast.base.errors import InternalError, UserError
+from holdfast.base.broken_torch import broken_torch, no_torch
+from holdfast.base.channel import CONNECT_TIMEOUT, Channel, Closed
+from holdfast.base.errors import InternalError
 from holdfast.base.folders import Folder
 from holdfast.state.slots import Arena
 
-_CONNECT_TIMEOUT = 120.0
-_NO_ROOM = ("cannot allocate memory", "Cannot allocate memory", "failed to map segment", "MemoryError")
 """How the loader of shared libraries, and Python, say that there is no address space left."""
 
 
@@ -297,7 +295,7 @@ def spawn(
         **_own_group(),
     )
     server.settimeout(0.2)
-    deadline = time.monotonic() + _CONNECT_TIMEOUT
+    deadline = time.monotonic() + CONNECT_TIMEOUT
     while time.monotonic() < deadline and popen.poll() is None:
         try:
             sock, _address = server.accept()
@@ -320,58 +318,3 @@ def _own_group() -> dict[str, Any]:
     if sys.platform == "win32":
         return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
     return {"start_new_session": True}
-
-
-def connect_back(port: int, token: str) -> Channel:
-    """The child's half of `spawn`."""
-    sock = socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_TIMEOUT)
-    sock.settimeout(None)
-    channel = Channel(sock)
-    channel.send({"token": token})
-    return channel
-
-
-def no_torch(code: int) -> UserError:
-    """What is said where the process that imports torch ends over it each time, and cannot say why."""
-    how = f"ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-    limit = processes.address_space_limit()
-    if limit is not None:
-        return _too_little_room(limit, f"the process that imports torch was {how}" if code < 0 else f"torch {how}")
-    return UserError(
-        "torch cannot be imported",
-        cause=f"the process that imports it is {how} each time, before torch is there",
-        hints=[f"look at what `{sys.executable} -c 'import torch'` says", "`holdfast env` shows what is installed"],
-    )
-
-
-def _too_little_room(limit: int, what: str) -> UserError:
-    return UserError(
-        "torch does not fit into the address space that is allowed here",
-        cause=f"the limit is {limit / 2**30:.1f} GiB (`ulimit -v {limit // 1024}`, RLIMIT_AS); {what}",
-        hints=[
-            "start it where that limit is not set: the shell, the user or the job has one (`ulimit -v unlimited`)",
-            "to limit memory in use, take a cgroup: `systemd-run --user --scope -p MemoryMax=8G holdfast …`",
-        ],
-    )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def broken_torch(cause: str) -> UserError:
-    """What is said where a nursery answers that torch cannot be imported."""
-    limit = processes.address_space_limit()
-    if limit is not None and any(word in cause for word in _NO_ROOM):
-        return _too_little_room(limit, cause)
-    return UserError(
-        "torch cannot be imported",
-        cause=cause,
-        hints=[
-            "install it for your device: https://pytorch.org/get-started",
-            f"python is {sys.executable}",
-        ],
-    )

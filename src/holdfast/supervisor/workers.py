@@ -21,6 +21,7 @@ from typing import Any
 
 from holdfast.base import processes
 from holdfast.base.board import Beat
+from holdfast.base.broken_torch import no_torch
 from holdfast.faults.ladder import Action, Move
 from holdfast.injection import chaos
 from holdfast.run.folder import whole
@@ -80,7 +81,7 @@ class Crew:
         self._stillborn = [*self._stillborn, code][-STILLBORN:]
         by_limit = processes.address_space_limit() is not None and code not in (-_KILL, -signal.SIGTERM)
         if by_limit or self._stillborn == [code] * STILLBORN:
-            raise process_start.no_torch(code)
+            raise no_torch(code)
 
     def start(self, move: Move | None = None) -> None:
         """The next generation, from the newest snapshot, as the ladder decided. Raises NurseryDied."""

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import __version__
-from holdfast.base import interpreter, machine
+from holdfast.base import interpreter
 from holdfast.base.errors import HoldfastError
 from holdfast.base.human import counted, duration
-from holdfast.base.scrubber import scrub
 from holdfast.injection.chaos import FaultPlan
+from holdfast.run import machine
+from holdfast.run.scrubber import scrub
 from holdfast.testing import experiment
 
 JOB = Path(__file__).with_name("proof.py")

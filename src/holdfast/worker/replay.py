@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdfast.data import batch as batches
 from holdfast.state.rng import capture_rng, restore_rng
 from holdfast.worker import step
 from holdfast.worker.precision import as_plain_arithmetic
@@ -81,7 +82,7 @@ class Replay:
         device = self.home if on is None else on
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._nothing_happened())
-            samples = step.batch_size(batch)
+            samples = batches.batch_size(batch)
             stack.enter_context(without_chance(self.modules.values(), samples=samples, thorough=self.thorough))
             if device != self.home:
                 stack.enter_context(self._copies_on(device))
@@ -91,7 +92,7 @@ class Replay:
             stack.enter_context(torch.enable_grad() if backward else torch.no_grad())
             if seed is not None:
                 torch.manual_seed(seed)
-            loss = step.as_loss(fn(step.to_device(step.cloned(batch), device)))
+            loss = step.as_loss(fn(batches.to_device(batches.cloned(batch), device)))
             if backward:
                 (loss if scale == 1.0 else loss * scale).backward()
             return Numbers(float(loss.detach()), self._gradients(scale) if backward else {})

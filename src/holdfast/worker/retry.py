@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 
 from holdfast.base.board import Phase
+from holdfast.data import batch as batches
 from holdfast.data.loader import Batch, Loader
 from holdfast.data.sample_order import Indices
 from holdfast.data.sample_sources import source_of
@@ -26,7 +27,7 @@ from holdfast.faults.blame import Verdict
 from holdfast.faults.classification import Fault, Health, Kind, classify_exception
 from holdfast.faults.ladder import Action, Limits, Move, Past, Rung, next_move
 from holdfast.state.rng import capture_rng, restore_rng
-from holdfast.worker import step as transaction
+from holdfast.worker import step
 from holdfast.worker.checks import Vigil
 from holdfast.worker.compilation import CompileWatch
 from holdfast.worker.peers import PeerFault
@@ -223,10 +224,10 @@ class Attempts:
 
     def perform(self, work: Work, device: torch.device) -> torch.Tensor:
         """Forward, backward and update, in as many pieces as fit."""
-        work.pieces = max(self.pieces.count, flags.pieces(transaction.batch_size(work.batch)))
+        work.pieces = max(self.pieces.count, flags.pieces(batches.batch_size(work.batch)))
         work.watch = self.vigil.watches_numbers
         work.together = self.ground.peers.together(work)
-        return transaction.perform(work, device, self.ground.enter)
+        return step.perform(work, device, self.ground.enter)
 
     def _begin(self) -> _Begun:
         ground, snapshots = self.ground, self.ground.snapshots
@@ -283,7 +284,7 @@ class Attempts:
             step=self.ground.position.step + 1,
             phase=self.ground.board.read().phase.label,
             pieces=self.pieces.count,
-            batch=None if work is None else transaction.batch_size(work.batch),
+            batch=None if work is None else batches.batch_size(work.batch),
             splittable=work is not None and self._splittable(work, samples),
         )
 
@@ -306,7 +307,7 @@ class Attempts:
         oom = self.ground.settings.oom
         if not oom.split or (work.split is None and not _samples_come_first(work, samples)):
             return False
-        return oom.allow_batchnorm_split or not transaction.mixes_samples(self.ground.modules())
+        return oom.allow_batchnorm_split or not step.mixes_samples(self.ground.modules())
 
     def _settle(self) -> None:
         """What the step began with has arrived and was kept. There is no way back to numbers that are not finite."""
@@ -317,7 +318,7 @@ class Attempts:
         """Everything protected, and the generators, as they were when the step began."""
         self._settle()
         self.ground.drop_gradients()
-        transaction.free_memory(self.ground.device)
+        step.free_memory(self.ground.device)
         self.ground.snapshots.roll_back(begun.meta)
         restore_rng(*begun.generators, self.ground.device)
 
@@ -353,7 +354,7 @@ def _remember_step(error: Exception, work: Work | None, samples: Samples | None)
 
 def _samples_come_first(work: Work, samples: Samples | None) -> bool:
     """Whether cutting the batch along its first dimension is known to part samples, not time or channels."""
-    size = transaction.batch_size(work.batch)
+    size = batches.batch_size(work.batch)
     if size is None or samples is None or work.accumulate > 1:
         return size is not None
     return size == len(samples.indices)
@@ -373,7 +374,7 @@ def without_bad_samples(fault: Fault, samples: Samples | None) -> Fault:
 
 def _describe(work: Work, samples: Samples | None) -> Describe:
     """A row of the batch as a sample people can find."""
-    known = samples if samples is not None and transaction.batch_size(work.batch) == len(samples.indices) else None
+    known = samples if samples is not None and batches.batch_size(work.batch) == len(samples.indices) else None
 
     def describe(row: int) -> dict[str, Any]:
         if known is None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from holdfast.data import batch as batches
 from holdfast.faults.blame import Cpu, Finding
 from holdfast.faults.classification import Kind
 from holdfast.worker import step
@@ -49,7 +50,7 @@ class Inquiry:
         self.replay = replay
         self.work = work
         self.describe = describe
-        self.size = step.batch_size(work.batch)
+        self.size = batches.batch_size(work.batch)
         self.others_passed = others_passed
         """Steps before this one were fine: what a batch of one sample does is its own doing."""
         self._beat = beat
@@ -136,7 +137,7 @@ class Inquiry:
             return None
         rows: set[int] = set()
         names: list[str] = []
-        for number, tensor in enumerate(step.tensors_of(self.work.batch)):
+        for number, tensor in enumerate(batches.tensors_of(self.work.batch)):
             if not tensor.is_floating_point() or tensor.dim() == 0 or tensor.shape[0] != self.size:
                 continue
             bad = ~torch.isfinite(tensor.detach().reshape(self.size, -1)).all(dim=1)
@@ -158,7 +159,7 @@ class Inquiry:
 
     def _compute(self, rows: Sequence[int] | None) -> Numbers:
         self._look_at_the_clock()
-        batch = self.work.batch if rows is None else step.take(self.work.batch, rows)
+        batch = self.work.batch if rows is None else batches.take(self.work.batch, rows)
         return self.replay.compute(self.work.fn, batch, on=CPU, plain=True)
 
     def _chunks(self) -> list[list[int] | None]:
@@ -196,7 +197,7 @@ def first_bad_tensor(
 
     def look(name: str) -> Callable[..., None]:
         def hook(_module: Any, _inputs: Any, output: Any) -> None:
-            tensors = [tensor for tensor in step.tensors_of(output) if tensor.is_floating_point()]
+            tensors = [tensor for tensor in batches.tensors_of(output) if tensor.is_floating_point()]
             if not found and not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
                 found.append(f"the output of {name}")
 

@@ -32,7 +32,7 @@ import torch
 
 from holdfast.base import processes
 from holdfast.base.board import Board
-from holdfast.base.channel import Channel, Closed
+from holdfast.base.channel import Channel, Closed, connect_back
 from holdfast.base.errors import HoldfastError, InternalError, UserError
 from holdfast.base.folders import open_growing
 from holdfast.base.scratch import Scratch
@@ -47,7 +47,6 @@ from holdfast.run import script
 from holdfast.run.settings import Settings
 from holdfast.state import checkpoint
 from holdfast.state.slots import Arena
-from holdfast.supervisor.process_start import connect_back
 from holdfast.worker.precision import force_fp32
 from holdfast.worker.session import LostWorker, Run, Session, StopRun
 

@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from holdfast.base import machine
 from holdfast.devices.survey.records import TorchBuild
+from holdfast.run import machine
 
 _LIBRARIES = ("libtorch_python.so", "torch_python.dll", "libtorch_python.dylib")
 _ONE = rb"(?:sm_\d+[a-z]?|compute_\d+[a-z]?|gfx[0-9a-f]{3,5}(?:-generic)?(?:[:+\-\w]*))"

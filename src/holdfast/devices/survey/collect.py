@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.base import machine
 from holdfast.devices.survey import amd, apple, cpu, disk, intel, nvidia, screens, windows
 from holdfast.devices.survey.build import read_build
 from holdfast.devices.survey.host import Host, describe, kernel_versions
 from holdfast.devices.survey.labels import OVERRIDE_ON_WINDOWS, Machine, label, masquerade_note
 from holdfast.devices.survey.records import Cpu, Device, Inventory, System, TorchBuild
 from holdfast.devices.survey.tools import Run, run_tool
+from holdfast.run import machine
 
 ROOT = Path("/")
 PciArch = Callable[[str, str], str | None]

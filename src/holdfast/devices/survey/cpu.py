@@ -7,11 +7,11 @@ import re
 import sys
 from pathlib import Path
 
-from holdfast.base import machine
 from holdfast.devices.survey import apple, windows
 from holdfast.devices.survey.host import Host
 from holdfast.devices.survey.kernel_files import number, read
 from holdfast.devices.survey.records import Cpu
+from holdfast.run import machine
 
 # In our words, and the kernel's word for each; several kernel words may mean one of ours.
 _X86 = {

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.base import machine
 from holdfast.devices.survey.kernel_files import read
+from holdfast.run import machine
 
 _NAMES = {"win32": "windows", "darwin": "macos"}
 

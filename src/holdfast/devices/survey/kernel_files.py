@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from holdfast.base.machine import children, read
+from holdfast.run.machine import children, read
 
 __all__ = ["address", "children", "number", "read"]
 

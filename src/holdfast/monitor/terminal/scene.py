@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
-from holdfast.base import machine
 from holdfast.base.human import count, counted, duration, percent
 from holdfast.monitor.bottleneck import Bottleneck, judge
 from holdfast.monitor.reader import Run
 from holdfast.monitor.terminal.notes import Note, clean, clock, notes, number
+from holdfast.run import machine
 from holdfast.run.metric_direction import smaller_is_better
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from holdfast.base.machine import descriptors
+from holdfast.run.machine import descriptors
 
 BURST = 8
 """Connections that are accepted in one turn of the loop; some turns pass before the limit on them sees them."""

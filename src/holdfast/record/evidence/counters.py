@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from holdfast.base import machine
+from holdfast.run import machine
 
 ROOT = Path("/")
 _GRAPHICS, _ACCELERATOR = "0x03", "0x12"

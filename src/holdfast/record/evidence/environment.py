@@ -3,7 +3,7 @@
     look({**os.environ, **rung.env}, run.info)
 
 The names of variables are an allow-list, so a new secret is not kept by accident; values and arguments that look
-like one are left out even so. No torch and no driver is asked: see `holdfast.base.machine`.
+like one are left out even so. No torch and no driver is asked: see `holdfast.run.machine`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from holdfast.base import machine
 from holdfast.base.human import shorten
+from holdfast.run import machine
 from holdfast.run.folder import redact
 
 _MORE = re.compile(r"PATH|TORCH\w*|HOLDFAST_\w+")

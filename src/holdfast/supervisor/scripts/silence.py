@@ -4,8 +4,8 @@
     silence.begins()                          # a new process, or it was stopped and goes on
     silence.listen(script, notes, streams)    # at every look; a hang ends the script and is told
 
-How long is decided in patience.py. What it waits for is found by holdfast.supervisor.waits, whether it computes meanwhile
-in activity.py. Whoever watches the run hears of a long silence before anything is ended.
+How long is decided in silence_limit.py. What it waits for is found by holdfast.supervisor.waits, whether it computes
+meanwhile in activity.py. Whoever watches the run hears of a long silence before anything is ended.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from typing import Any
 
 from holdfast.base import processes
 from holdfast.base.folders import Folder
+from holdfast.injection import ailments
 
 if __name__ == "__main__" and "--parent" in sys.argv:  # before torch, which takes seconds to import
     processes.die_with_parent(int(sys.argv[sys.argv.index("--parent") + 1]))
@@ -75,17 +76,13 @@ def _again(case: Case, device: torch.device, number: int, label: str) -> list[Ca
     return found
 
 
-repeating: list[str] = []
-"""The part of a step that is computed again now: a pretended device may be wrong in one of them only."""
-
-
 @contextlib.contextmanager
 def _in_part(part: str) -> Iterator[None]:
-    repeating.append(part)
+    ailments.repeating.append(part)
     try:
         yield
     finally:
-        repeating.pop()
+        ailments.repeating.pop()
 
 
 def _described(tensor: Tensor) -> dict[str, Any]:

@@ -237,7 +237,7 @@ def _model(args: argparse.Namespace) -> Path:
         return path
     if (path / "manifest.json").is_file():
         return path
-    from holdfast.cli.runs import root_of
+    from holdfast.console.order import root_of
     from holdfast.run.folder import find_run, list_runs
 
     if args.model == "latest":

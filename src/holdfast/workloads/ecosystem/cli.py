@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.base.errors import ExitCode, UserError
-from holdfast.cli.runs import root_of
+from holdfast.console.order import root_of
 from holdfast.console.output import Output, add_flags, counted, size
 from holdfast.console.tools import Tool, Tools
 from holdfast.console.usage import Parser
 from holdfast.run.folder import find_run
 
-TOOLS = {"render": Tool("ecosystem:add_render", "a film of what a run has learned, and its curves")}
+TOOLS = {
+    "render": Tool("holdfast.workloads.ecosystem.cli:add_render", "a film of what a run has learned, and its curves")
+}
 
 
 def add_parser(subparsers: Any) -> Parser:

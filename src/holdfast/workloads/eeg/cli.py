@@ -15,13 +15,15 @@ from holdfast.console.tools import Tool, Tools
 from holdfast.console.usage import Parser
 
 TOOLS = {
-    "download": Tool("eeg_download", "get recordings from OpenNeuro, fcp-indi or the competition's copies"),
-    "simulate": Tool("eeg_data:add_simulate", "write a data set with known truth"),
-    "check": Tool("eeg_data:add_check", "what in a data set would break other tools"),
-    "prepare": Tool("eeg_data:add_prepare", "filtered windows in a memory-mapped cache"),
-    "score": Tool("eeg_score:add_score", "what runs scored, beside what guessing gets"),
-    "search": Tool("eeg_search:add_search", "hyper-parameters, by supervised runs"),
-    "submit": Tool("eeg_submit:add_submit", "the zip for the competition, built and tried"),
+    "download": Tool(
+        "holdfast.workloads.eeg.download_command", "get recordings from OpenNeuro, fcp-indi or the competition's copies"
+    ),
+    "simulate": Tool("holdfast.workloads.eeg.data_commands:add_simulate", "write a data set with known truth"),
+    "check": Tool("holdfast.workloads.eeg.data_commands:add_check", "what in a data set would break other tools"),
+    "prepare": Tool("holdfast.workloads.eeg.data_commands:add_prepare", "filtered windows in a memory-mapped cache"),
+    "score": Tool("holdfast.workloads.eeg.score_command:add_score", "what runs scored, beside what guessing gets"),
+    "search": Tool("holdfast.workloads.eeg.search_command:add_search", "hyper-parameters, by supervised runs"),
+    "submit": Tool("holdfast.workloads.eeg.submit_command:add_submit", "the zip for the competition, built and tried"),
 }
 
 

@@ -23,7 +23,8 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType
 from typing import Any, TypeVar
 
-from holdfast.base import interpreter, machine
+from holdfast.base import interpreter
+from holdfast.run import machine
 
 Item = TypeVar("Item")
 _lock = threading.Lock()

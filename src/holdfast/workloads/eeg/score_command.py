@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.base.errors import ExitCode, UserError
-from holdfast.cli.runs import root_of
+from holdfast.console.order import root_of
 from holdfast.console.output import Output, add_flags
 from holdfast.console.usage import Parser, UsageError
 from holdfast.run.folder import find_run, list_runs, read_json

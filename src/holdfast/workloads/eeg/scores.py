@@ -17,6 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from holdfast.optimize.regression import nrmse, pair, pearson
+
+__all__ = ["auroc", "inside_noise", "interval", "nrmse", "overall", "pearson"]
+
 Floats = NDArray[np.float64]
 Metric = Callable[[Floats, Floats], float]
 
@@ -24,33 +28,9 @@ WEIGHTS = (0.3, 0.7)
 """Challenge 1 and Challenge 2 in the overall score."""
 
 
-def _pair(truth: ArrayLike, guess: ArrayLike) -> tuple[Floats, Floats]:
-    y, p = np.asarray(truth, dtype=np.float64).ravel(), np.asarray(guess, dtype=np.float64).ravel()
-    if y.shape != p.shape:
-        raise ValueError(f"{y.size} true values, {p.size} guesses")
-    return y, p
-
-
-def nrmse(truth: ArrayLike, guess: ArrayLike) -> float:
-    """Root mean square error over the standard deviation of the truth (ddof 0), as the competition has it."""
-    y, p = _pair(truth, guess)
-    spread = float(y.std()) if y.size else 0.0
-    return float(np.sqrt(np.mean((y - p) ** 2)) / spread) if spread > 0 else float("nan")
-
-
 def overall(challenge1: float, challenge2: float) -> float:
     """The number of the leaderboard."""
     return WEIGHTS[0] * challenge1 + WEIGHTS[1] * challenge2
-
-
-def pearson(truth: ArrayLike, guess: ArrayLike) -> float:
-    """Linear correlation; NaN if either side does not vary."""
-    y, p = _pair(truth, guess)
-    if y.size < 2:
-        return float("nan")
-    y, p = y - y.mean(), p - p.mean()
-    size = float(np.sqrt((y @ y) * (p @ p)))
-    return float(y @ p) / size if size > 1e-300 else float("nan")
 
 
 def auroc(positive: ArrayLike, guess: ArrayLike) -> float:
@@ -108,7 +88,7 @@ def bootstrap(
     metric: Metric, truth: ArrayLike, guess: ArrayLike, subjects: ArrayLike, *, times: int = 500, seed: int = 0
 ) -> Floats:
     """The metric in each of `times` samples of subjects; undefined ones are left out."""
-    y, p = _pair(truth, guess)
+    y, p = pair(truth, guess)
     values = np.array([metric(y[rows], p[rows]) for rows in draws(subjects, times, seed)])
     kept: Floats = values[np.isfinite(values)]
     return kept
@@ -129,8 +109,8 @@ def inside_noise(
     truth: ArrayLike, guess: ArrayLike, constant: ArrayLike, subjects: ArrayLike, *, times: int = 500, seed: int = 0
 ) -> bool:
     """Whether the gain over the constant, in the same subjects, is not clearly above zero (paired, 95 %)."""
-    y, p = _pair(truth, guess)
-    _, c = _pair(truth, np.broadcast_to(np.asarray(constant, dtype=np.float64), y.shape))
+    y, p = pair(truth, guess)
+    _, c = pair(truth, np.broadcast_to(np.asarray(constant, dtype=np.float64), y.shape))
     gains = np.array([nrmse(y[rows], c[rows]) - nrmse(y[rows], p[rows]) for rows in draws(subjects, times, seed)])
     gains = gains[np.isfinite(gains)]
     return len(gains) < 20 or float(np.percentile(gains, 2.5)) <= 0.0
@@ -138,7 +118,7 @@ def inside_noise(
 
 def calibrate(truth: ArrayLike, guess: ArrayLike, centre: float) -> tuple[float, float]:
     """(gain, bias) that shrink a guess towards `centre`: least squares, never turned round, never stretched."""
-    y, p = _pair(truth, guess)
+    y, p = pair(truth, guess)
     known = np.isfinite(y) & np.isfinite(p)
     y, p = y[known], p[known]
     variance = float(p.var()) if p.size > 2 else 0.0
@@ -151,7 +131,7 @@ def calibrate(truth: ArrayLike, guess: ArrayLike, centre: float) -> tuple[float,
 
 def shrunk_nrmse(truth: ArrayLike, guess: ArrayLike) -> float:
     """What `nrmse` would be after the best shrinking: for choosing weights whose scale is corrected afterwards."""
-    y, p = _pair(truth, guess)
+    y, p = pair(truth, guess)
     gain, bias = calibrate(y, p, float(np.mean(y)))
     return nrmse(y, gain * p + bias)
 

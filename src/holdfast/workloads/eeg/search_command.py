@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.base.errors import ExitCode
-from holdfast.cli.order import read_order
+from holdfast.console.order import read_order
 from holdfast.console.output import Output, add_flags, counted
 from holdfast.console.usage import Parser
 

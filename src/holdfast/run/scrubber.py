@@ -16,8 +16,8 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.base import machine
 from holdfast.base.human import shorten
+from holdfast.run import machine
 
 LEFT_OUT = "(left out)"
 _KEYS = re.compile(r"uuid|serial|unique_id|boot_id|hostname|user|cookie|token|secret|password", re.IGNORECASE)

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import __version__
-from holdfast.base import machine
 from holdfast.base.errors import UserError
 from holdfast.console.usage import UsageError, similar
-from holdfast.run import kept_arguments, script, workload_registry
+from holdfast.run import kept_arguments, machine, script, workload_registry
 from holdfast.run.events import utc_now
 from holdfast.run.folder import RunFolder, redact
 from holdfast.run.settings import Settings, parse_overrides
@@ -174,3 +173,8 @@ def run_info(order: Order) -> dict[str, Any]:
         "python": platform.python_version(),
         "exit_code": None,
     }
+
+
+def root_of(args: argparse.Namespace) -> Path:
+    """The folder that runs are in."""
+    return Path(args.folder) if getattr(args, "folder", None) else Path(Settings.load().run.folder)
