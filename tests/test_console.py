@@ -44,7 +44,7 @@ TYPED_BY = {
     r"predict": ("optimize/test_bundle.py", '"predict"'),
     r"serve": ("optimize/serving.py", '"serve"'),
     r"watch --web": ("monitor/test_web.py", '"--web"'),
-    r"run -- (yolo|accelerate)": ("external/test_commands.py", '"yolo"'),
+    r"run -- (yolo|accelerate)": ("supervisor/scripts/test_commands.py", '"yolo"'),
     r"notify \w+-": ("monitor/test_notify.py", '"notify"'),
     r"chaos \S+ --faults": ("workloads/eeg/test_runs.py", '"--faults"'),
 }

@@ -23,7 +23,7 @@ from holdfast.base.errors import UserError
 from holdfast.run.folder import RunFolder, read_events, write_json
 from holdfast.supervisor import at_boot
 from holdfast.supervisor.at_boot import Job
-from tests.faults.driving import descendants
+from tests.real_faults.driving import descendants
 from tests.waiting import wait_until
 
 from .conftest import Finished, job_folder

@@ -87,11 +87,11 @@ def test_a_probe_that_hangs_is_ended_at_its_deadline(tmp_path: Path) -> None:
 ABANDON = """
 import json, sys, time
 sys.path.insert(0, sys.argv[1])
-from tests.faults import unkillable
-from holdfast.devices import probing
-probing.KILL_GRACE = 0.5
+from tests.real_faults import unkillable
+from holdfast.devices import probe_process
+probe_process.KILL_GRACE = 0.5
 unkillable.hold_fire()
-probe = probing.Probe.start("pretend:0", 0.5)
+probe = probe_process.Probe.start("pretend:0", 0.5)
 while (result := probe.poll()) is None:
     time.sleep(0.02)
 print(json.dumps({"ok": result.ok, "why": result.why, "abandoned": result.abandoned, "pid": probe.pid}), flush=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.external.driving import SCRIPTS, by_itself, same_weights, under_run
+from tests.supervisor.scripts.driving import SCRIPTS, by_itself, same_weights, under_run
 
 ATTACHED = Path(__file__).parent / "scripts"
 EPOCHS, BATCHES = 2, 12

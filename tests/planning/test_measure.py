@@ -17,7 +17,7 @@ from torch import nn
 from holdfast.planning import measure
 from holdfast.planning.choice import Choice, Knob
 from holdfast.planning.records import FILE, Memory, Record, Result
-from tests.runtime.local_runs import run
+from tests.worker.local_runs import run
 
 PIECES = Knob("pieces", (1, 2, 4))
 

@@ -30,8 +30,8 @@ from holdfast.state.weights_file import write_weights
 from holdfast.supervisor import undo
 from holdfast.supervisor.scripts.hook_notes import Notes
 from holdfast.supervisor.scripts.script_record import Record
-from tests.runtime.checkpoints import payload as small_state
 from tests.security.planting import KINDS, LINKS, in_time, outside, plant, seen
+from tests.state.checkpoints import payload as small_state
 
 payload = functools.cache(small_state)
 

@@ -166,7 +166,7 @@ class RankNursery(Nursery):
     first = (*Nursery.first, "torch.distributed", "holdfast.distributed.group", "holdfast.distributed.rank_link")
 
     def _live(self, config: dict[str, Any], fds: list[int]) -> int:
-        main = importlib.import_module("holdfast.__main__").main  # what a fresh interpreter would run
+        main: Any = importlib.import_module("holdfast.__main__").main  # what a fresh interpreter would run
         if sys.platform != "win32":
             os.setpgid(0, 0)
         for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):

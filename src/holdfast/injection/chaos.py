@@ -181,7 +181,8 @@ class _Injector:
         told, supervisor = self.pids.get(name), self.pids.get("supervisor")
         if name == "supervisor" or supervisor is None or not processes.LINUX:
             return told
-        there = [pid for pid, line in processes.children(supervisor).items() if f"holdfast.runtime.{name}" in line]
+        module = {"nursery": "holdfast.worker.nursery", "keeper": "holdfast.supervisor.keeper"}[name]
+        there = [pid for pid, line in processes.children(supervisor).items() if module in line]
         return told if told in there else next(iter(there), None)
 
     def loader_children(self) -> list[int]:

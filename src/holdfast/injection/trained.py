@@ -12,7 +12,9 @@ class Trained(Protocol):
     """A session that trains on a device."""
 
     _phase_hooks: list[Callable[[Phase], None]]
-    _named: dict[str, Any]
+
+    @property
+    def _named(self) -> dict[str, Any]: ...
 
     @property
     def device(self) -> Any: ...

@@ -12,7 +12,7 @@ from holdfast.base import processes
 from holdfast.planning.choice import Choice
 from holdfast.supervisor.process_start import NurseryLauncher
 from holdfast.workloads.detection import generate, training
-from tests.faults.driving import Run, drive
+from tests.real_faults.driving import Run, drive
 
 pytestmark = pytest.mark.timeout(600)  # the first of them also drives the undisturbed run
 SCRIPT = Path(training.__file__)

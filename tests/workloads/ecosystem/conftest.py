@@ -1,5 +1,5 @@
 """The fault tests' way to run a job: workers from a nursery that is warm already."""
 
-from tests.faults.conftest import drive, nursery, reference
+from tests.real_faults.conftest import drive, nursery, reference
 
 __all__ = ["drive", "nursery", "reference"]

@@ -23,7 +23,7 @@ from holdfast.base.errors import UserError
 from holdfast.base.human import shorten
 from holdfast.run.folder import RunFolder, list_runs
 from holdfast.workloads.eeg import challenge1, challenge2, closing, submission
-from tests.runtime.local_runs import run
+from tests.worker.local_runs import run
 
 from . import small
 

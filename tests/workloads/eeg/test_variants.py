@@ -16,7 +16,7 @@ import torch
 from holdfast.workloads.eeg import cache, challenge1, challenge2, heads, models, scores, serving, submission
 from holdfast.workloads.eeg.splits import folds, split
 from holdfast.workloads.eeg.training import predict
-from tests.runtime.local_runs import run
+from tests.worker.local_runs import run
 
 from . import small
 

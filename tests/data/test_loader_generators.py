@@ -1,0 +1,204 @@
+"""Only generators that a dataset uses are seeded, and nobody can tell from the numbers that it draws."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, Subset
+
+from holdfast.data.generators import NAMES, Watch, capture, restore, same
+from holdfast.data.loader import Loader
+from tests.data.loaders import POSIX, TIDY
+
+pytestmark = [POSIX, TIDY]
+
+LENGTH = 23
+
+
+class Drawing(Dataset[torch.Tensor]):
+    """Each sample is its index and what `act` gives for it; the reads are counted."""
+
+    def __init__(self, act: Callable[[int], float]) -> None:
+        self.act = act
+        self.reads: list[int] = []
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.reads.append(index)
+        return torch.tensor([float(index), self.act(index)], dtype=torch.float64)
+
+
+def of_numpy_rarely(index: int) -> float:
+    return float(np.random.rand()) if index == 13 else 0.0
+
+
+ACTS: dict[str, tuple[Callable[[int], float], set[str]]] = {
+    "nothing": (lambda index: 0.5, set()),
+    "torch": (lambda index: torch.rand(()).item(), {"torch"}),
+    "numpy": (lambda index: float(np.random.rand()), {"numpy"}),
+    "python": (lambda index: random.random(), {"python"}),
+    "numpy in pairs": (lambda index: float(np.random.standard_normal()), {"numpy"}),
+    "python in pairs": (lambda index: random.gauss(0, 1), {"python"}),
+    "rarely": (of_numpy_rarely, {"numpy"}),
+    "one sample of two kinds": (
+        lambda index: random.random() + np.random.rand() if index == 4 else 0.0,
+        {"numpy", "python"},
+    ),
+    "a look at the seed": (lambda index: torch.initial_seed() % 1000, {"torch"}),
+    "a look at torch's state": (lambda index: torch.get_rng_state()[:64].sum().item(), {"torch"}),
+    "a look at numpy's state": (lambda index: float(np.random.get_state()[1][5]), {"numpy"}),  # type: ignore[index]
+    "a look at Python's state": (lambda index: float(random.getstate()[1][5]), {"python"}),
+    "its own seed": (lambda index: float(np.random.default_rng(torch.initial_seed() & 0xFFFF).random()), {"torch"}),
+    "seeding by itself": (lambda index: [np.random.seed(index), float(np.random.rand())][1], {"numpy"}),  # type: ignore[func-returns-value]
+}
+
+
+def loader(act: Callable[[int], float], workers: int = 0, **changes: Any) -> Loader:
+    return Loader(Drawing(act), 4, shuffle=True, seed=7, num_workers=workers, **changes)
+
+
+def always_seeded(act: Callable[[int], float], **changes: Any) -> torch.Tensor:
+    reference = loader(act, **changes)
+    reference._fetcher.used.update(NAMES)
+    return torch.cat(list(reference))
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_the_numbers_are_those_of_samples_that_are_seeded_each(name: str) -> None:
+    act, used = ACTS[name]
+    here = loader(act)
+    assert torch.equal(torch.cat(list(here)), always_seeded(act))
+    assert here._fetcher.used == used
+
+
+@pytest.mark.parametrize("name", ["numpy in pairs", "rarely", "a look at the seed"])
+def test_a_child_gives_the_same_numbers(name: str) -> None:
+    act, _ = ACTS[name]
+    there = loader(act, workers=1)
+    assert torch.equal(torch.cat(list(there)), always_seeded(act))
+    there.close()
+
+
+@pytest.mark.parametrize("name", ACTS)
+@pytest.mark.parametrize("half", [False, True], ids=["whole", "half a pair"])
+def test_the_generators_of_the_training_stay_as_they_are(name: str, half: bool) -> None:
+    torch.manual_seed(3), np.random.seed(3), random.seed(3)
+    if half:  # one normal number of a pair is kept back, which the twister's words do not show
+        np.random.standard_normal(), random.gauss(0, 1), torch.randn(())
+    before = {each: capture(each) for each in NAMES}
+    list(loader(ACTS[name][0]))
+    for each, state in before.items():
+        assert same(state, capture(each)), each
+
+
+def test_half_a_pair_that_the_training_left_is_no_sample_s() -> None:
+    act, _ = ACTS["numpy in pairs"]
+    np.random.seed(1)
+    np.random.standard_normal()
+    assert torch.equal(torch.cat(list(loader(act))), always_seeded(act))
+
+
+def test_a_dataset_that_draws_has_one_sample_read_twice() -> None:
+    drawing = loader(ACTS["torch"][0])
+    list(drawing)
+    assert len(drawing.dataset.reads) == LENGTH + 1
+    quiet = loader(ACTS["nothing"][0])
+    list(quiet)
+    assert sorted(quiet.dataset.reads) == list(range(LENGTH))
+
+
+def test_a_sample_that_raises_after_drawing_is_raised_as_seeded() -> None:
+    def act(index: int) -> float:
+        drawn = random.random()
+        if index == 11:
+            raise ValueError(f"drew {drawn}")
+        return 0.0
+
+    words = []
+    for used in ((), NAMES):
+        here = loader(act)
+        here._fetcher.used.update(used)
+        with pytest.raises(ValueError, match="drew") as caught:
+            list(here)
+        words.append(str(caught.value))
+    assert words[0] == words[1]
+
+
+def test_a_collate_function_that_draws_is_seeded_too() -> None:
+    def mixed(items: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(items) + np.random.rand()
+
+    act, _ = ACTS["nothing"]
+    assert torch.equal(torch.cat(list(loader(act, collate_fn=mixed))), always_seeded(act, collate_fn=mixed))
+
+
+class Together(Drawing):
+    """Gives several samples at once, as datasets of Hugging Face do."""
+
+    asked = 0
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        self.asked += 1
+        return [torch.tensor([float(index), self.act(index)], dtype=torch.float64) for index in indices]
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["itself", "behind a Subset"])
+def test_samples_are_read_together_where_the_dataset_can(behind: bool) -> None:
+    dataset = Together(ACTS["nothing"][0])
+    data = Loader(Subset(dataset, range(LENGTH)) if behind else dataset, 4, seed=7)
+    assert torch.equal(torch.cat(list(data))[:, 0], torch.arange(LENGTH, dtype=torch.float64))
+    assert dataset.asked == len(data) and not dataset.reads
+
+
+def test_samples_that_draw_are_read_one_by_one_also_where_the_dataset_has_another_way() -> None:
+    act, _ = ACTS["numpy"]
+    together = Loader(Together(act), 4, shuffle=True, seed=7)
+    assert torch.equal(torch.cat(list(together)), always_seeded(act))
+    assert together.dataset.asked == 1
+
+
+def test_a_sample_that_raises_is_named_also_where_samples_come_together() -> None:
+    def act(index: int) -> float:
+        if index == 9:
+            raise KeyError("nine")
+        return 0.0
+
+    with pytest.raises(KeyError, match="nine") as caught:
+        list(Loader(Together(act), 4, seed=7))
+    assert any("dataset[9]" in note for note in getattr(caught.value, "__notes__", ["dataset[9]"]))
+
+
+def test_watches_of_two_threads_leave_the_real_functions_behind() -> None:
+    real = torch.initial_seed, np.random.get_state, random.getstate
+    first, second = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with Watch(()):
+            first.set()
+            second.wait(30)
+
+    thread = threading.Thread(target=other)
+    with Watch(()):
+        thread.start()
+        first.wait(30)
+    second.set()
+    thread.join()
+    assert (torch.initial_seed, np.random.get_state, random.getstate) == real
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_comes_back(name: str) -> None:
+    draw = {"torch": torch.rand, "numpy": np.random.standard_normal, "python": lambda n: [random.gauss(0, 1)] * n}[name]
+    draw(1)
+    state = capture(name)
+    first = list(draw(5))
+    restore(name, state)
+    assert list(draw(5)) == first

@@ -1,0 +1,40 @@
+"""Loader: batches lie in pinned memory for the device that is in use, and wake up no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+
+from holdfast.data.loader import Batch
+from tests.data.loaders import POSIX, TIDY, make, values
+
+pytestmark = [POSIX, TIDY]
+
+
+def test_a_device_that_is_not_in_use_is_not_woken_up_to_pin_memory() -> None:
+    loader = make(pin_memory=True, workers=0)
+    loader.device = torch.device("cpu")  # a run that has left its accelerator
+    assert loader._pin_device() is None
+    loader.device = None
+    assert loader._pin_device() is None or torch.cuda.is_initialized()
+
+
+@pytest.mark.hardware
+@pytest.mark.parametrize("workers", [0, 2])
+def test_memory_is_pinned_through_a_kill(workers: int, undisturbed: torch.Tensor) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs CUDA")
+    loader = make(pin_memory=True, workers=workers)
+    loader.device = torch.device("cuda")
+
+    def check(batch: Batch) -> None:
+        assert batch.value.is_pinned()
+        assert torch.equal(batch.value.to("cuda", non_blocking=True).cpu(), batch.value)
+        if batch.index == 3 and workers:
+            os.kill(loader._pool.pids[0], signal.SIGKILL)
+
+    assert torch.equal(values(loader, each=check), undisturbed)
+    loader.close()

@@ -1,0 +1,25 @@
+"""Loader children that are killed or stuck: respawned inside the worker, and every sample still comes once."""
+
+from __future__ import annotations
+
+from tests.real_faults.conftest import Drive
+from tests.real_faults.driving import SOON, assert_exact
+
+QUICK_LOADER = {"loader.stuck_floor": "1s"}
+
+
+def test_killed_and_stuck_children_are_respawned(drive: Drive, reference: Drive) -> None:
+    run = drive(faults="loader_kill@4,loader_stop@11,loader_kill@16", workers=2, settings=QUICK_LOADER)
+    assert_exact(run, reference(), faults=3)  # the same bits as without loader children
+    assert run.faults() == ["loader_died", "loader_stuck", "loader_died"]
+    assert run.receipt["steps_repeated"] == 0
+    assert len(run.of("worker")) == 1
+    assert run.fault(1)["evidence"]["signal"] == "SIGKILL"
+    assert run.fault(2)["evidence"]["waited_s"] <= 10.0
+    assert len(run.of("recovered")) == 3
+
+
+def test_a_worker_with_loader_children_is_replaced(drive: Drive, reference: Drive) -> None:
+    """Its children end with it, however it ends; the next worker starts its own."""
+    run = drive(faults="sigkill@4:data,hang@10,segfault@15:forward", workers=2, settings=SOON)
+    assert_exact(run, reference(), faults=3)
