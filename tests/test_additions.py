@@ -290,7 +290,7 @@ def test_a_probe_of_ours_runs_and_a_remedy_of_ours_cures(add: Add, tmp_path: Pat
 def test_a_probe_of_the_package_is_one_file(tmp_path: Path) -> None:
     probe = probe_catalog.find("index out of bounds")
     assert probe.function == "more.out_of_bounds.notice"
-    code = "import sys; from holdfast.devices import probe_catalog; probe_catalog.probes(); sys.exit('torch' in sys.modules)"
+    code = "import sys; from holdfast.devices import probe_catalog as c; c.probes(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.devices.findings import LEVELS, Cure, Explanation, Finding, explained, explanations, finding, worst
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 CODES = """
 D001 device-does-not-start

@@ -20,7 +20,7 @@ from holdfast.run.folder import RunFolder, list_runs, read_events
 
 HERE = Path(__file__).parent
 SCRIPTS, FAULTS = HERE / "scripts", HERE / "faults"
-SOURCE = HERE.parent.parent / "src"
+SOURCE = HERE.parents[2] / "src"
 PATIENCE = 100.0
 
 
