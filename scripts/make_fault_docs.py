@@ -27,7 +27,7 @@ def render() -> str:
     """The whole page."""
     return "\n".join(
         [
-            "<!-- Made by scripts/make_fault_docs.py from src/holdfast/runtime: edit there, not here. -->",
+            "<!-- Made by scripts/make_fault_docs.py from src/holdfast/faults: edit there, not here. -->",
             "# Faults",
             "",
             "What can happen to a run, what holdfast does about it, and what you can do.",

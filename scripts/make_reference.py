@@ -282,7 +282,7 @@ def _codes() -> Iterator[str]:
     yield ""
     yield "| code | name | meaning |"
     yield "|---|---|---|"
-    tree = ast.parse((ROOT / "src" / "holdfast" / "errors.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "src" / "holdfast" / "base" / "errors.py").read_text(encoding="utf-8"))
     body = next(node for node in tree.body if getattr(node, "name", "") == "ExitCode").body  # type: ignore[attr-defined]
     for code in ExitCode:
         at = next(i for i, each in enumerate(body) if isinstance(each, ast.Assign) and each.targets[0].id == code.name)

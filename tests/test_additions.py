@@ -395,7 +395,7 @@ def test_a_command_says_it_before_it_does_anything(add: Add, tmp_path: Path) -> 
 
 
 def test_what_is_shown_as_an_example_is_what_works(add: Add) -> None:
-    """The file in the docstring of added.py."""
+    """The file in the docstring of added_kinds.py."""
     doc = textwrap.dedent((added_kinds.__doc__ or "").partition("\n\n")[2].partition("Such files are")[0])
     add("faults/licence_lost.toml", doc)
     cli.check_additions()

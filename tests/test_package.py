@@ -35,12 +35,12 @@ def test_what_is_missing_is_noticed(built: tuple[Path, Path], tmp_path: Path) ->
     cut = tmp_path / built[0].name
     with zipfile.ZipFile(built[0]) as whole, zipfile.ZipFile(cut, "w") as less:
         for name in whole.namelist():
-            if name != "holdfast/runtime/faults.toml":
+            if name != "holdfast/faults/faults.toml":
                 less.writestr(name, whole.read(name))
         less.writestr("holdfast/stranger.py", "")
     found = package.look_into_wheel(cut)
     assert [problem.partition(" ")[2] for problem in found] == [
-        "lacks holdfast/runtime/faults.toml",
+        "lacks holdfast/faults/faults.toml",
         "has holdfast/stranger.py, which is not in src/",
     ]
 

@@ -13,7 +13,10 @@ from pathlib import Path
 import holdfast
 
 HOME = Path(holdfast.__file__).parent
-PARTS = ("runtime", "external", "distributed", "monitor", "cli", "devices")
+PARTS = (
+    "run", "console", "state", "record", "data", "worker", "probes", "supervisor", "distributed", "monitor", "cli",
+    "devices",
+)  # fmt: skip
 """The supervisor, the keeper, everything around a run, and the commands. A workload is a script like a user's."""
 
 FORBIDDEN = {
@@ -44,17 +47,23 @@ ELSEWHERE = {
     "monitor/web/keys.py": "the cache folder of the user: new, or it is not written",
     "base/board.py": "a file of tempfile.mkstemp, where there is no shared memory",
     "supervisor/keeper.py": "a new folder in one of tempfile.mkdtemp, when the run folder takes nothing more",
+    "probes/wrong_kernels.py": "where HOLDFAST_PRETEND points to, for tests and `holdfast verify`",
+    "run/kept_arguments.py": "the state folder of the user",
+    "run/seal.py": "the state folder of the user",
+    "supervisor/at_boot.py": "the folder of the user's services",
     "record/transfer.py": "makes a new folder, which fails where anything is, and the place the user names",
-    "worker/operators/case.py": "the checker's folder of tempfile.mkdtemp; the run folder gets bytes (confirming.py)",
+    "worker/operators/case.py": "the checker's folder of tempfile.mkdtemp; the run folder gets bytes (confirmation.py)",
     "worker/operators/checker_client.py": "a folder of tempfile.mkdtemp",
     "state/weights_export.py": "a file the user names",
     "base/scratch.py": "a folder of tempfile.mkdtemp, and shared memory of processes that are gone",
     "state/slots.py": "shared memory of the supervisor, through /proc",
 }
-ALSO = ("runfolder.py", "linefile.py", "eventfile.py", "files.py", "locks.py", "planted.py")
+ALSO = tuple(
+    f"base/{name}.py" for name in ("board", "channel", "files", "line_file", "locks", "planted", "processes", "scratch")
+)
 ALSO_ELSEWHERE = {
-    "runfolder.py": "makes the folder of runs, which the user names, and a new run folder, which fails where one is",
-    "files.py": "opens for reading; `private` is for state files",
+    "run/folder.py": "makes the folder of runs, which the user names, and a new run folder, which fails where one is",
+    "base/files.py": "opens for reading; `private` is for state files",
 }
 
 

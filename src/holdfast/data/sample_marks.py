@@ -7,7 +7,7 @@
     marks.suspects(kind)                              # [Suspect(4711, strikes=1)] in the next worker
 
 Without loader children the process that reads is the worker itself. What it was at when it died or was killed as
-hung is a suspect, not yet a culprit: somebody may have killed it from outside. See examining.py for the trial.
+hung is a suspect, not yet a culprit: somebody may have killed it from outside. See sample_check.py for the trial.
 A file in the run folder, so that the next supervisor finds it too. It is one page, mapped; nothing is ever flushed.
 
 All loaders of a process, protected or not, find here what they need to know of the run they are in.

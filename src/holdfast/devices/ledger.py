@@ -9,7 +9,7 @@
     ledger.history("cuda:0").faults_per_hour                          # 0.63
 
 An entry that is still open under another boot id means: the machine went down while this device was in use. Whose
-fault that was is judged with evidence (judging.py), and every decision is a line of its own.
+fault that was is judged with evidence (shutdown_cause.py), and every decision is a line of its own.
 
 One file of JSON lines, appended and flushed to the disk one by one. Lines that cannot be read are passed over. No
 method raises because the disk does: a run goes on without its ledger, and `problem` says why.

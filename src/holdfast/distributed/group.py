@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _KINDS = list(Kind)
 _ACTIONS = list(Action)
 _RANK = 4
-"""A stream of random words of its own, beside those of the samples (sampling.py)."""
+"""A stream of random words of its own, beside those of the samples (sample_order.py)."""
 _GRADIENTS, _DONE, _MOVE, _BOUNDARY, _SNAPSHOTS, _SEQUENCE = range(1, 7)
 _MOST_SNAPSHOTS = 64
 

@@ -1,7 +1,7 @@
 """The kinds of fault: their words, their codes, what each leaves of a process, and what is said about it.
 
     Kind.HANG, CODES[Kind.HANG]             # the word on the screen, in JSON and in the docs; "F005", never used again
-    Kind("licence_lost")                    # one that a file adds (added.py): a kind without a name in the code
+    Kind("licence_lost")                    # one that a file adds (added_kinds.py): a kind without a name in the code
     health_of(Kind.OUT_OF_MEMORY)           # Health.ALIVE: the process can be used
     explanations()                          # the texts of `faults.toml`, as `holdfast explain F005` prints them
 

@@ -7,7 +7,7 @@
 `table` below is the whole policy. Each row is tried from the left, and the first entry that is still open is
 the move. An entry is used up by what was already done for faults of the same family at the same place: the
 same step on the same rung. What came from outside (a kill) is not the rung's fault, so there the place is
-"since the last committed step". A kind that a file adds has its row there (added.py).
+"since the last committed step". A kind that a file adds has its row there (added_kinds.py).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     world = World(jobs=…, devices=…, prices=…)
     read(World, write(world)) == world          # so a saved plan can be made again, anywhere, any time
 
-Gathering it is `surveying.py`; here it is only data. No torch.
+Gathering it is `job_survey.py`; here it is only data. No torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Probes: what the doctor makes a device do, each in a process of its own.
 
-    catalog.py     what there is, by name; no torch
+    probe_catalog.py     what there is, by name; no torch
     child.py       the process: waits with torch imported, forks once per probe, and tells what it is about to do
     bench.py       the device as probes see it: precision, layout, memory
     layers.py      the small networks

@@ -45,7 +45,7 @@ class Teller:
         self.spending = Spending()
         self.scalars = Scalars(run)
         self.readings: dict[str, Any] | None = None
-        """What the sensors said last (sensing.py), for readers elsewhere."""
+        """What the sensors said last (sensors.py), for readers elsewhere."""
         self.energy_j: dict[str, float] = {}
         self.best = Best(run, best_metric)
         self._failed_over: set[str] = set()

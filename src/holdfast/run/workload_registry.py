@@ -34,7 +34,8 @@ from typing import Any
 from holdfast.base import additions
 from holdfast.base.errors import UserError
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).parent.with_name("workloads")
+"""The workloads that come with holdfast. Their files are read here; nothing of them is imported."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@
     folder = affairs.tell_fault(fault, move, beat)        # its evidence kept, its event told
 
 Folder, plan, settings, memory, keeper, accounts and teller each know nothing of a supervisor. What follows from
-them is decided elsewhere: crew.py starts and ends workers, recovering.py answers a death, ending.py ends the run.
+them is decided elsewhere: workers.py starts and ends workers, recovery.py answers a death, run_end.py ends the run.
 """
 
 from __future__ import annotations

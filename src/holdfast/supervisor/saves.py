@@ -7,7 +7,7 @@ saving.tick()                                    # a checkpoint every now and th
 saving.last(weights=["final"], hurry=hurried)    # the state as it is now, before the run ends
 
 While the run folder takes nothing, training goes on in memory. If it still takes nothing at the end, the whole run goes
-to another folder: see rescue.py.
+to another folder: see rescue_folder.py.
 """
 
 from __future__ import annotations

@@ -6,14 +6,14 @@ One loop, one thread: wait for something to happen, hear what the processes say,
 Whatever touches a device is in a child; the state is in slots this process owns: no child's death loses it.
 Every decision is the ladder's, every limit the watchdog's. Here is what is noticed; what follows is elsewhere:
 
-    affairs.py      what all of them work on: folder, plan, memory, accounts, teller
-    crew.py         the worker there is now: starting it, ending it
-    recovering.py   after a death: evidence, the ladder, a new worker
-    inquest.py      whose fault it was
-    trusting.py     which devices are trusted, and how one comes back
-    saving.py       checkpoints, and the keeper that writes them
-    holding.py      sensors and limits: warn, slow down, pause
-    ending.py       stopping, finishing, failing; the receipt
+    run_state.py      what all of them work on: folder, plan, memory, accounts, teller
+    workers.py         the worker there is now: starting it, ending it
+    recovery.py   after a death: evidence, the ladder, a new worker
+    fault_inquiry.py      whose fault it was
+    device_trust.py     which devices are trusted, and how one comes back
+    saves.py       checkpoints, and the keeper that writes them
+    throttle.py      sensors and limits: warn, slow down, pause
+    run_end.py       stopping, finishing, failing; the receipt
 """
 
 from __future__ import annotations

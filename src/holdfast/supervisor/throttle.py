@@ -4,8 +4,8 @@
     holding.tick()          # now and then: a reading for the beat, events when a limit is passed, a word on the board
     holding.close()
 
-The judgement is pure and in limits.py, the sensors are a child (sensing.py), the resting is the worker's own
-(resting.py), between two of its steps. Here they meet.
+The judgement is pure and in limits.py, the sensors are a child (sensors.py), the resting is the worker's own
+(rest.py), between two of its steps. Here they meet.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
         crew.abandon(worker)                 # it cannot be killed: its slots stay with it
     crew.account_for(worker)                 # counted, then dropped
 
-It says nothing about when or why: that is decided in supervisor.py, recovering.py and ending.py.
+It says nothing about when or why: that is decided in supervisor.py, recovery.py and run_end.py.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ that dies is replaced, and its successor starts at the body that was not committ
 Only protected objects are restored. Local variables of the loop, plain attributes and non-persistent buffers
 are not.
 
-Here are the loop and what a script may call. Trying a step until it is done is in attempting.py, going on where a
-run was in landing.py, and what all three work on in ground.py.
+Here are the loop and what a script may call. Trying a step until it is done is in retry.py, going on where a
+run was in restore.py, and what all three work on in session_base.py.
 """
 
 from __future__ import annotations

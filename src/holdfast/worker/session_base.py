@@ -5,7 +5,7 @@
     ground.enter(Phase.FORWARD)                        # on the board, for the watchdog
     ground.take("batch", "data", resumable=True)       # a snapshot of everything protected, at this position
 
-The session (loop and public calls), its attempts (attempting.py) and its landing (landing.py) all work on it; the
+The session (loop and public calls), its attempts (retry.py) and its landing (restore.py) all work on it; the
 session drives the other two.
 """
 

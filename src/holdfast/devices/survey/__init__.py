@@ -10,7 +10,7 @@
 
 | file | what it looks at |
 |---|---|
-| take.py | puts it all together |
+| collect.py | puts it all together |
 | nvidia.py amd.py intel.py apple.py windows.py | one vendor or system each |
 | labels.py | what torch would call each card, and why it would not count one |
 | cpu.py disk.py build.py host.py | the CPU, the disk of the runs, the installed torch, the system |

@@ -5,7 +5,7 @@
     answering.lost(script, fault, words, stacks)         # it hung and was ended
     answering.tick()                                     # is a disk free again, may a device be returned to?
 
-Where it begins again is found by going_on.py; how a run is over is in ending.py; room.py waits for a full disk.
+Where it begins again is found by continuation.py; how a run is over is in script_end.py; room.py waits for a full disk.
 """
 
 from __future__ import annotations

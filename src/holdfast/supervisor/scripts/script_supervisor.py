@@ -4,7 +4,7 @@
         outcome = ScriptSupervisor(run, order, settings, stage, face).run(stage.first(order))
 
 One loop, one thread: bytes on their way, signals on theirs, the board, silence. No torch, no device. What follows when
-the script ends is in answering.py; the faults, the ladder and the folder of evidence are those of `holdfast train`.
+the script ends is in fault_answer.py; the faults, the ladder and the folder of evidence are those of `holdfast train`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a silent process waits for: nothing for ever, or something that comes.
 
 finding.py      the grades, and the words
-judging.py      a process and its family: through threads, children, pipes and sockets to whoever is waited for
+judgement.py      a process and its family: through threads, children, pipes and sockets to whoever is waited for
 calls.py        what one system call waits for
 descriptors.py  what is at the other end of a pipe, a socket, a lock
 threads.py      the threads of a process with the calls they are in

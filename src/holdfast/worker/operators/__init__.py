@@ -5,6 +5,6 @@ case.py        one operator with its tensors, in memory and as a safetensors fil
 reference.py   the same operator in fp64 on the CPU
 bounds.py      what rounding explains, from the operator, its precision and its length
 comparison.py  device against fp64, element by element
-checker.py     the process that compares, beside the training; checking.py is its other end
-confirming.py  the operator again, with other inputs, in a fresh process, and a script for a stranger
+checker.py     the process that compares, beside the training; checker_client.py is its other end
+confirmation.py  the operator again, with other inputs, in a fresh process, and a script for a stranger
 """

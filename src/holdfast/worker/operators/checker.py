@@ -1,6 +1,6 @@
 """The process that compares: takes cases by their paths, computes each in fp64, says what it found. Low priority.
 
-    python -m holdfast.worker.operators.checker --parent PID        # started by checking.py, never by hand
+    python -m holdfast.worker.operators.checker --parent PID        # started by checker_client.py, never by hand
 
 One line of JSON in, one out. It sees no device, uses one thread, and ends when nobody writes to it any more.
 """

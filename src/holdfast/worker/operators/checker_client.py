@@ -7,7 +7,7 @@
         answer.findings, answer.confirmed
     checking.close()
 
-A look that finds something is confirmed in a fresh process (confirming.py) before its answer comes. Files are in
+A look that finds something is confirmed in a fresh process (confirmation.py) before its answer comes. Files are in
 memory where the system has a folder for that. A checker that dies is started again a few times, then there is none.
 """
 
