@@ -174,7 +174,7 @@ class RankNursery(Nursery):
         os.environ.clear()
         os.environ.update({**config["env"], NESTED: str(os.getppid())})
         os.chdir(config["cwd"])
-        return main(config["words"])
+        return int(main(config["words"]))
 
 
 def _unix_socket() -> socket.socket:

@@ -1,4 +1,4 @@
-"""One row of a plan, as data. What fills it is options.py (here) and rented_options.py (elsewhere); decide.py takes one."""
+"""One row of a plan, as data. options.py (here) and rented_options.py (elsewhere) fill it; decide.py takes one."""
 
 from __future__ import annotations
 

@@ -2,24 +2,25 @@
 
     order.py         what to run
     stage.py         all a process of it needs to start, and little else: the command waits for what is imported first
-      streams.py     its stdin, stdout and stderr, passed on byte for byte
-      script_start.py   starting it as it would start by itself; script_signals.py: what is sent to us is sent on
-      script_processes.py         what it started, found and ended with it
-      hook/          the few lines inside the script: steps, saves, the last exception, stacks
-      notes.py       what the hook wrote down, and which fault it is
+      streams.py           its stdin, stdout and stderr, passed on byte for byte
+      script_start.py      starting it as it would start by itself; script_signals.py: what is sent to us is sent on
+      script_processes.py  what it started, found and ended with it
+      hook/                the few lines inside the script: steps, saves, the last exception, stacks
+      hook_notes.py        what the hook wrote down, and which fault it is
     script_supervisor.py   the loop
-      silence.py     a hang: silence_limit.py says how long it may be silent, activity.py whether it computes meanwhile, and
-                     holdfast.supervisor.waits what it waits for
-      steps.py       which step a checkpoint belongs to
-    fault_answer.py     what follows when the script ends
-      continuation.py    where it begins again: frameworks.py (Lightning, HF Trainer, ultralytics, Accelerate and others),
-                     own_checkpoints.py (the newest that is whole), batches.py (smaller ones after memory ran out)
-      rungs.py       the ladder by environment, down to the CPU
-      room.py        a full disk is waited for; repetition.py: the same end each time
-      script_end.py      the receipt
-    attached.py      the other end of `holdfast.attach`: slots and keeper; door.py: where it knocks
+      silence.py           a hang: silence_limit.py says how long it may be silent, activity.py whether it computes
+                           meanwhile, and holdfast.supervisor.waits what it waits for
+      steps.py             which step a checkpoint belongs to
+    fault_answer.py        what follows when the script ends
+      continuation.py      where it begins again: frameworks.py (Lightning, HF Trainer, ultralytics, Accelerate and
+                           others), own_checkpoints.py (the newest that is whole), batches.py (smaller ones after memory
+                           ran out)
+      rungs.py             the ladder by environment, down to the CPU
+      room.py              a full disk is waited for; repetition.py: the same end each time
+      script_end.py        the receipt
+    attached.py            the other end of `holdfast.attach`: slots and keeper; door.py: where it knocks
 
-A package of its own beside `runtime`: what `runtime` supervises is a worker it wrote itself, forked from a nursery and
+A package of its own beside `supervisor`: what that supervises is a worker it wrote itself, forked from a nursery and
 asked to stop by a word on the board. Here the worker is anything that can be started. The parts that know nothing of
 workers (board, faults, ladder, evidence, journal, accounts, trust, keeper) are those of `runtime`.
 No torch here, except in what a script imports itself.
