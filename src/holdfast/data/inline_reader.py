@@ -3,7 +3,7 @@
     reader = Reader(fetcher, pool)
     for value in reader.stream(course, 17, settle, pin=False): ...
 
-Each sample is marked before it is read (sample_marks.py). A worker whose predecessor ended at a sample tries that one in a
+Each sample is marked before it is read (sample_marks.py). A worker whose predecessor ended at a sample tries it in a
 child first: if the child ends too, the sample is to blame; if not, it is read here as if nothing had happened.
 """
 
