@@ -410,22 +410,23 @@ def _add_attention(case: Case, limits: list[Tensor | None]) -> None:
     if not case.title.startswith("_scaled_dot_product"):
         return
     given = reference.named(case, filled(case.args, doubled(case.tensors)), filled(case.kwargs, doubled(case.tensors)))
-    query, key, value = given["query"], given["key"], given["value"]
+    query, shared = given["query"], given["key"]
+    key, value = reference.repeated(shared, query), reference.repeated(given["value"], query)
     found, scale = reference.scores(given)
     weights = found.softmax(-1)
     unit = _unit(case)
     narrow = max(_narrow(case), PRODUCTS[case.precision])
-    sizes = query.abs() @ reference.repeated(key, query).abs().transpose(-1, -2) * scale
+    sizes = query.abs() @ key.abs().transpose(-1, -2) * scale
     inner = (chain(query.shape[-1]) + STEPS) * unit + (2 * PRODUCTS[case.precision])
     loose = weights * (4 * narrow + inner * sizes + (inner * sizes * weights).sum(-1, keepdim=True))
     if not case.title.endswith("backward"):
-        extra = [loose @ reference.repeated(value, query).abs()]
+        extra = [loose @ value.abs()]
     else:
         grad: Tensor = given["grad_out" if "grad_out" in given else "grad_out_"]
         change = grad.abs() @ value.abs().transpose(-1, -2) + (grad.abs() * given["out"].abs()).sum(-1, keepdim=True)
         rough = loose * change + weights * change * (8 * narrow + inner)
-        ways = (rough @ key.abs() * scale, rough.transpose(-1, -2) @ query.abs() * scale)
-        extra = [*ways, loose.transpose(-1, -2) @ grad.abs()]
+        answers = (rough.transpose(-1, -2) @ query.abs() * scale, loose.transpose(-1, -2) @ grad.abs())
+        extra = [rough @ key.abs() * scale, *(reference.gathered(each, shared) for each in answers)]
     for number, more in enumerate(extra):
         if number < len(limits) and limits[number] is not None:
             limits[number] = limits[number] + more

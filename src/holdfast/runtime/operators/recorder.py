@@ -7,7 +7,7 @@
 
 It sits below autograd, so that forward and backward operators are both seen, and changes nothing: inputs are copied
 before the operator runs, outputs after it, on the stream of the step. Which operators: those that were looked at the
-least. A look has a budget of bytes and of operators.
+least, forward and backward alike. A look has a budget of bytes and of operators.
 """
 
 from __future__ import annotations
@@ -31,6 +31,12 @@ BUDGET = 16 << 20
 """Bytes of a look."""
 OPERATORS = 24
 """Operators of a look."""
+SPARE = 16 << 20
+"""Bytes beyond the budget that the last operator of a look may take."""
+LEAST = 4
+"""Of which so many are wanted, however large they are."""
+FIRST = 0.5
+"""The chance of an operator in the first look, when nobody knows yet how many there are."""
 KINDS = 4096
 """Kinds that are remembered; a script with ever new shapes would fill the memory otherwise."""
 _MOVES = ("_to_copy", "clone", "copy_")
@@ -57,7 +63,18 @@ class Recorder:
         """Operators that were looked at, in all."""
         self._chance = random.Random(seed)
         self._cases: list[Case] = []
+        self._met: Counter[str] = Counter()
+        """How often each kind was called in the step that was looked at last."""
+        self._bytes = 0.0
+        """What an operator takes of the budget, about."""
         self._event: Any = None
+        self._room()  # the first time is slow: before the training, not in the step that is looked at
+
+    def _room(self) -> Tensor | None:
+        """Locked memory for the copies of one look. It goes back to torch, which keeps it, with the last of them."""
+        if self.device.type != "cuda":
+            return None
+        return torch.empty(self.budget + SPARE, dtype=torch.uint8, pin_memory=True)
 
     @contextlib.contextmanager
     def look(self, step: int = 0) -> Iterator[None]:
@@ -66,6 +83,7 @@ class Recorder:
         mode = _Mode(self, step)
         with mode:
             yield
+        self._ends(mode)
         if self.device.type == "cuda":
             self._event = torch.cuda.Event()
             self._event.record()
@@ -84,13 +102,20 @@ class Recorder:
     def ours(self, value: Any) -> bool:
         return isinstance(value, Tensor) and value.device.type == self.device.type
 
-    def chance_of(self, kind: str) -> float:
-        """New kinds first; then all alike, so many in each look."""
-        if kind in self.wanted or self.everything or self.seen[kind] == 0:
-            return 1.0
-        known = max(1, len(self.seen))
-        usual = self.looked / known
-        return min(1.0, self.operators / known) * min(2.0, (usual + 1) / (self.seen[kind] + 1))
+    def plan(self) -> dict[str, int] | None:
+        """Kinds for this look, those that were looked at the least first, and which of its calls; None: all are new."""
+        if not self._met or self.everything:
+            return None
+        room = max(LEAST, int(self.budget / max(1.0, self._bytes)))
+        order = sorted(self._met, key=lambda kind: (self.seen[kind], self._chance.random()))
+        chosen = {*order[: min(self.operators, room)], *self.wanted}
+        return {kind: self._chance.randrange(max(1, self._met[kind])) for kind in chosen}
+
+    def _ends(self, look: _Mode) -> None:
+        """What a look has shown of the step: the next one is planned with it."""
+        self._met = look.met
+        if look.kinds:
+            self._bytes += 0.5 * ((self.budget - look.left) / len(look.kinds) - self._bytes)
 
 
 class _Mode(TorchDispatchMode):
@@ -101,7 +126,11 @@ class _Mode(TorchDispatchMode):
         self.recorder = recorder
         self.step = step
         self.left = recorder.budget
+        self.room, self.filled = recorder._room(), 0
         self.kinds: set[str] = set()
+        self.met: Counter[str] = Counter()
+        self.plan = recorder.plan()
+        self.rate = min(1.0, recorder.operators / len(recorder._met)) if recorder._met else FIRST
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -118,8 +147,6 @@ class _Mode(TorchDispatchMode):
     def _note(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Case, Part] | None:
         """The case with its inputs; None if this one is not looked at."""
         recorder = self.recorder
-        if not recorder.everything and (len(self.kinds) >= recorder.operators or self.left <= 0):
-            return None
         info = _info(func)
         if info is None:
             return None
@@ -133,10 +160,14 @@ class _Mode(TorchDispatchMode):
         if tensors and not any(recorder.ours(each) for each in tensors):
             return None
         kind = f"{part_of_step} {title} " + " ".join(f"{each.dtype}{list(each.shape)}" for each in tensors)
-        if kind in self.kinds or recorder._chance.random() >= recorder.chance_of(kind):
+        if not self._wants(kind):
             return None
         given = _named(func, args, kwargs)
-        given.pop("out", None)  # what compiled code asks for; the functional operator computes the same
+        if "out" in func._schema.overload_name:  # what compiled code asks for; the functional operator is the same
+            given.pop("out", None)
+        if given.get("dropout_p"):
+            recorder.left_alone[f"{title}: it draws random numbers"] += 1
+            return None
         part = cut(title, given, recorder._chance, recorder.limits, pointwise=pointwise)
         if part is None:
             recorder.left_alone[f"{title}: too large to be compared"] += 1
@@ -146,6 +177,22 @@ class _Mode(TorchDispatchMode):
         if len(recorder.seen) < KINDS or kind in recorder.seen:
             recorder.seen[kind] += 1
         return self._case(func, given, part, part_of_step, kind), part
+
+    def _wants(self, kind: str) -> bool:
+        """Whether to take this call."""
+        call = self.met[kind]
+        if call or len(self.met) < KINDS:
+            self.met[kind] = call + 1
+        if kind in self.kinds:
+            return False
+        if self.recorder.everything:
+            return True
+        if len(self.kinds) >= self.recorder.operators or self.left <= 0:
+            return False
+        if self.plan is not None and kind in self.plan:
+            return call == self.plan[kind]
+        new = kind not in self.recorder._met
+        return new and self.recorder._chance.random() < self.rate
 
     def _case(self, func: Any, given: dict[str, Any], part: Part, part_of_step: str, kind: str) -> Case:
         found: list[Tensor] = []
@@ -189,7 +236,19 @@ class _Mode(TorchDispatchMode):
         self.left -= tensor.numel() * tensor.element_size()
         if tensor.device.type == "cpu":
             return tensor.clone(memory_format=torch.contiguous_format)
-        return tensor.contiguous().to("cpu", non_blocking=tensor.device.type == "cuda")
+        place = self._place(tensor)
+        if place is None:
+            return tensor.contiguous().to("cpu", non_blocking=tensor.device.type == "cuda")
+        return place.copy_(tensor, non_blocking=True)
+
+    def _place(self, tensor: Tensor) -> Tensor | None:
+        """In the room of this look; None where it is full."""
+        size = tensor.numel() * tensor.element_size()
+        if self.room is None or self.filled + size > self.room.numel():
+            return None
+        place = self.room[self.filled : self.filled + size].view(tensor.dtype).view(tensor.shape)
+        self.filled += -(-size // 64) * 64
+        return place
 
 
 _INFOS: dict[Any, tuple[str, bool] | None] = {}
@@ -205,7 +264,8 @@ def _info(func: Any) -> tuple[str, bool] | None:
 def _look_up(func: Any) -> tuple[str, bool] | None:
     schema = func._schema
     space, _, title = schema.name.partition("::")
-    drawn = torch.Tag.nondeterministic_seeded in func.tags
+    attends = title.startswith("_scaled_dot_product")  # it draws only where it drops out, which has no reference
+    drawn = torch.Tag.nondeterministic_seeded in func.tags and not attends
     view = any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns)
     if space != "aten" or drawn or view or not schema.returns or not bounds.has_bound(title):
         return None
@@ -234,8 +294,10 @@ def product_precision(device: torch.device, title: str) -> str:
     """How products of fp32 are computed now: as written, in TF32, or in bf16."""
     if title in bounds.CONVOLUTIONS:
         return "tf32" if device.type == "cuda" and _cudnn_tf32() else "ieee"
-    chosen = torch.get_float32_matmul_precision()
-    return {"highest": "ieee", "high": "tf32", "medium": "bf16"}.get(chosen, "tf32")
+    with contextlib.suppress(RuntimeError):  # as below
+        chosen = torch.get_float32_matmul_precision()
+        return {"highest": "ieee", "high": "tf32", "medium": "bf16"}.get(chosen, "tf32")
+    return "tf32"
 
 
 def _cudnn_tf32() -> bool:

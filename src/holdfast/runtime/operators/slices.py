@@ -19,6 +19,10 @@ from torch import Tensor
 
 from holdfast.runtime.operators import bounds
 
+LONG = 16
+"""Times the usual work that the gradients of keys and values may take: they add up over the whole sequence."""
+LARGEST = 8
+"""Times the usual size that a part may have which cannot be made smaller."""
 Arguments = dict[str, Any]
 Outputs = Callable[[list[Any]], dict[int, Tensor]]
 
@@ -27,7 +31,7 @@ Outputs = Callable[[list[Any]], dict[int, Tensor]]
 class Limits:
     """What one operator may cost."""
 
-    bytes: int = 4 << 20
+    bytes: int = 1 << 20
     work: int = 1 << 25
     """Products of two numbers that the CPU computes."""
     samples: int = 4
@@ -59,7 +63,8 @@ def cut(title: str, given: Arguments, chance: random.Random, limits: Limits, *, 
     if part is None:
         return None
     size = sum(each.numel() * each.element_size() for each in _tensors(part.arguments))
-    return part if size <= 2 * limits.bytes and _work(title, part.arguments) <= 4 * limits.work else None
+    most = limits.work * (LONG if title.startswith("_scaled_dot_product") else 4)
+    return part if size <= LARGEST * limits.bytes and _work(title, part.arguments) <= most else None
 
 
 def _whole(given: Arguments) -> Part:
@@ -176,7 +181,7 @@ def _of_convolution(given: Arguments, chance: random.Random, limits: Limits) -> 
     """Some samples and output channels; of one with groups, one group."""
     given = _one_group(given, chance) if given["groups"] > 1 else given
     picked = given.pop("_group", slice(None))
-    which = _some(given["input"].shape[0], limits.samples, chance)
+    which = _some(given["input"].shape[0], _samples(given["input"], limits), chance)
     x, weight = given["input"][which], given["weight"]
     given = {**given, "input": x}
     dim = 1 if given["transposed"] else 0
@@ -226,7 +231,7 @@ def _of_convolution_backward(given: Arguments, chance: random.Random, limits: Li
     given.pop("_group", None)
     transposed, grouped = given["transposed"], whole["groups"] > 1
     if of_input:
-        which = _some(given["input"].shape[0], limits.samples, chance)
+        which = _some(given["input"].shape[0], _samples(given["input"], limits), chance)
         chosen = {**given, "grad_output": given["grad_output"][which], "input": given["input"][which]}
         chosen["output_mask"] = [True, False, False]
         channels = slice(None)
@@ -249,6 +254,12 @@ def _of_convolution_backward(given: Arguments, chance: random.Random, limits: Li
         first, second = slice(None), slice(None)
     chosen = {**given, "output_mask": [False, True, False]}
     return Part(chosen, lambda out: {1: _at(_at(out[1][rows], 0, first), 1, second)})
+
+
+def _samples(x: Tensor, limits: Limits) -> int:
+    """As many as asked for, if they fit."""
+    fit = int(x.shape[0] * limits.bytes / max(1, x.numel() * x.element_size()))
+    return max(1, min(limits.samples, fit))
 
 
 def _that_fit(tensor: Tensor, dim: int, limits: Limits) -> int:
@@ -322,26 +333,37 @@ def _of_channels(given: Arguments, chance: random.Random, limits: Limits) -> Par
             return value
         return value[:, where] if value.dim() > 1 else value[where] if value.shape[0] == size else value
 
-    chosen = {name: of(value) for name, value in given.items() if name != "reserve"}
-    if "reserve" in given:
-        chosen["reserve"] = given["reserve"][:0]
+    chosen = {name: of(value) for name, value in given.items() if not name.startswith("reserve")}
+    chosen |= {name: value[:0] for name, value in given.items() if name.startswith("reserve")}  # bytes of a library
     return Part(chosen, lambda out: {n: of(out[n]) for n in range(min(3, len(out))) if isinstance(out[n], Tensor)})
 
 
 def _of_attention(given: Arguments, chance: random.Random, limits: Limits) -> Part | None:
-    query = given["query"]
-    where = _some(query.shape[0], 1, chance)
-    shared = given["key"].shape[1] != query.shape[1]
-    heads = slice(None) if shared else _some(query.shape[1], 1, chance)
+    """One head of one sample. Where its sequence is long, some places that ask, of all that answer."""
+    query, key = given["query"], given["key"]
+    backward = "grad_out" in given or "grad_out_" in given
+    where, shared = _some(query.shape[0], 1, chance), max(1, query.shape[1] // max(1, key.shape[1]))
+    head = chance.randrange(key.shape[1])
+    heads = {key.shape[1]: slice(head, head + 1), query.shape[1]: slice(head * shared, (head + 1) * shared)}
 
     def of(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dim() < 3:
             return value
-        return _at(_at(value, 0, where), 1, heads)
+        value = _at(value, 0, where)
+        return value[:, heads[value.shape[1]]] if value.shape[1] in heads and value.shape[1] > 1 else value
 
     chosen = {name: of(value) for name, value in given.items()}
-    count = 3 if "grad_out" in given or "grad_out_" in given else 1
-    return Part(chosen, lambda out: {n: of(out[n]) for n in range(count) if isinstance(out[n], Tensor)})
+    whole = backward and chance.random() < 0.25 and _work("_scaled_dot_product", chosen) <= LONG * limits.work
+    if whole or _work("_scaled_dot_product", chosen) <= limits.work:
+        count = 3 if backward else 1
+        return Part(chosen, lambda out: {n: of(out[n]) for n in range(count) if isinstance(out[n], Tensor)})
+    each = max(1, 4 * shared * query.shape[-1] * key.shape[-2])
+    asking = _some(query.shape[-2], max(1, limits.work // each), chance)
+    for name in ("query", "out", "grad_out", "grad_out_", "attn_bias", "attn_mask"):
+        if isinstance(chosen.get(name), Tensor):
+            chosen[name] = _at(chosen[name], -2, asking)
+    chosen["rows"] = [asking.start or 0, asking.step or 1]
+    return Part(chosen, lambda out: {0: _at(of(out[0]), -2, asking)} if isinstance(out[0], Tensor) else {})
 
 
 def _of_planes(given: Arguments, chance: random.Random, limits: Limits) -> Part | None:
