@@ -35,8 +35,8 @@ SPARE = 16 << 20
 """Bytes beyond the budget that the last operator of a look may take."""
 LEAST = 4
 """Of which so many are wanted, however large they are."""
-FIRST = 0.5
-"""The chance of an operator in the first look, when nobody knows yet how many there are."""
+SPREAD = 0.25
+"""The chance of an operator in the second half of the first look: nobody knows yet how many are to come."""
 KINDS = 4096
 """Kinds that are remembered; a script with ever new shapes would fill the memory otherwise."""
 _MOVES = ("_to_copy", "clone", "copy_")
@@ -130,7 +130,6 @@ class _Mode(TorchDispatchMode):
         self.kinds: set[str] = set()
         self.met: Counter[str] = Counter()
         self.plan = recorder.plan()
-        self.rate = min(1.0, recorder.operators / len(recorder._met)) if recorder._met else FIRST
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -191,8 +190,14 @@ class _Mode(TorchDispatchMode):
             return False
         if self.plan is not None and kind in self.plan:
             return call == self.plan[kind]
-        new = kind not in self.recorder._met
-        return new and self.recorder._chance.random() < self.rate
+        return kind not in self.recorder._met and self.recorder._chance.random() < self._rate()
+
+    def _rate(self) -> float:
+        """The chance of a kind that the look before has not met."""
+        known, most = len(self.recorder._met), self.recorder.operators
+        if known:
+            return min(1.0, most / known)
+        return 1.0 if 2 * len(self.kinds) < most else SPREAD
 
     def _case(self, func: Any, given: dict[str, Any], part: Part, part_of_step: str, kind: str) -> Case:
         found: list[Tensor] = []
