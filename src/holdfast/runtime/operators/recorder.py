@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from holdfast.runtime.operators import bounds
 from holdfast.runtime.operators.case import DTYPES, Case, encoded, shape_of, taken_apart
-from holdfast.runtime.operators.slices import Limits, Part, cut
+from holdfast.runtime.operators.families import CONVOLUTIONS, MATMULS, has_bound
+from holdfast.runtime.operators.parts import Limits, Part
+from holdfast.runtime.operators.slices import cut
 
 BUDGET = 16 << 20
 """Bytes of a look."""
@@ -272,9 +273,9 @@ def _look_up(func: Any) -> tuple[str, bool] | None:
     attends = title.startswith("_scaled_dot_product")  # it draws only where it drops out, which has no reference
     drawn = torch.Tag.nondeterministic_seeded in func.tags and not attends
     view = any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns)
-    if space != "aten" or drawn or view or not schema.returns or not bounds.has_bound(title):
+    if space != "aten" or drawn or view or not schema.returns or not has_bound(title):
         return None
-    if schema.overload_name.endswith("out") and title not in bounds.MATMULS | bounds.CONVOLUTIONS:
+    if schema.overload_name.endswith("out") and title not in MATMULS | CONVOLUTIONS:
         return None
     if title == "detach" or any(str(each.type) == "Generator" for each in schema.arguments):
         return None
@@ -297,7 +298,7 @@ def _named(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def product_precision(device: torch.device, title: str) -> str:
     """How products of fp32 are computed now: as written, in TF32, or in bf16."""
-    if title in bounds.CONVOLUTIONS:
+    if title in CONVOLUTIONS:
         return "tf32" if device.type == "cuda" and _cudnn_tf32() else "ieee"
     with contextlib.suppress(RuntimeError):  # as below
         chosen = torch.get_float32_matmul_precision()
