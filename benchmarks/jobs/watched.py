@@ -128,7 +128,7 @@ def train(
             now = time.perf_counter()
             checks = sentinel.checks if sentinel is not None else 0
             rows.append((now - last, on, checks))
-            if sentinel is not None and now - changed > window and len(rows) >= since + 8:
+            if sentinel is not None and now - changed > window and len(rows) >= since + 8 and len(rows) >= 12:
                 on, changed, since = not on, now, len(rows)
                 sentinel.off = None if on else "a window without it"
             last = now

@@ -22,6 +22,10 @@ NOT_NEEDED = ("mne", "mne_bids", "skorch", "wfdb", "h5py", "numba", "zarr", "pan
               "docstring_inheritance", "linear_attention_transformer", "torchaudio", "pydantic")  # fmt: skip
 
 
+used: list[str] = []
+"""Models that came from their files alone: from then on all of this process do."""
+
+
 class _Nothing(type):
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -68,6 +72,9 @@ def _folder() -> Path:
 def model_class(name: str) -> Any:
     """One model, from its own file: the package's first file imports everything."""
     folder = _folder()
+    used.append(name)
+    for package in [each for each in sys.modules if each.partition(".")[0] == "braindecode"] if len(used) == 1 else []:
+        del sys.modules[package]  # what an import left that broke off
     if not any(isinstance(each, _Finder) for each in sys.meta_path):
         sys.meta_path.append(_Finder())
     for package, path in (("braindecode", folder), ("braindecode.models", folder / "models")):

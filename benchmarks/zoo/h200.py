@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks"), str(ROOT)]
 from benchmarks.zoo import crowd, steps  # noqa: E402
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-MODELS = ("mlp", "cnn", "gpt10", "gpt124", "gpt350", "gpt774")
+MODELS = ("mlp:10", "cnn:12", "gpt10:15", "gpt124:20", "gpt350:25", "gpt774:45")
 Row = dict[str, Any]
 
 
@@ -40,7 +40,7 @@ def zoo(words: argparse.Namespace, scratch: Path) -> list[Row]:
     cases.mkdir()
     items = [
         {"do": "looks", "network": name, "precision": precision, "channels_last": last, "device": words.device,
-         "looks": words.looks, "keep": str(cases)}
+         "looks": words.looks, "keep": str(cases), "seed": words.seed}
         for last in (False, True) for precision in words.precisions.split(",") for name in chosen
         if not last or _has_images(name)
     ]  # fmt: skip
@@ -66,22 +66,72 @@ def _pack(folder: Path, file: Path, most: int = 14 << 20) -> None:
 
 
 def times(words: argparse.Namespace, scratch: Path) -> list[Row]:
-    models = words.models.split(",")
+    """One run of each model, with its seconds of training: `gpt774:45`."""
     until = time.monotonic() + words.limit
     rows = []
-    for number, model in enumerate(models):
-        share = (until - time.monotonic()) / (len(models) - number)
+    for each in words.models.split(","):
+        model, _, seconds = each.partition(":")
+        left = until - time.monotonic()
         try:
-            row = steps.timed(model, device=words.device, seconds=min(40.0, max(3.0, share - words.start)),
-                              scratch=scratch, most=max(20.0, 2.2 * share))  # fmt: skip
+            row = steps.timed(model, device=words.device, seconds=float(seconds or 20), scratch=scratch, most=left)
         except Exception as error:
             row = {"model": model, "failed": f"{type(error).__name__}: {error}"}
         rows.append(row)
+        print(json.dumps({name: value for name, value in row.items() if name != "steps_ms"}), flush=True)
+    return rows
+
+
+def planted(words: argparse.Namespace, scratch: Path) -> list[Row]:
+    """Every kind in every network; then the curve of detection against size."""
+    from benchmarks.zoo import planted as kinds
+
+    networks = words.networks.split(",") if words.networks else kinds.NETWORKS
+    items: list[Row] = [
+        {"do": "planted", "network": network, "kind": kind, "seed": number + 7 * place, "looks": 50,
+         "precision": "fp32" if kind in kinds.SMALL else ("fp32", "bf16", "fp16")[(number + place) % 3]}
+        for number, kind in enumerate(kinds.KINDS) for place, network in enumerate(networks)
+    ]  # fmt: skip
+    items += [
+        {"do": "curve", "network": network, "family": family, "precision": precision, "seed": seed}
+        for precision in ("fp32", "bf16") for family in kinds.FAMILIES for seed, network in enumerate(networks[1::2])
+    ]  # fmt: skip
+    items = [{**item, "device": words.device} for item in items[:: words.every]]
+    return crowd.through(items, workers=words.workers, limit=words.limit)
+
+
+def silence(words: argparse.Namespace, scratch: Path) -> list[Row]:
+    """Known answers in a fresh process, on a right device and a broken one; and the probe of the doctor's quick set."""
+    from benchmarks.zoo import silence as silent
+
+    rows = silent.asked(words.device)
+    from holdfast.devices.battery import run_one
+
+    began = time.monotonic()
+    try:
+        result = run_one(words.device, "known answers")
+        rows.append(
+            {"probe": "known answers", "seconds": round(time.monotonic() - began, 2), "result": str(result)[:600]}
+        )
+    except Exception as error:
+        rows.append({"probe": "known answers", "failed": f"{type(error).__name__}: {error}"})
+    for row in rows:
         print(json.dumps(row), flush=True)
     return rows
 
 
-PARTS = {"zoo": zoo, "times": times}
+def compiled(words: argparse.Namespace, scratch: Path) -> list[Row]:
+    """torch.compile below the recorder."""
+    rows = []
+    for model in words.models.split(","):
+        row = steps.timed(
+            model, device=words.device, seconds=20.0, scratch=scratch, most=words.limit, words=("compiled=true",)
+        )
+        rows.append({**row, "compiled": True})
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+PARTS = {"zoo": zoo, "times": times, "planted": planted, "silence": silence, "compiled": compiled}
 
 
 def _summary(rows: list[Row]) -> Row:
@@ -93,7 +143,15 @@ def _summary(rows: list[Row]) -> Row:
         "compared": sum(row.get("compared", 0) for row in told if isinstance(row.get("compared"), int)),
         "suspicions": sum(len(row.get("suspicions", ())) for row in told),
         "confirmed": sum(row["confirmed"] for row in told if isinstance(row.get("confirmed"), int)),
+        **_of_planted([row for row in told if "kind" in row and "found" in row and not row.get("none")]),
     }  # fmt: skip
+
+
+def _of_planted(rows: list[Row]) -> Row:
+    found = [row for row in rows if row["found"]]
+    cut = sum(bool(row.get("late")) for row in rows)
+    return {"planted": len(rows), "found": len(found), "named": sum(row["named"] for row in found),
+            "cut by time": cut} if rows else {}  # fmt: skip
 
 
 def _machine(device: str) -> Row:
@@ -117,7 +175,8 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="networks of usual size, too")
     parser.add_argument("--precisions", default=",".join(PRECISIONS))
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--start", type=float, default=20.0, help="seconds that a run takes to its first step")
+    parser.add_argument("--every", type=int, default=1, help="of the planted errors, one in so many")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     words = parser.parse_args()
     began = time.monotonic()

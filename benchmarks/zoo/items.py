@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from benchmarks.zoo.looks import look_at
+from benchmarks.zoo.planted import curve, find
 
 Row = dict[str, Any]
 
@@ -18,7 +19,7 @@ def _looks(item: Row) -> Row:
     try:
         return look_at(
             item["network"], item["precision"], device=item["device"], looks=item["looks"],
-            channels_last=item["channels_last"], seconds=item["seconds"], keep=keep,
+            channels_last=item["channels_last"], seconds=item["seconds"], keep=keep, seed=item["seed"],
         )  # fmt: skip
     finally:
         gc.collect()
@@ -26,4 +27,15 @@ def _looks(item: Row) -> Row:
             torch.cuda.empty_cache()
 
 
-DO: dict[str, Callable[[Row], Row]] = {"looks": _looks}
+def _planted(item: Row) -> Row:
+    return find(
+        item["network"], item["kind"], looks=item["looks"], precision=item["precision"], seed=item["seed"],
+        device=item["device"], seconds=item["seconds"],
+    )  # fmt: skip
+
+
+def _curve(item: Row) -> Row:
+    return curve(item["network"], item["family"], item["precision"], device=item["device"], seed=item["seed"])
+
+
+DO: dict[str, Callable[[Row], Row]] = {"looks": _looks, "planted": _planted, "curve": _curve}

@@ -37,16 +37,17 @@ PRECISIONS = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.
 
 def look_at(
     name: str, precision: str, *, device: str = "cpu", looks: int = 5, operators: int = 24, channels_last: bool = False,
-    seconds: float = math.inf, keep: Path | None = None,
+    seconds: float = math.inf, keep: Path | None = None, seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """Train a network a little and look at random steps of it; on the CPU, where a step is dear, at each."""
     place = torch.device(device)
     _set_products(precision)
     network = make(name)
+    torch.manual_seed(seed)
     model = network.model.to(place)
     if channels_last and network.images:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    recorder = Recorder(place, label="pretend:0" if device == "cpu" else device, seed=0)
+    recorder = Recorder(place, label="pretend:0" if device == "cpu" else device, seed=seed)
     recorder.operators = operators
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
     scaler = torch.amp.GradScaler(place.type, enabled=precision == "fp16", init_scale=2.0**10)
@@ -62,7 +63,7 @@ def look_at(
         scaler.step(optimizer)
         scaler.update()
 
-    chance = random.Random(1)
+    chance = random.Random(seed + 1)
     for number in range(looks):
         while device != "cpu" and chance.random() < 0.5:
             step()

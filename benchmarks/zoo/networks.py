@@ -85,7 +85,7 @@ def _video(name: str) -> Network:
     import torchvision
 
     model = getattr(torchvision.models.video, name)(weights=None, num_classes=CLASSES)
-    frames, size = (16, 64) if name == "s3d" else (4, 32)
+    frames, size = (16, 224) if name == "s3d" else (4, 32)
     batch = lambda: [torch.randn(2, 3, frames, size, size), torch.randint(CLASSES, (2,))]  # noqa: E731
     return Network(model, batch, lambda b: F.cross_entropy(model(b[0]).float(), b[1]))
 
@@ -180,13 +180,16 @@ _BRAIN = ("EEGNet", "ShallowFBCSPNet", "Deep4Net", "EEGConformer", "ATCNet", "EE
 
 
 def _brain_class(name: str) -> Any:
-    try:
-        import braindecode.models
-    except ImportError:
-        from benchmarks.zoo.braindecode_alone import model_class
+    from benchmarks.zoo import braindecode_alone
 
-        return model_class(name)
-    return getattr(braindecode.models, name)
+    if not braindecode_alone.used:
+        try:
+            import braindecode.models
+
+            return getattr(braindecode.models, name)
+        except ImportError:
+            pass
+    return braindecode_alone.model_class(name)
 
 
 def _brain(name: str) -> Network:

@@ -18,6 +18,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 JOB = ROOT / "benchmarks" / "jobs" / "watched.py"
+FIRST = 12
+"""Steps of a run that are not counted: libraries and the copies of the state begin in them."""
 AFTER = 5
 """Steps after a look that it may still disturb: its copies are written and handed over then."""
 
@@ -69,25 +71,42 @@ def figures(told: dict[str, Any]) -> dict[str, Any]:
     rows = told.pop("rows")
     looks = [place for place, (_, _, checks) in enumerate(rows) if place and checks > rows[place - 1][2]]
     near = {place + after for place in looks for after in range(AFTER + 1)}
-    steady = range(10, len(rows))
+    steady = range(FIRST, len(rows))
     on = [rows[place][0] for place in steady if rows[place][1]]
     off = [rows[place][0] for place in steady if not rows[place][1] and place not in near]
+    told |= {"steps": len(rows), "looks": len(looks), "steps_ms": [_ms(each) for each, _, _ in rows][:4000],
+             "looks_at": looks, "first_steps_ms": [_ms(each) for each, _, _ in rows[:10]]}  # fmt: skip
     if not on or not off:
-        return {**told, "steps": len(rows), "failed": "too few steps"}
+        return {**told, "failed": "too few steps"}
     middle = statistics.median(off)
-    seen = [rows[place][0] for place in looks if place >= 10]
-    after = [rows[place][0] for place in near if 10 <= place < len(rows) and place not in looks]
+    seen = [rows[place][0] for place in looks if place >= FIRST]
+    after = [rows[place][0] for place in near if FIRST <= place < len(rows) and place not in looks]
     return {
-        **told, "steps": len(rows), "looks": len(looks), "median_on_ms": _ms(statistics.median(on)),
-        "median_off_ms": _ms(middle), "ratio_median": round(statistics.median(on) / middle, 4),
+        **told, "median_on_ms": _ms(statistics.median(on)), "median_off_ms": _ms(middle),
+        "ratio_median": round(statistics.median(on) / middle, 4), "ratio_neighbours": _paired(rows),
         "mean_on_ms": _ms(statistics.mean(on)), "mean_off_ms": _ms(statistics.mean(off)),
         "ratio_mean": round(statistics.mean(on) / statistics.mean(off), 4),
         "looks_ms": [_ms(each) for each in seen], "longest_look_ms": _ms(max(seen, default=0.0)),
         "longest_after_ms": _ms(max(after, default=0.0)), "longest_off_ms": _ms(max(off)),
         "first_look_ms": _ms(rows[looks[0]][0]) if looks else None,
-        "first_steps_ms": [_ms(each) for each, _, _ in rows[:10]],
-        "share_over_bound": sum(each > max(2 * middle, 0.05) for each in seen),
+        "looks_over_bound": sum(each > max(2 * middle, 0.05) for each in seen),
     }  # fmt: skip
+
+
+def _paired(rows: list[Any]) -> float | None:
+    """Each window with the sentinel against its two neighbours without it: what drifts is in both."""
+    windows: list[tuple[bool, list[float]]] = []
+    for seconds, on, _ in rows[FIRST:]:
+        if not windows or windows[-1][0] != on:
+            windows.append((on, []))
+        windows[-1][1].append(seconds)
+    middles = [(on, statistics.median(each)) for on, each in windows]
+    ratios = [
+        2 * middle / (middles[place - 1][1] + middles[place + 1][1])
+        for place, (on, middle) in enumerate(middles[:-1])
+        if on and place
+    ]
+    return round(statistics.median(ratios), 4) if ratios else None
 
 
 def _ms(seconds: float) -> float:

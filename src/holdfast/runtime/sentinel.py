@@ -108,6 +108,8 @@ class Sentinel:
         self._since = clock()
         self._not_before = 0.0
         self._hurry = False
+        self._phased = False
+        """Whether steps say which part of them comes."""
         self._usual: dict[str, float] = {}
         self._step_s: float | None = None
         self._here: list[Opinion] = []
@@ -163,7 +165,7 @@ class Sentinel:
             self._step_s = spent if self._step_s is None else 0.9 * self._step_s + 0.1 * spent
             return
         self.recorder.everything = self.at_once
-        with self.recorder.look(step):
+        with self.recorder.look(step, parts=self._phased):
             yield True
         self.checks += 1
         if self.at_once:
@@ -171,6 +173,11 @@ class Sentinel:
         else:
             self._hand_over(step)
         self._paid(max(0.0, self._clock() - began - (self._step_s or 0.0)))
+
+    def enters(self, part: str) -> None:
+        """The step comes to this part: forward, backward, optimizer, or another."""
+        self._phased = True
+        self.recorder.enters(part)
 
     def _hand_over(self, step: int) -> None:
         cases = self.recorder.taken()

@@ -17,6 +17,13 @@ SPLITS = 8
 """Partial sums that a library may keep in the narrow format where torch allows it that (the default)."""
 WINOGRAD = 16
 """Roundings in the transformed domain of fast convolutions, in units of the largest sum of their plane."""
+GAINS = {2: 12.0, 3: 860.0, 5: 148_000.0}
+"""For square kernels, the largest of (sum of |a| g b)^2 over the outputs of Winograd's F(m, r) and F(r, m), where a are
+the numbers of its last matrix and g, b the norms of the rows of the first two (Lavin and Gray, arXiv 1509.09308; points
+0, 1, -1, 2, -2, 1/2, -1/2, 4, -4): tiles of 8 for kernels of 3, of 10 for kernels of 5. `python -m
+benchmarks.zoo.winograd` computes them."""
+FOURIER = 24
+"""Roundings of three transforms for each of their log2(n) stages (Higham, Accuracy and Stability, 24.1)."""
 OVERLAPS = 16
 """Windows of a pool that one place belongs to."""
 
@@ -76,12 +83,45 @@ def _splits(case: Case, number: int) -> float:
 
 
 def _fast_convolution(case: Case, number: int, sizes: Tensor, narrow: float) -> Tensor | float:
-    """Winograd's and Fourier's ways mix neighbours: their roundings are those of the largest of a plane."""
+    """Winograd's and Fourier's ways mix all places of a plane, those too that the sum has no term of.
+
+    What is mixed cancels in exact arithmetic; its roundings do not. They are bounded by the products of the norms of
+    the planes, times the gain of the transforms. Formats below fp32 are rounded when they are stored in between.
+    """
     if number == 2 or sizes.dim() < 3 or max(_kernel(case)) < 2:
         return 0.0
+    mixed = _of_planes(case)[number]
+    if mixed is None:
+        return 0.0
+    limit = mixed.expand_as(sizes) * (_gain(case) * unit_of(case))
+    products = PRODUCTS[case.precision]
+    if narrow == UNIT[torch.float32] and products == 0.0:
+        return limit
     plane = sizes.amax(dim=tuple(range(2, sizes.dim())), keepdim=True).expand_as(sizes)
-    products = PRODUCTS[case.precision] if narrow == UNIT[torch.float32] else 0.0
-    return plane * (WINOGRAD * narrow + 2 * products)
+    return limit + plane * (2 * products if narrow == UNIT[torch.float32] else WINOGRAD * narrow)
+
+
+def _of_planes(case: Case) -> list[Tensor | None]:
+    """The convolution of norms: every plane and every kernel is one number."""
+    tensors = [_norms(each) if each.is_floating_point() else each for each in case.tensors]
+    dims = case.tensors[0].dim() - 2
+    plain = {"stride": [1] * dims, "padding": [0] * dims, "dilation": [1] * dims, "output_padding": [0] * dims}
+    given = {**reference.named(case, case.args, case.kwargs), **plain}
+    return reference.compute(Case(case.name, case.overload, [], given, part=case.part), tensors, exact=True)
+
+
+def _norms(tensor: Tensor) -> Tensor:
+    tensor = tensor.double()
+    if tensor.dim() < 3:
+        return tensor.abs()
+    return tensor.flatten(2).norm(dim=2).reshape(*tensor.shape[:2], *([1] * (tensor.dim() - 2)))
+
+
+def _gain(case: Case) -> float:
+    """Of the transforms, in units of rounding: Fourier's by the size of the plane, Winograd's by the kernel."""
+    places = max(math.prod(each.shape[2:]) for each in case.tensors if each.dim() > 2)
+    kernel = sorted(_kernel(case))[-2:]
+    return max(FOURIER * math.log2(2.0 * places), GAINS.get(kernel[-1], 0.0) if len(set(kernel)) == 1 else 0.0)
 
 
 def _kernel(case: Case) -> list[int]:

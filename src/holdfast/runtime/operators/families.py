@@ -30,7 +30,8 @@ SKIPPED = (
     "floor_divide", "nearest", "_foreach", "_fused", "_amp_", "_cudnn_rnn", "miopen_rnn", "mkldnn_rnn", "_thnn_fused",
     "_pin_memory", "special_", "histc", "bincount", "_local_scalar", "renorm", "_ctc_loss", "polygamma", "digamma",
     "lgamma", "quantize", "fake_quantize", "_fake_quantize", "_scaled_mm", "bernoulli", "_nested", "_jagged", "atan2",
-    "upsample_nearest", "_upsample_nearest", "rand", "normal", "uniform", "sort", "unique", "_trilinear", "frexp",
+    "upsample_nearest", "_upsample_nearest", "rand", "normal", "uniform", "sort", "unique",
+    "_trilinear", "frexp", "_unsafe_view", "_grouped_mm",
 )  # fmt: skip
 """Operators that compute nothing, draw, decide between neighbours by a rounded number, or have no bound here."""
 

@@ -40,6 +40,8 @@ SPREAD = 0.25
 """The chance of an operator in the second half of the first look: nobody knows yet how many are to come."""
 KINDS = 4096
 """Kinds that are remembered; a script with ever new shapes would fill the memory otherwise."""
+WHOLE, PARTS = "whole", ("forward", "backward", "optimizer")
+"""What a look can be at."""
 _MOVES = ("_to_copy", "clone", "copy_")
 _HELD = frozenset(DTYPES.values())
 
@@ -62,10 +64,14 @@ class Recorder:
         """Operators that cannot be compared, by the reason."""
         self.looked = 0
         """Operators that were looked at, in all."""
+        self.cannot: set[str] = set()
+        """Kinds that cannot be compared."""
+        self._kinds: dict[tuple[Any, ...], str] = {}
         self._chance = random.Random(seed)
         self._cases: list[Case] = []
-        self._met: Counter[str] = Counter()
-        """How often each kind was called in the step that was looked at last."""
+        self._met: dict[str, Counter[str]] = {}
+        """By the part of a step: how often each kind was called when it was looked at last."""
+        self._open: _Mode | None = None
         self._bytes = 0.0
         """What an operator takes of the budget, about."""
         self._event: Any = None
@@ -78,16 +84,38 @@ class Recorder:
         return torch.empty(self.budget + SPARE, dtype=torch.uint8, pin_memory=True)
 
     @contextlib.contextmanager
-    def look(self, step: int = 0) -> Iterator[None]:
-        """Around the forward and backward of one step."""
+    def look(self, step: int = 0, *, parts: bool = False) -> Iterator[None]:
+        """Around one step. With `parts`, `enters` says what comes, and the look is at one part: it costs less."""
         self._cases = []
-        mode = _Mode(self, step)
-        with mode:
+        mode = self._open = _Mode(self, step, self._part() if parts and not self.everything else WHOLE)
+        if mode.part == WHOLE:
+            mode.__enter__()
+        try:
             yield
+        finally:
+            self._open = None
+            mode.leave()
         self._ends(mode)
         if self.device.type == "cuda":
             self._event = torch.cuda.Event()
             self._event.record()
+
+    def enters(self, part: str) -> None:
+        """The step comes to its forward, backward or optimizer, or to something else."""
+        mode = self._open
+        if mode is None or mode.part == WHOLE:
+            return
+        if mode.part == part:
+            mode.__enter__()
+        else:
+            mode.leave()
+
+    def _part(self) -> str:
+        """Parts that nobody has looked at yet come first; then by the operators they have."""
+        for kind in self.wanted:
+            return "backward" if kind.startswith("backward") else self._chance.choice(("forward", "optimizer"))
+        new = [part for part in PARTS if part not in self._met]
+        return new[0] if new else self._chance.choices(PARTS, [len(self._met[part]) + 1 for part in PARTS])[0]
 
     def ready(self) -> bool:
         return self._event is None or bool(self._event.query())
@@ -103,18 +131,42 @@ class Recorder:
     def ours(self, value: Any) -> bool:
         return isinstance(value, Tensor) and value.device.type == self.device.type
 
-    def plan(self) -> dict[str, int] | None:
+    def plan(self, part: str) -> dict[str, int] | None:
         """Kinds for this look, those that were looked at the least first, and which of its calls; None: all are new."""
-        if not self._met or self.everything:
+        met = self._met.get(part)
+        if not met or self.everything:
             return None
         room = max(LEAST, int(self.budget / max(1.0, self._bytes)))
-        order = sorted(self._met, key=lambda kind: (self.seen[kind], self._chance.random()))
+        order = sorted(met, key=lambda kind: (self.seen[kind], self._chance.random()))
         chosen = {*order[: min(self.operators, room)], *self.wanted}
-        return {kind: self._chance.randrange(max(1, self._met[kind])) for kind in chosen}
+        return {kind: self._chance.randrange(max(1, met[kind])) for kind in chosen}
+
+    def kind_of(self, title: str, back: bool, tensors: list[Tensor]) -> str:
+        """The operator with its shapes and formats, in words; the words are made once."""
+        key = (title, back, *[part for each in tensors for part in (each.dtype, each.shape)])
+        kind = self._kinds.get(key)
+        if kind is None:
+            words = " ".join(f"{each.dtype}{list(each.shape)}" for each in tensors)
+            kind = f"{'backward' if back else 'forward'} {title} {words}"
+            if len(self._kinds) < KINDS:
+                self._kinds[key] = kind
+        return kind
+
+    def takes(self, kind: str) -> None:
+        self.looked += 1
+        if len(self.seen) < KINDS or kind in self.seen:
+            self.seen[kind] += 1
+
+    def never(self, kind: str, why: str) -> None:
+        """It cannot be compared: no look has room for it again."""
+        if why != "on another device":
+            self.left_alone[why] += 1
+        if len(self.cannot) < KINDS:
+            self.cannot.add(kind)
 
     def _ends(self, look: _Mode) -> None:
         """What a look has shown of the step: the next one is planned with it."""
-        self._met = look.met
+        self._met[look.part] = look.met
         if look.kinds:
             self._bytes += 0.5 * ((self.budget - look.left) / len(look.kinds) - self._bytes)
 
@@ -122,15 +174,29 @@ class Recorder:
 class _Mode(TorchDispatchMode):
     """One look."""
 
-    def __init__(self, recorder: Recorder, step: int) -> None:
+    def __init__(self, recorder: Recorder, step: int, part: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
         self.step = step
+        self.part = part
+        self.inside = False
         self.left = recorder.budget
         self.room, self.filled = recorder._room(), 0
         self.kinds: set[str] = set()
         self.met: Counter[str] = Counter()
-        self.plan = recorder.plan()
+        self.plan = recorder.plan(part)
+        self.before = recorder._met.get(part, Counter())
+
+    def __enter__(self) -> _Mode:
+        if not self.inside:
+            self.inside = True
+            super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def leave(self) -> None:
+        if self.inside:
+            self.inside = False
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -145,57 +211,62 @@ class _Mode(TorchDispatchMode):
         return out
 
     def _note(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Case, Part] | None:
-        """The case with its inputs; None if this one is not looked at."""
-        recorder = self.recorder
+        """The case with its inputs; None if this one is not looked at. Nearly all calls end at the third line."""
         info = _info(func)
         if info is None:
             return None
-        title, pointwise = info
-        part_of_step = "backward" if torch._C._current_graph_task_id() != -1 else "forward"
-        tensors = [each for each in [*args, *kwargs.values()] if isinstance(each, Tensor)]
-        tensors += [e for each in args if isinstance(each, (list, tuple)) for e in each if isinstance(e, Tensor)]
-        if not all(type(each) in (Tensor, torch.nn.Parameter) and _plain(each) for each in tensors):
-            recorder.left_alone["tensors of another kind"] += 1
-            return None
-        if tensors and not any(recorder.ours(each) for each in tensors):
-            return None
-        kind = f"{part_of_step} {title} " + " ".join(f"{each.dtype}{list(each.shape)}" for each in tensors)
+        tensors = [each for each in args if isinstance(each, Tensor)]
+        if len(tensors) < len(args):
+            tensors += [e for each in args if isinstance(each, (list, tuple)) for e in each if isinstance(e, Tensor)]
+        tensors += [each for each in kwargs.values() if isinstance(each, Tensor)]
+        back = torch._C._current_graph_task_id() != -1
+        kind = self.recorder.kind_of(info[0], back, tensors)
         if not self._wants(kind):
             return None
+        why = self._unfit(tensors)
         given = _named(func, args, kwargs)
         if "out" in func._schema.overload_name:  # what compiled code asks for; the functional operator is the same
             given.pop("out", None)
         if given.get("dropout_p"):
-            recorder.left_alone[f"{title}: it draws random numbers"] += 1
-            return None
-        part = cut(title, given, recorder._chance, recorder.limits, pointwise=pointwise)
+            why = f"{info[0]}: it draws random numbers"
+        part = None
+        if not why:
+            part = cut(info[0], given, self.recorder._chance, self.recorder.limits, pointwise=info[1])
+            why = f"{info[0]}: too large to be compared" if part is None else ""
         if part is None:
-            recorder.left_alone[f"{title}: too large to be compared"] += 1
+            self.recorder.never(kind, why)
             return None
         self.kinds.add(kind)
-        recorder.looked += 1
-        if len(recorder.seen) < KINDS or kind in recorder.seen:
-            recorder.seen[kind] += 1
-        return self._case(func, given, part, part_of_step, kind), part
+        self.recorder.takes(kind)
+        return self._case(func, given, part, "backward" if back else "forward", kind), part
+
+    def _unfit(self, tensors: list[Tensor]) -> str:
+        """Why these are left alone."""
+        if not all(type(each) in (Tensor, torch.nn.Parameter) and _plain(each) for each in tensors):
+            return "tensors of another kind"
+        return "on another device" if tensors and not any(self.recorder.ours(each) for each in tensors) else ""
 
     def _wants(self, kind: str) -> bool:
         """Whether to take this call."""
+        recorder = self.recorder
+        if kind in recorder.cannot:
+            return False
         call = self.met[kind]
         if call or len(self.met) < KINDS:
             self.met[kind] = call + 1
         if kind in self.kinds:
             return False
-        if self.recorder.everything:
+        if recorder.everything:
             return True
-        if len(self.kinds) >= self.recorder.operators or self.left <= 0:
+        if len(self.kinds) >= recorder.operators or self.left <= 0:
             return False
         if self.plan is not None and kind in self.plan:
             return call == self.plan[kind]
-        return kind not in self.recorder._met and self.recorder._chance.random() < self._rate()
+        return kind not in self.before and recorder._chance.random() < self._rate()
 
     def _rate(self) -> float:
         """The chance of a kind that the look before has not met."""
-        known, most = len(self.recorder._met), self.recorder.operators
+        known, most = len(self.before), self.recorder.operators
         if known:
             return min(1.0, most / known)
         return 1.0 if 2 * len(self.kinds) < most else SPREAD

@@ -86,7 +86,7 @@ _WAYS: list[tuple[tuple[str, ...], Way]] = [
     (("mm", "addmm", "bmm", "baddbmm"), of_product),
     (("convolution",), of_convolution),
     (("convolution_backward",), of_convolution_backward),
-    (("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"), of_softmax),
+    (("_softmax", "_log_softmax", "_safe_softmax", "_softmax_backward_data", "_log_softmax_backward_data"), of_softmax),
     (("native_layer_norm", "native_layer_norm_backward"), of_layer_norm),
     (("native_group_norm", "native_group_norm_backward"), of_group_norm),
     (("embedding", "embedding_dense_backward"), of_embedding),

@@ -36,7 +36,10 @@ def of_product(given: Arguments, chance: random.Random, limits: Limits) -> Part 
 def of_convolution(given: Arguments, chance: random.Random, limits: Limits) -> Part | None:
     """Some samples and output channels; of one with groups, one group."""
     given = _one_group(given, chance) if given["groups"] > 1 else given
+    given = {**given}
     picked = given.pop("_group", slice(None))
+    for name in ("_ins", "_rows"):
+        given.pop(name, None)
     which = some_of(given["input"].shape[0], _samples(given["input"], limits), chance)
     x, weight = given["input"][which], given["weight"]
     given = {**given, "input": x}

@@ -31,9 +31,22 @@ def _leading(names: tuple[str, ...], given: Arguments, chance: random.Random, li
 
 
 def of_softmax(given: Arguments, chance: random.Random, limits: Limits) -> Part | None:
+    """Some of every dimension but its own, the first ones first."""
     names = ("self",) if "self" in given else ("grad_output", "output")
-    dims = given[names[0]].dim()
-    return None if given["dim"] % dims == 0 else _leading(names, given, chance, limits)
+    shape, own = given[names[0]].shape, given["dim"] % given[names[0]].dim()
+    size = sum(given[name].numel() * given[name].element_size() for name in names)
+    wheres = [slice(None)] * len(shape)
+    for dim in (dim for dim in range(len(shape)) if dim != own):
+        if size <= limits.bytes:
+            break
+        most = max(1, int(shape[dim] * limits.bytes / size))
+        wheres[dim] = some_of(shape[dim], most, chance)
+        size = size * min(most, shape[dim]) // shape[dim]
+    if size > 2 * limits.bytes:
+        return None
+    where = tuple(wheres)
+    chosen = {**given, **{name: given[name][where] for name in names}}
+    return Part(chosen, lambda out: {0: out[0][where]})
 
 
 def of_layer_norm(given: Arguments, chance: random.Random, limits: Limits) -> Part | None:
