@@ -28,7 +28,7 @@ import torch
 from holdfast.runtime.operators.checking import Answer, Checking
 from holdfast.runtime.operators.comparison import METHOD, Finding
 from holdfast.runtime.operators.confirming import compare_here, confirmed, repeat, write_up
-from holdfast.runtime.operators.recorder import Recorder
+from holdfast.runtime.operators.recorder import Recorder, changes_compiled_code
 from holdfast.settinggroups import SentinelSettings
 
 FIRST_STEP = 3
@@ -131,6 +131,10 @@ class Sentinel:
             return False
         if self.at_once:
             return True
+        if self._steps == FIRST_STEP and changes_compiled_code():
+            self.off = "this torch runs compiled code otherwise in a step that is looked at"
+            self._here.append(Opinion(True, 0, why=self.off))
+            return False
         if self._steps < FIRST_STEP or self.checking.busy or now < self._not_before:
             return False
         if self.checks == 0 or self._hurry:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -187,6 +188,11 @@ class _Mode(TorchDispatchMode):
         self.plan = recorder.plan(part)
         self.before = recorder._met.get(part, Counter())
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code runs compiled, as in every other step: a look changes no bit. What it calls is seen."""
+        return True
+
     def __enter__(self) -> _Mode:
         if not self.inside:
             self.inside = True
@@ -326,6 +332,14 @@ class _Mode(TorchDispatchMode):
         place = self.room[self.filled : self.filled + size].view(tensor.dtype).view(tensor.shape)
         self.filled += -(-size // 64) * 64
         return place
+
+
+def changes_compiled_code() -> bool:
+    """Whether a look would make compiled code run uncompiled, with other roundings: so it is in older versions."""
+    if hasattr(TorchDispatchMode, "ignore_compile_internals"):
+        return False
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils is not None and bool(utils.counters["frames"]["ok"])
 
 
 _INFOS: dict[Any, tuple[str, bool] | None] = {}
