@@ -4,8 +4,8 @@
     python benchmarks/side_by_side.py --traincheck VENV/bin --networks mlp --only traincheck --out traincheck.json
 
 On the CPU. Each training has 40 steps, and the kernel is wrong from the twentieth on. A threshold that is crossed in
-the same training without the error is no finding. TrainCheck learns its invariants from a right training, and what it says
-about another right one is taken away from what it says about a wrong one.
+the same training without the error is no finding. TrainCheck learns its invariants from a right training, and what it
+says about another right one is taken away from what it says about a wrong one.
 """
 
 from __future__ import annotations
