@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
+import random
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,57 +27,104 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "examples")]
 
 from benchmarks.zoo.networks import make, names  # noqa: E402
 
+from holdfast.worker.operators.case import Case  # noqa: E402
 from holdfast.worker.operators.comparison import compare  # noqa: E402
+from holdfast.worker.operators.confirmation import confirmed, repeat  # noqa: E402
 from holdfast.worker.operators.recorder import Recorder  # noqa: E402
 
-PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def look_at(
-    name: str, precision: str, *, device: str = "cpu", looks: int = 5, operators: int = 24, channels_last: bool = False
-) -> dict[str, Any]:
-    """Train a network a few steps and look at each."""
+    name: str, precision: str, *, device: str = "cpu", looks: int = 5, operators: int = 24, channels_last: bool = False,
+    seconds: float = math.inf, keep: Path | None = None, seed: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """Train a network a little and look at random steps of it; on the CPU, where a step is dear, at each."""
     place = torch.device(device)
+    _set_products(precision)
     network = make(name)
+    torch.manual_seed(seed)
     model = network.model.to(place)
     if channels_last and network.images:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    recorder = Recorder(place, label="pretend:0" if device == "cpu" else device, seed=0)
+    recorder = Recorder(place, label="pretend:0" if device == "cpu" else device, seed=seed)
     recorder.operators = operators
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
     scaler = torch.amp.GradScaler(place.type, enabled=precision == "fp16", init_scale=2.0**10)
     kind = PRECISIONS[precision]
-    compared, skipped, wrong = 0, Counter[str](), []
+    told = Told()
     began = time.perf_counter()
+
+    def step() -> None:
+        with torch.autocast(place.type, kind or torch.bfloat16, enabled=kind is not None):
+            loss = network.loss(_to(network.batch(), place, channels_last and network.images))
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    chance = random.Random(seed + 1)
     for number in range(looks):
+        while device != "cpu" and chance.random() < 0.5:
+            step()
         with recorder.look(number):
-            with torch.autocast(place.type, kind or torch.bfloat16, enabled=kind is not None):
-                loss = network.loss(_to(network.batch(), place))
-            optimizer.zero_grad()
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
+            step()
         recorder.wait()
         for case in recorder.taken():
-            finding = compare(case)
-            compared += not finding.skipped
-            if finding.skipped:
-                skipped[f"{case.title}: {finding.skipped}"] += 1
-            if not finding.agrees:
-                wrong.append(finding.text)
+            told.hear(case, place, keep)
+        told.looks += 1
+        if time.perf_counter() - began > seconds:
+            break
     return {
-        "network": name, "precision": precision, "channels_last": channels_last and network.images, "looks": looks,
-        "compared": compared, "suspicions": wrong, "skipped": dict(skipped), "left_alone": dict(recorder.left_alone),
+        "network": name, "precision": precision, "channels_last": channels_last and network.images,
+        "looks": told.looks, "compared": told.compared, "kinds": len(recorder.seen), "suspicions": told.wrong,
+        "confirmed": told.confirmed, "skipped": dict(told.skipped), "left_alone": dict(recorder.left_alone),
         "seconds": round(time.perf_counter() - began, 1),
     }  # fmt: skip
 
 
-def _to(batch: Any, device: torch.device) -> Any:
+@dataclass
+class Told:
+    """What the comparisons gave."""
+
+    looks: int = 0
+    compared: int = 0
+    confirmed: int = 0
+    wrong: list[str] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def hear(self, case: Case, place: torch.device, keep: Path | None) -> None:
+        finding = compare(case)
+        self.compared += not finding.skipped
+        if finding.skipped:
+            self.skipped[f"{case.title}: {finding.skipped}"] += 1
+        if finding.agrees:
+            return
+        self.wrong.append(finding.text)
+        if len(self.wrong) > 4:
+            return
+        if keep is not None:
+            case.save(keep / f"{os.getpid()}-{case.title}-{case.step}-{len(self.wrong)}.safetensors")
+        if place.type != "cpu":
+            try:
+                self.confirmed += confirmed(repeat(case, place))
+            except Exception as error:  # it cannot be done again: nothing is confirmed by that
+                self.wrong[-1] += f" (again: {type(error).__name__}: {str(error)[:200]})"
+
+
+def _set_products(precision: str) -> None:
+    """Products of fp32 as they are written, or in TF32."""
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+def _to(batch: Any, device: torch.device, last: bool = False) -> Any:
     if isinstance(batch, torch.Tensor):
-        return batch.to(device)
+        there = batch.to(device)
+        return there.to(memory_format=torch.channels_last) if last and there.dim() == 4 else there
     if isinstance(batch, dict):
-        return {key: _to(each, device) for key, each in batch.items()}
-    return [_to(each, device) for each in batch]
+        return {key: _to(each, device, last) for key, each in batch.items()}
+    return [_to(each, device, last) for each in batch]
 
 
 def main() -> None:

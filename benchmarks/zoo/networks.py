@@ -85,7 +85,7 @@ def _video(name: str) -> Network:
     import torchvision
 
     model = getattr(torchvision.models.video, name)(weights=None, num_classes=CLASSES)
-    frames, size = (16, 64) if name == "s3d" else (4, 32)
+    frames, size = (16, 224) if name == "s3d" else (4, 32)
     batch = lambda: [torch.randn(2, 3, frames, size, size), torch.randint(CLASSES, (2,))]  # noqa: E731
     return Network(model, batch, lambda b: F.cross_entropy(model(b[0]).float(), b[1]))
 
@@ -179,10 +179,21 @@ _BRAIN = ("EEGNet", "ShallowFBCSPNet", "Deep4Net", "EEGConformer", "ATCNet", "EE
           "EEGNeX", "EEGTCNet", "FBCNet", "SincShallowNet")  # fmt: skip
 
 
-def _brain(name: str) -> Network:
-    import braindecode.models
+def _brain_class(name: str) -> Any:
+    from benchmarks.zoo import braindecode_alone
 
-    model = getattr(braindecode.models, name)(n_chans=8, n_outputs=4, n_times=500, sfreq=125)
+    if not braindecode_alone.used:
+        try:
+            import braindecode.models
+
+            return getattr(braindecode.models, name)
+        except ImportError:
+            pass
+    return braindecode_alone.model_class(name)
+
+
+def _brain(name: str) -> Network:
+    model = _brain_class(name)(n_chans=8, n_outputs=4, n_times=500, sfreq=125)
     batch = lambda: [torch.randn(3, 8, 500), torch.randint(4, (3,))]  # noqa: E731
     return Network(model, batch, lambda b: F.cross_entropy(model(b[0]).float().reshape(3, 4, -1).mean(-1), b[1]))
 
@@ -284,6 +295,47 @@ _OWN: dict[str, Callable[[], Network]] = {
 }
 
 
+# As large as people have them: for a GPU ------------------------------------------------------------------------------
+
+
+def _images(model: nn.Module, batch: int, size: int) -> Network:
+    made = lambda: [torch.randn(batch, 3, size, size), torch.randint(CLASSES, (batch,))]  # noqa: E731
+    return Network(model, made, lambda b: F.cross_entropy(model(b[0]).float(), b[1]), images=True)
+
+
+def _torchvision(name: str, batch: int, size: int) -> Network:
+    import torchvision
+
+    return _images(getattr(torchvision.models, name)(weights=None, num_classes=CLASSES), batch, size)
+
+
+def _wide_cnn() -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv2d(3, 128, 3, padding=1)]
+    for _ in range(15):
+        layers += [nn.BatchNorm2d(128), nn.ReLU(inplace=True), nn.Conv2d(128, 128, 3, padding=1)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, CLASSES))
+
+
+def _large_language(config: str, model_name: str, sizes: dict[str, Any], words: int) -> Network:
+    transformers = importlib.import_module("transformers")
+    model = getattr(transformers, model_name)(getattr(transformers, config)(**sizes))
+    return Network(model, lambda: torch.randint(1, 8000, (2, words)), lambda ids: model(input_ids=ids, labels=ids).loss)
+
+
+_ROTARY = {"vocab_size": 8000, "hidden_size": 768, "num_hidden_layers": 4, "num_attention_heads": 12,
+           "num_key_value_heads": 4, "intermediate_size": 2048, "pad_token_id": 0}  # fmt: skip
+_LARGE: dict[str, Callable[[], Network]] = {
+    "deep_cnn_large": lambda: _images(_wide_cnn(), 64, 32),
+    "resnet50_large": lambda: _torchvision("resnet50", 16, 224),
+    "convnext_tiny_large": lambda: _torchvision("convnext_tiny", 8, 224),
+    "efficientnet_b0_large": lambda: _torchvision("efficientnet_b0", 16, 224),
+    "vit_b_16_large": lambda: _torchvision("vit_b_16", 8, 224),
+    "gpt2_large": lambda: _large_language("GPT2Config", "GPT2LMHeadModel", {"vocab_size": 8000, "n_layer": 6}, 1024),
+    "llama_large": lambda: _large_language("LlamaConfig", "LlamaForCausalLM", _ROTARY, 1024),
+    "bert_large": lambda: _large_language("BertConfig", "BertForMaskedLM", {"vocab_size": 8000}, 512),
+}
+
+
 def _makers() -> dict[str, Callable[[], Network]]:
     made: dict[str, Callable[[], Network]] = dict(_OWN)
     made |= {name: (lambda n=name, s=size: _classifier(n, s)) for name, size in _CLASSIFIERS.items()}  # type: ignore[misc]
@@ -296,6 +348,17 @@ def _makers() -> dict[str, Callable[[], Network]]:
     return made
 
 
+def image_names() -> set[str]:
+    """Those whose inputs can be channels_last."""
+    large = {name for name in _LARGE if name.startswith(("deep", "res", "conv", "eff", "vit"))}
+    return {*_CLASSIFIERS, *_SEGMENTATION, *(f"{name}_pixels" for name in _VISION), "deep_cnn", "u_net", *large}
+
+
+def large_names() -> list[str]:
+    """Networks of usual size, which no CPU trains in a moment."""
+    return list(_LARGE)
+
+
 def names(*, held_out: bool | None = None) -> list[str]:
     """All; or only the third that is held out; or only the others."""
     every = sorted(_makers())
@@ -306,6 +369,6 @@ def names(*, held_out: bool | None = None) -> list[str]:
 
 def make(name: str) -> Network:
     torch.manual_seed(0)
-    network = _makers()[name]()
+    network = (_LARGE[name] if name in _LARGE else _makers()[name])()
     network.model.train()
     return network

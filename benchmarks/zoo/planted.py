@@ -1,7 +1,8 @@
 """Wrong kernels on purpose, as they really are: does a look find them, after how many, and does it name the operator?
 
     python -m benchmarks.zoo.planted --looks 50 --out planted.json
-    find("resnet18", "tile of zeros", looks=50)          # {"found": 1, "named": True, …}
+    find("resnet18", "a tile of zeros", looks=50)        # {"found": 1, "named": True, …}
+    curve("gpt2", "attention", "bf16")                   # which sizes of a relative error a look at the operator sees
 
 Every kind is planted in an operator of each network that it makes sense for, in one kind of shape.
 """
@@ -10,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,14 +26,32 @@ from torch.utils._python_dispatch import TorchDispatchMode
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "examples")]
 
+from benchmarks.zoo.looks import _to  # noqa: E402
 from benchmarks.zoo.networks import make  # noqa: E402
 
 from holdfast.worker.operators.confirmation import compare_here  # noqa: E402
 from holdfast.worker.operators.recorder import Recorder  # noqa: E402
 
-NETWORKS = ("mlp", "deep_cnn", "u_net", "gru", "tied", "resnet18", "gpt2", "bert", "EEGNet", "windows")
+NETWORKS = ("mlp", "deep_cnn", "u_net", "gru", "tied", "resnet18", "gpt2", "llama", "EEGNet", "windows")
 _PRODUCTS = ("mm", "addmm", "bmm", "convolution")
 _BACKWARD = ("mm", "convolution_backward", "bmm")
+_NORMS = ("native_batch_norm", "native_layer_norm", "native_group_norm", "cudnn_batch_norm", "_batch_norm_with_update")
+_ATTENTION = tuple(
+    f"_scaled_dot_product_{way}"
+    for way in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+)
+FAMILIES = {
+    "products": ("mm", "addmm", "bmm"),
+    "convolutions": ("convolution",),
+    "convolutions, backward": ("convolution_backward",),
+    "normalisation": _NORMS,
+    "softmax": ("_softmax", "_log_softmax"),
+    "attention": _ATTENTION,
+    "attention, backward": tuple(f"{name}_backward" for name in _ATTENTION),
+}
+"""What the curve of detection is drawn for."""
+SIZES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5, 1e-6, 1e-7)
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def _flat(out: Tensor) -> Tensor:
@@ -57,13 +78,17 @@ def _rows(out: Tensor, how: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _swapped(rows: Tensor) -> Tensor:
-    order = torch.arange(len(rows))
+    order = torch.arange(len(rows), device=rows.device)
     order[0], order[-1] = len(rows) - 1, 0
     return rows[order]
 
 
 def _last_missing(rows: Tensor) -> Tensor:
     return torch.cat([rows[: -max(1, len(rows) // 8)], torch.zeros_like(rows[-max(1, len(rows) // 8) :])])
+
+
+def _third(rows: Tensor) -> Tensor:
+    return torch.arange(0, len(rows), 3, device=rows.device)
 
 
 Kind = tuple[tuple[str, ...], Callable[[Tensor], Tensor], float, str]
@@ -82,11 +107,17 @@ KINDS: dict[str, Kind] = {
     "last tile missing": (_PRODUCTS, lambda out: _rows(out, _last_missing), 1.0, ""),
     "sums kept in bf16": (_PRODUCTS, lambda out: out.bfloat16().to(out.dtype), 1.0, ""),
     "a NaN": (_PRODUCTS, lambda out: _tile(out, float("nan")), 1.0, ""),
-    "normalisation off": (("native_batch_norm", "native_layer_norm", "native_group_norm"),
-                          lambda out: out * 1.002, 1.0, ""),
-    "softmax off": (("_softmax", "_log_softmax", "_scaled_dot_product_flash_attention_for_cpu"),
-                    lambda out: out * 0.999, 1.0, ""),
+    "normalisation off": (_NORMS, lambda out: out * 1.002, 1.0, ""),
+    "softmax off": (("_softmax", "_log_softmax", *_ATTENTION), lambda out: out * 0.999, 1.0, ""),
+    "attention of a head zero": ((*_ATTENTION, *FAMILIES["attention, backward"]),
+                                 lambda out: _rows(out, lambda rows: rows.clone().index_fill_(0, _third(rows), 0.0)),
+                                 1.0, ""),
+    "update scaled by 1.01": (("addcdiv_", "addcdiv", "lerp_"), lambda out: out.mul_(1.01), 1.0, ""),
 }  # fmt: skip
+
+
+SMALL = frozenset({"sums kept in bf16", "backward scaled by 1.01", "normalisation off", "softmax off"})
+"""Errors that are no larger than what half precision rounds: they are planted in fp32. The curve shows the others."""
 
 
 class Planted(TorchDispatchMode):
@@ -116,35 +147,81 @@ class Planted(TorchDispatchMode):
         return self.how(out) if isinstance(out, Tensor) else type(out)(self.how(e) if e is first else e for e in out)
 
 
+class _Job:
+    """Steps of a network on a device."""
+
+    def __init__(self, network: str, device: str, precision: str) -> None:
+        self.made, self.place, self.kind = make(network), torch.device(device), PRECISIONS[precision]
+        self.made.model.to(self.place)
+        self.optimizer = torch.optim.AdamW(self.made.model.parameters(), lr=1e-5, foreach=False)
+        self.scaler = torch.amp.GradScaler(self.place.type, enabled=precision == "fp16", init_scale=2.0**10)
+
+    def step(self) -> None:
+        with torch.autocast(self.place.type, self.kind or torch.bfloat16, enabled=self.kind is not None):
+            loss = self.made.loss(_to(self.made.batch(), self.place))
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
 def find(
-    network: str, kind: str, *, looks: int = 50, precision: torch.dtype | None = None, seed: int = 0
-) -> dict[str, Any]:
+    network: str, kind: str, *, looks: int = 50, precision: str = "fp32", seed: int = 0, device: str = "cpu",
+    seconds: float = math.inf,
+) -> dict[str, Any]:  # fmt: skip
     """Look until it is found."""
-    made = make(network)
+    began = time.perf_counter()
+    job = _Job(network, device, precision)
     planted = Planted(KINDS[kind], seed)
-    recorder = Recorder(torch.device("cpu"), label="pretend:0", seed=seed)
-    said: dict[str, Any] = {"network": network, "kind": kind, "found": None, "named": False}
-
-    def step() -> None:
-        with torch.autocast("cpu", precision or torch.bfloat16, enabled=precision is not None):
-            loss = made.loss(made.batch())
-        made.model.zero_grad()
-        loss.backward()
-
+    recorder = Recorder(job.place, label="pretend:0" if device == "cpu" else device, seed=seed)
+    said: dict[str, Any] = {"network": network, "kind": kind, "precision": precision, "found": None, "named": False}
     with planted:
-        step()
+        job.step()
         if not planted.choices:
             return {**said, "none": True}
         planted.target = random.Random(seed).choice(sorted(set(planted.choices)))
+        said["target"] = planted.target
         for number in range(1, looks + 1):
             with recorder.look(number):
-                step()
+                job.step()
+            recorder.wait()
             for case in recorder.taken():
                 finding = compare_here(case)
                 if not finding.agrees:
                     named = finding.operator.startswith(f"{planted.target.partition(' ')[0]} in ")
-                    return {**said, "found": number, "named": named, "text": finding.text, "target": planted.target}
-    return {**said, "target": planted.target, "shown": planted.shown}
+                    return {**said, "found": number, "named": named, "text": finding.text}
+            if time.perf_counter() - began > seconds:
+                return {**said, "shown": planted.shown, "looks": number, "late": number < looks}
+    return {**said, "shown": planted.shown, "looks": looks}
+
+
+def curve(
+    network: str, family: str, precision: str, *, device: str = "cpu", looks: int = 2, seed: int = 0
+) -> dict[str, Any]:
+    """One operator of a family is off by a share of its result: which shares does a look at it see?"""
+    names = FAMILIES[family]
+    job = _Job(network, device, precision)
+    seen: dict[str, bool] = {}
+    planted = Planted((names, lambda out: out, 1.0, ""), seed)
+    with planted:
+        job.step()
+    if not planted.choices:
+        return {"network": network, "family": family, "precision": precision, "none": True}
+    target = random.Random(seed).choice(sorted(set(planted.choices)))
+    for size in SIZES:
+        planted = Planted((names, lambda out, size=size: out * (1.0 + size), 1.0, ""), seed)  # type: ignore[misc]
+        planted.target = target
+        recorder = Recorder(job.place, label="pretend:0" if device == "cpu" else device, seed=seed)
+        recorder.everything = True
+        found = False
+        for number in range(looks):
+            with planted, recorder.look(number):
+                job.step()
+            recorder.wait()
+            cases = [case for case in recorder.taken() if case.title == target.partition(" ")[0]]
+            found = found or any(not compare_here(case).agrees for case in cases)
+        seen[f"{size:g}"] = found
+    return {"network": network, "family": family, "precision": precision, "target": target, "seen": seen}
 
 
 def main() -> None:

@@ -154,6 +154,18 @@ class Vigil:
         if looks and taken is not None:
             self._taken[step] = taken
 
+    def entering(self, enter: Callable[[Phase], None]) -> Callable[[Phase], None]:
+        """The same, and the sentinel hears which part of the step comes."""
+        sentinel = self.sentinel
+        if sentinel is None:
+            return enter
+
+        def entered(phase: Phase) -> None:
+            sentinel.enters(phase.name.lower())
+            enter(phase)
+
+        return entered
+
     def _try(self, work: Work, step: int, describe: Describe) -> Fault | None:
         """The step a predecessor failed in: what does the CPU make of it?"""
         trial = self._trial

@@ -227,7 +227,7 @@ class Attempts:
         work.pieces = max(self.pieces.count, flags.pieces(batches.batch_size(work.batch)))
         work.watch = self.vigil.watches_numbers
         work.together = self.ground.peers.together(work)
-        return step.perform(work, device, self.ground.enter)
+        return step.perform(work, device, self.vigil.entering(self.ground.enter))
 
     def _begin(self) -> _Begun:
         ground, snapshots = self.ground, self.ground.snapshots

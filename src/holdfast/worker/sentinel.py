@@ -29,7 +29,7 @@ from holdfast.run.setting_groups import SentinelSettings
 from holdfast.worker.operators.checker_client import Answer, Checking
 from holdfast.worker.operators.comparison import METHOD, Finding
 from holdfast.worker.operators.confirmation import compare_here, confirmed, repeat, write_up
-from holdfast.worker.operators.recorder import Recorder
+from holdfast.worker.operators.recorder import Recorder, changes_compiled_code
 
 FIRST_STEP = 3
 """The step of a worker in which it looks for the first time: a device that is wrong is wrong from the start."""
@@ -108,6 +108,8 @@ class Sentinel:
         self._since = clock()
         self._not_before = 0.0
         self._hurry = False
+        self._phased = False
+        """Whether steps say which part of them comes."""
         self._usual: dict[str, float] = {}
         self._step_s: float | None = None
         self._here: list[Opinion] = []
@@ -129,6 +131,10 @@ class Sentinel:
             return False
         if self.at_once:
             return True
+        if self._steps == FIRST_STEP and changes_compiled_code():
+            self.off = "this torch runs compiled code otherwise in a step that is looked at"
+            self._here.append(Opinion(True, 0, why=self.off))
+            return False
         if self._steps < FIRST_STEP or self.checking.busy or now < self._not_before:
             return False
         if self.checks == 0 or self._hurry:
@@ -163,7 +169,7 @@ class Sentinel:
             self._step_s = spent if self._step_s is None else 0.9 * self._step_s + 0.1 * spent
             return
         self.recorder.everything = self.at_once
-        with self.recorder.look(step):
+        with self.recorder.look(step, parts=self._phased):
             yield True
         self.checks += 1
         if self.at_once:
@@ -171,6 +177,11 @@ class Sentinel:
         else:
             self._hand_over(step)
         self._paid(max(0.0, self._clock() - began - (self._step_s or 0.0)))
+
+    def enters(self, part: str) -> None:
+        """The step comes to this part: forward, backward, optimizer, or another."""
+        self._phased = True
+        self.recorder.enters(part)
 
     def _hand_over(self, step: int) -> None:
         cases = self.recorder.taken()

@@ -1,9 +1,9 @@
 """Operators of a training step, one at a time: recorded on the device, computed again on the CPU, compared.
 
-recorder.py    notes the inputs and outputs of some operators of an ordinary step (slices.py: parts of large ones)
+recorder.py    notes the inputs and outputs of some operators of an ordinary step (slices*.py: parts of large ones)
 case.py        one operator with its tensors, in memory and as a safetensors file
 reference.py   the same operator in fp64 on the CPU
-bounds.py      what rounding explains, from the operator, its precision and its length
+bounds*.py     what rounding explains, from the operator, its precision and its length (families.py, roundings.py)
 comparison.py  device against fp64, element by element
 checker.py     the process that compares, beside the training; checker_client.py is its other end
 confirmation.py  the operator again, with other inputs, in a fresh process, and a script for a stranger

@@ -22,7 +22,7 @@ DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
         torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
-        torch.int8, torch.uint8, torch.bool,
+        torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool,
     )
 }  # fmt: skip
 """What a case may hold. fp8, complex and quantised tensors are left alone."""

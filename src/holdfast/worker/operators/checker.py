@@ -20,6 +20,8 @@ from holdfast.base import processes
 
 if __name__ == "__main__" and "--parent" in sys.argv:  # before torch, which takes seconds to import
     processes.die_with_parent(int(sys.argv[sys.argv.index("--parent") + 1]))
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(19)
 
 
 def check(paths: list[str]) -> dict[str, Any]:
@@ -42,8 +44,6 @@ def main() -> int:
     import torch
 
     torch.set_num_threads(1)
-    with contextlib.suppress(OSError, AttributeError):
-        os.nice(19)
     words = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints is no answer
     for line in sys.stdin:

@@ -108,8 +108,9 @@ def scores(given: dict[str, Any]) -> tuple[Tensor, float]:
     if mask is not None:
         found = found.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else found + mask
     if given.get("is_causal"):
-        rows, columns = found.shape[-2:]
-        found = found.masked_fill(torch.ones(rows, columns, dtype=torch.bool).triu(1), -math.inf)
+        first, step = given.get("rows") or (0, 1)  # places that ask, where only some of them were kept
+        asking = first + step * torch.arange(found.shape[-2]).unsqueeze(-1)
+        found = found.masked_fill(torch.arange(found.shape[-1]) > asking, -math.inf)
     return found, scale
 
 
@@ -126,19 +127,27 @@ def attention(given: dict[str, Any]) -> list[Tensor]:
     return [found.softmax(-1) @ repeated(given["value"], given["query"])]
 
 
-def attention_backward(given: dict[str, Any]) -> list[Tensor]:
-    """Gradients of query, key and value, from the output and the sums that the forward kept."""
+def attention_backward(given: dict[str, Any]) -> list[Tensor | None]:
+    """Gradients of query, key and value, from the output that the forward kept."""
     if given.get("dropout_p"):
         raise Unknown("attention with dropout draws random numbers")
-    query, value = given["query"], given["value"]
-    if given["key"].shape[1] != query.shape[1]:
-        raise Unknown("attention with shared heads")
+    query, key, value = given["query"], repeated(given["key"], given["query"]), repeated(given["value"], given["query"])
     grad: Tensor = given["grad_out" if "grad_out" in given else "grad_out_"]
     found, scale = scores(given)
     weights = found.softmax(-1)
     inner = grad @ value.transpose(-1, -2)
     change = weights * (inner - (grad * given["out"]).sum(-1, keepdim=True))
-    return [change @ given["key"] * scale, change.transpose(-1, -2) @ query * scale, weights.transpose(-1, -2) @ grad]
+    asked = change @ key * scale
+    if given.get("rows"):
+        return [asked, None, None]
+    answers = (change.transpose(-1, -2) @ query * scale, weights.transpose(-1, -2) @ grad)
+    return [asked, *(gathered(each, given["key"]) for each in answers)]
+
+
+def gathered(tensor: Tensor, key: Tensor) -> Tensor:
+    """What the heads of the query that share a head of the keys give it."""
+    shape = (tensor.shape[0], key.shape[1], -1, *tensor.shape[2:])
+    return tensor.reshape(shape).sum(2)
 
 
 _OWN = {
