@@ -2,6 +2,8 @@
 
 Each case is a file of `cases/`: cards, system, torch and environment, what was printed and how it ended, its source,
 what is expected, and what must not be printed because it makes that case worse. `"user": true`: the first user's own.
+`engineer` is what a person advised who had the thread and had not seen what the program says: the advice in words,
+and what of it has to be in the sentence and among the commands.
 """
 
 from __future__ import annotations
@@ -57,6 +59,18 @@ def test_a_case(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_the_program_says_what_an_engineer_said_without_it(name: str) -> None:
+    advice = read(name)["engineer"]
+    there = recorded.load(FOLDER / f"{name}.json")
+    said = consulting.consult(there.inventory(), there.env, there.message, there.ended)
+    assert said is not None
+    assert advice["advice"].endswith(".") and advice["sentence"]
+    assert [each for each in advice["sentence"] if not re.search(each, said.sentence)] == []
+    assert [each for each in advice["commands"] if not any(re.search(each, it) for it in said.commands)] == []
+    assert advice["commands"] or not said.commands, "the engineer had nothing to type here"
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_no_command_makes_it_worse(name: str) -> None:
     case = read(name)
     there = recorded.load(FOLDER / f"{name}.json")
@@ -71,6 +85,23 @@ def test_no_command_makes_it_worse(name: str) -> None:
             assert not any(word in command for word in case["harmful"]), (command, case["harmful"])
     if case["machine"]["os"] == "windows":
         assert not [each for each in said.commands if each.startswith(("export", "unset"))]
+
+
+def steps(name: str) -> list[str]:
+    there = recorded.load(FOLDER / f"{name}.json")
+    return advising.today(there.inventory(), there.env)
+
+
+def test_a_card_that_a_hang_loses_is_probed_after_a_reboot() -> None:
+    """Ending a hung probe would lose it once more; a card that comes back is probed at once."""
+    assert "after a reboot and with your work saved" in steps("r9700-lost-until-reboot")[-1]
+    assert not [line for line in steps("linux-7-ring-timeout") if "work saved" in line]
+
+
+def test_two_cards_of_a_kind_are_told_about_once() -> None:
+    said = steps("user-two-cards-one-screen")
+    assert len(said) == len(set(said))
+    assert [line for line in said if "--device cuda:1" in line] and [line for line in said if "--device cuda:0" in line]
 
 
 def test_a_case_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
