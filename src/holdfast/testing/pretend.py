@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.runtime.board import Phase
 from holdfast.runtime.operators import confirming
-from holdfast.runtime.transaction import batch_size
 from holdfast.testing import ailments
 from holdfast.testing.ailments import Ailment, Patient
 
@@ -41,6 +40,8 @@ class PretendMemory:
 
     def hold(self, batch: Any) -> None:
         """Raise what torch raises if the batch does not fit; on the CPU proper everything does."""
+        from holdfast.runtime.transaction import batch_size  # it needs numpy, which probes do without
+
         asked = batch_size(batch) or 0
         if self.session.device == DEVICE and asked > self.samples:
             raise torch.OutOfMemoryError(

@@ -42,8 +42,9 @@ def main() -> int:
     import torch
 
     torch.set_num_threads(1)
-    with contextlib.suppress(OSError, AttributeError):
-        os.nice(19)
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError):
+            os.nice(19)
     words = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints is no answer
     for line in sys.stdin:
