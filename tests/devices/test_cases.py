@@ -1,9 +1,10 @@
-"""Thirty things that happened to people: the finding, the sentence and the commands that holdfast gives for each.
+"""What happened to people: the finding, the sentence and the commands that holdfast gives for each.
 
 Each case is a file of `cases/`: cards, system, torch and environment, what was printed and how it ended, its source,
 what is expected, and what must not be printed because it makes that case worse. `"user": true`: the first user's own.
 `engineer` is what a person advised who had the thread and had not seen what the program says: the advice in words,
-and what of it has to be in the sentence and among the commands.
+and what of it has to be in the sentence and among the commands. The `heldout-` cases were sought when all others
+were right, and mended afterwards: the next ones have to be sought anew.
 """
 
 from __future__ import annotations
@@ -42,9 +43,18 @@ def read(name: str) -> dict[str, Any]:
     return case
 
 
-def test_there_are_thirty_and_ten_are_the_users() -> None:
-    assert len(NAMES) == 30
+def test_there_are_thirty_of_which_ten_are_the_users_and_five_that_were_looked_at_last() -> None:
+    assert sum(not name.startswith("heldout-") for name in NAMES) == 30
+    assert sum(name.startswith("heldout-") for name in NAMES) == 5
     assert sum(read(name)["user"] for name in NAMES) == 10
+
+
+def test_a_message_without_a_word_of_a_report_speaks_against_the_report() -> None:
+    there = recorded.load(FOLDER / "heldout-9070xt-grouped-mm.json")
+    told = consulting.consult(there.inventory(), there.env, there.message, there.ended)
+    other = consulting.consult(there.inventory(), there.env, "RuntimeError: nothing that any report tells", there.ended)
+    assert told is not None and "_grouped_mm" in told.sentence
+    assert other is None or not re.search(r"_grouped_mm|hipBLASLt", other.sentence)
 
 
 @pytest.mark.parametrize("name", NAMES)

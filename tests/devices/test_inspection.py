@@ -299,9 +299,11 @@ def test_a_card_that_this_torch_serves_needs_no_other_build() -> None:
     assert "Build" not in first_words(advising.advice(machine(Device("pci:0", "intel", "HD Graphics 630")), ["cpu"]))
     line = advising.advice(machine(Device("pci:0", "intel", "Arc A770", "arc")), ["cpu"])[1]
     assert line == (
-        "Build: for Arc A770 (arc), see https://pytorch.org/get-started for a build that serves it, and run "
-        "`holdfast doctor` again."
+        "Build: for Arc A770 (arc), `pip install torch --index-url https://download.pytorch.org/whl/xpu` in a virtual "
+        "environment of its own, and run `holdfast doctor` again."
     )
+    line = advising.advice(machine(Device("pci:0", "amd", "A card of tomorrow", "gfx9999")), ["cpu"])[1]
+    assert "see https://pytorch.org/get-started for a build that serves it" in line
 
 
 @pytest.mark.parametrize(("torch", "word"), [(PLAIN, "install torch anew"), (TorchBuild(), "`pip install torch`")])

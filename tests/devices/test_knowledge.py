@@ -411,7 +411,8 @@ def test_every_bug_can_be_found(bug: facts.Bug) -> None:
     arch = pattern.replace("?", "0").replace("*", "1030" if "gfx" in pattern else "1") or None
     first = {name: when[name][0].replace("?", "0") for name in ("claimed", "os") if name in when}
     r9700 = dict.fromkeys(("rdna4-busy-queues", "r9700-lost-when-ended"), "AMD Radeon AI PRO R9700")
-    name = {"gtx16-amp-nan": "GTX 1650", "battlemage-hang-stays": "Intel(R) Arc(TM) B570 Graphics", **r9700}.get(bug.id)
+    arc = dict.fromkeys(("battlemage-hang-stays", "arc-b-old-torch"), "Intel(R) Arc(TM) B570 Graphics")
+    name = {"gtx16-amp-nan": "GTX 1650", **arc, **r9700}.get(bug.id)
     env = {when["env"][0]: when.get("env_text", "10.3.0")} if "env" in when else {}
     found = knowledge.known_bugs(arch, None, None, first.get("os"), name=name, claimed=first.get("claimed"), env=env)
     assert bug.id in {each.id for each in found}

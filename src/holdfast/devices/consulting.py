@@ -80,7 +80,8 @@ def _reported(inventory: Inventory, env: Mapping[str, str], message: str, ended:
     for card in sorted(inventory.gpus, key=lambda each: bool(each.integrated)):
         bugs = inspection.bugs_of(card, inventory, env) if inspection.served(card, inventory) else []
         by_words = [bug for bug in bugs if message and any(re.search(each, message) for each in bug.says)]
-        by_end = [bug for bug in bugs if ended and ended in bug.shows]
+        # A message without any word of a report speaks against it.
+        by_end = [bug for bug in bugs if ended and ended in bug.shows and not (message and bug.says)]
         for bug in _ranked(by_words, ended) or _ranked(by_end, ended):
             return _of_finding(inspection.known_bug(card, bug, inventory, env))
     return None
