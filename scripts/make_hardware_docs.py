@@ -43,7 +43,8 @@ def render() -> str:
             f"Collected on {facts.data()['collected']}. `holdfast doctor` shows the age and the SHA-256 of its own;",
             "`holdfast doctor --knowledge FILE` (or `HOLDFAST_KNOWLEDGE`) reads a newer file. *Known by* is one of:",
             "document (the maker says it), source (read in source code), many reports, one report, measured (by us),",
-            "computed. *Looked at* is the day on which the row was last held against its source.",
+            "computed. *Looked at* is the day on which the row was last held against its source; a month alone, and",
+            "the day on which the source was not found, where that could not be done again.",
             "",
             *_cards(),
             *_support(),
@@ -91,7 +92,7 @@ def _supported(os: str, title: str) -> Iterator[str]:
             yield f"| `{card.arch}` | {' | '.join(cells)} |"
     yield f"| channel | {' | '.join(row['channel'] for row in rows)} |"
     yield f"| known by | {' | '.join(row['known'] for row in rows)} |"
-    yield f"| looked at | {' | '.join(row['checked'] for row in rows)} |"
+    yield f"| looked at | {' | '.join(facts.how(row)['checked'] for row in rows)} |"
     yield f"| source | {' | '.join(_refs([facts.source(row['source'])]) for row in rows)} |"
     yield ""
 
@@ -106,7 +107,8 @@ def _wheels() -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     for row, wheel in zip(facts.data()["wheels"], facts.wheels(), strict=True):
         command = None if row.get("past") else wheel.install("gfxNNNN" if wheel.extra else wheel.archs[0])
-        where = ", ".join((*wheel.os, *([wheel.machine] if wheel.machine else [])))
+        needs = [f"driver {wheel.driver} or later"] if wheel.driver else []
+        where = ", ".join((*wheel.os, *([wheel.machine] if wheel.machine else []), *needs))
         archs = " ".join(wheel.archs)
         install = f"`{command}`" if command else "-"
         known = f"{wheel.known}, {wheel.checked}"

@@ -81,7 +81,7 @@ def test_this_machine_is_proven_and_the_report_names_nobody(tmp_path: Path) -> N
         "HOME": str(home), "USER": "clara-schumann", "LOGNAME": "clara-schumann", "HF_TOKEN": "hf_abcdefghijklmnop",
         "LD_LIBRARY_PATH": f"{home}/lib:/srv/clinic/lib",
     }  # fmt: skip
-    words = ["verify", "--device", "cpu", "--steps", "12", "-o", "proof.json"]
+    words = ["verify", "--device", "cpu", "--steps", "12", "--minutes", "30", "-o", "proof.json"]
     with subprocess.Popen(
         [sys.executable, "-m", "holdfast", *words],
         cwd=home, env={**os.environ, **secrets}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

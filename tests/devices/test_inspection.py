@@ -56,6 +56,27 @@ def test_a_healthy_machine_has_nothing_to_say() -> None:
     assert codes(machine()) == []
 
 
+def test_a_build_that_the_driver_cannot_run_is_not_advised() -> None:
+    old = replace(PASCAL, name="NVIDIA GeForce RTX 3060", arch="sm_86", driver="nvidia 570.86.15")
+    found = one("torch-for-other-cards", machine(old, torch=ROCM))
+    assert found.remedy is not None
+    assert found.remedy.commands == ("pip install torch --index-url https://download.pytorch.org/whl/cu126",)
+    newest = one("torch-for-other-cards", machine(replace(old, arch="sm_120"), torch=ROCM)).remedy
+    assert newest is not None and newest.commands == ("pip install torch",)
+    assert newest.text == "update the driver to 580 or later, then install the build for sm_120 (PyPI, CUDA 13)"
+    current = one("torch-for-other-cards", machine(replace(old, driver="nvidia 580.1"), torch=ROCM)).remedy
+    assert current is not None and current.commands == ("pip install torch",)
+
+
+def test_an_older_rocm_needs_a_variable_to_see_the_card_of_windows() -> None:
+    card = replace(NAVI31, driver=None, pci=None, notes=["Windows has it; nothing inside WSL has confirmed it"])
+    for rocm, more in (("7.2.1", ("export HSA_ENABLE_DXG_DETECTION=1",)), ("7.14.0", ()), ("10.0.0", ())):
+        build = TorchBuild(f"2.13.0+rocm{rocm}", hip="7.2.1", rocm=rocm, archs=["gfx1100"])
+        cure = one("wsl-runtime-sees-no-card", machine(card, torch=build, wsl=True)).remedy
+        assert cure is not None and cure.commands == ("wsl --update", *more)
+        assert "amdrocm-wsl" in cure.text and "libhsakmt1" in cure.text
+
+
 def test_a_dangerous_masquerade_names_the_true_card_and_its_build() -> None:
     inventory = machine(replace(NAVI10, claimed_arch="gfx1030"), torch=ROCM, device_files=AMD_FILES)
     found = one("masquerade", inventory, OVERRIDE)
@@ -278,9 +299,11 @@ def test_a_card_that_this_torch_serves_needs_no_other_build() -> None:
     assert "Build" not in first_words(advice.advice(machine(Device("pci:0", "intel", "HD Graphics 630")), ["cpu"]))
     line = advice.advice(machine(Device("pci:0", "intel", "Arc A770", "arc")), ["cpu"])[1]
     assert line == (
-        "Build: for Arc A770 (arc), see https://pytorch.org/get-started for a build that serves it, and run "
-        "`holdfast doctor` again."
+        "Build: for Arc A770 (arc), `pip install torch --index-url https://download.pytorch.org/whl/xpu` in a virtual "
+        "environment of its own, and run `holdfast doctor` again."
     )
+    line = advice.advice(machine(Device("pci:0", "amd", "A card of tomorrow", "gfx9999")), ["cpu"])[1]
+    assert "see https://pytorch.org/get-started for a build that serves it" in line
 
 
 @pytest.mark.parametrize(("torch", "word"), [(PLAIN, "install torch anew"), (TorchBuild(), "`pip install torch`")])

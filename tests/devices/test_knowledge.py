@@ -103,7 +103,21 @@ def test_every_row_says_how_it_is_known_and_since_when() -> None:
             of_sources = {DATA["sources"][each]["kind"] for each in row.get("sources") or [row["source"]]}
             assert row["known"] in knowledge_file.KNOWN
             assert kinds.get(row["known"], "report") in of_sources, row
-            assert re.fullmatch(r"2026-11(-1\d)?", row["checked"])
+
+
+def test_every_row_has_the_day_on_which_it_was_held_against_its_source_or_says_that_it_could_not_be() -> None:
+    """No row is left with a month alone: where nobody found the source again, the row says when it was sought."""
+    rows = [row for name in TABLES for row in DATA[name]] + [DATA["hip_is_rocm_below"]]
+    assert len(rows) >= 149
+    for row in rows:
+        assert row.get("sources") or row["source"], row
+        assert row["known"] in knowledge_file.KNOWN, row
+        day = row.get("unreached", row["checked"])
+        assert "2026-11-01" <= day <= DATA["collected"] and re.fullmatch(r"20\d\d-\d\d-\d\d", day), row
+        assert ("unreached" in row) == bool(re.fullmatch(r"20\d\d-\d\d", row["checked"])), row
+    assert sum("unreached" in row for row in rows) <= 6
+    said = knowledge.support("gfx1100", "7.0")
+    assert said is not None and said.checked == "2026-11, its source not found on 2026-11-17"
 
 
 @pytest.mark.parametrize(
@@ -294,6 +308,12 @@ def test_the_build_to_install() -> None:
     assert knowledge.wheels_for("sm_120")[0].install("sm_120") == "pip install torch"
     assert knowledge.wheels_for("gfx803") == []
     assert knowledge.wheels_for("sm_61", machine="aarch64") == []
+    assert [each.since for each in knowledge.wheels_for("sm_86")] == ["13.0", "12.6"]
+    assert [each.since for each in knowledge.wheels_for("sm_86", driver="570.86.15")] == ["12.6"]
+    assert [each.since for each in knowledge.wheels_for("sm_86", driver="nvidia 570.86.15")] == ["12.6"]
+    for new_enough in ("580.65", "nvidia 580.1", "32.0.15.7652", "nvidia", None):
+        assert [each.since for each in knowledge.wheels_for("sm_86", driver=new_enough)] == ["13.0", "12.6"]
+    assert knowledge.wheels_for("sm_120", driver="570.86.15") == []
 
 
 def test_every_amd_card_that_is_sold_has_a_build() -> None:
@@ -391,7 +411,8 @@ def test_every_bug_can_be_found(bug: facts.Bug) -> None:
     arch = pattern.replace("?", "0").replace("*", "1030" if "gfx" in pattern else "1") or None
     first = {name: when[name][0].replace("?", "0") for name in ("claimed", "os") if name in when}
     r9700 = dict.fromkeys(("rdna4-busy-queues", "r9700-lost-when-ended"), "AMD Radeon AI PRO R9700")
-    name = {"gtx16-amp-nan": "GTX 1650", "battlemage-hang-stays": "Intel(R) Arc(TM) B570 Graphics", **r9700}.get(bug.id)
+    arc = dict.fromkeys(("battlemage-hang-stays", "arc-b-old-torch"), "Intel(R) Arc(TM) B570 Graphics")
+    name = {"gtx16-amp-nan": "GTX 1650", **arc, **r9700}.get(bug.id)
     env = {when["env"][0]: when.get("env_text", "10.3.0")} if "env" in when else {}
     found = knowledge.known_bugs(arch, None, None, first.get("os"), name=name, claimed=first.get("claimed"), env=env)
     assert bug.id in {each.id for each in found}

@@ -46,9 +46,9 @@ def test_ours_has_nothing_wrong_and_the_right_digest() -> None:
 @pytest.mark.parametrize(
     ("today", "words"),
     [
-        (date(2026, 11, 16), "(today's, sha256 "),
-        (date(2026, 11, 17), "(1 day old, sha256 "),
-        (date(2027, 3, 1), "(105 days old, sha256 "),
+        (date(2026, 11, 17), "(today's, sha256 "),
+        (date(2026, 11, 18), "(1 day old, sha256 "),
+        (date(2027, 3, 1), "(104 days old, sha256 "),
     ],
 )
 def test_its_age_and_where_newer_is(today: date, words: str) -> None:
@@ -103,6 +103,8 @@ def cure(command: str) -> Callable[[dict[str, Any]], object]:
         (lambda data: first("cards", data).update(sources=["nobody"]), "no source, or one that is not listed"),
         (lambda data: first("bugs", data).update(known="rumour"), "`known` is none of document, source"),
         (lambda data: first("bugs", data).pop("checked"), "`checked` is no date"),
+        (lambda data: first("bugs", data).update(unreached="2026-11"), "`unreached`, when its source was looked for"),
+        (lambda data: first("wheels", data).update(driver={"from": "new"}), "`driver` has no `from`"),
         (lambda data: first("wheels", data).update(index="http://example.org/"), "is no https address"),
         (lambda data: first("wheels", data).update(index="https://a.b/; rm -rf ~"), "is no https address"),
         (lambda data: first("support", data).update(archs=["gfx900"]), "`archs` or `os` has another form"),

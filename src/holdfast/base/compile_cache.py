@@ -90,6 +90,8 @@ def _unsafe(folder: Path) -> str | None:
 def _replaceable(folder: Path) -> str | None:
     """Why somebody else could put another folder in the place of one in here."""
     about = folder.stat()
+    if sys.platform == "win32":
+        return None
     if about.st_uid not in (0, os.getuid()):
         return f"{folder} belongs to uid {about.st_uid}"
     open_to_all = about.st_mode & stat.S_IWOTH

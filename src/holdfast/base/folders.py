@@ -21,6 +21,7 @@ import errno
 import itertools
 import os
 import stat
+import sys
 from pathlib import Path
 from typing import BinaryIO
 
@@ -64,7 +65,9 @@ class Folder:
         """The folder at a path. Its last `inner` parts are those below the run folder: none of them may be a link."""
         parts = path.parts[-inner:] if inner else ()
         base = Path(*path.parts[: len(path.parts) - len(parts)])
-        folder = cls(base, os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if BY_DESCRIPTOR else None)
+        folder = cls(base, None)
+        if sys.platform != "win32" and BY_DESCRIPTOR:
+            folder = cls(base, os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         for part in parts:
             with folder as above:
                 folder = above.below(part, make=make)
@@ -92,7 +95,7 @@ class Folder:
         if found != "a folder":
             raise NotADirectoryError(errno.ENOTDIR, f"{name} is {found or 'a file'}, not a folder")
         fd = None
-        if self._fd is not None:
+        if sys.platform != "win32" and self._fd is not None:
             fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _PLAIN, dir_fd=self._fd)
         return Folder(self.path / name, fd)
 
@@ -199,7 +202,7 @@ class Folder:
             _check_plain(name, opened.st_mode)
             if self._fd is None and not os.path.samestat(opened, self.status(name)):
                 raise OSError(errno.ELOOP, f"{name} is another file than it was")
-            if _NONBLOCK:
+            if sys.platform != "win32" and _NONBLOCK:
                 os.set_blocking(fd, True)  # its children get it as their output
         except OSError:
             os.close(fd)

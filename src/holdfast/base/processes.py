@@ -215,10 +215,10 @@ def available_memory() -> int | None:
 
 def address_space_limit() -> int | None:
     """Bytes of address space a process of ours may use (`ulimit -v`); None where there is no such limit."""
-    try:
-        import resource
-    except ImportError:  # Windows
+    if sys.platform == "win32":
         return None
+    import resource
+
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if soft == resource.RLIM_INFINITY else soft
 

@@ -1,6 +1,6 @@
 """`holdfast verify`: prove a card that nobody here owns, and write one file about it that can be sent.
 
-holdfast verify                        the best device here: doctor, training, faults; minutes
+holdfast verify                        the best device here: doctor, training, faults; 5 minutes at most
 holdfast verify --device cuda:1        another one
 holdfast verify --full                 with every check of the doctor
 holdfast verify -o rx5700.json         the file to write
@@ -35,19 +35,21 @@ is written that can be sent to the project: without secrets, names and paths of 
 Where a card may freeze the machine you are asked first; without an answer it is not touched.
 
 examples:
-  holdfast verify                     the best device here; some minutes
+  holdfast verify                     the best device here; 5 minutes at most
   holdfast verify --device cpu        the processor
   holdfast verify --full              with every check of the doctor
   holdfast verify -o rx5700.json      the name of the file
 
-exit code 0 if the device does everything, 1 if it does not; the file is written in both cases
+exit code 0 if the device does everything, 1 if it does not or time ran out; the file is written in both cases
 """,
     )
     parser.add_argument("--device", metavar="D", help="this device: cpu, cuda:0, … (default: the best one)")
     parser.add_argument("--full", action="store_true", help="every check of the doctor")
     parser.add_argument("--steps", metavar="N", type=int, default=None, help="steps of the training (default: 60)")
     parser.add_argument("--yes", action="store_true", help="do not ask before what may freeze the machine")
-    parser.add_argument("--minutes", metavar="M", type=float, default=5.0, help="time for the doctor (default: 5)")
+    parser.add_argument(
+        "--minutes", metavar="M", type=float, default=None, help="time for all of it (default: 5, with --full 60)"
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="the report (default: holdfast-verify-….json here)")
     add_flags(parser)
     parser.set_defaults(run=run)
@@ -65,12 +67,12 @@ def run(args: argparse.Namespace) -> int:
     path = Path(args.output) if args.output else None
     if path is not None and path.is_dir():
         raise UserError(f"{path} is a folder", hints=["name a file: -o report.json"])
-    if not 0.5 <= args.minutes <= 600:
-        raise UserError(f"--minutes is {args.minutes:g}", hints=["use a number from 0.5 to 600"])
+    minutes = args.minutes if args.minutes is not None else 60.0 if args.full else examination.LIMIT_S / 60
+    if not 0.5 <= minutes <= 600:
+        raise UserError(f"--minutes is {minutes:g}", hints=["use a number from 0.5 to 600"])
     steps = args.steps or examination.STEPS
-    limit = 3600.0 if args.full else args.minutes * 60
     ask = None if args.yes else _ask
-    report = examination.conduct(device, full=args.full, steps=steps, say=output.note, ask=ask, limit_s=limit)
+    report = examination.conduct(device, full=args.full, steps=steps, say=output.note, ask=ask, limit_s=minutes * 60)
     path = path or Path(_name(report["device"]))
     text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
     found = left_in(text)
@@ -90,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         sign = "✓" if good else "✗"
         words = "does what holdfast needs of it" if good else "does not do all that holdfast needs of it"
+        if report["answer"] == "unfinished":
+            words = f"was not done with in {minutes:g} minutes; --minutes gives it more"
         output.print(without_control(f"{sign} {report['device']} {words}"))
         output.print()
         for line in report["summary"]:

@@ -45,7 +45,7 @@ def advice(inventory: Inventory, usable: Collection[str]) -> list[str]:
 def today(inventory: Inventory, env: Mapping[str, str]) -> list[str]:
     """What to do about each card, step by step, and the probe that decides; for cards that something is known about."""
     own = [card for card in inventory.gpus if not card.integrated] or inventory.gpus
-    return [line for card in own for line in _steps(card, inventory, env)]
+    return list(dict.fromkeys(line for card in own for line in _steps(card, inventory, env)))
 
 
 def _steps(card: Device, inventory: Inventory, env: Mapping[str, str]) -> list[str]:
@@ -67,8 +67,11 @@ def _steps(card: Device, inventory: Inventory, env: Mapping[str, str]) -> list[s
             lines.append(f"{bug.title} ({bug.known}, {bug.sources[0].date}): {bug.cure.text}.")
     lines += _under_linux(card, inventory)
     if lines:
+        first = "Then the probes decide"
+        if any(bug.lost_when_ended for bug in bugs):
+            first += ", after a reboot and with your work saved (one that hangs loses the card again)"
         lines.append(
-            f"Then the probes decide: `holdfast doctor --full --fresh --device {_future_id(card)}`. If they pass, "
+            f"{first}: `holdfast doctor --full --fresh --device {_future_id(card)}`. If they pass, "
             f"train on it; if not, `holdfast train {SCRIPT} --device cpu` works now."
         )
     return lines

@@ -58,7 +58,7 @@ def consult(inventory: Inventory, env: Mapping[str, str], message: str = "", end
     for slug in _CAUSES:
         first = next((each for each in found if each.about.slug == slug and _matters(each, inventory)), None)
         if first is not None:
-            return _of_finding(first)
+            return _of_finding(first, _leftovers(inventory, env, ended))
     reported = _reported(inventory, env, message, ended)
     if reported is not None:
         return reported
@@ -77,13 +77,22 @@ def _matters(finding: Finding, inventory: Inventory) -> bool:
 
 def _reported(inventory: Inventory, env: Mapping[str, str], message: str, ended: str) -> Opinion | None:
     """What others have reported of such a card: by its words, then by how it ended."""
-    for card in inventory.gpus:
+    for card in sorted(inventory.gpus, key=lambda each: bool(each.integrated)):
         bugs = inspection.bugs_of(card, inventory, env) if inspection.served(card, inventory) else []
         by_words = [bug for bug in bugs if message and any(re.search(each, message) for each in bug.says)]
-        by_end = [bug for bug in bugs if ended and ended in bug.shows]
+        # A message without any word of a report speaks against it.
+        by_end = [bug for bug in bugs if ended and ended in bug.shows and not (message and bug.says)]
         for bug in _ranked(by_words, ended) or _ranked(by_end, ended):
-            return _of_finding(inspection.known_bug(card, bug, inspection.where(inventory), env))
+            return _of_finding(inspection.known_bug(card, bug, inventory, env))
     return None
+
+
+def _leftovers(inventory: Inventory, env: Mapping[str, str], ended: str) -> list[Finding]:
+    """Variables that can end a run like this one, and stay in force when the cause is out of the way."""
+    bugs = [(card, bug) for card in inventory.gpus for bug in inspection.bugs_of(card, inventory, env)]
+    set_here = [(card, bug) for card, bug in bugs if bug.when.get("env") and "no-masquerade" not in bug.remedies]
+    fits = {bug.id: (card, bug) for card, bug in set_here if ended and ended in bug.shows}
+    return [inspection.known_bug(card, bug, inventory, env) for card, bug in fits.values()]
 
 
 def _ranked(bugs: Sequence[Bug], ended: str) -> list[Bug]:
@@ -96,12 +105,14 @@ def _wide(bug: Bug) -> int:
     return sum(10 if sign == "*" else 1 for arch in bug.when.get("archs", ()) for sign in arch if sign in "*?")
 
 
-def _of_finding(found: Finding) -> Opinion:
+def _of_finding(found: Finding, beside: Sequence[Finding] = ()) -> Opinion:
     cure = found.remedy
     source = found.evidence.get("source")
-    commands = cure.commands if cure else ()
+    more = [each.remedy for each in beside if each.remedy]
+    commands = (*(cure.commands if cure else ()), *(word for each in more for word in each.commands))
     said = f"{found.sentence()}; {cure.text}" if cure and cure.text and not cure.text[0].isupper() else found.sentence()
-    return Opinion(found.code, said, tuple(commands), found.device, source if isinstance(source, str) else "", found)
+    said += "".join(f"; {each.text}" for each in more)
+    return Opinion(found.code, said, commands, found.device, source if isinstance(source, str) else "", found)
 
 
 def _of_signature(known: Signature) -> Opinion:

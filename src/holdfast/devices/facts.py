@@ -98,6 +98,8 @@ class Wheel:
     """stable, nightly, pytorch.org or pypi."""
     since: str = ""
     """The first version of its toolkit that it has."""
+    driver: str = ""
+    """The oldest driver that runs it."""
     known: str = ""
     checked: str = ""
 
@@ -143,6 +145,8 @@ class Bug:
     """Patterns of messages that go with it."""
     shows: tuple[str, ...] = ()
     """How a training ends: raised, crashed, hung, froze, wrong, slow, missing."""
+    rebuild: bool = False
+    """Its cure is the build for exactly this card."""
     lost_when_ended: bool = False
     """Ending a process that hangs on it loses the device until the machine is rebooted."""
     known: str = ""
@@ -216,19 +220,20 @@ def _card(row: Mapping[str, Any]) -> Card:
         pci=tuple(row.get("pci", ())),
         integrated=row.get("integrated"),
         notes=tuple(note(each) for each in row.get("notes", ())),
-        known=row["known"],
-        checked=row["checked"],
+        **how(row),
     )
 
 
 def how(row: Mapping[str, Any]) -> dict[str, str]:
-    """How the row is known, and since when."""
-    return {"known": row["known"], "checked": row["checked"]}
+    """How the row is known, and when it was held against its source; or that the source could not be found again."""
+    sought = f", its source not found on {row['unreached']}" if "unreached" in row else ""
+    return {"known": row["known"], "checked": f"{row['checked']}{sought}"}
 
 
 def wheel(row: Mapping[str, Any]) -> Wheel:
     optional = {name: row[name] for name in ("machine", "index", "extra", "channel") if name in row}
     optional["since"] = row.get("from", "")
+    optional["driver"] = row.get("driver", {}).get("from", "")
     archs, systems = tuple(row["archs"]), tuple(row["os"])
     said: dict[str, Any] = {**optional, **how(row)}
     return Wheel(row["name"], row["toolkit"], archs, systems, source(row["source"]), **said)
@@ -249,6 +254,7 @@ def bug(row: Mapping[str, Any]) -> Bug:
         guard=row.get("guard", ""),
         says=tuple(row.get("says", ())),
         shows=tuple(row.get("shows", ())),
+        rebuild=bool(said and said.get("build")),
         lost_when_ended=row.get("lost_when_ended", False),
         **how(row),
     )

@@ -102,11 +102,13 @@ def builds(card: Device, inventory: Inventory) -> Cure | None:
     if not card.arch:
         return None
     system = inventory.system
-    os = "linux" if system.wsl else system.os
-    for wheel in knowledge.wheels_for(card.arch, os, system.machine or "x86_64"):
+    place = (card.arch, "linux" if system.wsl else system.os, system.machine or "x86_64")
+    fit = knowledge.wheels_for(*place, driver=card.driver if card.kind == "nvidia" else None)
+    for wheel in fit or knowledge.wheels_for(*place):
         command = wheel.install(card.arch)
         if command:
-            return Cure(f"install the build for {card.arch} ({wheel.name})", (command,))
+            first = "" if wheel in fit else f"update the driver to {wheel.driver} or later, then "
+            return Cure(f"{first}install the build for {card.arch} ({wheel.name})", (command,))
     return None
 
 
@@ -131,8 +133,7 @@ def _of_card(card: Device, inventory: Inventory, env: Mapping[str, str]) -> Iter
         yield finding("no-float64", card.id, {"why": _NO_FLOAT64[card.kind]})
     yield from _screen(card, inventory)
     if ours and card.kind == "amd" and any(note.startswith(UNCONFIRMED) for note in card.notes):
-        update = Cure("update WSL from Windows first", ("wsl --update",))
-        yield finding("wsl-runtime-sees-no-card", card.id, {"name": _name(card)}, update)
+        yield finding("wsl-runtime-sees-no-card", card.id, {"name": _name(card)}, _into_wsl(inventory))
     if card.kind == "amd" and inventory.system.os == "windows":
         yield finding("rocm-on-windows", card.id, {"name": _name(card)})
     yield from _reports(card, inventory, env, renamed=bool(renamed))
@@ -274,14 +275,18 @@ def _reports(card: Device, inventory: Inventory, env: Mapping[str, str], *, rena
         # A masquerade has a finding of its own, and a build without the card's maker runs none of its kernels.
         if bug.quiet or not served(card, inventory) or (renamed and "no-masquerade" in bug.remedies):
             continue
-        yield known_bug(card, bug, os, env)
+        yield known_bug(card, bug, inventory, env)
 
 
-def known_bug(card: Device, bug: Bug, os: str, env: Mapping[str, str]) -> Finding:
+def known_bug(card: Device, bug: Bug, inventory: Inventory, env: Mapping[str, str]) -> Finding:
     """A report about such a card, as a finding; its commands are those of the system."""
+    os = where(inventory)
     evidence = {"bug": bug.title, "id": bug.id, "text": bug.text, "source": bug.sources[0].cite(), "known": bug.known}
     more: dict[str, Any] = {"dtypes": list(bug.dtypes)} if bug.dtypes else {}
     cure = bug.cure
+    native = builds(card, inventory) if bug.rebuild else None
+    if cure is not None and native is not None:
+        cure = replace(cure, commands=native.commands)
     if cure is not None and not cure.commands:  # a variable that is set is what it is about
         cure = replace(cure, commands=tuple(f"unset {name}" for name in bug.when.get("env", ()) if name in env))
     cure = replace(cure, commands=tuple(typed(each, os) for each in cure.commands)) if cure else None
@@ -295,6 +300,16 @@ def typed(command: str, os: str) -> str:
     if os == "windows" and word == "export" and sign:
         return f"$env:{name} = '{value}'"
     return f"Remove-Item Env:{rest}" if os == "windows" and word == "unset" else command
+
+
+def _into_wsl(inventory: Inventory) -> Cure:
+    """What brings a card of Windows into WSL2: a library, none of Ubuntu before it, for an older ROCm a variable."""
+    rocm = knowledge.numbers(rocm_of(inventory) or "")
+    older = ("export HSA_ENABLE_DXG_DETECTION=1",) if rocm and rocm < (7, 13) else ()
+    text = (
+        "install librocdxg (AMD's package amdrocm-wsl) inside WSL2, remove Ubuntu's libhsa-runtime64-1 and libhsakmt1"
+    )
+    return Cure(f"{text} where they are installed, and update WSL and the driver of Windows", ("wsl --update", *older))
 
 
 def _screen(card: Device, inventory: Inventory) -> Iterator[Finding]:

@@ -118,14 +118,18 @@ def in_build(arch: str, archs: Iterable[str] | None) -> bool | None:
     return any(each[0] == mine[0] and each <= mine for each in exact) or any(each <= mine for each in portable)
 
 
-def wheels_for(arch: str, os: str = "linux", machine: str = "x86_64") -> list[Wheel]:
+def wheels_for(arch: str, os: str = "linux", machine: str = "x86_64", *, driver: str | None = None) -> list[Wheel]:
     """What is published today with code for this card, the most fitting first: those made for it by name ahead.
 
     A row may come first for some cards on some systems (`first_for`), where what stands before it is known to fail.
+    What NVIDIA's `driver` ("nvidia 570.86.15", or the version alone) is too old for is left out.
     """
     name = plain(arch)
     rows = [row for row in facts.data()["wheels"] if not row.get("past")]
     fits = [row for row in rows if os in row["os"] and row.get("machine", machine) == machine]
+    have = numbers((driver or "").rpartition(" ")[2])
+    if have and have[0] >= 100:  # Windows counts 32.0.15.7652, which says nothing here
+        fits = [row for row in fits if "driver" not in row or have >= numbers(row["driver"]["from"])]
     mine = [row for row in fits if in_build(name, row["archs"])]
     return [facts.wheel(row) for row in sorted(mine, key=lambda row: name not in row.get("first_for", {}).get(os, ()))]
 

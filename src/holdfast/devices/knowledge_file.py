@@ -180,6 +180,8 @@ def _of_row(table: str, row: object, sources: Mapping[str, Any]) -> Iterator[str
         yield f"`known` is none of {', '.join(KNOWN)}"
     if not re.fullmatch(r"20\d\d-\d\d(-\d\d)?", str(row.get("checked"))):
         yield "`checked` is no date"
+    if "unreached" in row and not _is_day(row["unreached"]):
+        yield "`unreached`, when its source was looked for in vain, is no day"
     yield from _of_contents(table, row)
 
 
@@ -189,6 +191,9 @@ def _of_contents(table: str, row: Mapping[str, Any]) -> Iterator[str]:
         kind = dict if table == "support" else list
         if not isinstance(row.get("archs"), kind) or not isinstance(row.get("os"), list):
             yield "`archs` or `os` has another form"
+    driver = row.get("driver") if table == "wheels" else None
+    if driver is not None and not (isinstance(driver, dict) and re.fullmatch(r"[\d.]+", str(driver.get("from")))):
+        yield "`driver` has no `from` that is a version"
     index = row.get("index")
     if index is not None and not re.fullmatch(r"https://[\w.-]+/[\w./-]*", str(index)):
         yield f"its index {index!r} is no https address"

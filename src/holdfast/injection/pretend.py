@@ -40,6 +40,8 @@ class PretendMemory:
 
     def hold(self, batch: Any) -> None:
         """Raise what torch raises if the batch does not fit; on the CPU proper everything does."""
+        from holdfast.worker.step import batch_size  # it needs numpy, which probes do without
+
         asked = batch_size(batch) or 0
         if self.session.device == DEVICE and asked > self.samples:
             raise torch.OutOfMemoryError(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.util
 import itertools
 import json
 import math
@@ -56,7 +57,7 @@ class ProbeNursery(Nursery):
     """
 
     first = (
-        "numpy",
+        *(["numpy"] if importlib.util.find_spec("numpy") else []),
         "torch",
         *(f"{_HERE}.{name}" for name in ("compare", "memory", "conduct")),
         "holdfast.probes.wrong_kernels",

@@ -383,6 +383,8 @@ def _mac(name: str) -> str | None:
 
 def descriptors(wanted: int) -> int:
     """How many files and connections this process may have open: as many as are wanted, where that can be asked for."""
+    if sys.platform == "win32":
+        return min(wanted, 512)
     try:
         import resource
 

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from holdfast.injection.chaos import VARIABLE, FaultPlan
 from holdfast.run import seal
 from holdfast.run.folder import read_events
 from holdfast.state import layout
+from holdfast.testing import bounded
 
 MAX_RESUMES = 20
 TUNING = "tuning.json"
@@ -57,25 +57,31 @@ def run(
     references: int = 2,
     flags: Sequence[str] = (),
     say: Callable[[str], None] = lambda text: None,
+    left_s: Callable[[], float] | None = None,
 ) -> Result:
-    """Reference runs, then the run with faults; `make_plan` is given the number of steps a run has."""
+    """Reference runs, then the run with faults; `make_plan` is given the number of steps a run has.
+
+    `left_s` tells how many seconds are left for all of it; bounded.OutOfTime where they are over.
+    """
     done = []
     for number in range(references):
         say(f"reference run {number + 1} of {references}")
-        done.append(_complete(_train(script, [*words, *flags], runs, None)))
+        done.append(_complete(_train(script, [*words, *flags], runs, None, left_s)))
     steps = int(done[0]["receipt"]["steps"]) if done else 1000
     plan = make_plan(steps)
     say(f"run with {len(plan.faults)} faults: {_in_words(plan)}")
     with tempfile.TemporaryDirectory(prefix="holdfast-chaos-") as scratch:
         path = Path(scratch) / "plan.json"
         plan.write(path)
-        summary = _train(script, [*words, *flags], runs, path)
+        summary = _train(script, [*words, *flags], runs, path, left_s)
         injected = len(list(path.with_suffix(".fired").glob("*")))
     _compare(summary, done, injected=injected, planned=len(plan.faults))
     return Result(summary, done)
 
 
-def _train(script: Path, words: list[str], runs: Path, plan: Path | None) -> dict[str, Any]:
+def _train(
+    script: Path, words: list[str], runs: Path, plan: Path | None, left_s: Callable[[], float] | None
+) -> dict[str, Any]:
     """One run to its end; a supervisor that was killed is followed by `resume`."""
     env = {name: value for name, value in os.environ.items() if name != VARIABLE}
     if plan is not None:
@@ -83,14 +89,14 @@ def _train(script: Path, words: list[str], runs: Path, plan: Path | None) -> dic
     before = set(_folders(runs))
     with tempfile.TemporaryDirectory(prefix="holdfast-chaos-state-") as state:
         env[STATE] = str(_own_ledger(Path(state)))
-        summary, code = _command(["train", str(script), *words, f"run.folder={runs}", "--json"], env)
+        summary, code = _command(["train", str(script), *words, f"run.folder={runs}", "--json"], env, left_s)
         resumes = 0
         while summary is None and code < 0 and resumes < MAX_RESUMES:
             made = [folder for folder in _folders(runs) if folder not in before]
             if not made:
                 break
             resumes += 1
-            summary, code = _command(["resume", str(made[-1]), "--json"], env)
+            summary, code = _command(["resume", str(made[-1]), "--json"], env, left_s)
         if plan is None:
             _keep_tuning(Path(state))
     if summary is None:
@@ -119,15 +125,16 @@ def _folders(runs: Path) -> list[Path]:
     return sorted(found, key=lambda entry: entry.stat().st_mtime)
 
 
-def _command(words: list[str], env: dict[str, str]) -> tuple[dict[str, Any] | None, int]:
-    done = subprocess.run(
-        interpreter.module("holdfast", *words), env=env, stdout=subprocess.PIPE, text=True, check=False
-    )
+def _command(
+    words: list[str], env: dict[str, str], left_s: Callable[[], float] | None
+) -> tuple[dict[str, Any] | None, int]:
+    limit = left_s() if left_s is not None else None
+    done = bounded.run(interpreter.module("holdfast", *words), limit_s=limit, env=env, keep_errors=False)
     try:
-        data = json.loads(done.stdout)
+        data = json.loads(done.out)
     except ValueError:
-        return None, done.returncode
-    return data if isinstance(data, dict) else None, done.returncode
+        return None, done.code
+    return data if isinstance(data, dict) else None, done.code
 
 
 def _complete(summary: dict[str, Any]) -> dict[str, Any]:

@@ -10,10 +10,10 @@ they end with the process: elsewhere they can take the desktop, or the machine, 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -27,10 +27,14 @@ from holdfast.base.human import counted, duration
 from holdfast.injection.chaos import FaultPlan
 from holdfast.run import machine
 from holdfast.run.scrubber import scrub
-from holdfast.testing import experiment
+from holdfast.testing import bounded, experiment, plaintraining
 
 JOB = Path(__file__).with_name("proof.py")
 STEPS = 60
+LIMIT_S = 300.0
+"""For all of it."""
+_FOR_DOCTOR = 0.6
+"""Of the time, at most."""
 PROCESS = ("sigkill", "segfault", "oom_in_step", "hang")
 """Felt by the process alone."""
 SPOKEN = ("transient", "device_assert")
@@ -51,13 +55,16 @@ Say = Callable[[str], None]
 Ask = Callable[[str], bool]
 
 
-def faults_for(kind: str, device: str) -> tuple[list[str], dict[str, str]]:
-    """What is done to a device of this maker, and what is left out with the reason."""
-    if kind == "cpu" or device == "cpu":
-        return [*PROCESS], {}
-    real = SAFE.get(kind, ())
-    left_out = {name: _WHY.get((kind, name)) or _WHY[name] for name in REAL if name not in real}
-    return [*PROCESS, *SPOKEN, *real], left_out
+def faults_for(kind: str, device: str, *, plain: bool = False) -> tuple[list[str], dict[str, str]]:
+    """What is done to a device of this maker, and what is left out with the reason; `plain`: without our own loop."""
+    processor = kind == "cpu" or device == "cpu"
+    real = () if processor else SAFE.get(kind, ())
+    done = [*PROCESS] if processor else [*PROCESS, *SPOKEN, *real]
+    left_out = {} if processor else {name: _WHY.get((kind, name)) or _WHY[name] for name in REAL if name not in real}
+    if not plain:
+        return done, left_out
+    cannot = {name: plaintraining.WHY_NOT for name in done if name not in plaintraining.FAULTS}
+    return [name for name in done if name not in cannot], {**left_out, **cannot}
 
 
 def conduct(
@@ -67,26 +74,34 @@ def conduct(
     steps: int = STEPS,
     say: Say,
     ask: Ask | None = None,
-    limit_s: float = 3600.0,
+    limit_s: float = LIMIT_S,
 ) -> dict[str, Any]:
     """Everything, in order; what fails is a result, and the rest is done all the same where it can be.
 
-    `ask` is asked before a device is touched that may freeze the machine; after a no the CPU is verified instead.
+    `ask` is asked before a device is touched that may freeze the machine; after a no the CPU is verified instead. It
+    takes no longer than `limit_s`, the time of the answer aside: what is not done then is missing in the report.
     """
-    began = time.monotonic()
     danger = dangers(asked) if ask is not None and asked != "cpu" else []
     declined = ask is not None and bool(danger) and not ask(question(danger))
     if declined:
         say("the card is not touched; the processor is verified, and what is known of the card is written down")
         asked = "cpu"
+    began = time.monotonic()
+
+    def left_s() -> float:
+        return began + limit_s - 2 * bounded.GRACE_S - time.monotonic()
+
     say("1/2 doctor: what the device can do, in isolated processes")
-    seen = examine(asked, full=full, limit_s=limit_s)
+    seen = examine(asked, full=full, limit_s=_FOR_DOCTOR * limit_s)
     device = choose(seen, asked)
     about: dict[str, Any] = next((each for each in seen.get("devices", ()) if each.get("id") == device), {})
     kind = str(about.get("kind") or device.partition(":")[0])
-    faults, left_out = faults_for(kind, device)
+    plain = importlib.util.find_spec("numpy") is None
+    faults, left_out = faults_for(kind, device, plain=plain)
     say(f"2/2 training on {device}: twice undisturbed, then with {counted(len(faults), 'fault')}")
-    trained = train(device, faults, steps=steps, say=say) if device in seen.get("usable", ()) else None
+    usable = device in seen.get("usable", ())
+    trained = train(device, faults, steps=steps, say=say, left_s=left_s, plain=plain) if usable else None
+    unfinished = "out_of_time" in seen or "out_of_time" in (trained or {})
     report = {
         "schema": 1,
         "what": "holdfast verify",
@@ -94,7 +109,8 @@ def conduct(
         "holdfast": __version__,
         "device": device,
         "seconds": round(time.monotonic() - began, 1),
-        "answer": "yes" if good(about, trained) else "no",
+        "limit_s": limit_s,
+        "answer": "yes" if good(about, trained) else "unfinished" if unfinished else "no",
         "summary": summary(device, about, trained, left_out),
         "training": trained,
         "faults_left_out": left_out,
@@ -117,6 +133,10 @@ def dangers(asked: str | None) -> list[str]:
         name = card.name or card.arch or card.id
         if card.display:
             found.append(f"{name} shows the screen: a hang of it freezes the desktop")
+        elif card.display is None and (here.system.os != "linux" or here.system.wsl):
+            found.append(
+                f"{name} may show the screen, which cannot be told here: a hang of it would freeze the desktop"
+            )
         if card.kind in ("amd", "intel"):
             found.append(f"{name} may be reset by its driver when a kernel hangs; that can take the desktop along")
         bugs = inspection.bugs_of(card, here, os.environ)
@@ -137,21 +157,21 @@ def question(danger: Sequence[str]) -> str:
     )
 
 
-def examine(asked: str | None, *, full: bool, limit_s: float = 3600.0) -> dict[str, Any]:
+def examine(asked: str | None, *, full: bool, limit_s: float = LIMIT_S) -> dict[str, Any]:
     """The doctor's own report, from a process of its own; what stopped it, where it has none."""
     words = ["doctor", "--json", "--fresh", *(["--full"] if full else []), *(["--device", asked] if asked else [])]
-    command = interpreter.module("holdfast", *words)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        return {"devices": [], "usable": [], "error": f"the doctor was not done in {limit_s:.0f} s"}
+        done = bounded.run(interpreter.module("holdfast", *words), limit_s=limit_s)
+    except bounded.OutOfTime:
+        said = f"the doctor was not done in {limit_s:.0f} s"
+        return {"devices": [], "usable": [], "error": said, "out_of_time": True}
     try:
-        data = json.loads(done.stdout)
+        data = json.loads(done.out)
     except ValueError:
         data = None
     if isinstance(data, dict):
         return data
-    return {"devices": [], "usable": [], "error": f"ended with {done.returncode}: {done.stderr[-2000:]}"}
+    return {"devices": [], "usable": [], "error": f"ended with {done.code}: {done.errors[-2000:]}"}
 
 
 def choose(seen: dict[str, Any], asked: str | None) -> str:
@@ -160,8 +180,22 @@ def choose(seen: dict[str, Any], asked: str | None) -> str:
     return asked or next((each for each in usable if each != "cpu"), "cpu")
 
 
-def train(device: str, faults: Sequence[str], *, steps: int, say: Say) -> dict[str, Any]:
+def train(
+    device: str, faults: Sequence[str], *, steps: int, say: Say, left_s: Callable[[], float], plain: bool = False
+) -> dict[str, Any]:
     """The same training undisturbed, twice, and with the faults; what is left of the runs goes with their folder."""
+    try:
+        if plain:
+            return plaintraining.train(device, faults, steps=steps, say=lambda text: say(f"    {text}"), left_s=left_s)
+        return _with_our_loop(device, faults, steps=steps, say=say, left_s=left_s)
+    except HoldfastError as error:
+        late = {"out_of_time": True} if isinstance(error, bounded.OutOfTime) else {}
+        return {"error": error.to_json(), "faults_asked": [*faults], **late}
+
+
+def _with_our_loop(
+    device: str, faults: Sequence[str], *, steps: int, say: Say, left_s: Callable[[], float]
+) -> dict[str, Any]:
     spread = {name: 6 + number * max((steps - 10) // len(faults), 2) for number, name in enumerate(faults)}
     runs = Path(tempfile.mkdtemp(prefix="holdfast-verify-"))
     words = [f"steps={max(steps, spread[faults[-1]] + 4)}", f"run.device={device}", "run.tensorboard=no"]
@@ -170,9 +204,11 @@ def train(device: str, faults: Sequence[str], *, steps: int, say: Say) -> dict[s
         return FaultPlan.parse(",".join(f"{name}@{step}" for name, step in spread.items()))
 
     try:
-        done = experiment.run(JOB, words, plan, runs=runs, flags=["-q"], say=lambda text: say(f"    {text}"))
-    except HoldfastError as error:
-        return {"error": error.to_json(), "faults_asked": [*faults]}
+
+        def told(text: str) -> None:
+            say(f"    {text}")
+
+        done = experiment.run(JOB, words, plan, runs=runs, flags=["-q"], say=told, left_s=left_s)
     finally:
         shutil.rmtree(runs, ignore_errors=True)
     keep = ("state", "exit_code", "device_timeline", "metrics", "receipt")
@@ -219,4 +255,5 @@ def _training(trained: dict[str, Any] | None) -> list[str]:
         f"faults    {came} came ({', '.join(trained['faults_asked'])}); "
         f"{'survived' if receipt.get('survived') else 'not survived'}, {receipt.get('steps_lost')} steps lost",
         f"weights   {receipt.get('why')}",
+        *([f"without   {trained['without']}"] if trained.get("without") else []),
     ]

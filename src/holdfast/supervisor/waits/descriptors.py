@@ -15,6 +15,7 @@ import re
 import socket
 import stat
 import struct
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -200,7 +201,7 @@ def _listening_unix(pid: int) -> set[int]:
 def unix_peers() -> dict[int, int]:
     """The other end of each connected socket of this machine, by inode; empty where the kernel does not tell."""
     peers: dict[int, int] = {}
-    if not hasattr(socket, "AF_NETLINK"):
+    if sys.platform != "linux" or not hasattr(socket, "AF_NETLINK"):
         return peers
     with contextlib.suppress(OSError, struct.error), socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as link:
         link.settimeout(1.0)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import sys
 import time
 from dataclasses import dataclass
 
@@ -98,7 +99,7 @@ def _text(path: str) -> str:
 
 def memory(pid: int, address: int, size: int) -> bytes:
     """Bytes of another process; fewer, or none, if they cannot be read."""
-    if address <= 0 or size <= 0:
+    if sys.platform == "win32" or address <= 0 or size <= 0:
         return b""
     try:
         fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
@@ -149,7 +150,7 @@ def _sleep(thread: Thread) -> float:
 def _futex(thread: Thread) -> float:
     seconds = _time(thread.pid, thread.args[3])
     operation = thread.args[1]
-    if seconds is None:
+    if sys.platform == "win32" or seconds is None:
         return 0.0
     if operation & 0x7F in (_WAIT_BITSET, _WAIT_REQUEUE, _LOCK_PI2):
         return _left(seconds, time.CLOCK_REALTIME if operation & _REALTIME else time.CLOCK_MONOTONIC)
@@ -157,6 +158,8 @@ def _futex(thread: Thread) -> float:
 
 
 def _left(until: float, clock: int) -> float:
+    if sys.platform == "win32":
+        return 0.0
     with contextlib.suppress(OSError, OverflowError):
         return max(0.0, until - time.clock_gettime(clock))
     return 0.0
