@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.devices import recorded
-from holdfast.testing import bounded, plaintraining
-from holdfast.verification import examination
+from holdfast.testing import bounded
+from holdfast.verification import examination, plain_training
 
 CASES = Path(__file__).resolve().parents[1] / "devices" / "cases"
 DEAF = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); sys.stdin.read()"
@@ -42,7 +42,7 @@ def test_time_is_over_for_all_of_it() -> None:
 @pytest.mark.timeout(400)
 def test_plain_torch_trains_to_the_same_bits_after_a_process_was_killed() -> None:
     said: list[str] = []
-    trained = plaintraining.train("cpu", ["sigkill", "hang"], steps=10, say=said.append, left_s=lambda: 300.0)
+    trained = plain_training.train("cpu", ["sigkill", "hang"], steps=10, say=said.append, left_s=lambda: 300.0)
     receipt = trained["receipt"]
     assert (trained["state"], trained["faults_asked"]) == ("FINISHED", ["sigkill"])
     assert (receipt["weights_equal"], receipt["faults_injected"], receipt["survived"]) == (True, 1, True)
@@ -52,7 +52,7 @@ def test_plain_torch_trains_to_the_same_bits_after_a_process_was_killed() -> Non
 
 def test_a_crash_and_no_memory_are_what_they_are_called() -> None:
     """A training that crashes has no weights; one that asks for too much goes on."""
-    command = [sys.executable, "-m", "holdfast.testing.plaintraining", "cpu", "4"]
+    command = [sys.executable, "-m", "holdfast.verification.plain_training", "cpu", "4"]
     crashed = subprocess.run([*command, "segfault"], capture_output=True, text=True, timeout=120, check=False)
     assert crashed.returncode != 0 and "weights" not in crashed.stdout
     greedy = subprocess.run([*command, "cuda_oom"], capture_output=True, text=True, timeout=120, check=False)
@@ -71,7 +71,7 @@ def test_a_crash_and_no_memory_are_what_they_are_called() -> None:
     ],
 )
 def test_what_three_trainings_show(whole: list[str | None], late: bool, said: bool | None) -> None:
-    assert plaintraining._compare(whole, late=late)[0] is said
+    assert plain_training._compare(whole, late=late)[0] is said
 
 
 def test_without_numpy_the_faults_that_need_our_loop_are_left_out_with_the_reason() -> None:
@@ -89,8 +89,8 @@ def test_probes_and_the_plain_training_do_without_numpy() -> None:
         "from holdfast.probes import child\n"
         "for name in (*child.ProbeNursery.first, 'holdfast.verification.proof', 'holdfast.verification.examination'):\n"
         "    importlib.import_module(name)\n"
-        "from holdfast.testing import plaintraining\n"
-        "sys.exit(plaintraining.main(['cpu', '4']))\n"
+        "from holdfast.verification import plain_training\n"
+        "sys.exit(plain_training.main(['cpu', '4']))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.base.board import Phase
-from holdfast.data.batch import batch_size
 from holdfast.injection import ailments
 from holdfast.injection.ailments import Ailment, Patient
 
@@ -40,7 +39,7 @@ class PretendMemory:
 
     def hold(self, batch: Any) -> None:
         """Raise what torch raises if the batch does not fit; on the CPU proper everything does."""
-        from holdfast.worker.step import batch_size  # it needs numpy, which probes do without
+        from holdfast.data.batch import batch_size  # it needs numpy, which probes do without
 
         asked = batch_size(batch) or 0
         if self.session.device == DEVICE and asked > self.samples:

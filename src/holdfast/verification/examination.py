@@ -27,7 +27,8 @@ from holdfast.base.human import counted, duration
 from holdfast.injection.chaos import FaultPlan
 from holdfast.run import machine
 from holdfast.run.scrubber import scrub
-from holdfast.testing import bounded, experiment, plaintraining
+from holdfast.testing import bounded, experiment
+from holdfast.verification import plain_training
 
 JOB = Path(__file__).with_name("proof.py")
 STEPS = 60
@@ -63,7 +64,7 @@ def faults_for(kind: str, device: str, *, plain: bool = False) -> tuple[list[str
     left_out = {} if processor else {name: _WHY.get((kind, name)) or _WHY[name] for name in REAL if name not in real}
     if not plain:
         return done, left_out
-    cannot = {name: plaintraining.WHY_NOT for name in done if name not in plaintraining.FAULTS}
+    cannot = {name: plain_training.WHY_NOT for name in done if name not in plain_training.FAULTS}
     return [name for name in done if name not in cannot], {**left_out, **cannot}
 
 
@@ -186,7 +187,7 @@ def train(
     """The same training undisturbed, twice, and with the faults; what is left of the runs goes with their folder."""
     try:
         if plain:
-            return plaintraining.train(device, faults, steps=steps, say=lambda text: say(f"    {text}"), left_s=left_s)
+            return plain_training.train(device, faults, steps=steps, say=lambda text: say(f"    {text}"), left_s=left_s)
         return _with_our_loop(device, faults, steps=steps, say=say, left_s=left_s)
     except HoldfastError as error:
         late = {"out_of_time": True} if isinstance(error, bounded.OutOfTime) else {}

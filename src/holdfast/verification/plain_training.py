@@ -2,7 +2,7 @@
 
     trained = train("cuda:0", ["sigkill", "segfault"], steps=60, say=print, left_s=lambda: 200.0)
     trained["receipt"]["weights_equal"]    # True: the same bits before the faults and after them
-    python -m holdfast.testing.plaintraining cuda:0 60      one training, in a process of its own
+    python -m holdfast.verification.plain_training cuda:0 60      one training, in a process of its own
 
 holdfast's own loop needs numpy. What a card can do shows without it: does it train, twice to the same bits, and does
 it do so again after a process was killed on it, crashed, or asked it for more memory than it has? Nothing is resumed:
@@ -100,7 +100,7 @@ def _disturbed(device: str, steps: int, fault: str, left_s: Callable[[], float])
 
 
 def _start(device: str, steps: int, *words: str) -> subprocess.Popen[str]:
-    command = interpreter.module("holdfast.testing.plaintraining", device, str(steps), *words)
+    command = interpreter.module("holdfast.verification.plain_training", device, str(steps), *words)
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
 
