@@ -81,7 +81,7 @@ def _detection(about: dict[str, Any], outputs: Arrays) -> Numbers:
     from holdfast.workloads.detection.index import open_set
 
     told = about["score"]
-    checked = open_set(told["data"])
+    checked = open_set(told["data"], classes=str(told.get("classes", "")))
     index = checked.splits["val"].taken(np.arange(len(outputs[0]), dtype=np.int64))
     rows = apply({**about["post"], "score": LEAST}, outputs)
     found = [to_image(each, index.size(number), int(told["side"])) for number, each in enumerate(rows)]

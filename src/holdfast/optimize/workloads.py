@@ -150,7 +150,7 @@ def _stills(about: dict[str, Any]) -> tuple[Any, Any, Any]:
     from holdfast.workloads.detection.index import open_set
     from holdfast.workloads.detection.samples import Still
 
-    checked = open_set(str(about["data"]))
+    checked = open_set(str(about["data"]), classes=str(about.get("classes", "")))
     side, channels = int(about["imgsz"]), int(about["channels"])
     return checked, Still(checked.splits["val"], side, channels), Still(checked.splits["train"], side, channels)
 
@@ -184,7 +184,8 @@ def _detection(folder: Path, spec: dict[str, Any]) -> Subject:
     return Subject(
         folder.name, model, [some(still, MOST_IMAGES)], ["images"], outputs=["boxes", "scores"],
         calibration=[some(train, 64)], contract=contract,
-        score={"kind": "detection", "data": checked.file, "side": int(about["imgsz"]), "compared": [1]},
+        score={"kind": "detection", "data": checked.file, "classes": str(about.get("classes", "")),
+               "side": int(about["imgsz"]), "compared": [1]},
         post={"kind": "nms", "score": 0.25, "overlap": 0.6, "most": 300},
         notes=["the images are GENERATED"] if checked.generated else [],
     )  # fmt: skip

@@ -50,7 +50,7 @@ def test_a_set_with_everything_wrong(tmp_path: Path, capsys: pytest.CaptureFixtu
     data = small.spoil(tmp_path)
     assert main(["detection", "check", str(data), "--most", "3"]) == 1
     text = capsys.readouterr().out
-    assert "! 2 labels with a class that does not exist: left out" in text
+    assert "! 2 labels with a class that does not exist: masked" in text
     assert "! 1 images that end too early: left out" in text
     assert "… and 12 more: `--most 0` lists all" in text
     assert text.rstrip().endswith("training goes on with the rest")

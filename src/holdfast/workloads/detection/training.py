@@ -46,6 +46,7 @@ def train(
     session: holdfast.Session,
     *,
     data: str = "",
+    classes: str = "",
     size: str = "",
     imgsz: int = 0,
     batch: int = 16,
@@ -70,7 +71,7 @@ def train(
     precision: str = "",
 ) -> None:
     """One run: data, net, training, report."""
-    checked = the_set(session, data)
+    checked = the_set(session, data, classes)
     usual = GENERATED if not data else USUAL
     side, epochs, size = _side(imgsz or usual["imgsz"], shrink), epochs or usual["epochs"], size or usual["size"]
     if size not in SIZES:
@@ -84,7 +85,7 @@ def train(
     if weights:
         print(inherit(net, Path(weights)), flush=True)
     print(f"{size}: {parameters(net):,} parameters, {side} px, {channels} channel{'s' * (channels > 1)}", flush=True)
-    keep_about(session.run.folder, net, checked, side)
+    keep_about(session.run.folder, net, checked, side, classes)
 
     kept = images.Kept(len(part), side, channels, _room(cache))
     views = Views(mosaic=mosaic, scale=scale, flip=flip, upside=upside, light=light)
@@ -143,7 +144,7 @@ def train(
         reporting.report(session, found, checked, still)
 
 
-def the_set(session: holdfast.Session, data: str) -> Checked:
+def the_set(session: holdfast.Session, data: str, classes: str = "") -> Checked:
     """The data that were named, or the generated set; what is wrong with them is told and kept."""
     if not data:
         folder = cache_folder() / "generated-1"
@@ -151,7 +152,8 @@ def the_set(session: holdfast.Session, data: str) -> Checked:
             generate.write(folder, progress=session.progress)
         data = str(folder / "data.yaml")
     outside = session.settings.data.outside
-    checked = open_set(data, tell=session.progress, bound=session.run.folder / "index.npz", outside=outside)
+    bound = session.run.folder / "index.npz"
+    checked = open_set(data, tell=session.progress, bound=bound, outside=outside, classes=classes)
     told = "GENERATED thermal-like images" if checked.generated else f"{checked.kind} data"
     counts = ", ".join(f"{len(part):,} {name}" for name, part in checked.splits.items())
     print(

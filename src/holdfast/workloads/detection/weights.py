@@ -22,11 +22,11 @@ _PREFIXES = ("average.module.", "model.", "module.", "")
 """Whose weights, the best first: the moving average of a run, its live ones, or a plain file."""
 
 
-def keep_about(folder: Path, net: Detector, checked: Checked, side: int) -> None:
+def keep_about(folder: Path, net: Detector, checked: Checked, side: int, classes: str = "") -> None:
     files.write_json(
         folder / ABOUT,
         {"schema": 1, "size": net.size, "channels": net.channels, "names": checked.names, "imgsz": side,
-         "data": checked.file, "generated": checked.generated},
+         "data": checked.file, "classes": classes, "generated": checked.generated},
     )  # fmt: skip
 
 
