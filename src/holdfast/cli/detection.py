@@ -206,7 +206,8 @@ def predict(args: argparse.Namespace) -> int:
         finder: Any = Bundled(bundle)
         output.note(f"through the bundle {bundle} ({finder.words})")
     else:
-        finder = Finder.of(where, imgsz=args.imgsz, device=args.device)
+        finder = Finder.of(where, imgsz=args.imgsz, device=args.device, images=_about_how_many(paths))
+        output.note(f"through {finder.net.words}")
     formats = [each for each in args.format.split(",") if each]
     writer = Writer(Path(args.out), finder.names, formats, draw=not args.no_pictures)
     began, boxes, unread = time.monotonic(), 0, []  # type: float, int, list[str]
@@ -228,6 +229,13 @@ def predict(args: argparse.Namespace) -> int:
     for each in tables:
         output.print(f"           {each}")
     return ExitCode.NO if unread and not writer.rows else ExitCode.OK
+
+
+def _about_how_many(paths: Sequence[str]) -> int:
+    """A video has many."""
+    from holdfast.workloads.detection.predict import VIDEOS
+
+    return sum(1000 if Path(path).suffix.lower() in VIDEOS else 1 for path in paths)
 
 
 def _model(args: argparse.Namespace) -> Path:

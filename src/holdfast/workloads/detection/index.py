@@ -198,9 +198,7 @@ def _check_usable(checked: Checked) -> None:
         raise UserError(f"{checked.file} has no box to learn from", cause="; ".join(checked.problems.summary()) or None)
 
 
-def build(
-    source: Source, *, tell: Tell | None = None, decode: bool = False, wanted: Classes | None = None
-) -> Checked:
+def build(source: Source, *, tell: Tell | None = None, decode: bool = False, wanted: Classes | None = None) -> Checked:
     """Look at every image and every label."""
     problems, told = Problems(), Counter()  # type: Problems, Counter[str]
     wanted = wanted or Classes.chosen("", source.names)

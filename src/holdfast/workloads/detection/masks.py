@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import math
 
-from holdfast.workloads.detection.images import Pixels
+from holdfast.workloads.detection.images import EMPTY, Pixels
 from holdfast.workloads.detection.labels import Boxes
-
-GREY = 114
-"""As where there is no image."""
 
 
 def hidden(image: Pixels, masks: Boxes, boxes: Boxes) -> Pixels:
@@ -22,7 +19,7 @@ def hidden(image: Pixels, masks: Boxes, boxes: Boxes) -> Pixels:
         return image
     painted = image.copy()
     for part in _parts(masks):
-        painted[part] = GREY
+        painted[part] = EMPTY
     for part in _parts(boxes):
         painted[part] = image[part]
     return painted

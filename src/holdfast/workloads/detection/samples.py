@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from holdfast.workloads.detection import images
 from holdfast.workloads.detection.augment import EMPTY, Views, alone, finish, mosaic
 from holdfast.workloads.detection.images import Kept, Pixels
+from holdfast.workloads.detection.images import sheet as sheet
 from holdfast.workloads.detection.index import Index
 from holdfast.workloads.detection.labels import Boxes
 from holdfast.workloads.detection.masks import hidden
@@ -123,11 +124,3 @@ class Still(_Images):
             print(f"! {self.index.path(index)} cannot be read, scored as an empty image: {bad}", flush=True)
             image = np.full((*self.shape, self.channels), EMPTY, np.uint8)
         return torch.from_numpy(sheet(image, self.shape).transpose(2, 0, 1).copy()), torch.tensor(index)
-
-
-def sheet(image: Pixels, shape: tuple[int, int]) -> Pixels:
-    """The image on a sheet of (height, width)."""
-    canvas = np.full((*shape, image.shape[2]), EMPTY, np.uint8)
-    height, width = min(image.shape[0], shape[0]), min(image.shape[1], shape[1])
-    canvas[:height, :width] = image[:height, :width]
-    return canvas

@@ -185,9 +185,7 @@ def _leads_out(file: Path, line: int, what: str, hints: list[str] | None = None)
 class _Finder:
     """Finds what one key of a data.yaml means."""
 
-    def __init__(
-        self, file: Path, starts: list[Path], key: tuple[str, int], outside: bool, notes: list[str]
-    ) -> None:
+    def __init__(self, file: Path, starts: list[Path], key: tuple[str, int], outside: bool, notes: list[str]) -> None:
         self.file, self.starts, self.key, self.notes, self.outside = file, starts, key, notes, outside
 
     @property

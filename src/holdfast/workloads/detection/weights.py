@@ -14,17 +14,17 @@ from torch import Tensor
 
 from holdfast import files
 from holdfast.errors import UserError
+from holdfast.workloads.detection import saved
 from holdfast.workloads.detection.index import Checked
 from holdfast.workloads.detection.model import SIZES, Detector
 
-ABOUT = "detector.json"
 _PREFIXES = ("average.module.", "model.", "module.", "")
 """Whose weights, the best first: the moving average of a run, its live ones, or a plain file."""
 
 
 def keep_about(folder: Path, net: Detector, checked: Checked, side: int, classes: str = "") -> None:
     files.write_json(
-        folder / ABOUT,
+        folder / saved.ABOUT,
         {"schema": 1, "size": net.size, "channels": net.channels, "names": checked.names, "imgsz": side,
          "data": checked.file, "classes": classes, "generated": checked.generated},
     )  # fmt: skip
@@ -66,22 +66,8 @@ def inherit(net: Detector, path: Path) -> str:
 
 def load(where: Path) -> tuple[Detector, dict[str, Any]]:
     """The trained detector of a run, or of a file; in evaluation mode."""
-    folder = where if where.is_dir() else where.parent
-    about = files.read_json(folder / ABOUT)
-    if about is None:
-        raise UserError(f"{folder} holds no detector", cause=f"there is no {ABOUT}")
-    names, size, channels = about.get("names"), about.get("size"), about.get("channels")
-    good = isinstance(names, list) and 0 < len(names) <= 100_000 and size in SIZES and channels in (1, 3)
-    if not good or not 32 <= files.whole(about.get("imgsz")) <= 8192:
-        raise UserError(f"{folder / ABOUT} is damaged", hints=["is it the folder of a detection run?"])
-    path = where
-    if where.is_dir():
-        there = [where / name for name in ("final.safetensors", "best.safetensors") if (where / name).is_file()]
-        if not there:
-            raise UserError(f"{where.name} has no weights yet", cause="no final.safetensors, no best.safetensors")
-        path = there[0]
-    assert isinstance(names, list)
-    net = Detector(len(names), files.whole(channels), str(size))
+    path, about = saved.find(where)
+    net = Detector(len(about["names"]), int(about["channels"]), str(about["size"]))
     fitting = _mine(read_weights(path), net)
     missing = [key for key in net.state_dict() if key not in fitting]
     if missing:
