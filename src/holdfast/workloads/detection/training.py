@@ -27,7 +27,7 @@ from holdfast import files
 from holdfast.errors import UserError
 from holdfast.folders import write_whole
 from holdfast.planning import measure
-from holdfast.workloads.detection import generate, images, reporting
+from holdfast.workloads.detection import generate, images, pretrained, reporting
 from holdfast.workloads.detection.about import about_data
 from holdfast.workloads.detection.augment import Views
 from holdfast.workloads.detection.evaluate import Found, evaluate, find_all
@@ -35,7 +35,7 @@ from holdfast.workloads.detection.index import Checked, cache_folder, open_set
 from holdfast.workloads.detection.loss import detection_loss
 from holdfast.workloads.detection.model import SIZES, Detector, parameters
 from holdfast.workloads.detection.samples import Samples, Still
-from holdfast.workloads.detection.weights import inherit, keep_about
+from holdfast.workloads.detection.weights import keep_about
 from holdfast.workloads.losses import Losses
 
 GENERATED: dict[str, Any] = {"imgsz": 128, "epochs": 10, "size": "nano"}
@@ -64,6 +64,8 @@ def train(
     multiscale: float = 0.0,
     shrink: float = 1.0,
     weights: str = "",
+    backbone: str = "",
+    freeze: int = 0,
     evaluate_every: int = 0,
     cache: str = "auto",
     workers: int = -1,
@@ -81,9 +83,13 @@ def train(
         print(f"batch {batch} is more than the {len(part)} images: {len(part)}", flush=True)
         batch = len(part)
 
-    net = Detector(len(checked.names), channels, size)
+    backbone = backbone or pretrained.backbone_of(weights)
+    net = Detector(len(checked.names), channels, size, backbone)
     if weights:
-        print(inherit(net, Path(weights)), flush=True)
+        taken = pretrained.inherit(net, Path(weights).expanduser())
+        print("\n".join(taken.lines()), flush=True)
+    if freeze:
+        print(f"frozen: {', '.join(net.freeze(freeze))}", flush=True)
     print(f"{size}: {parameters(net):,} parameters, {side} px, {channels} channel{'s' * (channels > 1)}", flush=True)
     keep_about(session.run.folder, net, checked, side, classes)
 
@@ -240,8 +246,9 @@ def _moving(decay: float) -> Any:
 
 def _groups(net: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Only the kernels of convolutions are drawn towards zero."""
-    kernels = [each for each in net.parameters() if each.ndim > 1]
-    others = [each for each in net.parameters() if each.ndim <= 1]
+    learning = [each for each in net.parameters() if each.requires_grad]
+    kernels = [each for each in learning if each.ndim > 1]
+    others = [each for each in learning if each.ndim <= 1]
     return [{"params": kernels, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 
