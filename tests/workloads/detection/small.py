@@ -117,7 +117,7 @@ def lively(kind: Any, classes: int) -> Any:
     torch.manual_seed(0)
     net = kind(classes, 1, "nano")
     with torch.no_grad():
-        for _ in range(12):  # an untrained network says the same everywhere until its normalisations have seen something
+        for _ in range(12):  # until its normalisations have seen something, a network says the same everywhere
             net(torch.rand(4, 1, 64, 64))
         for head in net.heads:
             head.what[-1].bias.fill_(-1.0)

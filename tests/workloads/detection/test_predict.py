@@ -1,4 +1,4 @@
-"""Looking at many images: the same boxes whichever way the network runs, and the work of one call where one is enough."""
+"""Looking at many images: the same boxes whichever way the network runs, and one call where one is enough."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def run(net: Detector, tmp_path: Path) -> Path:
     weights.keep_about(tmp_path, net, open_set(str(small.yolo(tmp_path / "set"))), 64)
     about = json.loads((tmp_path / saved.ABOUT).read_text())
     (tmp_path / saved.ABOUT).write_text(json.dumps({**about, "names": ["a", "b", "c"]}))
-    save_file({f"average.module.{key}": value for key, value in net.state_dict().items()}, tmp_path / "final.safetensors")
+    found = {f"average.module.{key}": value for key, value in net.state_dict().items()}
+    save_file(found, tmp_path / "final.safetensors")
     return tmp_path
 
 

@@ -81,6 +81,7 @@ class Kind:
     device: str = "cpu"
     travels: tuple[str, ...] = ()
     bundled: bool = True
+    alone: bool = False
     why_not: Callable[[str, Machine], str] = _nothing_against
     blanks: Callable[[About], dict[str, str]] = _no_blanks
     profile: Callable[[Path, About, Sequence[Any]], Times] | None = None
