@@ -136,8 +136,8 @@ def main() -> None:
     print(f"on {Path(first.file).parent.name}: AP50 {before:.3f} in {seconds:.0f} CPU-seconds", flush=True)
     start = Path(given.out).with_suffix(".safetensors")
     save_file({f"average.module.{name}": value.cpu().contiguous() for name, value in net.state_dict().items()}, start)
-    told: dict[str, Any] = {"from": Path(first.file).parent.name,
-                            "to": Path(second.file).parent.name, "ap50_first": round(before, 4), "rows": []}  # fmt: skip
+    sets = {"from": Path(first.file).parent.name, "to": Path(second.file).parent.name}
+    told: dict[str, Any] = {**sets, "ap50_first": round(before, 4), "rows": []}
     for seed in SEEDS:
         for arm, path, frozen in (("scratch", None, 0), ("weights", start, 0), ("frozen", start, 2)):
             net, seconds = learn(second, given, given.steps, seed, path, frozen)

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from holdfast.cli.main import main
 from holdfast.errors import UserError
-from holdfast.workloads.detection import predict, weights
+from holdfast.workloads.detection import predict, pretrained, weights
 from holdfast.workloads.detection.index import open_set
 from holdfast.workloads.detection.model import BINS, Detector, points
 from tests.workloads.detection import small
@@ -136,8 +136,8 @@ def test_frames_of_a_video(model: Path, tmp_path: Path) -> None:
 
 def test_weights_that_do_not_fit(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not those of this detector"):
-        weights.inherit(Detector(2, 1, "tiny"), model)
-    assert "of" in weights.inherit(Detector(5, 1, "nano"), model)
+        pretrained.inherit(Detector(2, 1, "tiny"), model)
+    assert "start anew: heads.0.what" in pretrained.inherit(Detector(5, 1, "nano"), model).lines()[1]
     about = json.loads((model.parent / "detector.json").read_text())
     for wrong in ({"size": "huge"}, {"names": "x"}, {"imgsz": -1}, {"channels": 7}):
         (model.parent / "detector.json").write_text(json.dumps({**about, **wrong}))

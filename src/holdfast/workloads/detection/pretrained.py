@@ -59,8 +59,7 @@ def _grouped(names: list[str]) -> str:
     """By their first parts, with a count: a list of two hundred tensors says nothing."""
     counts: dict[str, int] = {}
     for name in names:
-        parts = name.split(".")
-        group = ".".join(parts[: 3 if len(parts) > 3 else 2])
+        group = ".".join(name.split(".")[:2])
         counts[group] = counts.get(group, 0) + 1
     shown = [f"{name} ({count})" for name, count in list(counts.items())[:12]]
     return ", ".join(shown) + (f" and {len(counts) - 12} more" if len(counts) > 12 else "")
@@ -88,9 +87,9 @@ def inherit(net: Detector, path: Path) -> Taken:
     if len(fitting) < len(net.state_dict()) // 4 and "model.0.conv.weight" in found:
         used: set[str] = set()
         fitting, kind = dict(_of_yolo(found, net, used)), "the backbone of a YOLO checkpoint"
-        unused = [name for name in found if name not in used]
+        unused = [name for name in found if name not in used and not name.endswith("num_batches_tracked")]
     wanted = net.state_dict()
-    if len(fitting) < len(wanted) // 10:
+    if len(fitting) < len(wanted) // (2 if kind == "a detector" else 10):
         raise UserError(
             f"the weights in {path} are not those of this detector",
             cause=f"{len(fitting)} of {len(wanted)} tensors fit",
