@@ -16,6 +16,7 @@ from holdfast.workloads.detection import augment, generate, training
 from holdfast.workloads.detection.augment import EMPTY, Views
 from holdfast.workloads.detection.images import Kept
 from holdfast.workloads.detection.index import open_set
+from holdfast.workloads.detection.looks import Looks
 from holdfast.workloads.detection.samples import Samples, Still
 from holdfast.workloads.detection.training import prepared
 from tests.workloads.detection import small
@@ -122,6 +123,20 @@ def test_a_side_is_rounded_and_said(capsys: pytest.CaptureFixture[str]) -> None:
 def test_scores_take_a_twentieth_of_the_time_at_most(train: int, val: int, every: int) -> None:
     assert training.now_and_then(train, val) == every
     assert val / 3 <= 0.05 * every * train
+
+
+def test_looking_takes_a_fifth_of_the_time_at_most_whatever_it_costs() -> None:
+    """An epoch of 10 s and looks of 7 s: every fourth epoch from then on; what the user gave is kept."""
+    looks = Looks(1)
+    assert looks.due(0, 30)
+    looks.took(look_s=7.0, epoch_s=10.0)
+    seen = [epoch for epoch in range(1, 30) if looks.due(epoch, 30)]
+    assert seen == [3, 7, 11, 15, 19, 23, 27, 29] and 7.0 / (looks.every * 10.0) <= 0.2
+    looks.took(look_s=0.1, epoch_s=10.0)
+    assert looks.every == 4
+    fixed = Looks(1, given=True)
+    fixed.took(look_s=7.0, epoch_s=10.0)
+    assert fixed.every == 1
 
 
 @pytest.mark.parametrize(("text", "size"), [("off", 0), ("2GB", 2 << 30), ("1.5m", 3 << 19), ("100", 100)])

@@ -4,6 +4,7 @@
     holdfast train detection data=bccd/data.yaml imgsz=320 epochs=60         YOLO folders, COCO JSON, Pascal VOC
     holdfast train detection data=my.yaml size=nano multiscale=0.25          smaller net, changing sizes
     holdfast train detection data=my.yaml weights=runs/…/final.safetensors   from weights you have
+    holdfast train detection data=my.yaml weights=resnet18-f37072fd.pth freeze=5
 
 A script like any user's: it uses the session and nothing else of the runtime. What is trained is in `model.py`, how in
 `loss.py`; the data are checked before the first step (`index.py`), and what is wrong with them is in the run folder.
@@ -12,6 +13,7 @@ A script like any user's: it uses the session and nothing else of the runtime. W
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from holdfast.workloads.detection.about import about_data
 from holdfast.workloads.detection.augment import Views
 from holdfast.workloads.detection.evaluate import Found, evaluate, find_all
 from holdfast.workloads.detection.index import Checked, cache_folder, open_set
+from holdfast.workloads.detection.looks import Looks
 from holdfast.workloads.detection.loss import detection_loss
 from holdfast.workloads.detection.model import SIZES, Detector, parameters
 from holdfast.workloads.detection.samples import Samples, Still
@@ -127,21 +130,24 @@ def train(
     )  # fmt: skip
     compute = choice.loss(lambda b: loss_of(net, b), session.device)
     calm_from = epochs - round(calm * epochs) if mosaic else 0
-    every = evaluate_every if evaluate_every > 0 else now_and_then(len(part), len(still))
+    looks = Looks(max(0, evaluate_every) or now_and_then(len(part), len(still)), given=evaluate_every > 0)
     found: Found = []
 
     for epoch in session.epochs(epochs):
         losses.begin(epoch)
+        began = time.monotonic()
         for each in session.batches(loaders[epoch >= calm_from]):
             losses.add(session.step(compute, each, clip=10.0, accumulate=choice.pieces))
             schedule.step()
             average.update_parameters(net)
         numbers = {"train_loss": losses.mean()}
-        if (epoch + 1) % every == 0 or epoch + 1 == epochs:
+        learned = time.monotonic()
+        if looks.due(epoch, epochs):
             with session.evaluating():
                 found = find_all(averaged, still, session.device, choice)
                 scores = evaluate(found, checked.splits["val"], checked.names)
             numbers |= {"val_map50": scores.map50, "val_map": scores.map}
+            looks.took(time.monotonic() - learned, learned - began)
         session.log(**numbers)
 
     with session.evaluating():  # scores and pictures of many images take longer than a step may
