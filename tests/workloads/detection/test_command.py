@@ -137,7 +137,7 @@ def test_frames_of_a_video(model: Path, tmp_path: Path) -> None:
 def test_weights_that_do_not_fit(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not those of this detector"):
         pretrained.inherit(Detector(2, 1, "tiny"), model)
-    assert "start anew: heads.0.what" in pretrained.inherit(Detector(5, 1, "nano"), model).lines()[1]
+    assert "start anew: heads.0 (2), heads.1 (2)" in pretrained.inherit(Detector(5, 1, "nano"), model).lines()[1]
     about = json.loads((model.parent / "detector.json").read_text())
     for wrong in ({"size": "huge"}, {"names": "x"}, {"imgsz": -1}, {"channels": 7}):
         (model.parent / "detector.json").write_text(json.dumps({**about, **wrong}))
