@@ -159,3 +159,20 @@ def test_verify_finds_other_answers(copy: Path, capsys: pytest.CaptureFixture[st
     (copy / "manifest.json").write_text(json.dumps(manifest))
     assert main(["optimize", "--verify", str(copy)]) == 1
     assert "✗ the answers are those of other inputs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_predict_asks_for_names_once_and_has_the_settings_that_were_faster(tmp_path: Path, alone: bool) -> None:
+    """As ONNX Runtime comes, where that was measured to be faster for a program of its own; careful otherwise."""
+    made = bundle.code({**small.CHOSEN, **small.SUBJECT, "file": "model.onnx", "alone": alone})["predict.py"].decode()
+    assert ("allow_spinning" in made, "intra_op_num_threads" in made) == (not alone, not alone)
+    assert made.index("get_inputs()") < made.index("def predict")
+    small.model(tmp_path / "model.onnx")
+    (tmp_path / "predict.py").write_text(made)
+    x = np.ones((3, 6))  # of another kind than the model takes
+    np.save(tmp_path / "x.npy", x)
+    done = subprocess.run(
+        [sys.executable, "-I", str(tmp_path / "predict.py"), str(tmp_path / "x.npy")], capture_output=True, check=True
+    )
+    (tmp_path / "y.npy").write_bytes(done.stdout)
+    assert np.allclose(np.load(tmp_path / "y.npy"), x @ small.WEIGHT)

@@ -11,7 +11,8 @@ import torch
 
 from holdfast.optimize import engines
 from holdfast.optimize.candidates import Candidate, Machine
-from holdfast.optimize.pipeline import Options, _Search, findings
+from holdfast.optimize.findings import findings
+from holdfast.optimize.pipeline import Options, _Search
 from holdfast.optimize.rewrite import factors, merged
 from tests.optimize import nets
 

@@ -8,6 +8,7 @@ holdfast optimize --verify bundle                                does a bundle s
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ examples:
     how.add_argument("--device", choices=("cpu", "cuda"), default="", help="only what runs there (default: both)")
     how.add_argument("--threads", type=int, default=0, help="for all candidates (default: all cores, and one)")
     how.add_argument("--seconds", type=float, default=2.0, help="measured for each candidate (default 2)")
+    how.add_argument("--limit", type=float, default=300.0, help="seconds for all of it (default 300); 0 for none")
     how.add_argument("--deadline", type=float, default=600.0, help="seconds a build may take (default 600)")
     how.add_argument("--no-merge", action="store_true", help="keep every token of a transformer")
     how.add_argument("--no-profile", action="store_true", help="leave out where the time goes")
@@ -68,15 +70,15 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.optimize.pipeline import Options, optimize
     from holdfast.optimize.report import lines, profile_lines, to_json
 
-    if not 0 <= args.max_loss <= 100 or args.seconds <= 0 or args.deadline <= 0 or args.threads < 0:
+    if not 0 <= args.max_loss <= 100 or args.seconds <= 0 or args.deadline <= 0 or args.threads < 0 or args.limit < 0:
         raise UsageError(
-            "--max-loss is a percentage, --seconds, --deadline and --threads are above 0", command="optimize"
+            "--max-loss is a percentage, --seconds, --deadline, --limit and --threads are above 0", command="optimize"
         )
     spec, place = _spec(args)
     options = Options(
         max_loss=args.max_loss / 100, seconds=args.seconds, build_deadline=args.deadline, threads=args.threads,
         engines=tuple(each.strip() for each in args.engines.split(",") if each.strip()), profile=not args.no_profile,
-        merge=not args.no_merge, device=args.device,
+        merge=not args.no_merge, device=args.device, limit_s=args.limit or math.inf,
     )  # fmt: skip
     _known(options.engines)
     result = optimize(spec, Path(args.out) if args.out else place, options, tell=lambda text: output.note(f"• {text}"))

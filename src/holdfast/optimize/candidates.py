@@ -97,6 +97,11 @@ class Candidate:
         """What has a file of its own has one: eager and torch.compile need your own code beside them."""
         return kinds().get(self.engine)
 
+    @property
+    def slow(self) -> bool:
+        """Whether it takes long to make: a compiler runs, or a calibration. Such ones are tried last."""
+        return self.engine in ("compile", "aot") or self.precision == "int8-static"
+
     @classmethod
     def of_row(cls, row: dict[str, Any]) -> Candidate:
         return cls(row["engine"], row["precision"], row["threads"], row["device"], row["fixed"], row["merge"])

@@ -22,10 +22,13 @@ import numpy as np
 
 from holdfast.base import errors, files
 from holdfast.base.errors import ExitCode, HoldfastError, UserError
+from holdfast.base.human import duration
 from holdfast.optimize import bundle, measure, parity
 from holdfast.optimize.candidates import AS_CALLED, DEFAULTS, Candidate, Machine, candidates
 from holdfast.optimize.children import Child, Failed
+from holdfast.optimize.clock import Clock
 from holdfast.optimize.engines import kinds
+from holdfast.optimize.findings import findings
 from holdfast.optimize.scoring import BETTER
 
 Tell = Callable[[str], None]
@@ -56,6 +59,8 @@ class Options:
     """`cpu` or `cuda`: only what runs there. Empty: whatever there is."""
     merge: bool = True
     """Whether a transformer's neighbouring tokens may be averaged, if parity allows it."""
+    limit_s: float = 300.0
+    """For all of it. What is not tried by then is a row that says so; the best of the others is bundled."""
 
 
 def optimize(spec: dict[str, Any], out: Path, options: Options, *, tell: Tell = lambda text: None) -> dict[str, Any]:
@@ -78,6 +83,9 @@ def scratch() -> Iterator[Path]:
 class _Search:
     def __init__(self, spec: dict[str, Any], work: Path, machine: Machine, options: Options, tell: Tell) -> None:
         self.spec, self.work, self.machine, self.options, self.tell = spec, work, machine, options, tell
+        self.clock = Clock(options.limit_s)
+        self.waiting = 0
+        """Candidates that are still to be tried, as far as they are known."""
         self.threads = options.threads or machine.cores
         self.rows: list[dict[str, Any]] = []
         self.reference: list[Any] = []
@@ -92,27 +100,42 @@ class _Search:
             self.open_children = open_children
             self.baseline = open_children.enter_context(self._child(self.threads))
             self._measure_baseline()
+            offers = self._offers()
+            quick = [each for each in offers if not each.slow]
+            slow = [each for each in offers if each.slow]
+            self._try_all(quick, more=len(slow))
             self._as_called(subject)
             if self.threads > 1 and not self.options.threads:
                 self._try(replace(BASELINE, threads=1))  # on a busy machine eager itself may want fewer
-            for each in self._offers():
-                self._try(each)
             self._fewer_tokens()
+            self._try_all(self._variants(self._best()), more=len(slow))
+            self._try_all(slow)
+            self._try_all(self._variants(self._best()))
             best = self._best()
-            for each in self._variants(best):
-                self._try(each)
-            best = self._best()
+            if best is None and self.clock.over:
+                raise NothingFits("the time was over before a candidate was measured", cause=self._too_late(),
+                                  hints=["`--engines onnxruntime` tries less"])  # fmt: skip
             if best is None:
                 raise NothingFits("no candidate can be put into a bundle", cause=self._why(),
                                   hints=["allow a larger loss with --max-loss, or install more engines"])  # fmt: skip
             best["chosen"] = True
+            self._alone(best)
             result = self._result(subject, best)
-            if self.options.profile:
+            if self.options.profile and self.clock.left:
                 result["profile"] = self._profiles(best)
         self._bundle(out, subject, best, result)
         return result
 
     # The subject and the baseline -----------------------------------------------------------------------------
+
+    @property
+    def build_s(self) -> float:
+        """Seconds that something may take to be built, loaded or scored from now on."""
+        return self.clock.within(self.options.build_deadline)
+
+    @property
+    def call_s(self) -> float:
+        return self.clock.within(self.options.call_deadline)
 
     def _child(self, threads: int) -> Child:
         return Child.start(self.work, cache=self.work, threads=threads)
@@ -122,7 +145,8 @@ class _Search:
         with self._child(self.threads) as child:
             try:
                 said = child.ask(
-                    {"do": "prepare", "spec": self.spec, "threads": self.threads}, self.options.build_deadline
+                    {"do": "prepare", "spec": self.spec, "threads": self.threads},
+                    self.build_s,
                 )
             except Failed as failed:
                 told = failed.more.get("told")
@@ -137,10 +161,10 @@ class _Search:
         """Eager fp32 under inference_mode: what all others are compared with."""
         each, child = replace(BASELINE, threads=self.threads), self.baseline
         try:
-            loaded = child.ask({"do": "load", "about": self._about(each)}, self.options.build_deadline)
-            said = child.ask({"do": "score", "to": "reference.npz"}, self.options.build_deadline)
-            found = measure.against(child, child, seconds=self.options.seconds / 2, deadline=self.options.call_deadline)
-            many = measure.throughput(child, self.options.batches, self.options.seconds / 4, self.options.call_deadline)
+            loaded = child.ask({"do": "load", "about": self._about(each)}, self.build_s)
+            said = child.ask({"do": "score", "to": "reference.npz"}, self.build_s)
+            found = measure.against(child, child, seconds=self.options.seconds / 2, deadline=self.call_s)
+            many = measure.throughput(child, self.options.batches, self.options.seconds / 4, self.call_s)
         except Failed as failed:
             raise UserError("the model itself does not run", cause=failed.why) from None
         self.reference, self.scores = _arrays(self.work / "reference.npz"), said["scores"]
@@ -171,7 +195,7 @@ class _Search:
             raise Failed("error", f"eager PyTorch does not run on the GPU: {row['reason']}")
         if self.on_gpu is None:
             self.on_gpu = self.open_children.enter_context(self._child(self.threads))
-            self.on_gpu.ask({"do": "load", "about": self._about(first)}, self.options.build_deadline)
+            self.on_gpu.ask({"do": "load", "about": self._about(first)}, self.build_s)
         return self.on_gpu, float(row["ratio"])
 
     def _eager_on(self, device: str) -> Candidate:
@@ -192,11 +216,16 @@ class _Search:
         self.tell("exporting to ONNX")
         with self._child(self.threads) as child:
             try:
-                said = child.ask({"do": "export"}, self.options.build_deadline)
+                said = child.ask({"do": "export"}, self.build_s)
             except Failed as failed:
                 said = {"ok": False, "why": f"it cannot be exported to ONNX: {failed.why}"}
         if not said["ok"]:
             self.no_onnx = said["why"]
+
+    def _try_all(self, found: list[Candidate], *, more: int = 0) -> None:
+        for number, each in enumerate(found):
+            self.waiting = len(found) - number - 1 + more
+            self._try(each)
 
     def _try(self, each: Candidate, *, judged: bool = True) -> dict[str, Any]:
         found = next((row for row in self.rows if Candidate.of_row(row) == replace(each, skip="")), None)
@@ -206,7 +235,11 @@ class _Search:
         self.rows.append(row)
         if each.skip:
             return row
-        self.tell(f"{each.name}, {each.threads} thread{'s' * (each.threads > 1)}")
+        if self.clock.over:
+            row.update(reason=self._too_late())
+            return row
+        told = f", {self.waiting} more to try" if self.waiting else ""
+        self.tell(f"{each.name}, {each.threads} thread{'s' * (each.threads > 1)} ({self.clock.words()}{told})")
         if self.no_onnx and each.kind and each.kind.onnx == "needed":
             row.update(state="failed", reason=self.no_onnx)
             return row
@@ -216,7 +249,12 @@ class _Search:
             self._measure(each, row, *beside, judged=judged)
         except Failed as failed:
             row.update(state={"error": "failed", "crash": "crashed", "hang": "hung"}[failed.kind], reason=failed.why)
+            if failed.kind == "hang" and self.clock.over:
+                row.update(state="skipped", reason=self._too_late())
         return row
+
+    def _too_late(self) -> str:
+        return f"the time was over ({duration(self.options.limit_s)} in all): `--limit` gives more"
 
     def _folder(self, each: Candidate) -> Path:
         return self.work / "built" / each.build_name.replace(" ", "-")
@@ -229,7 +267,7 @@ class _Search:
         if each.kind and not (folder / each.kind.file).exists():
             with self._child(self.threads) as child:
                 command = {"do": "build", "about": self._about(each), "folder": str(folder)}
-                row["build_s"] = child.ask(command, self.options.build_deadline)["seconds"]
+                row["build_s"] = child.ask(command, self.build_s)["seconds"]
         if folder.exists():
             row["bytes"] = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
@@ -239,16 +277,16 @@ class _Search:
         options = self.options
         with self._child(each.threads) as child:
             command = {"do": "load", "about": self._about(each), "folder": str(self._folder(each))}
-            loaded = child.ask(command, options.build_deadline)
+            loaded = child.ask(command, self.build_s)
             row.update(cold_s=loaded["cold_s"], rss=loaded["rss"])
-            row.update(measure.against(beside, child, seconds=options.seconds, deadline=options.call_deadline))
+            row.update(measure.against(beside, child, seconds=options.seconds, deadline=self.call_s))
             if beside is not self.baseline:
                 row["ratio_on_device"] = row["ratio"]
                 row.update({key: times * row[key] for key in ("ratio", "ratio_low", "ratio_high", "ratio_of_least")})
             if not judged:
                 row.update(state="as called", reason="training mode, gradients on")
                 return
-            said = child.ask({"do": "score", "to": "outputs.npz"}, options.build_deadline)
+            said = child.ask({"do": "score", "to": "outputs.npz"}, self.build_s)
             found = parity.judge(
                 self.reference, _arrays(self.work / "outputs.npz"), self.scores, said["scores"],
                 max_loss=options.max_loss, compared=self.subject["score"].get("compared", ()), higher_is_worse=BETTER,
@@ -256,9 +294,7 @@ class _Search:
             row.update(scores=said["scores"], agreement=found.agreement, largest_error=found.largest_error,
                        loss=found.loss, state="ok" if found.ok else "refused", reason=found.reason)  # fmt: skip
             if found.ok:
-                row["throughput"] = measure.throughput(
-                    child, options.batches, options.seconds / 4, options.call_deadline
-                )
+                row["throughput"] = measure.throughput(child, options.batches, options.seconds / 4, self.call_s)
 
     def _fit(self) -> list[dict[str, Any]]:
         bundled = [name for name, kind in kinds().items() if kind.bundled]
@@ -289,6 +325,19 @@ class _Search:
             found.append(replace(each, threads=1))
         return found
 
+    def _alone(self, best: dict[str, Any]) -> None:
+        """Whether the engine's own settings are better for a program that does nothing else, as predict.py is."""
+        each = Candidate.of_row(best)
+        if not (each.kind and each.kind.alone) or self.options.threads or self.clock.over:
+            return
+        about, folder = self._about(each), str(self._folder(each))
+        with self._child(each.threads) as ours, self._child(self.machine.cores) as theirs, contextlib.suppress(Failed):
+            for child, more in ((ours, {}), (theirs, {"spin": True})):
+                command = {"do": "load", "about": {**about, **more}, "folder": folder}
+                child.ask(command, self.build_s)
+            found = measure.against(ours, theirs, seconds=self.options.seconds / 2, deadline=self.call_s)
+            best.update(alone_ratio=found["ratio"], alone=found["ratio"] > 1.0)
+
     def _why(self) -> str:
         told = [
             f"{row['name']}: {row['reason']}" for row in self.rows if row.get("reason") and row["state"] != "skipped"
@@ -318,9 +367,11 @@ class _Search:
         for name, which in (("before", replace(BASELINE, threads=self.threads)), ("after", each)):
             with self._child(which.threads) as child, contextlib.suppress(Failed):
                 about, folder = self._about(which), str(self._folder(which))
-                child.ask({"do": "load", "about": about, "folder": folder}, self.options.build_deadline)
+                child.ask(
+                    {"do": "load", "about": about, "folder": folder}, self.clock.at_the_end(self.options.build_deadline)
+                )
                 command = {"do": "profile", "about": about, "folder": folder}
-                found[name] = child.ask(command, self.options.call_deadline)["rows"]
+                found[name] = child.ask(command, self.clock.at_the_end(self.options.call_deadline))["rows"]
         return found
 
     def _bundle(self, out: Path, subject: dict[str, Any], best: dict[str, Any], result: dict[str, Any]) -> None:
@@ -335,40 +386,10 @@ class _Search:
                 "score": subject["score"], "max_loss": self.options.max_loss, "machine": result["machine"],
                 "measured": {key: best[key] for key in ("p50", "p95", "p99", "ratio", "agreement", "rss", "cold_s")},
                 "candidates": self.rows}  # fmt: skip
-        bundle.write(out, self._folder(each), each.to_json(), subject, check, more, page(result))
+        chosen = {**each.to_json(), "alone": bool(best.get("alone"))}
+        bundle.write(out, self._folder(each), chosen, subject, check, more, page(result))
         result["bundle"] = str(out)
         result["manifest"] = files.read_json(out / bundle.MANIFEST)
-
-
-def findings(rows: list[dict[str, Any]], subject: dict[str, Any]) -> list[str]:
-    """What to know before any table: the free gains first."""
-    told = []
-    called = next((row for row in rows if row["state"] == "as called"), None)
-    if called is not None and called["ratio"] < 0.97:
-        told.append(
-            f"You were timing training mode: as your factory returns it, a call takes {1 / called['ratio']:.1f} times "
-            "as long as after model.eval() under torch.inference_mode(). That part is free."
-        )
-    alone = next(
-        (row for row in rows if row["engine"] == "eager" and row["state"] == "ok" and row["threads"] == 1), None
-    )
-    if alone is not None and alone["precision"] == "fp32" and alone["ratio"] > 1.1:
-        told.append(
-            f"Eager PyTorch is {alone['ratio']:.1f} times as fast with one thread as with all cores here: set "
-            "torch.set_num_threads(1), or compare the table with that row."
-        )
-    best = next((row for row in rows if row.get("chosen")), None)
-    if best is not None and best["device"] != "cpu":
-        told.append(
-            f"The bundle is for a GPU like this machine's, where it is {best.get('ratio_on_device', 1.0):.1f} times as "
-            "fast as eager PyTorch on the same GPU; `--device cpu` makes one that runs anywhere."
-        )
-    if best is not None and best["merge"] > 1:
-        told.append(
-            f"Between the transformer's layers {best['merge']} neighbouring tokens are one. That is an approximation, "
-            "judged on the validation set like int8; `--no-merge` keeps every token."
-        )
-    return told + list(subject.get("notes", []))
 
 
 def _arrays(path: Path) -> list[Any]:

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from holdfast.base.errors import UserError
 from holdfast.cli.main import main
-from holdfast.workloads.detection import predict, weights
+from holdfast.workloads.detection import predict, pretrained, weights
 from holdfast.workloads.detection.index import open_set
 from holdfast.workloads.detection.model import BINS, Detector, points
 from tests.workloads.detection import small
@@ -26,11 +26,7 @@ from tests.workloads.detection import small
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A detector that finds a lot of nonsense everywhere."""
-    torch.manual_seed(0)
-    net = Detector(2, 1, "nano")
-    with torch.no_grad():
-        for head in net.heads:
-            head.what[-1].bias.fill_(0.0)
+    net = small.lively(Detector, 2)
     folder = tmp_path / "model"
     folder.mkdir()
     weights.keep_about(folder, net, open_set(str(small.yolo(tmp_path / "set"))), 64)
@@ -50,7 +46,7 @@ def test_a_set_with_everything_wrong(tmp_path: Path, capsys: pytest.CaptureFixtu
     data = small.spoil(tmp_path)
     assert main(["detection", "check", str(data), "--most", "3"]) == 1
     text = capsys.readouterr().out
-    assert "! 2 labels with a class that does not exist: left out" in text
+    assert "! 2 labels with a class that does not exist: masked" in text
     assert "! 1 images that end too early: left out" in text
     assert "… and 12 more: `--most 0` lists all" in text
     assert text.rstrip().endswith("training goes on with the rest")
@@ -140,8 +136,8 @@ def test_frames_of_a_video(model: Path, tmp_path: Path) -> None:
 
 def test_weights_that_do_not_fit(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not those of this detector"):
-        weights.inherit(Detector(2, 1, "tiny"), model)
-    assert "of" in weights.inherit(Detector(5, 1, "nano"), model)
+        pretrained.inherit(Detector(2, 1, "tiny"), model)
+    assert "start anew: heads.0 (2), heads.1 (2)" in pretrained.inherit(Detector(5, 1, "nano"), model).lines()[1]
     about = json.loads((model.parent / "detector.json").read_text())
     for wrong in ({"size": "huge"}, {"names": "x"}, {"imgsz": -1}, {"channels": 7}):
         (model.parent / "detector.json").write_text(json.dumps({**about, **wrong}))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import holdfast
 from holdfast.base.errors import UserError
@@ -15,6 +16,7 @@ from holdfast.workloads.detection import augment, generate, training
 from holdfast.workloads.detection.augment import EMPTY, Views
 from holdfast.workloads.detection.images import Kept
 from holdfast.workloads.detection.index import open_set
+from holdfast.workloads.detection.looks import Looks
 from holdfast.workloads.detection.samples import Samples, Still
 from holdfast.workloads.detection.training import prepared
 from tests.workloads.detection import small
@@ -123,6 +125,20 @@ def test_scores_take_a_twentieth_of_the_time_at_most(train: int, val: int, every
     assert val / 3 <= 0.05 * every * train
 
 
+def test_looking_takes_a_fifth_of_the_time_at_most_whatever_it_costs() -> None:
+    """An epoch of 10 s and looks of 7 s: every fourth epoch from then on; what the user gave is kept."""
+    looks = Looks(1)
+    assert looks.due(0, 30)
+    looks.took(look_s=7.0, epoch_s=10.0)
+    seen = [epoch for epoch in range(1, 30) if looks.due(epoch, 30)]
+    assert seen == [3, 7, 11, 15, 19, 23, 27, 29] and 7.0 / (looks.every * 10.0) <= 0.2
+    looks.took(look_s=0.1, epoch_s=10.0)
+    assert looks.every == 4
+    fixed = Looks(1, given=True)
+    fixed.took(look_s=7.0, epoch_s=10.0)
+    assert fixed.every == 1
+
+
 @pytest.mark.parametrize(("text", "size"), [("off", 0), ("2GB", 2 << 30), ("1.5m", 3 << 19), ("100", 100)])
 def test_the_size_of_the_cache(text: str, size: int) -> None:
     assert training._room(text) == size
@@ -146,3 +162,28 @@ def test_sixteen_bits_are_generated_and_read(tmp_path: Path) -> None:
     checked = open_set(str(generate.write(tmp_path, train=8, val=2, bits=16)))
     image = Samples(checked.splits["train"], 160, 1, Views()).image(0)
     assert image.dtype == np.uint8 and image.max() == 255 and checked.grey
+
+
+def test_what_has_no_known_class_is_masked_and_objects_over_it_are_seen(tmp_path: Path) -> None:
+    """Class 7 does not exist: its place is grey in training and in evaluation, the box that overlaps it is not."""
+    data = small.yolo(tmp_path)
+    (tmp_path / "labels/train/000.txt").write_text("7 0.5 0.5 0.5 0.5\n0 0.3125 0.5 0.25 0.5\n")
+    part = open_set(str(data)).splits["train"]
+    assert part.boxes(0)[:, 0].tolist() == [0] and part.counts(2) == [5, 2]
+    raw = np.asarray(Image.open(part.path(0)))  # 64 x 48: the mask is x 16 to 48, y 12 to 36, the box x 12 to 28
+    for samples in (Samples(part, 64, 1, Views()), Still(part, 64, 1)):
+        seen = samples.image(0)[..., 0]
+        assert (seen[12:36, 28:48] == EMPTY).all()
+        assert np.array_equal(seen[12:36, 12:28], raw[12:36, 12:28]) and np.array_equal(seen[:12], raw[:12])
+
+
+def test_boxes_that_are_too_many_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = small.yolo(tmp_path)
+    lines = ["0 0.25 0.5 0.3 0.6", "0 0.75 0.25 0.125 0.25"]
+    (tmp_path / "labels/train/000.txt").write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr("holdfast.workloads.detection.samples.MOST_BOXES", 1)
+    part = open_set(str(data)).splits["train"]
+    np.random.seed(0)
+    image, boxes, _ = Samples(part, 64, 1, Views(mosaic=0.0, scale=0.0, shift=0.0, flip=0.0, light=0.0))[0]
+    assert boxes.shape == (1, 5) and boxes[0, 3] < 32, "the larger one stays"
+    assert (image[0, 8 + 6 : 8 + 18, 44:52] == EMPTY).all()

@@ -54,6 +54,19 @@ def test_a_film_and_its_curves(folder: Path, tmp_path: Path, capsys: pytest.Capt
         assert image.size == (480, 220)  # populations and catches; attempts were never known
 
 
+def test_a_film_is_made_by_one_thread(folder: Path) -> None:
+    """Two of them wait for each other at every operation on some dozen animals, which took ten times the CPU time."""
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    try:
+        render.film(
+            render.load(folder), steps=3, pixels=48, progress=lambda done, total: seen.append(torch.get_num_threads())
+        )
+        assert seen == [1, 1, 1] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_film_as_video(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("imageio_ffmpeg", reason="the extra `ecosystem` is not installed")
     frames = render.film(render.load(folder), steps=6, pixels=96)

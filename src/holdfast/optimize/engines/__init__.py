@@ -22,6 +22,7 @@ and may have
     TRAVELS = ("graph.py",)                               # files of holdfast/optimize that its predict.py needs
     BUNDLED = False                                       # its file is code: it is measured and never chosen
     def why_not(precision, machine): return ""            # another reason not to try it here
+    ALONE = True                                          # blanks(about) heeds about["alone"]: see `pipeline._alone`
     def blanks(about): return {}                          # more to fill in in PREDICT
     def profile(path, about, one): return {}              # Times by layer; without it none are shown
 
@@ -81,6 +82,7 @@ class Kind:
     device: str = "cpu"
     travels: tuple[str, ...] = ()
     bundled: bool = True
+    alone: bool = False
     why_not: Callable[[str, Machine], str] = _nothing_against
     blanks: Callable[[About], dict[str, str]] = _no_blanks
     profile: Callable[[Path, About, Sequence[Any]], Times] | None = None

@@ -21,15 +21,22 @@ PREDICT = Predict(
     "onnxruntime, numpy",
     "import onnxruntime",
     """options = onnxruntime.SessionOptions()
-options.intra_op_num_threads = {threads}
-options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-session = onnxruntime.InferenceSession(str(HERE / "{file}"), options, providers=["CPUExecutionProvider"])
+{options}session = onnxruntime.InferenceSession(str(HERE / "{file}"), options, providers=["CPUExecutionProvider"])
+ports = list(zip((each.name for each in session.get_inputs()), map(np.dtype, {kinds})))
 
 def predict(*inputs):
-    names = [each.name for each in session.get_inputs()]
-    return {post}(session.run(None, dict(zip(names, (np.asarray(x, kind) for x, kind in zip(inputs, {kinds}))))))
+    return {post}(session.run(None, {{name: np.asarray(x, kind) for (name, kind), x in zip(ports, inputs)}}))
 """,
 )
+ALONE = True
+"""Its own settings may be faster for a program that does nothing else: both are measured."""
+_CAREFUL = """options.intra_op_num_threads = {threads}
+options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+"""
+
+
+def blanks(about: dict[str, Any]) -> dict[str, str]:
+    return {"options": "" if about.get("alone") is True else _CAREFUL.format(threads=int(about["threads"]))}
 
 
 def load(path: Path, about: dict[str, Any]) -> Engine:
@@ -42,7 +49,7 @@ def load(path: Path, about: dict[str, Any]) -> Engine:
     # Threads that go on spinning after a call take the processor from whoever is next: from the baseline while it is
     # compared, which would make this engine look many times faster than it is, and later from the server's own work.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if about["precision"] == "defaults":
+    if about["precision"] == "defaults" or about.get("spin") is True:
         options = onnxruntime.SessionOptions()
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]

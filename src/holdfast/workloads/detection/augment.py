@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from holdfast.workloads.detection.images import EMPTY as EMPTY
 from holdfast.workloads.detection.images import Pixels, plain, resized
 from holdfast.workloads.detection.labels import Boxes
 
-EMPTY = 114
-"""Where there is no image: a middle grey."""
 VISIBLE = 0.2
 """A box of which less is left after cutting is dropped."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ class Bundled:
         self.names = [str(each) for each in names]
         self.channels, self.height, self.width = (files.whole(each) for each in shape)
         self.words = f"{manifest['engine']}, {manifest['precision']}"
+
+    def find_many(self, given: Sequence[Pixels], score: float = 0.25) -> list[NDArray[np.float32]]:
+        """What is in each image. One after the other: the bundle was chosen for that."""
+        return [self.find(each, score) for each in given]
 
     def find(self, image: Pixels, score: float = 0.25) -> NDArray[np.float32]:
         """What is in one image, the surest first."""

@@ -82,6 +82,7 @@ examples:
   holdfast detection check data.yaml            YOLO folders
   holdfast detection check annotations.json     COCO; a folder with Annotations/ is Pascal VOC
   holdfast detection check data.yaml --decode   decode every image as well: slower, finds damage inside
+  holdfast detection check data.yaml --classes car:vehicle,truck:vehicle    as training with classes=… sees it
   holdfast detection check data.yaml --json     every problem as JSON
 
 exit code 1 if anything is left out of training
@@ -89,13 +90,14 @@ exit code 1 if anything is left out of training
     )
     parser.add_argument("data", metavar="DATA", help="a data.yaml, a COCO file, or a folder")
     parser.add_argument("--decode", action="store_true", help="decode every image")
+    parser.add_argument("--classes", default="", metavar="C", help="those to keep: person,car:vehicle")
     parser.add_argument("--most", type=int, default=50, metavar="N", help="problems to list (default: 50; 0 for all)")
     add_flags(parser)
     parser.set_defaults(run=check)
     return parser
 
 
-HARMLESS = ("clipped", "image_without_label", "twice")
+HARMLESS = ("clipped", "image_without_label", "twice", "crowd")
 """Kinds of problems that leave nothing out."""
 
 
@@ -106,7 +108,7 @@ def check(args: argparse.Namespace) -> int:
 
     output = Output.from_args(args)
     began = time.monotonic()
-    checked = check_set(args.data, tell=_progress(output), decode=args.decode)
+    checked = check_set(args.data, tell=_progress(output), decode=args.decode, classes=args.classes)
     problems = checked.problems
     bad = sum(count for kind, count in problems.counts.items() if kind not in HARMLESS)
     usable = bool(checked.names) and all(len(checked.splits.get(name, ())) > 0 for name in ("train", "val"))
@@ -204,7 +206,8 @@ def predict(args: argparse.Namespace) -> int:
         finder: Any = Bundled(bundle)
         output.note(f"through the bundle {bundle} ({finder.words})")
     else:
-        finder = Finder.of(where, imgsz=args.imgsz, device=args.device)
+        finder = Finder.of(where, imgsz=args.imgsz, device=args.device, images=_about_how_many(paths))
+        output.note(f"through {finder.net.words}")
     formats = [each for each in args.format.split(",") if each]
     writer = Writer(Path(args.out), finder.names, formats, draw=not args.no_pictures)
     began, boxes, unread = time.monotonic(), 0, []  # type: float, int, list[str]
@@ -226,6 +229,13 @@ def predict(args: argparse.Namespace) -> int:
     for each in tables:
         output.print(f"           {each}")
     return ExitCode.NO if unread and not writer.rows else ExitCode.OK
+
+
+def _about_how_many(paths: Sequence[str]) -> int:
+    """A video has many."""
+    from holdfast.workloads.detection.predict import VIDEOS
+
+    return sum(1000 if Path(path).suffix.lower() in VIDEOS else 1 for path in paths)
 
 
 def _model(args: argparse.Namespace) -> Path:

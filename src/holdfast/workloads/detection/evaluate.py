@@ -14,16 +14,20 @@ from __future__ import annotations
 import contextlib
 import io
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 import holdfast
+from holdfast.workloads.detection.answers import to_image as to_image
 from holdfast.workloads.detection.index import Index
-from holdfast.workloads.detection.model import Detector, folded
-from holdfast.workloads.detection.samples import Still
+
+if TYPE_CHECKING:  # pictures are drawn where torch is not needed
+    import torch
+
+    from holdfast.workloads.detection.model import Detector
+    from holdfast.workloads.detection.samples import Still
 
 Found = list[NDArray[np.float32]]
 """For each image rows of x1 y1 x2 y2 score class, in pixels of the image, the surest first."""
@@ -37,6 +41,10 @@ SAME = 0.45
 
 def find_all(net: Detector, still: Still, device: torch.device, choice: Any = None, *, batch: int = 16) -> Found:
     """What the net sees in every image, in order."""
+    import torch
+
+    from holdfast.workloads.detection.model import folded
+
     found: Found = [np.zeros((0, 6), np.float32)] * len(still)
     loader = holdfast.Loader(still, batch_size=batch, seed=0)
     net = folded(net)
@@ -50,6 +58,8 @@ def find_all(net: Detector, still: Still, device: torch.device, choice: Any = No
 
 def choice_detect(net: Detector, choice: Any, device: torch.device) -> Any:
     """Detection in the precision that was chosen for training."""
+    import torch
+
     if choice.precision != "bf16":
         return lambda x: net.detect(x, score=LEAST)
 
@@ -58,16 +68,6 @@ def choice_detect(net: Detector, choice: Any, device: torch.device) -> Any:
             return net.detect(x, score=LEAST)
 
     return detect
-
-
-def to_image(rows: NDArray[np.float32], size: tuple[int, int], side: int) -> NDArray[np.float32]:
-    """From pixels of the sheet to those of the image it came from, cut at its edges."""
-    rows = rows.copy()
-    scale = max(size) / side
-    rows[:, :4] *= scale
-    rows[:, [0, 2]] = rows[:, [0, 2]].clip(0, size[0])
-    rows[:, [1, 3]] = rows[:, [1, 3]].clip(0, size[1])
-    return rows
 
 
 @dataclass

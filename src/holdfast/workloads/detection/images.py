@@ -29,6 +29,8 @@ FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP")
 """What is read, whatever a file is called. Pillow knows more; for some it starts programs (`gs` for PostScript)."""
 MOST_PIXELS = 200_000_000
 """An image of more is refused: a file of a few bytes can claim any size."""
+EMPTY = 114
+"""Where there is no image: a middle grey."""
 
 
 class Bad(Exception):
@@ -118,6 +120,14 @@ def _short(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror
     return (text or type(error).__name__)[:120]
+
+
+def sheet(image: Pixels, shape: tuple[int, int]) -> Pixels:
+    """The image on a sheet of (height, width)."""
+    canvas = np.full((*shape, image.shape[2]), EMPTY, np.uint8)
+    height, width = min(image.shape[0], shape[0]), min(image.shape[1], shape[1])
+    canvas[:height, :width] = image[:height, :width]
+    return canvas
 
 
 class Kept:

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,16 +25,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.base import files
 from holdfast.base.data_files import open_file, open_npz
 from holdfast.base.errors import UserError
 from holdfast.base.folders import Folder, make_private
-from holdfast.workloads.detection import images, labels, sources
+from holdfast.workloads.detection import labels, sources
+from holdfast.workloads.detection.classes import Classes
 from holdfast.workloads.detection.labels import Boxes
 from holdfast.workloads.detection.problems import Problems
-from holdfast.workloads.detection.sources import Source, Split
+from holdfast.workloads.detection.reading import reader_of, row_of
+from holdfast.workloads.detection.sources import Source
 
-FORMAT = 1
+FORMAT = 2
 CACHE = "HOLDFAST_DETECTION_CACHE"
 """Where indices and the generated set are kept, if not in the user's cache folder."""
 Tell = Callable[[int, int, str], None]
@@ -60,8 +62,23 @@ class Index:
 
     def boxes(self, index: int) -> Boxes:
         """Rows of class, x1, y1, x2, y2 in shares of the image."""
+        rows = self.rows(index)
+        return rows[rows[:, 0] >= 0]
+
+    def masks(self, index: int) -> Boxes:
+        """Rows of the places that must be neither learned nor taken for background."""
+        rows = self.rows(index)
+        return rows[rows[:, 0] < 0]
+
+    def rows(self, index: int) -> Boxes:
+        """Boxes and masks."""
         start = self.box_ends[index - 1] if index else 0
         return self.table[start : self.box_ends[index]]
+
+    @property
+    def negative(self) -> int:
+        """Images without any object: nothing may be found there."""
+        return int((np.diff(self.box_ends, prepend=0) == 0).sum())
 
     def size(self, index: int) -> tuple[int, int]:
         return int(self.sizes[index, 0]), int(self.sizes[index, 1])
@@ -76,11 +93,12 @@ class Index:
 
     def counts(self, classes: int) -> list[int]:
         """Boxes of each class."""
-        return [int(each) for each in np.bincount(self.table[:, 0].astype(np.int64), minlength=classes)[:classes]]
+        kinds = self.table[self.table[:, 0] >= 0, 0].astype(np.int64)
+        return [int(each) for each in np.bincount(kinds, minlength=classes)[:classes]]
 
     def taken(self, rows: NDArray[np.int64]) -> Index:
         """Only these images."""
-        return _index([(self.path(int(row)), tuple(self.sizes[row]), self.boxes(int(row))) for row in rows])
+        return _index([(self.path(int(row)), tuple(self.sizes[row]), self.rows(int(row))) for row in rows])
 
     def sound(self) -> bool:
         """Whether the arrays fit together: the file may come from anywhere."""
@@ -130,19 +148,22 @@ def open_set(
     decode: bool = False,
     bound: Path | None = None,
     outside: bool | None = None,
+    classes: str = "",
 ) -> Checked:
     """Find a set and check it, or use the check of before if nothing has changed; UserError if nothing can be used.
 
-    `bound` is the file of a run that goes on with what it began with, whatever happens to the set meanwhile: it is
-    used as it is if it is there, and made if not. `outside` lets the set lead out of its folder; None: the settings.
+    `classes` chooses and renames classes (`classes.py`). `bound` is the file of a run that goes on with what it began
+    with, whatever happens to the set meanwhile: it is used as it is if it is there, and made if not. `outside` lets
+    the set lead out of its folder; None: the settings.
     """
     checked = _load(bound) if bound is not None else None
     if checked is None:
         source = sources.find(data, outside=outside)
-        kept = _place(source, decode)
+        wanted = Classes.chosen(classes, source.names)
+        kept = _place(source, decode, wanted)
         checked = None if rebuild else _load(kept)
         if checked is None:
-            checked = build(source, tell=tell, decode=decode)
+            checked = build(source, tell=tell, decode=decode, wanted=wanted)
             _save(kept, checked)
         if bound is not None:
             _save(bound, checked)
@@ -150,17 +171,18 @@ def open_set(
     return checked
 
 
-def check_set(data: str, *, tell: Tell | None = None, decode: bool = False) -> Checked:
+def check_set(data: str, *, tell: Tell | None = None, decode: bool = False, classes: str = "") -> Checked:
     """Look at all of a set now, whatever is left of it; a run that follows finds it checked."""
     source = sources.find(data)
-    checked = build(source, tell=tell, decode=decode)
+    wanted = Classes.chosen(classes, source.names)
+    checked = build(source, tell=tell, decode=decode, wanted=wanted)
     for thorough in {False, decode}:
-        _save(_place(source, thorough), checked)
+        _save(_place(source, thorough, wanted), checked)
     return checked
 
 
-def _place(source: Source, decode: bool) -> Path:
-    return cache_folder() / "indices" / f"{_key(source, decode)}.npz"
+def _place(source: Source, decode: bool, wanted: Classes) -> Path:
+    return cache_folder() / "indices" / f"{_key(source, decode, wanted)}.npz"
 
 
 def _check_usable(checked: Checked) -> None:
@@ -172,23 +194,25 @@ def _check_usable(checked: Checked) -> None:
             seen = "; ".join(checked.problems.summary()) or "no image was found"
             raise UserError(f"{checked.file} has no image to {'train on' if name == 'train' else 'validate with'}",
                             cause=seen, hints=["`holdfast detection check` names every problem"])  # fmt: skip
-    if not len(checked.splits["train"].table):
+    if not sum(checked.splits["train"].counts(len(checked.names))):
         raise UserError(f"{checked.file} has no box to learn from", cause="; ".join(checked.problems.summary()) or None)
 
 
-def build(source: Source, *, tell: Tell | None = None, decode: bool = False) -> Checked:
+def build(source: Source, *, tell: Tell | None = None, decode: bool = False, wanted: Classes | None = None) -> Checked:
     """Look at every image and every label."""
-    problems = Problems()
+    problems, told = Problems(), Counter()  # type: Problems, Counter[str]
+    wanted = wanted or Classes.chosen("", source.names)
+    unwanted: Counter[str] = Counter()
     total = sum(len(split.images) for split in source.splits.values())
     tell = tell or (lambda done, of, what: None)
     splits, done = {}, 0
     for name, split in source.splits.items():
-        reader = _reader(source, split, problems)
+        reader = reader_of(source, split, len(wanted.before), problems, told)
         rows = []
         for number, image in enumerate(split.images):
-            row = _row(image, number, reader, problems, decode)
+            row = row_of(image, number, reader, problems, decode)
             if row is not None:
-                rows.append(row)
+                rows.append((*row[:2], wanted.applied(row[2], unwanted)))
             done += 1
             if done % 500 == 0:
                 tell(done, total, "checking images and labels")
@@ -201,89 +225,22 @@ def build(source: Source, *, tell: Tell | None = None, decode: bool = False) -> 
     if "val" in splits:
         splits["val"] = _without_trained(splits["train"], splits["val"], problems)
     tell(total, total, "checking images and labels")
-    return Checked(str(source.file), source.kind, source.names, splits, problems, source.notes, source.generated, left)
+    notes = [*source.notes, *_notes(splits, told, wanted, unwanted)]
+    return Checked(str(source.file), source.kind, wanted.names, splits, problems, notes, source.generated, left)
 
 
-def _row(
-    image: str, number: int, reader: Callable[[int, str], Boxes], problems: Problems, decode: bool
-) -> tuple[str, tuple[int, int, int], Boxes] | None:
-    try:
-        size = images.look(image)
-        if decode:
-            images.pixels(image, size[2])
-        return image, size, reader(number, image)
-    except images.Bad as bad:
-        problems.add(image, 0, bad.kind, str(bad))
-    except labels.Unreadable as error:
-        problems.add(error.file or image, 0, "unreadable_label", str(error))
-    return None
-
-
-def _reader(source: Source, split: Split, problems: Problems) -> Callable[[int, str], Boxes]:
-    """How the boxes of image `number` are read."""
-    if source.kind == "coco":
-        found = _coco_boxes(source, split, problems)
-        return lambda number, image: found.get(image, labels.NONE)
-    voc = {name: number for number, name in enumerate(source.names)}
-
-    def read(number: int, image: str) -> Boxes:
-        label = split.labels[number]
-        if not label or not os.path.exists(label):
-            problems.add(image, 0, "image_without_label", f"no label file{f' {label}' if label else ''}")
-            return labels.NONE
-        if source.kind == "voc":
-            return labels.voc_boxes(label, voc, problems)[0]
-        return labels.yolo_boxes(labels.read_text(label), label, len(source.names), problems)
-
-    return read
-
-
-def _coco_boxes(source: Source, split: Split, problems: Problems) -> dict[str, Boxes]:
-    """Boxes by image; an annotation is named by its id, since lines mean nothing in JSON."""
-    data = sources.read_coco(Path(split.annotations))
-    here = set(split.images)
-    place: dict[Any, tuple[str, float, float]] = {}
-    for each in data["images"]:
-        path = split.named.get(str(each.get("file_name", "")))
-        width, height = files.number(each.get("width")), files.number(each.get("height"))
-        if path in here and width > 0 and height > 0 and isinstance(each.get("id"), (int, str)):
-            place[each["id"]] = (str(path), width, height)
-    rows: dict[str, list[tuple[float, ...]]] = {}
-    others = {each.get("id") for each in data["images"] if isinstance(each.get("id"), (int, str))}
-    for number, each in enumerate(data["annotations"]):
-        named = f"annotation {each.get('id', number)}"
-        box, image = each.get("bbox"), each.get("image_id")
-        where = place.get(image) if isinstance(image, (int, str)) else None
-        if where is None:
-            if image not in others:
-                problems.add(split.annotations, 0, "label_without_image", f"{named}: no image {image!r}")
-            continue
-        if each.get("iscrowd"):
-            continue
-        if not isinstance(box, list) or len(box) != 4:
-            problems.add(split.annotations, 0, "columns", f"{named}: its bbox is {str(box)[:40]}, not 4 numbers")
-            continue
-        kind = source.ids.get(each.get("category_id", -1))
-        x, y, wide, high = (float(v) if isinstance(v, (int, float)) else float("nan") for v in box)
-        _, width, height = where
-        corners = (x / width, y / height, (x + wide) / width, (y + high) / height)
-        row = _coco_row(kind, each, corners, len(source.names), split.annotations, named, problems)
-        if row is not None:
-            rows.setdefault(where[0], []).append(row)
-    return {path: np.array(each, np.float32).reshape(-1, 5) for path, each in rows.items()}
-
-
-def _coco_row(
-    kind: int | None, told: Any, corners: tuple[float, ...], classes: int, file: str, named: str, problems: Problems
-) -> tuple[float, ...] | None:
-    if kind is None:
-        problems.add(file, 0, "class_range", f"{named}: no category {told.get('category_id')!r}")
-        return None
-    before = len(problems.found)
-    row = labels.checked(kind, corners, classes, file, 0, problems)
-    for at in range(before, len(problems.found)):
-        problems.found[at] = problems.found[at]._replace(text=f"{named}: {problems.found[at].text}")
-    return row
+def _notes(splits: dict[str, Index], told: Counter[str], wanted: Classes, unwanted: Counter[str]) -> list[str]:
+    """What was done that is no mistake of the set: boxes out of polygons, other classes, images without an object."""
+    notes = [f"{told[form]:,} {words}" for form, words in labels.FORMS.items() if told[form]]
+    notes += [] if wanted.plain else [wanted.note()]
+    if unwanted:
+        which = ", ".join(f"{name} {count:,}" for name, count in unwanted.most_common(8))
+        notes.append(f"{unwanted.total():,} boxes of classes that are not wanted are background: {which}")
+    negative = {name: part.negative for name, part in splits.items() if part.negative}
+    if negative:
+        counted = ", ".join(f"{count:,} {name}" for name, count in negative.items())
+        notes.append(f"images without any object, in which nothing may be found: {counted}")
+    return notes
 
 
 def _without_trained(train: Index, val: Index, problems: Problems) -> Index:
@@ -332,8 +289,9 @@ def cache_folder() -> Path:
     return Path(base) / "holdfast" / "detection"
 
 
-def _key(source: Source, decode: bool) -> str:
-    digest = hashlib.blake2b(f"{FORMAT} {source.kind} {source.file} {source.names} {decode}".encode(), digest_size=20)
+def _key(source: Source, decode: bool, wanted: Classes) -> str:
+    told = f"{FORMAT} {source.kind} {source.file} {source.names} {decode} {wanted.names} {wanted.becomes}"
+    digest = hashlib.blake2b(told.encode(errors="surrogateescape"), digest_size=20)
     for stamp in sources.stamps(source):
         digest.update(stamp)
     return digest.hexdigest()
@@ -390,6 +348,6 @@ def _read_index(data: Any, part: str, classes: int) -> Index:
         raise ValueError(part)
     if len(index) and index.sizes.min() < 1:
         raise ValueError(part)
-    if len(index.table) and not 0 <= index.table[:, 0].min() <= index.table[:, 0].max() < classes:
+    if len(index.table) and not labels.MASK <= index.table[:, 0].min() <= index.table[:, 0].max() < classes:
         raise ValueError(part)
     return index

@@ -172,11 +172,18 @@ class Detector(nn.Module):
 
     bins: Tensor
 
-    def __init__(self, classes: int, channels: int = 3, size: str = "tiny") -> None:
+    def __init__(self, classes: int, channels: int = 3, size: str = "tiny", backbone: str = "") -> None:
         super().__init__()
-        self.classes, self.channels, self.size = classes, channels, size
+        self.classes, self.channels, self.size, self.named = classes, channels, size, backbone
+        self.frozen = 0
         made = SIZES[size]
-        self.backbone, self.neck = Backbone(channels, made), Neck(made)
+        if backbone:
+            from holdfast.workloads.detection.backbones import Foreign
+
+            self.backbone: nn.Module = Foreign(backbone, channels, made.widths[2:])
+        else:
+            self.backbone = Backbone(channels, made)
+        self.neck = Neck(made)
         self.heads = nn.ModuleList(
             Head(width, made.head, classes, stride) for width, stride in zip(made.widths[2:], STRIDES, strict=True)
         )
@@ -186,6 +193,24 @@ class Detector(nn.Module):
         """All that the heads say, for the points of the finest level first."""
         levels = self.neck(*self.backbone(images))
         return torch.cat([head(level) for head, level in zip(self.heads, levels, strict=True)], 1)
+
+    def freeze(self, stages: int) -> list[str]:
+        """The first so many stages of the backbone are neither trained nor do they gather statistics; their names."""
+        self.frozen = stages
+        found = [name for name, _ in self._stages()]
+        for _, stage in self._stages():
+            stage.requires_grad_(False)
+        self.train(self.training)
+        return found
+
+    def _stages(self) -> list[tuple[str, nn.Module]]:
+        return list(self.backbone.named_children())[: self.frozen]
+
+    def train(self, mode: bool = True) -> Detector:
+        super().train(mode)
+        for _, stage in self._stages():
+            stage.eval()
+        return self
 
     def decode(self, raw: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Boxes as corners in pixels of an image of this (height, width), and a score for each class."""

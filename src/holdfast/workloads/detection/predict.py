@@ -12,29 +12,30 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageSequence
 
 from holdfast.base import files
 from holdfast.base.data_files import open_file
 from holdfast.base.errors import UserError
-from holdfast.workloads.detection import images, pictures, weights
+from holdfast.workloads.detection import images, nets, pictures, saved
+from holdfast.workloads.detection.answers import boxes_of, to_image
 from holdfast.workloads.detection.bundled import Bundled
-from holdfast.workloads.detection.evaluate import to_image
 from holdfast.workloads.detection.images import Pixels
-from holdfast.workloads.detection.model import Detector, folded
-from holdfast.workloads.detection.samples import sheet
 from holdfast.workloads.detection.walking import walk
 
 VIDEOS = frozenset({".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".gif"})
 FORMATS = ("json", "csv", "yolo")
+BATCH = 8
+"""Images that the network looks at together, if they have the same size."""
 
 
 @dataclass
@@ -55,27 +56,39 @@ class Seen:
 class Finder:
     """A detector that is ready."""
 
-    def __init__(self, net: Detector, names: list[str], side: int, device: str = "cpu") -> None:
-        self.names, self.side, self.channels = names, side, net.channels
-        try:
-            self.device = torch.device(device)
-            self.net = folded(net.to(self.device))
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise UserError(f"device `{device}` cannot be used", cause=str(error).splitlines()[0][:160]) from None
+    def __init__(self, net: nets.Net, names: list[str], side: int, channels: int) -> None:
+        self.net, self.names, self.side, self.channels = net, names, side, channels
 
     @classmethod
-    def of(cls, where: Path, *, imgsz: int = 0, device: str = "cpu") -> Finder:
-        net, about = weights.load(where)
+    def of(cls, where: Path, *, imgsz: int = 0, device: str = "cpu", images: int = 1) -> Finder:
+        """Of a run or a file; `images` says how many there will be to look at, about."""
+        path, about = saved.find(where)
+
+        def load() -> Any:
+            from holdfast.workloads.detection import weights
+
+            return weights.load(where)[0]
+
+        channels = int(about["channels"])
         side = max(32, round((imgsz or int(about["imgsz"])) / 32) * 32)
-        return cls(net, [str(each) for each in about["names"]], side, device)
+        net = nets.ready(path, channels, load, images=images, device=device)
+        return cls(net, [str(each) for each in about["names"]], side, channels)
 
     def find(self, image: Pixels, score: float = 0.25) -> NDArray[np.float32]:
         """What is in one image, the surest first."""
-        fitted = images.fitted(image, self.side)
-        height, width = (-(-each // 32) * 32 for each in fitted.shape[:2])
-        x = torch.from_numpy(sheet(fitted, (height, width)).transpose(2, 0, 1)[None].copy())
-        rows = self.net.detect(x.to(self.device) / 255, score=score)[0]
-        return to_image(rows.float().cpu().numpy(), (image.shape[1], image.shape[0]), self.side)
+        return self.find_many([image], score)[0]
+
+    def find_many(self, given: Sequence[Pixels], score: float = 0.25) -> list[NDArray[np.float32]]:
+        """What is in each image; those of one size go through the network together."""
+        fitted = [images.fitted(each, self.side) for each in given]
+        shapes = [(-(-each.shape[0] // 32) * 32, -(-each.shape[1] // 32) * 32) for each in fitted]
+        found: list[NDArray[np.float32]] = [np.zeros((0, 6), np.float32)] * len(given)
+        for shape in dict.fromkeys(shapes):
+            same = [number for number, each in enumerate(shapes) if each == shape]
+            batch = np.stack([images.sheet(fitted[number], shape).transpose(2, 0, 1) for number in same])
+            for number, rows in zip(same, boxes_of(self.net.run(batch), shape, score), strict=True):
+                found[number] = to_image(rows, (given[number].shape[1], given[number].shape[0]), self.side)
+        return found
 
 
 def look_at(
@@ -85,17 +98,41 @@ def look_at(
     score: float = 0.25,
     told: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Seen]:
-    """Every image and every frame, in order."""
-    for path in listed(given):
+    """Every image and every frame, in order; the next ones are read while the network looks at some."""
+    for some in ahead(in_groups(views(listed(given), finder.channels, told), BATCH)):
+        pixels = [each for _, _, each in some]
+        for (path, frame, image), rows in zip(some, finder.find_many(pixels, score), strict=True):
+            yield Seen(path, frame, image, rows)
+
+
+View = tuple[str, int | None, Pixels]
+
+
+def views(paths: Iterable[str], channels: int, told: Callable[[str], None]) -> Iterator[View]:
+    """Path, number of the frame, pixels of all that can be read; what cannot be is told."""
+    for path in paths:
         try:
             if Path(path).suffix.lower() in VIDEOS:
-                for number, pixels in enumerate(frames(path, finder.channels)):
-                    yield Seen(path, number, pixels, finder.find(pixels, score))
+                for number, pixels in enumerate(frames(path, channels)):
+                    yield path, number, pixels
             else:
-                pixels = images.pixels(path, finder.channels)
-                yield Seen(path, None, pixels, finder.find(pixels, score))
+                yield path, None, images.pixels(path, channels)
         except images.Bad as bad:
             told(f"! {path} cannot be read: {bad}")
+
+
+def in_groups(each: Iterator[View], size: int) -> Iterator[list[View]]:
+    while some := list(islice(each, size)):
+        yield some
+
+
+def ahead(groups: Iterator[list[View]]) -> Iterator[list[View]]:
+    """The same, with one group read before it is asked for, by a thread: decoding leaves the interpreter to others."""
+    with ThreadPoolExecutor(1, thread_name_prefix="reading") as reader:
+        following = reader.submit(next, groups, None)
+        while (some := following.result()) is not None:
+            following = reader.submit(next, groups, None)
+            yield some
 
 
 def listed(given: Iterable[str]) -> list[str]:

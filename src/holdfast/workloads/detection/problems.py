@@ -5,7 +5,8 @@
     found.lines()                 # as text, the worst kinds first
     found.counts                  # {"class_range": 1}
 
-A label that is wrong is left out, the rest of its file is kept; an image that cannot be read is left out whole.
+A label that cannot be used never makes background of an object: its place is masked where it is known, and otherwise
+the image is left out. An image that cannot be read is left out as well.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ KINDS = {
     "unreadable": ("images that cannot be read", "left out"),
     "truncated": ("images that end too early", "left out"),
     "leads_out": ("files that lead out of the data set", "left out"),
-    "columns": ("labels with the wrong number of columns", "left out"),
-    "not_a_number": ("labels that hold no finite number", "left out"),
-    "class_range": ("labels with a class that does not exist", "left out"),
-    "no_area": ("boxes without any area", "left out"),
-    "outside": ("boxes outside of their image", "left out"),
+    "columns": ("labels with the wrong number of columns", "image left out"),
+    "not_a_number": ("labels that hold no finite number", "image left out"),
+    "class_range": ("labels with a class that does not exist", "masked"),
+    "crowd": ("regions of a crowd", "masked"),
+    "no_area": ("boxes without any area", "image left out"),
+    "outside": ("boxes outside of their image", "image left out"),
     "clipped": ("boxes that reach over the edge", "clipped"),
     "twice": ("labels given twice", "once"),
     "label_without_image": ("labels without an image", "not used"),
     "image_without_label": ("images without a label file", "taken as empty"),
+    "unlabelled": ("images without a label file, where empty images have an empty one", "left out"),
     "in_both": ("images of the validation set that are in the training set as well", "left out of validation"),
     "unreadable_label": ("label files that cannot be read", "image left out"),
 }

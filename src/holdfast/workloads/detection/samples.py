@@ -17,11 +17,13 @@ from torch.utils.data import Dataset
 from holdfast.workloads.detection import images
 from holdfast.workloads.detection.augment import EMPTY, Views, alone, finish, mosaic
 from holdfast.workloads.detection.images import Kept, Pixels
+from holdfast.workloads.detection.images import sheet as sheet
 from holdfast.workloads.detection.index import Index
 from holdfast.workloads.detection.labels import Boxes
+from holdfast.workloads.detection.masks import hidden
 
 MOST_BOXES = 500
-"""Boxes of one training sample, four images together; if there are more, the largest stay."""
+"""Boxes of one training sample, four images together; if there are more, the largest stay, the others are masked."""
 
 
 class _Images(Dataset[tuple[torch.Tensor, ...]]):
@@ -42,14 +44,20 @@ class _Images(Dataset[tuple[torch.Tensor, ...]]):
         """The image with its longer side as wanted; Bad if it cannot be read."""
         found = self.kept.get(index) if self.kept is not None else None
         if found is None:
-            found = images.fitted(images.pixels(self.index.path(index), self.channels), self.side)
+            whole = images.fitted(images.pixels(self.index.path(index), self.channels), self.side)
+            found = hidden(whole, _grown(self.index.masks(index), whole), self.boxes(index, whole))
             if self.kept is not None:
                 self.kept.put(index, found)
         return found
 
     def boxes(self, index: int, image: Pixels) -> Boxes:
-        height, width = image.shape[:2]
-        return self.index.boxes(index) * np.array([1, width, height, width, height], np.float32)
+        return _grown(self.index.boxes(index), image)
+
+
+def _grown(rows: Boxes, image: Pixels) -> Boxes:
+    """From shares of the image to its pixels."""
+    height, width = image.shape[:2]
+    return rows * np.array([1, width, height, width, height], np.float32)
 
 
 class Samples(_Images):
@@ -70,6 +78,8 @@ class Samples(_Images):
         else:
             image, boxes = alone(*self._read(index), self.side, self.views)
         image, boxes = finish(image, boxes, self.views)
+        if len(boxes) > self.most:
+            image, boxes = self._fewer(image, boxes)
         return torch.from_numpy(image.transpose(2, 0, 1).copy()), self._padded(boxes), torch.tensor(draw)
 
     def _read(self, index: int) -> tuple[Pixels, Boxes]:
@@ -84,10 +94,14 @@ class Samples(_Images):
                     print(f"! {self.index.path(here)} cannot be read, another image takes its place: {bad}", flush=True)
         raise images.Bad("unreadable", "none of the images can be read any more")
 
+    def _fewer(self, image: Pixels, boxes: Boxes) -> tuple[Pixels, Boxes]:
+        """The largest boxes; the objects of the others are masked, or they would be background."""
+        area = (boxes[:, 3] - boxes[:, 1]) * (boxes[:, 4] - boxes[:, 2])
+        order = np.argsort(-area, kind="stable")
+        kept = boxes[np.sort(order[: self.most])]
+        return hidden(image, boxes[order[self.most :]], kept), kept
+
     def _padded(self, boxes: Boxes) -> torch.Tensor:
-        if len(boxes) > self.most:
-            area = (boxes[:, 3] - boxes[:, 1]) * (boxes[:, 4] - boxes[:, 2])
-            boxes = boxes[np.sort(np.argsort(-area, kind="stable")[: self.most])]
         padded = np.full((self.most, 5), -1, np.float32)
         padded[: len(boxes)] = boxes
         return torch.from_numpy(padded)
@@ -110,11 +124,3 @@ class Still(_Images):
             print(f"! {self.index.path(index)} cannot be read, scored as an empty image: {bad}", flush=True)
             image = np.full((*self.shape, self.channels), EMPTY, np.uint8)
         return torch.from_numpy(sheet(image, self.shape).transpose(2, 0, 1).copy()), torch.tensor(index)
-
-
-def sheet(image: Pixels, shape: tuple[int, int]) -> Pixels:
-    """The image on a sheet of (height, width)."""
-    canvas = np.full((*shape, image.shape[2]), EMPTY, np.uint8)
-    height, width = min(image.shape[0], shape[0]), min(image.shape[1], shape[1])
-    canvas[:height, :width] = image[:height, :width]
-    return canvas

@@ -11,25 +11,23 @@ the file: a folder, a list of folders, or a text file that lists images. Nothing
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.base.data_files import read_file
 from holdfast.base.errors import UserError
 from holdfast.run.settings import Settings
-from holdfast.workloads.detection import bounds, yaml_file
+from holdfast.workloads.detection import bounds, coco, yaml_file
 from holdfast.workloads.detection.bounds import Bounds
 from holdfast.workloads.detection.labels import Unreadable, read_text, voc_names
+from holdfast.workloads.detection.places import bases, spellings
 from holdfast.workloads.detection.walking import label_of, labels_folder, walk
 
 SPLITS = ("train", "val", "test")
 HELD_OUT = 10
 """Where no validation set is given, one image in so many is taken for it, by its name."""
-MOST_JSON = 4 << 30
 
 
 @dataclass
@@ -45,6 +43,8 @@ class Split:
     """The COCO file."""
     named: dict[str, str] = field(default_factory=dict)
     """COCO: the image of each file name."""
+    ids: dict[int, int] = field(default_factory=dict)
+    """COCO: category id of this file to class."""
     refused: list[tuple[str, int, str, str]] = field(default_factory=list)
     """What leads out of the set: file, line, kind of problem, words."""
 
@@ -62,8 +62,8 @@ class Source:
     splits: dict[str, Split]
     notes: list[str] = field(default_factory=list)
     generated: bool = False
-    ids: dict[int, int] = field(default_factory=dict)
-    """COCO: category id to class."""
+    keypoints: bool = False
+    """YOLO: key points follow each box."""
 
 
 def find(data: str, *, outside: bool | None = None) -> Source:
@@ -84,9 +84,9 @@ def find(data: str, *, outside: bool | None = None) -> Source:
             return _yolo(path / name, outside, named=False)
     if "Annotations" in inside:
         return _voc(path, Bounds([path], outside=outside))
-    coco = _coco_files(path)
-    if coco:
-        return _coco(path, coco, outside)
+    annotated = coco.files_of(path)
+    if annotated:
+        return _coco(path, annotated, outside)
     yamls = [name for name in inside if name.endswith((".yaml", ".yml"))]
     if len(yamls) == 1:
         return _yolo(path / yamls[0], outside, named=False)
@@ -117,17 +117,22 @@ def _yolo(file: Path, outside: bool, *, named: bool) -> Source:
         raise UserError(f"{file} has no `train`", cause=f"its keys are {', '.join(map(str, told))}", hints=[_EXAMPLE])
     names, notes = _names(told, file)
     reach = Bounds([file.parent], outside=outside or named)
-    base = [each for each in _base(told.get("path"), file) if reach.holds(each)]
-    if not base:
+    first = bases(told.get("path"), file)
+    if not reach.holds(first[0]):
         raise _leads_out(file, line_of("path"), f"path: {told['path']}", [f"name the file itself: `data={file}`"])
-    within = Bounds([*base, file.parent], outside=outside)
-    splits = {}
+    base = [each for each in first if reach.holds(each)]
+    splits, tried = {}, base
     for name in SPLITS:
         given = told.get(name) or (told.get("valid") if name == "val" else None)
         if given:
             key = name if told.get(name) else "valid"
-            splits[name] = _yolo_split(given, base, file, (key, line_of(key)), within)
+            finder = _Finder(file, tried, (key, line_of(key)), outside, notes)
+            splits[name] = _yolo_split(given, finder)
+            tried = finder.starts  # all parts of a set are in the folder in which the first of them was found
+    if told.get("path") not in (None, "", ".") and len(first) == 1:
+        notes.append(f"`path: {told['path']}` of {file.name} does not exist: its own folder is used")
     source = Source("yolo", file, names, splits, notes, generated=told.get("generated") is True)
+    source.keypoints = bool(told.get("kpt_shape"))
     if not names:
         _names_from_labels(source)
     return _with_validation(source)
@@ -172,36 +177,58 @@ def _names_from_labels(source: Source) -> None:
     source.notes.append(f"{source.file.name} has no `nc` either: the labels mention {len(source.names)} classes")
 
 
-def _base(given: Any, file: Path) -> list[Path]:
-    """Where relative paths may start, the likeliest first."""
-    here = file.parent
-    if not given or not isinstance(given, str):
-        return [here]
-    path = Path(given).expanduser()
-    if path.is_absolute():
-        return [path]
-    return [here / path if (here / path).is_dir() else Path(path).absolute(), here]
-
-
 def _leads_out(file: Path, line: int, what: str, hints: list[str] | None = None) -> UserError:
     at = f"line {line} of {file}" if line else str(file)
     return UserError(f"{at} leads out of the data set", cause=f"`{what}`", hints=[*(hints or []), bounds.HINT])
 
 
-def _yolo_split(given: Any, bases: list[Path], file: Path, key: tuple[str, int], within: Bounds) -> Split:
-    split, (name, line) = Split(), key
+class _Finder:
+    """Finds what one key of a data.yaml means."""
+
+    def __init__(self, file: Path, starts: list[Path], key: tuple[str, int], outside: bool, notes: list[str]) -> None:
+        self.file, self.starts, self.key, self.notes, self.outside = file, starts, key, notes, outside
+
+    @property
+    def within(self) -> Bounds:
+        return Bounds([*self.starts[:1], self.file.parent], outside=self.outside)
+
+    def place(self, given: str) -> Path:
+        """The first place that is there and in the set; UserError if there is none, or if it leads out."""
+        name, line = self.key
+        tried = spellings(given, self.starts)
+        there = [each for each in tried if _exists(each.place)]
+        if not there:
+            cause = "looked for " + ", ".join(str(each.place) for each in tried)
+            raise UserError(f"`{name}: {given}` of {self.file} does not exist", cause=cause)
+        for each in there:
+            if Bounds([each.start, self.file.parent], outside=self.outside).holds(each.place):
+                self.starts = list(dict.fromkeys([each.start, self.file.parent]))
+                if not each.literal:
+                    self.notes.append(f"`{name}: {given}` of {self.file.name} is read as {each.place}")
+                return each.place
+        raise _leads_out(self.file, line, f"{name}: {given}", ["give the folder that holds the whole set as `path:`"])
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read", cause=error.strerror or str(error)) from None
+
+
+def _yolo_split(given: Any, finder: _Finder) -> Split:
+    split = Split()
     folders: list[Path] = []
     found: list[str] = []
     for each in given if isinstance(given, list) else [given]:
-        place = _existing(str(each), bases, file, name)
-        if not within.holds(place):
-            raise _leads_out(file, line, f"{name}: {each}", ["give the folder that holds the whole set as `path:`"])
+        place = finder.place(str(each))
+        within = finder.within
         if place.is_dir():
             folders.append(place)
             found += walk(place, within=within, refuse=split.refuse)
         else:
             found += _listed(place, within, split)
-    _with_labels(split, sorted(dict.fromkeys(found)), within)
+    _with_labels(split, sorted(dict.fromkeys(found)), finder.within)
     known = set(split.labels)
     for folder in folders:
         beside = labels_folder(str(folder))
@@ -221,20 +248,6 @@ def _with_labels(split: Split, found: list[str], within: Bounds) -> None:
             split.labels.append(label)
         else:
             split.refuse(label, 0, f"the label of {image}")
-
-
-def _existing(given: str, bases: list[Path], file: Path, name: str) -> Path:
-    path = Path(given).expanduser()
-    tried = [path] if path.is_absolute() else [base / path for base in bases]
-    for each in tried:
-        try:
-            if each.exists():
-                return each
-        except OSError as error:
-            raise UserError(f"{each} cannot be read", cause=error.strerror or str(error)) from None
-    raise UserError(
-        f"`{name}: {given}` of {file} does not exist", cause="looked for " + ", ".join(str(each) for each in tried)
-    )
 
 
 def _listed(file: Path, within: Bounds, split: Split) -> list[str]:
@@ -258,65 +271,22 @@ def _listed(file: Path, within: Bounds, split: Split) -> list[str]:
 # COCO ---------------------------------------------------------------------------------------------------------
 
 
-def _coco_files(folder: Path) -> dict[str, Path]:
-    """instances_train*.json beside instances_val*.json, or the folders that Roboflow writes."""
-    found: dict[str, Path] = {}
-    for name in SPLITS:
-        patterns = [f"annotations/*{name}*.json", f"*{name}*.json", f"{name}/_annotations.coco.json"]
-        patterns += ["valid/_annotations.coco.json"] if name == "val" else []
-        hits = [each for pattern in patterns for each in sorted(folder.glob(pattern))]
-        if hits:
-            found[name] = hits[0]
-    return found if "train" in found else {}
-
-
-def read_coco(file: Path) -> dict[str, Any]:
-    """The parts of a COCO file that are lists of objects, as they should be; UserError if they are not."""
-    try:
-        data = json.loads(read_file(file, MOST_JSON))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} cannot be read", cause=str(error)[:200]) from None
-    lists = ("images", "annotations", "categories")
-    if not isinstance(data, dict) or not all(isinstance(data.get(name), list) for name in lists):
-        raise UserError(f"{file} is no COCO file", cause=f"it needs the lists {', '.join(lists)}")
-    return {name: [each for each in data[name] if isinstance(each, dict)] for name in lists}
-
-
-def _coco(folder: Path, files: dict[str, Path], outside: bool) -> Source:
-    splits, names, ids = {}, [], {}  # type: dict[str, Split], list[str], dict[int, int]
-    for name, file in files.items():
-        data = read_coco(file)
-        if name == "train":
-            kinds = sorted((each for each in data["categories"] if isinstance(each.get("id"), int)), key=_id)
-            names = [str(each.get("name", each["id"])) for each in kinds]
-            ids = {each["id"]: number for number, each in enumerate(kinds)}
+def _coco(folder: Path, found: dict[str, Path], outside: bool) -> Source:
+    splits, names = {}, []  # type: dict[str, Split], list[str]
+    for name, file in found.items():
+        data = coco.read(file)
+        names = coco.names_of(data) if name == "train" else names
         images = [str(each.get("file_name", "")) for each in data["images"]]
-        base = _coco_images(folder, file, name, images)
+        base = coco.images_folder(folder, file, name, images)
         within = Bounds([folder, base], outside=outside)
-        split = splits[name] = Split(annotations=str(file))
+        split = splits[name] = Split(annotations=str(file), ids=coco.ids_of(data, names))
         for each in filter(None, images):
             if within.holds(base / each):
                 split.named[each] = str(base / each)
             else:
                 split.refuse(str(file), 0, f"its image {each[:200]!r}")
         split.images = sorted(split.named.values())
-    return _with_validation(Source("coco", files["train"], names, splits, ids=ids))
-
-
-def _id(category: dict[str, Any]) -> int:
-    return int(category["id"])
-
-
-def _coco_images(folder: Path, file: Path, name: str, images: list[str]) -> Path:
-    """The folder that the names in a COCO file are relative to."""
-    year = file.stem.removeprefix("instances_")
-    places = [file.parent, *(folder / each for each in ("images", f"images/{year}", year, f"images/{name}", name))]
-    places += [file.parent.parent / "images", file.parent.parent, folder]
-    plain = [each for each in images[:20] if not os.path.isabs(each) and os.pardir not in Path(each).parts]
-    for place in places:
-        if any((place / each).is_file() for each in plain):
-            return place
-    return places[1]
+    return _with_validation(Source("coco", found["train"], names, splits))
 
 
 # Pascal VOC -----------------------------------------------------------------------------------------------------
@@ -371,7 +341,7 @@ def held_out(image: str) -> bool:
 def _part(split: Split, held: list[bool], keep: bool) -> Split:
     images = [each for each, out in zip(split.images, held, strict=True) if out == keep]
     labels = [each for each, out in zip(split.labels, held, strict=True) if out == keep] if split.labels else []
-    return Split(images, labels, [], split.annotations, split.named)
+    return Split(images, labels, [], split.annotations, split.named, split.ids)
 
 
 def stamps(source: Source) -> Iterator[bytes]:

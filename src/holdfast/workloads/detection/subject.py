@@ -45,7 +45,7 @@ class _Decoded(nn.Module):
 
 
 def _stills(about: dict[str, Any]) -> tuple[Any, Any, Any]:
-    checked = open_set(str(about["data"]))
+    checked = open_set(str(about["data"]), classes=str(about.get("classes", "")))
     side, channels = int(about["imgsz"]), int(about["channels"])
     return checked, Still(checked.splits["val"], side, channels), Still(checked.splits["train"], side, channels)
 
@@ -75,7 +75,8 @@ def subject(folder: Path, spec: dict[str, Any]) -> Subject:
     return Subject(
         folder.name, net, [some(still, MOST_IMAGES)], ["images"], outputs=["boxes", "scores"],
         calibration=[some(train, 64)], contract=contract,
-        score={"kind": "detection", "data": checked.file, "side": int(about["imgsz"]), "compared": [1]},
+        score={"kind": "detection", "data": checked.file, "classes": str(about.get("classes", "")),
+               "side": int(about["imgsz"]), "compared": [1]},
         post={"kind": "nms", "score": 0.25, "overlap": 0.6, "most": 300},
         notes=["the images are GENERATED"] if checked.generated else [],
     )  # fmt: skip
@@ -84,7 +85,7 @@ def subject(folder: Path, spec: dict[str, Any]) -> Subject:
 def score(work: Path, about: dict[str, Any], engine: Engine, outputs: Arrays) -> dict[str, float]:
     """COCO's figures, after the non-maximum suppression of the bundle."""
     told = about["score"]
-    checked = open_set(told["data"])
+    checked = open_set(told["data"], classes=str(told.get("classes", "")))
     index = checked.splits["val"].taken(np.arange(len(outputs[0]), dtype=np.int64))
     rows = apply({**about["post"], "score": LEAST}, outputs)
     found = [to_image(each, index.size(number), int(told["side"])) for number, each in enumerate(rows)]

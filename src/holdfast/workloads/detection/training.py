@@ -4,6 +4,7 @@
     holdfast train detection data=bccd/data.yaml imgsz=320 epochs=60         YOLO folders, COCO JSON, Pascal VOC
     holdfast train detection data=my.yaml size=nano multiscale=0.25          smaller net, changing sizes
     holdfast train detection data=my.yaml weights=runs/…/final.safetensors   from weights you have
+    holdfast train detection data=my.yaml weights=resnet18-f37072fd.pth freeze=5
 
 A script like any user's: it uses the session and nothing else of the runtime. What is trained is in `model.py`, how in
 `loss.py`; the data are checked before the first step (`index.py`), and what is wrong with them is in the run folder.
@@ -12,6 +13,7 @@ A script like any user's: it uses the session and nothing else of the runtime. W
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,15 +29,16 @@ from holdfast.base import files
 from holdfast.base.errors import UserError
 from holdfast.base.folders import write_whole
 from holdfast.planning import measure
-from holdfast.workloads.detection import generate, images, reporting
+from holdfast.workloads.detection import generate, images, pretrained, reporting
 from holdfast.workloads.detection.about import about_data
 from holdfast.workloads.detection.augment import Views
 from holdfast.workloads.detection.evaluate import Found, evaluate, find_all
 from holdfast.workloads.detection.index import Checked, cache_folder, open_set
+from holdfast.workloads.detection.looks import Looks
 from holdfast.workloads.detection.loss import detection_loss
 from holdfast.workloads.detection.model import SIZES, Detector, parameters
 from holdfast.workloads.detection.samples import Samples, Still
-from holdfast.workloads.detection.weights import inherit, keep_about
+from holdfast.workloads.detection.weights import keep_about
 from holdfast.workloads.losses import Losses
 
 GENERATED: dict[str, Any] = {"imgsz": 128, "epochs": 10, "size": "nano"}
@@ -46,6 +49,7 @@ def train(
     session: holdfast.Session,
     *,
     data: str = "",
+    classes: str = "",
     size: str = "",
     imgsz: int = 0,
     batch: int = 16,
@@ -63,6 +67,8 @@ def train(
     multiscale: float = 0.0,
     shrink: float = 1.0,
     weights: str = "",
+    backbone: str = "",
+    freeze: int = 0,
     evaluate_every: int = 0,
     cache: str = "auto",
     workers: int = -1,
@@ -70,7 +76,7 @@ def train(
     precision: str = "",
 ) -> None:
     """One run: data, net, training, report."""
-    checked = the_set(session, data)
+    checked = the_set(session, data, classes)
     usual = GENERATED if not data else USUAL
     side, epochs, size = _side(imgsz or usual["imgsz"], shrink), epochs or usual["epochs"], size or usual["size"]
     if size not in SIZES:
@@ -80,11 +86,15 @@ def train(
         print(f"batch {batch} is more than the {len(part)} images: {len(part)}", flush=True)
         batch = len(part)
 
-    net = Detector(len(checked.names), channels, size)
+    backbone = backbone or pretrained.backbone_of(weights)
+    net = Detector(len(checked.names), channels, size, backbone)
     if weights:
-        print(inherit(net, Path(weights)), flush=True)
+        taken = pretrained.inherit(net, Path(weights).expanduser())
+        print("\n".join(taken.lines()), flush=True)
+    if freeze:
+        print(f"frozen: {', '.join(net.freeze(freeze))}", flush=True)
     print(f"{size}: {parameters(net):,} parameters, {side} px, {channels} channel{'s' * (channels > 1)}", flush=True)
-    keep_about(session.run.folder, net, checked, side)
+    keep_about(session.run.folder, net, checked, side, classes)
 
     kept = images.Kept(len(part), side, channels, _room(cache))
     views = Views(mosaic=mosaic, scale=scale, flip=flip, upside=upside, light=light)
@@ -120,21 +130,24 @@ def train(
     )  # fmt: skip
     compute = choice.loss(lambda b: loss_of(net, b), session.device)
     calm_from = epochs - round(calm * epochs) if mosaic else 0
-    every = evaluate_every if evaluate_every > 0 else now_and_then(len(part), len(still))
+    looks = Looks(max(0, evaluate_every) or now_and_then(len(part), len(still)), given=evaluate_every > 0)
     found: Found = []
 
     for epoch in session.epochs(epochs):
         losses.begin(epoch)
+        began = time.monotonic()
         for each in session.batches(loaders[epoch >= calm_from]):
             losses.add(session.step(compute, each, clip=10.0, accumulate=choice.pieces))
             schedule.step()
             average.update_parameters(net)
         numbers = {"train_loss": losses.mean()}
-        if (epoch + 1) % every == 0 or epoch + 1 == epochs:
+        learned = time.monotonic()
+        if looks.due(epoch, epochs):
             with session.evaluating():
                 found = find_all(averaged, still, session.device, choice)
                 scores = evaluate(found, checked.splits["val"], checked.names)
             numbers |= {"val_map50": scores.map50, "val_map": scores.map}
+            looks.took(time.monotonic() - learned, learned - began)
         session.log(**numbers)
 
     with session.evaluating():  # scores and pictures of many images take longer than a step may
@@ -143,7 +156,7 @@ def train(
         reporting.report(session, found, checked, still)
 
 
-def the_set(session: holdfast.Session, data: str) -> Checked:
+def the_set(session: holdfast.Session, data: str, classes: str = "") -> Checked:
     """The data that were named, or the generated set; what is wrong with them is told and kept."""
     if not data:
         folder = cache_folder() / "generated-1"
@@ -151,7 +164,8 @@ def the_set(session: holdfast.Session, data: str) -> Checked:
             generate.write(folder, progress=session.progress)
         data = str(folder / "data.yaml")
     outside = session.settings.data.outside
-    checked = open_set(data, tell=session.progress, bound=session.run.folder / "index.npz", outside=outside)
+    bound = session.run.folder / "index.npz"
+    checked = open_set(data, tell=session.progress, bound=bound, outside=outside, classes=classes)
     told = "GENERATED thermal-like images" if checked.generated else f"{checked.kind} data"
     counts = ", ".join(f"{len(part):,} {name}" for name, part in checked.splits.items())
     print(
@@ -238,8 +252,9 @@ def _moving(decay: float) -> Any:
 
 def _groups(net: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Only the kernels of convolutions are drawn towards zero."""
-    kernels = [each for each in net.parameters() if each.ndim > 1]
-    others = [each for each in net.parameters() if each.ndim <= 1]
+    learning = [each for each in net.parameters() if each.requires_grad]
+    kernels = [each for each in learning if each.ndim > 1]
+    others = [each for each in learning if each.ndim <= 1]
     return [{"params": kernels, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 

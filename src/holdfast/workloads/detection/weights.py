@@ -1,8 +1,7 @@
-"""Weights of a detector on disk: safetensors, and beside them `detector.json`, which says what they are for.
+"""Weights of a detector of ours on disk: safetensors, and beside them `detector.json`, which says what they are for.
 
 keep_about(run_folder, net, checked, side)             # written before the first step
 net, about = load("runs/detection-…")                  # a run, or a .safetensors file beside its detector.json
-inherit(net, Path("weights.safetensors"))              # what fits is taken; says in words how much
 """
 
 from __future__ import annotations
@@ -10,79 +9,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from holdfast.base import files
 from holdfast.base.errors import UserError
+from holdfast.workloads.detection import pretrained, saved, tensors
 from holdfast.workloads.detection.index import Checked
-from holdfast.workloads.detection.model import SIZES, Detector
-
-ABOUT = "detector.json"
-_PREFIXES = ("average.module.", "model.", "module.", "")
-"""Whose weights, the best first: the moving average of a run, its live ones, or a plain file."""
+from holdfast.workloads.detection.model import Detector
 
 
-def keep_about(folder: Path, net: Detector, checked: Checked, side: int) -> None:
+def keep_about(folder: Path, net: Detector, checked: Checked, side: int, classes: str = "") -> None:
     files.write_json(
-        folder / ABOUT,
+        folder / saved.ABOUT,
         {"schema": 1, "size": net.size, "channels": net.channels, "names": checked.names, "imgsz": side,
-         "data": checked.file, "generated": checked.generated},
+         "backbone": net.named, "data": checked.file, "classes": classes, "generated": checked.generated},
     )  # fmt: skip
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read", cause=str(error)[:200], hints=["it has to be safetensors"]) from None
-
-
-def _mine(found: dict[str, Tensor], net: Detector) -> dict[str, Tensor]:
-    """The tensors of the best kind that is there, under the names of the net."""
-    wanted = net.state_dict()
-    for prefix in _PREFIXES:
-        hits = {key: found[prefix + key] for key in wanted if prefix + key in found}
-        if hits:
-            return {key: value for key, value in hits.items() if value.shape == wanted[key].shape}
-    return {}
-
-
-def inherit(net: Detector, path: Path) -> str:
-    """Start from these weights; heads for other classes stay as they are."""
-    fitting = _mine(read_weights(path), net)
-    count = len(net.state_dict())
-    if len(fitting) < count // 2:
-        raise UserError(
-            f"the weights in {path} are not those of this detector",
-            cause=f"{len(fitting)} of {count} tensors fit",
-            hints=[f"give the size they were trained with: size={' or '.join(SIZES)}"],
-        )
-    net.load_state_dict(fitting, strict=False)
-    return f"weights from {path.name}: {len(fitting)} of {count} tensors"
 
 
 def load(where: Path) -> tuple[Detector, dict[str, Any]]:
     """The trained detector of a run, or of a file; in evaluation mode."""
-    folder = where if where.is_dir() else where.parent
-    about = files.read_json(folder / ABOUT)
-    if about is None:
-        raise UserError(f"{folder} holds no detector", cause=f"there is no {ABOUT}")
-    names, size, channels = about.get("names"), about.get("size"), about.get("channels")
-    good = isinstance(names, list) and 0 < len(names) <= 100_000 and size in SIZES and channels in (1, 3)
-    if not good or not 32 <= files.whole(about.get("imgsz")) <= 8192:
-        raise UserError(f"{folder / ABOUT} is damaged", hints=["is it the folder of a detection run?"])
-    path = where
-    if where.is_dir():
-        there = [where / name for name in ("final.safetensors", "best.safetensors") if (where / name).is_file()]
-        if not there:
-            raise UserError(f"{where.name} has no weights yet", cause="no final.safetensors, no best.safetensors")
-        path = there[0]
-    assert isinstance(names, list)
-    net = Detector(len(names), files.whole(channels), str(size))
-    fitting = _mine(read_weights(path), net)
+    path, about = saved.find(where)
+    net = Detector(len(about["names"]), int(about["channels"]), str(about["size"]), str(about.get("backbone", "")))
+    fitting = pretrained.ours(tensors.read(path), net)
     missing = [key for key in net.state_dict() if key not in fitting]
     if missing:
         raise UserError(f"the weights in {path} do not fit", cause=f"`{missing[0]}` is missing or has another shape")

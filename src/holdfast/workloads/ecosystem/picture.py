@@ -125,8 +125,9 @@ def draw(scene: dict[str, Any], *, pixels: int = 480, caption: str = "") -> Any:
     strip = 22 if caption else 0
     unit = pixels / scene["size"]
     grass = scene["grass"]
+    shades = [_mix(SOIL, GRASS, part / 100) for part in range(101)]
     ground = Image.new("RGB", (len(grass), len(grass[0])))
-    ground.putdata([_mix(SOIL, GRASS, column[row]) for row in range(len(grass[0])) for column in grass])
+    ground.putdata([shades[_percent(column[row])] for row in range(len(grass[0])) for column in grass])
     image = Image.new("RGB", (pixels, pixels + strip), INK)
     image.paste(ground.resize((pixels, pixels), Image.Resampling.BICUBIC), (0, 0))
     pen = ImageDraw.Draw(image)
@@ -150,6 +151,10 @@ def palette() -> Any:
     image = Image.new("P", (1, 1))
     image.putpalette(flat + flat[:3] * (256 - len(flat) // 3))
     return image
+
+
+def _percent(share: float) -> int:
+    return min(100, max(0, round(100 * share)))
 
 
 def _mix(one: tuple[int, int, int], other: tuple[int, int, int], part: float) -> tuple[int, int, int]:

@@ -10,10 +10,11 @@ A run folder may be anybody's: what does not fit is an error with words.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def film(
     by_dice, rng = set(dice), np.random.default_rng(seed)
     torch.manual_seed(seed)
     frames, caught = [], 0
-    with torch.inference_mode():
+    with torch.inference_mode(), one_thread():
         for step in range(steps):
             prey, predators = world.population()[0]
             words = f"step {step}   prey {prey}   predators {predators}   caught {caught}"
@@ -124,6 +125,17 @@ def film(
                 actions[sight.world, sight.slot] = chosen
             caught += int(world.step(actions).counts["catches"].sum())
     return frames
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Some dozen animals are too little for two threads: they would wait for each other at every operation."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def save(frames: list[Any], path: Path, *, rate: int = 15) -> None:

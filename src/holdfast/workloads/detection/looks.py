@@ -1,0 +1,32 @@
+"""When a run looks at its validation set: seldom enough that looking takes a fifth of the time of learning at most.
+
+    looks = Looks(every=2)                       # from the sizes of the set; a number that the user gave stays
+    if looks.due(epoch, epochs): …
+    looks.took(look_s=4.0, epoch_s=10.0)         # measured: from now on every second epoch, or more seldom
+
+The last epoch is always scored.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+SHARE = 0.2
+
+
+@dataclass
+class Looks:
+    """Epochs from one look to the next."""
+
+    every: int
+    given: bool = False
+    """By the user: it does not change."""
+
+    def due(self, epoch: int, epochs: int) -> bool:
+        return (epoch + 1) % self.every == 0 or epoch + 1 == epochs
+
+    def took(self, look_s: float, epoch_s: float) -> None:
+        """What one look and one epoch of learning took. It only becomes more seldom, so that noise cannot swing it."""
+        if not self.given and epoch_s > 0:
+            self.every = max(self.every, math.ceil(look_s / (SHARE * epoch_s)))
