@@ -14,6 +14,7 @@ milliseconds.
     script = "challenge1.py"
     extra = "eeg"                         # `pip install 'holdfast[eeg]'`, if one of `needs` cannot be found
     needs = ["mne"]
+    ready = "my_module:check"             # check(arguments) raises UserError for data that are no good; then no run
 
 `holdfast plan` also reads `score` and `presets`: what it scores as it is, and smaller forms of it.
 
@@ -23,7 +24,9 @@ A name with `stages` instead of a script is those runs, one after the other; the
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +49,8 @@ class Workload:
     """The names of the runs it is made of."""
     closing: str = ""
     """module:function that says in lines what the runs of the stages came to, from their folders."""
+    ready: str = ""
+    """module:function that raises UserError where its arguments name data that cannot be trained on. No torch in it."""
     extra: str = ""
     needs: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
@@ -64,6 +69,12 @@ class Workload:
                 cause="not installed",
                 hints=[f"pip install 'holdfast[{self.extra}]'"],
             )
+
+    def check_ready(self, arguments: Mapping[str, str]) -> None:
+        """UserError if these arguments name data that cannot be trained on: said before there is a run."""
+        if self.ready:
+            module, _, function = self.ready.partition(":")
+            getattr(importlib.import_module(module), function)(arguments)
 
 
 def all_workloads(root: Path = ROOT) -> dict[str, Workload]:
@@ -102,6 +113,7 @@ def _workload(name: str, table: dict[str, Any], folder: Path) -> Workload:
         script=folder / str(script) if script else None,
         stages=tuple(table.get("stages", ())),
         closing=str(table.get("closing", "")),
+        ready=str(table.get("ready", "")),
         extra=str(table.get("extra", "")),
         needs=tuple(table.get("needs", ())),
         environment=tuple((str(key), str(value)) for key, value in table.get("environment", {}).items()),

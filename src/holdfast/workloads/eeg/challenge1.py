@@ -20,23 +20,14 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast import files
 from holdfast.errors import UserError
-from holdfast.workloads.eeg import baselines, models, reporting, scores
+from holdfast.workloads.eeg import baselines, models, reporting, response_windows, scores
 from holdfast.workloads.eeg.heads import Ensemble, Net, ScalarHead, TimeHead
 from holdfast.workloads.eeg.inputs import say, windows_for
+from holdfast.workloads.eeg.ready import response_times, start_of
 from holdfast.workloads.eeg.splits import Rows, split
 from holdfast.workloads.eeg.splits import folds as fold_of
 from holdfast.workloads.eeg.training import Plan, Samples, fit, inherit, misaligned, predict
-
-START = 0.5
-"""Seconds from the stimulus to the first sample of a window, as the competition cuts them."""
-
-
-def start_of(windows: Any) -> float:
-    """The same for these windows, which may have been cut in another way: `holdfast eeg prepare --shift`."""
-    recipe = windows.meta.get("recipe")
-    return files.number(recipe.get("shift"), START) if isinstance(recipe, dict) else START
 
 
 def train(
@@ -65,9 +56,10 @@ def train(
     """One run: windows, split, net, training, scores."""
     windows = windows_for(session, "challenge1", data)
     table = windows.table
-    times = table["response_time"]
-    if not np.isfinite(times).any():
-        raise UserError(f"no window in {windows.folder} has a response time", hints=["`holdfast eeg check` says why"])
+    times = response_times(windows)
+    warning = response_windows.judge(times, start_of(windows), windows.samples / windows.rate)
+    if warning:
+        say(session, f"warning: {warning}")
     parts = split(table, valid=valid, test=test, keep=np.isfinite(times))
     say(session, f"split {parts.how}")
 
@@ -119,8 +111,10 @@ def build_net(
         backbone = backbone_for(windows, model, windows.samples, width, dropout)
         backbone.norm.fit(some)
         seconds = windows.samples / windows.rate
-        nets.append(Net(backbone, TimeHead(backbone, start=start_of(windows), seconds=seconds) if head == "time"
-                        else ScalarHead(backbone, mean)))  # fmt: skip
+        net = Net(backbone, TimeHead(backbone, start=start_of(windows), seconds=seconds) if head == "time"
+                  else ScalarHead(backbone, mean))  # fmt: skip
+        net.learn_range(torch.from_numpy(windows.table["response_time"][rows, None]))
+        nets.append(net)
     return Ensemble(nets)
 
 

@@ -19,22 +19,52 @@ from torch.nn import functional
 
 
 class Net(nn.Module):
-    """A backbone, a head, and the last correction that was fitted on the validation subjects."""
+    """A backbone, a head, and what was learned beside the weights: the last correction, and what training saw.
+
+    An answer never leaves the range of the training labels. A window that holds no signal (zeros, NaN, flat, clipped)
+    gets their mean.
+    """
 
     backbone: Any
     head: Any
     gain: torch.Tensor
     bias: torch.Tensor
+    lowest: torch.Tensor
+    highest: torch.Tensor
+    usual: torch.Tensor
 
     def __init__(self, backbone: Any, head: Any) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
-        self.register_buffer("gain", torch.ones(head.outputs))
-        self.register_buffer("bias", torch.zeros(head.outputs))
+        for name, value in self._unlearned().items():
+            self.register_buffer(name, torch.full((head.outputs,), value))
+
+    @staticmethod
+    def _unlearned() -> dict[str, float]:
+        return {"gain": 1.0, "bias": 0.0, "lowest": -torch.inf, "highest": torch.inf, "usual": torch.nan}
+
+    def learn_range(self, targets: torch.Tensor) -> None:
+        """Smallest, largest and mean training label of each output; unknown labels (NaN) do not count."""
+        for column in range(int(self.head.outputs)):
+            known = targets[:, column][~targets[:, column].isnan()].float()
+            if len(known):
+                self.lowest[column], self.highest[column] = known.min(), known.max()
+                self.usual[column] = known.mean()
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *more: Any) -> None:
+        for name in self._unlearned():  # weights of earlier versions have no range
+            state_dict.setdefault(prefix + name, getattr(self, name).detach().clone())
+        super()._load_from_state_dict(state_dict, prefix, *more)  # type: ignore[no-untyped-call]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.plain(x) * self.gain + self.bias
+        found = self.plain(x) * self.gain + self.bias
+        found = torch.minimum(torch.maximum(found, self.lowest), self.highest)
+        norm = getattr(self.backbone, "norm", None)
+        if norm is None:
+            return found
+        silent = ~has_signal(x, norm)[:, None] & ~self.usual.isnan()
+        return torch.where(silent, self.usual.nan_to_num(), found)
 
     def plain(self, x: torch.Tensor) -> torch.Tensor:
         """Without the last correction."""
@@ -44,6 +74,22 @@ class Net(nn.Module):
     def loss(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.head.loss(self.head.raw(self.backbone, x), targets)
         return found
+
+
+def has_signal(x: torch.Tensor, norm: Any) -> torch.Tensor:
+    """Whether at least half of the channels that moved in training move in each window, and are not at their ends.
+
+    A channel does not count that is flat for its scale, stands at its own largest or smallest value half of the time,
+    or lies beyond the clip of the norm half of the time.
+    """
+    scaled = torch.nan_to_num((x.float() - norm.centre[:, None]) * norm.gain[:, None], posinf=0.0, neginf=0.0)
+    high, low = scaled.amax(dim=2, keepdim=True), scaled.amin(dim=2, keepdim=True)
+    stuck = ((scaled == high) | (scaled == low)).float().mean(dim=2) > 0.5
+    beyond = (scaled.abs() >= norm.limit).float().mean(dim=2) > 0.5
+    flat = (high - low).squeeze(2) < 0.05  # of a typical deviation
+    used = norm.gain != 0
+    alive = (~(stuck | beyond | flat) & used).float().sum(dim=1)
+    return alive * 2 >= used.float().sum()
 
 
 class Ensemble(nn.Module):
