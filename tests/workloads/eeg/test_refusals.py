@@ -62,7 +62,7 @@ def test_the_hint_for_a_strange_set_is_a_command_that_works(
     hint = said.partition("hint: `")[2].partition("`")[0]
     words = shlex.split(hint)
     assert words[:5] == ["holdfast", "eeg", "prepare", "set", "cache"]
-    assert ["--stimulus", "target_left", "--response", "buttonPress_left"] == words[-4:]
+    assert words[-4:] == ["--stimulus", "target_left", "--response", "buttonPress_left"]
     assert main([*words[1:], "--workers", "1"]) == 0
     assert "16 windows" in capsys.readouterr().out
 

@@ -35,7 +35,7 @@ from holdfast.workloads.data_files import open_npz
 
 FORMAT = 1
 META, SIGNALS, TABLE = "windows.json", "signals.f32", "table.npz"
-KINDS = ("challenge1", "challenge2", "pretrain", "events")
+KINDS = ("challenge1", "challenge2", "pretrain", "events", "labelled")
 
 NUMBERS = (
     "onset",

@@ -21,7 +21,7 @@ from torch import nn
 
 import holdfast
 from holdfast.errors import UserError
-from holdfast.workloads.eeg import baselines, models, reporting, response_windows, scores
+from holdfast.workloads.eeg import baselines, foreign, models, reporting, response_windows, scores
 from holdfast.workloads.eeg.heads import Ensemble, Net, ScalarHead, TimeHead
 from holdfast.workloads.eeg.inputs import say, windows_for
 from holdfast.workloads.eeg.ready import response_times, start_of
@@ -121,7 +121,7 @@ def build_net(
 def backbone_for(windows: Any, model: str, samples: int, width: int = 0, dropout: float = 0.1) -> Any:
     """The backbone of this name for these windows; an unknown name is an error that says what there is."""
     if model not in models.OWN:
-        reporting.check_foreign(model)
+        foreign.check(model)
     options = backbone_options(model, width, dropout)
     try:
         return models.build(model, channels=len(windows.channels), samples=samples, rate=windows.rate, **options)

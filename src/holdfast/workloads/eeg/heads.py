@@ -3,6 +3,7 @@
     net = Net(backbone, TimeHead(backbone, start=0.5, seconds=2.0))      # Challenge 1: when in the window is the press?
     net = Net(backbone, ScalarHead(backbone))                            # the same question as plain regression
     net = Net(backbone, FactorsHead(backbone, ("externalizing",)))       # Challenge 2, with age and sex on the side
+    net = Net(backbone, LabelHead(backbone, classes=3))                  # any label of any set
     net(x)                                                               # (batch, outputs): what a scorer wants
     net.head.loss(net.head.raw(net.backbone, x), targets)                # what training wants
 
@@ -238,6 +239,53 @@ class FactorsHead(nn.Module):
         sex = functional.binary_cross_entropy_with_logits(raw[:, -1], wanted[:, -1].clamp(0, 1), reduction="none")
         sex = (sex * known[:, -1]).sum() / known[:, -1].sum().clamp_min(1)
         return means[:count].mean() + self.beside * (means[count] + sex)
+
+
+class LabelHead(nn.Module):
+    """Any label: one of several classes, or an amount where there are none.
+
+    It sees the summary of a window and, where the backbone keeps time, its course in ten steps. Classes count alike
+    in the loss, however many windows each has. Targets are the number of the class, or the amount.
+    """
+
+    weights: torch.Tensor
+    mean: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, backbone: Any, classes: int = 0, *, steps: int = 10, dropout: float = 0.3) -> None:
+        super().__init__()
+        self.classes, self.outputs = classes, max(1, classes)
+        self.steps = min(steps, int(backbone.steps))
+        width = int(backbone.summary_width) + self.steps * int(backbone.width)
+        self.out = nn.Sequential(nn.BatchNorm1d(width), nn.Dropout(dropout), nn.Linear(width, self.outputs))
+        self.register_buffer("weights", torch.ones(self.outputs))
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(()))
+
+    def fit(self, targets: torch.Tensor) -> None:
+        """How often each class is, or mean and spread of the amount."""
+        if self.classes:
+            counts = torch.bincount(targets[:, 0].long(), minlength=self.classes).float()
+            self.weights.copy_(counts.sum() / self.classes / counts.clamp_min(1.0))
+        elif len(targets) > 1:
+            self.mean.copy_(targets[:, 0].mean())
+            self.scale.copy_(targets[:, 0].std().clamp_min(1e-6))
+
+    def raw(self, backbone: Any, x: torch.Tensor) -> torch.Tensor:
+        features = backbone.summary(x)
+        if self.steps:
+            course = functional.adaptive_avg_pool1d(backbone.sequence(x), self.steps)
+            features = torch.cat([features, course.flatten(1)], dim=1)
+        found: torch.Tensor = self.out(features.float())
+        return found
+
+    def read(self, raw: torch.Tensor) -> torch.Tensor:
+        return raw.softmax(dim=1) if self.classes else raw * self.scale + self.mean
+
+    def loss(self, raw: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if self.classes:
+            return functional.cross_entropy(raw, targets[:, 0].long(), self.weights)
+        return functional.mse_loss(raw, (targets[:, :1] - self.mean) / self.scale)
 
 
 def coral(features: torch.Tensor, domain: torch.Tensor) -> torch.Tensor:

@@ -44,6 +44,9 @@ def make(recording: Recording, subject: Subject, recipe: Recipe, channels: Seque
     """Read, filter, cut. Nothing in the data makes this raise anything but DataFault."""
     if recording.subject.removeprefix("sub-") in recipe.exclude:
         raise DataFault("excluded", "named by the competition's starter kit")
+    label = dict(recipe.labels).get(recording.subject)
+    if recipe.labels and label is None:
+        raise DataFault("no label", "participants.tsv has no value for it in this column")
     if recipe.kind == "challenge2" and not subject.factors:
         raise DataFault("no label", "none of its four factors is in participants.tsv")
     outcome = Outcome(recording.name)
@@ -70,11 +73,14 @@ def make(recording: Recording, subject: Subject, recipe: Recipe, channels: Seque
     for number, each in enumerate(kept):
         signals[number] = whole[:, each.start : each.start + recipe.samples]
     outcome.windows = len(kept)
-    return Made(signals, _columns(kept), _constants(recording, subject, recipe), outcome, chain.lines())
+    columns = _columns(kept)
+    if recipe.labels:
+        del columns["event"]  # the label is the subject's
+    return Made(signals, columns, _constants(recording, subject, recipe), outcome, chain.lines())
 
 
 def _events(recording: Recording, recipe: Recipe, outcome: Outcome) -> list[bids.Event]:
-    fixed = recipe.kind in ("challenge2", "pretrain")
+    fixed = recipe.kind in ("challenge2", "pretrain") or bool(recipe.labels)
     try:
         events = bids.events(recording)
     except DataFault as fault:
@@ -89,7 +95,10 @@ def _events(recording: Recording, recipe: Recipe, outcome: Outcome) -> list[bids
         wanted = recipe.names.stimulus if recipe.kind == "challenge1" else recipe.values
         if not events:
             raise DataFault("no events", "its events.tsv has no rows")
-        if not any(windowing.is_one(each, wanted) for each in events):
+        if recipe.column:
+            if not any(each.extra.get(recipe.column) in wanted for each in events):
+                raise DataFault("no stimuli", f"none of its {len(events)} events has a label in `{recipe.column}`")
+        elif not any(windowing.is_one(each, wanted) for each in events):
             raise DataFault("no stimuli", f"none of its {len(events)} events is one of {', '.join(wanted)}")
     return events
 
@@ -121,9 +130,10 @@ def _cut(events: list[bids.Event], samples: int, recipe: Recipe) -> windowing.Cu
     if recipe.kind == "challenge1":
         names, shift = recipe.names, recipe.shift or 0.0
         return windowing.challenge1(events, samples, recipe.rate, names=names, shift=shift, size=recipe.size)
-    if recipe.kind == "events":
+    if recipe.kind == "events" or recipe.column:
         values, shift = recipe.values, recipe.shift or 0.0
-        return windowing.around(events, samples, recipe.rate, values=values, shift=shift, size=recipe.size)
+        return windowing.around(events, samples, recipe.rate, values=values, shift=shift, size=recipe.size,
+                                column=recipe.column)  # fmt: skip
     return windowing.fixed(events, samples, recipe.rate, size=recipe.size, stride=recipe.stride)
 
 
@@ -165,4 +175,5 @@ def _constants(recording: Recording, subject: Subject, recipe: Recipe) -> dict[s
         "sex": subject.sex,
         "age": subject.age,
         **subject.factors,
+        **({"event": dict(recipe.labels)[recording.subject]} if recipe.labels else {}),
     }

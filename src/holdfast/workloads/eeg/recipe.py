@@ -34,8 +34,15 @@ EXCLUDED = (
     "NDARBA381JGH",
 )
 """Subjects that the competition's starter kit leaves out."""
-_SIZES = {"challenge1": (2.0, 2.0), "challenge2": (4.0, 2.0), "pretrain": (2.0, 2.0), "events": (1.0, 1.0)}
-_TASKS = {"challenge1": ("contrastChangeDetection",), "challenge2": ("RestingState",), "pretrain": (), "events": ()}
+_SIZES = {
+    "challenge1": (2.0, 2.0),
+    "challenge2": (4.0, 2.0),
+    "pretrain": (2.0, 2.0),
+    "events": (1.0, 1.0),
+    "labelled": (1.0, 4.0),
+}
+_TASKS: dict[str, tuple[str, ...]] = {"challenge1": ("contrastChangeDetection",), "challenge2": ("RestingState",)}
+"""Tasks of a kind; of the others, all."""
 _CODE = (
     "bdf", "bids", "channels", "eeglab", "filters", "mains", "making", "reading", "recipe", "sidecars",
     "windowing"
@@ -67,7 +74,11 @@ class Recipe:
     exclude: tuple[str, ...] = EXCLUDED
     names: Names = field(default_factory=Names)
     values: tuple[str, ...] = ()
-    """Events to cut around, for the kind "events"."""
+    """Events to cut around, for the kind "events"; of a column, for the kind "labelled"."""
+    column: str = ""
+    """Of events.tsv, for the kind "labelled": what stands there is the label."""
+    labels: tuple[tuple[str, str], ...] = ()
+    """Subjects and their label, for the kind "labelled" without a column."""
 
     def settled(self) -> Recipe:
         """With the usual values where none were given; UserError where it cannot be."""
@@ -83,7 +94,7 @@ class Recipe:
             rate=float(self.rate),
             size=self.size or size,
             stride=self.stride or stride,
-            tasks=self.tasks or _TASKS[self.kind],
+            tasks=self.tasks or _TASKS.get(self.kind, ()),
         )
         if not (settled.samples >= 1 and round(settled.stride * settled.rate) >= 1):
             raise UserError(f"a window of {self.size:g} s every {self.stride:g} s is impossible")

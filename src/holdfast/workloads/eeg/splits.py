@@ -52,7 +52,7 @@ def split(table: Table, *, valid: str = "", test: str = "", keep: NDArray[np.boo
     elif len(set(table["subject"][kept].tolist())) < 3:
         return _in_time(table, kept)
     else:
-        people = _in_order(table["subject"][kept])
+        people = in_order(table["subject"][kept])
         tested, validated = round(TEST_SHARE * len(people)), round(VALID_SHARE * len(people))
         on_test = np.isin(table["subject"], people[:tested])
         on_valid = np.isin(table["subject"], people[tested : tested + validated])
@@ -123,11 +123,11 @@ def folds(table: Table, rows: Rows, count: int) -> NDArray[np.int64]:
     if len(releases) >= count:
         place = {name: number % count for number, name in enumerate(releases)}
         return np.array([place.get(each, 0) for each in table["release"][rows].tolist()], dtype=np.int64)
-    place = {name: number % count for number, name in enumerate(_in_order(table["subject"][rows]))}
+    place = {name: number % count for number, name in enumerate(in_order(table["subject"][rows]))}
     return np.array([place[each] for each in table["subject"][rows].tolist()], dtype=np.int64)
 
 
-def _in_order(subjects: NDArray[Any]) -> list[str]:
+def in_order(subjects: NDArray[Any]) -> list[str]:
     """An order that has nothing to do with names, and is the same everywhere."""
     return sorted(set(subjects.tolist()), key=lambda name: hashlib.sha256(str(name).encode()).hexdigest())
 
