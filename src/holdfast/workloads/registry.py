@@ -19,6 +19,7 @@ milliseconds.
 `holdfast plan` also reads `score` and `presets`: what it scores as it is, and smaller forms of it.
 
 A name with `stages` instead of a script is those runs, one after the other; the first is the `parent` of the others.
+With `inherit = false` it is their parent in name alone: each begins with weights of its own.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Workload:
     """The file with its `train(session)`; None if it is made of stages."""
     stages: tuple[str, ...] = ()
     """The names of the runs it is made of."""
+    inherit: bool = True
+    """Whether the later stages begin with the weights of the first."""
     closing: str = ""
     """module:function that says in lines what the runs of the stages came to, from their folders."""
     ready: str = ""
@@ -112,6 +115,7 @@ def _workload(name: str, table: dict[str, Any], folder: Path) -> Workload:
         about=str(table.get("about", "")),
         script=folder / str(script) if script else None,
         stages=tuple(table.get("stages", ())),
+        inherit=bool(table.get("inherit", True)),
         closing=str(table.get("closing", "")),
         ready=str(table.get("ready", "")),
         extra=str(table.get("extra", "")),

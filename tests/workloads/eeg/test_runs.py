@@ -58,7 +58,16 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
     cwd = tmp_path_factory.mktemp("chain")
     small.challenge1(cwd / "cache" / "challenge1")
     small.challenge2(cwd / "cache" / "challenge2")
-    words = ["train", "eeg", "data=cache", "epochs=6", "pretrain_epochs=60", "tune=false", "run.threads=1", "batch=32"]
+    words = [
+        "train",
+        "eeg-pretrained",
+        "data=cache",
+        "epochs=6",
+        "pretrain_epochs=60",
+        "tune=false",
+        "run.threads=1",
+        "batch=32",
+    ]
     with subprocess.Popen(command(*words), cwd=cwd, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as going:
         _await_step(cwd / "runs", going)
         going.send_signal(signal.SIGTERM)
@@ -150,7 +159,7 @@ def test_each_stage_knows_its_parent_and_starts_from_its_weights(chain: Chain) -
         assert chain.info(workload)["arguments"]["parent"] == parent
         assert f"backbone from {parent}" in (chain.run(workload) / "output.log").read_text()
     assert chain.info("eeg-challenge2")["stages"] == {
-        "of": "eeg",
+        "of": "eeg-pretrained",
         "left": [],
         "words": chain.info("eeg-pretrain")["stages"]["words"],
     }

@@ -19,7 +19,7 @@ from torch import nn
 
 import holdfast
 from holdfast.errors import UserError
-from holdfast.workloads.eeg import baselines, models, ready, reporting, scores
+from holdfast.workloads.eeg import baselines, linear, models, ready, reporting, scores
 from holdfast.workloads.eeg.challenge1 import backbone_for, backbone_options, calibrate
 from holdfast.workloads.eeg.heads import Ensemble, FactorsHead, Net
 from holdfast.workloads.eeg.inputs import say, windows_for
@@ -169,6 +169,9 @@ def report(
     guess = predict(net, windows, test, session.device, length=length).astype(np.float64)
     truth, said, subjects = by_subject(table, test, factors, guess)
     person, _, _ = by_subject(table, test, people, guess)
+    complete = train[np.isfinite(factors[train]).all(axis=1)]
+    ridges = linear.baselines(windows, complete, factors[complete], test) if len(complete) else {}
+    ridges = {name: by_subject(table, test, factors, each)[1] for name, each in ridges.items()}
     rows = []
     for column, name in enumerate(names):
         there = np.isfinite(truth[:, column])
@@ -180,7 +183,8 @@ def report(
             "factor": name,
             **scores.measured(label, mine, who, constant),
             "nrmse_per_window": scores.rounded(scores.nrmse(factors[test, column][window], guess[window, column])),
-            "baselines": scores.baseline_rows(label, who, constant=constant, age_and_sex=aged),
+            "baselines": scores.baseline_rows(label, who, constant=constant, age_and_sex=aged,
+                                              **{key: each[there, column] for key, each in ridges.items()}),
         })  # fmt: skip
     found = [row["r"] or 0.0 for row in rows]  # a factor shrunk to its mean has no correlation, and counts as none
     spread = mean_r_interval(truth, said, subjects)

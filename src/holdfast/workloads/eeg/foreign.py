@@ -12,7 +12,7 @@ from pathlib import Path
 
 from holdfast.errors import UserError
 
-OWN = ("tempo", "transformer")
+OWN = ("tempo", "transformer", "unet")
 """Names that are ours; any other is looked up in braindecode."""
 
 

@@ -59,7 +59,11 @@ class Net(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *more)  # type: ignore[no-untyped-call]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = self.plain(x) * self.gain + self.bias
+        return self.settled(x, self.plain(x))
+
+    def settled(self, x: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+        """An answer about `x` with the last correction, inside of what training saw."""
+        found = found * self.gain + self.bias
         found = torch.minimum(torch.maximum(found, self.lowest), self.highest)
         norm = getattr(self.backbone, "norm", None)
         if norm is None:
@@ -94,15 +98,22 @@ def has_signal(x: torch.Tensor, norm: Any) -> torch.Tensor:
 
 
 class Ensemble(nn.Module):
-    """Several nets whose answers are averaged. Trained together, each on the samples that are not held out from it."""
+    """Several nets whose answers are averaged. Trained together, each on the samples that are not held out from it.
+
+    `pooled`: what is averaged is their view of when, before it is read as a time: one that is sure counts more.
+    """
 
     members: Any
 
-    def __init__(self, members: list[nn.Module]) -> None:
+    def __init__(self, members: list[nn.Module], *, pooled: bool = False) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
+        self.pooled = pooled
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.pooled:
+            raw = torch.stack([member.head.raw(member.backbone, x) for member in self.members]).mean(dim=0)
+            return torch.stack([member.settled(x, member.head.read(raw)) for member in self.members]).mean(dim=0)
         return torch.stack([member(x) for member in self.members]).mean(dim=0)
 
     def loss(self, x: torch.Tensor, targets: torch.Tensor, fold: torch.Tensor | None = None) -> torch.Tensor:

@@ -19,6 +19,25 @@ BANDS = ((1.0, 4.0), (4.0, 8.0), (8.0, 13.0), (13.0, 30.0), (30.0, 45.0))
 _STEP_S = 0.04
 _STRENGTHS = np.logspace(-2, 5, 15)
 _INNER = 3
+_MOST = 3000
+"""Windows that a ridge is fitted on."""
+
+
+def baselines(windows: Any, train: Any, wanted: ArrayLike, asked: Any) -> dict[str, Floats]:
+    """What ridge regressions on the same windows say: on the course of the channels, and on their rhythms."""
+    known, groups = np.asarray(train)[_some(len(train))], windows.table["subject"]
+    y = np.asarray(wanted, dtype=np.float64)[_some(len(train))]
+    found = {}
+    for name, features in (("ridge_time", time_samples), ("ridge_power", band_power)):
+        x, ask = (features(windows.batch(rows), windows.rate) for rows in (known, asked))
+        said = ridge(x, y, ask, groups[known])
+        found[name] = said if y.ndim == 2 else said[:, 0]
+    return found
+
+
+def _some(count: int) -> NDArray[np.intp]:
+    """All rows, or as many as are solved in seconds."""
+    return np.unique(np.linspace(0, count - 1, min(count, _MOST)).astype(np.intp))
 
 
 def time_samples(signals: NDArray[Any], rate: float) -> Floats:

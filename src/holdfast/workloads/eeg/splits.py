@@ -117,10 +117,10 @@ def _check(table: Table, rows: dict[str, Rows]) -> None:
             )
 
 
-def folds(table: Table, rows: Rows, count: int) -> NDArray[np.int64]:
-    """A fold for each of `rows`: releases where there are enough of them, groups of subjects otherwise."""
+def folds(table: Table, rows: Rows, count: int, *, mixed: bool = False) -> NDArray[np.int64]:
+    """A fold for each of `rows`: releases where there are enough of them, else groups of subjects, and if `mixed`."""
     releases = sorted(set(table["release"][rows].tolist()) - {""}, key=_number)
-    if len(releases) >= count:
+    if len(releases) >= count and not mixed:
         place = {name: number % count for number, name in enumerate(releases)}
         return np.array([place.get(each, 0) for each in table["release"][rows].tolist()], dtype=np.int64)
     place = {name: number % count for number, name in enumerate(in_order(table["subject"][rows]))}
