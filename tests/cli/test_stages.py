@@ -10,6 +10,7 @@ import pytest
 from holdfast.cli import stages
 from holdfast.errors import UserError
 from holdfast.runfolder import RunFolder
+from holdfast.workloads import registry
 
 ORDER = ("eeg-pretrain", "eeg-challenge1", "eeg-challenge2")
 
@@ -72,3 +73,13 @@ def test_only_stages_of_the_workload_are_started(tmp_path: Path, left: Any) -> N
     run = make(tmp_path / "runs", ORDER[0], "FINISHED", stages={"of": "eeg-pretrained", "left": left, "words": []})
     with pytest.raises(UserError, match="names stages that `eeg-pretrained` does not have"):
         stages.rest(run)
+
+
+def test_later_stages_of_a_chain_that_inherits_nothing_begin_with_weights_of_their_own(tmp_path: Path) -> None:
+    words = [f"run.folder={tmp_path / 'runs'}"]
+    for name, argument in (("eeg", None), ("eeg-pretrained", "first")):
+        workload = registry.find(name)
+        assert workload is not None
+        run = stages._create(workload, [workload.stages[-1]], words, "first", None)
+        assert run.info["parent"] == "first"  # `holdfast resume` of any of them finds the others
+        assert run.info["arguments"].get("parent") == argument

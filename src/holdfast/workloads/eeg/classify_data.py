@@ -94,8 +94,8 @@ def ready(arguments: Mapping[str, str]) -> None:
     if not arguments.get("data"):
         raise UserError("no data were named", hints=["`holdfast train eeg-classify data=./set target=trial_type`"])
     names = {field.name for field in dataclasses.fields(Asked)} - {"shift", "size", "rate"}
-    asked = Asked(**{name: arguments.get(name, "") for name in ("data", "target")},
-                  **{name: arguments[name] for name in names - {"data", "target"} if name in arguments})  # fmt: skip
+    given: dict[str, Any] = {name: value for name, value in arguments.items() if name in names}
+    asked = Asked(**{"target": "", **given})
     if asked.model not in foreign.OWN:
         foreign.check(asked.model)
     dataset, wanted = find(asked)

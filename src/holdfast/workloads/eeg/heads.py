@@ -56,7 +56,7 @@ class Net(nn.Module):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *more: Any) -> None:
         for name in self._unlearned():  # weights of earlier versions have no range
             state_dict.setdefault(prefix + name, getattr(self, name).detach().clone())
-        super()._load_from_state_dict(state_dict, prefix, *more)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *more)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.settled(x, self.plain(x))
@@ -94,7 +94,8 @@ def has_signal(x: torch.Tensor, norm: Any) -> torch.Tensor:
     flat = (high - low).squeeze(2) < 0.05  # of a typical deviation
     used = norm.gain != 0
     alive = (~(stuck | beyond | flat) & used).float().sum(dim=1)
-    return alive * 2 >= used.float().sum()
+    enough: torch.Tensor = alive * 2 >= used.float().sum()
+    return enough
 
 
 class Ensemble(nn.Module):

@@ -1,6 +1,6 @@
 """What a linear model gets from the same windows and folds: the least that a network has to beat.
 
-time = linear.time_samples(signals, rate)        # (windows, features): averages of 40 ms
+time = linear.time_samples(signals, rate)        # (windows, features): averages of 100 ms
 power = linear.band_power(signals, rate)         # logarithms of the power in five bands
 linear.ridge(train_x, train_y, test_x, groups)   # how strong the ridge is, is chosen on held-out groups
 """
@@ -16,7 +16,8 @@ from holdfast.workloads.eeg.splits import in_order
 
 Floats = NDArray[np.float64]
 BANDS = ((1.0, 4.0), (4.0, 8.0), (8.0, 13.0), (13.0, 30.0), (30.0, 45.0))
-_STEP_S = 0.04
+_STEP_S = 0.1
+_CLIP = 5.0
 _STRENGTHS = np.logspace(-2, 5, 15)
 _INNER = 3
 _MOST = 3000
@@ -29,7 +30,8 @@ def baselines(windows: Any, train: Any, wanted: ArrayLike, asked: Any) -> dict[s
     y = np.asarray(wanted, dtype=np.float64)[_some(len(train))]
     found = {}
     for name, features in (("ridge_time", time_samples), ("ridge_power", band_power)):
-        x, ask = (features(windows.batch(rows), windows.rate) for rows in (known, asked))
+        both = features(windows.batch(np.concatenate([known, asked])), windows.rate)
+        x, ask = both[: len(known)], both[len(known) :]
         said = ridge(x, y, ask, groups[known])
         found[name] = said if y.ndim == 2 else said[:, 0]
     return found
@@ -41,17 +43,20 @@ def _some(count: int) -> NDArray[np.intp]:
 
 
 def time_samples(signals: NDArray[Any], rate: float) -> Floats:
-    """The course of each channel, averaged over 40 ms."""
+    """The course of each channel, averaged over 100 ms; artefacts are clipped, so that they do not set the scale."""
     step = max(1, round(_STEP_S * rate))
     count = signals.shape[2] // step
     cut = np.asarray(signals[:, :, : count * step], dtype=np.float64)
+    cut = cut - np.median(cut, axis=2, keepdims=True)
+    usual = np.median(np.abs(cut), axis=(0, 2), keepdims=True) * 1.4826
+    cut = np.clip(cut / np.where(usual > 0, usual, np.inf), -_CLIP, _CLIP)
     return np.asarray(cut.reshape(len(cut), cut.shape[1], count, step).mean(axis=3).reshape(len(cut), -1))
 
 
 def band_power(signals: NDArray[Any], rate: float) -> Floats:
     """The logarithm of the power of each channel in each band that the rate can hold."""
     frequencies = np.fft.rfftfreq(signals.shape[2], 1 / rate)
-    power = np.abs(np.fft.rfft(signals, axis=2)) ** 2
+    power = np.abs(np.fft.rfft(signals * np.hanning(signals.shape[2]), axis=2)) ** 2
     found = []
     for low, high in BANDS:
         inside = (frequencies >= low) & (frequencies < high)

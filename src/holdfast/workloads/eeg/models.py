@@ -154,7 +154,8 @@ class UNet(nn.Module):
             fine = finer.pop()
             wide = functional.interpolate(hidden, size=fine.shape[2], mode="linear", align_corners=False)
             hidden = block(join(torch.cat([wide, fine], dim=1)))
-        return hidden
+        found: torch.Tensor = hidden
+        return found
 
     def summary(self, x: torch.Tensor) -> torch.Tensor:
         filtered = self.linear(x)
