@@ -159,6 +159,14 @@ def test_two_subjects_get_no_interval_and_the_reason() -> None:
     assert class_scores.measured(*answers(5, 0.9), ["a", "b"])["low"] is not None
 
 
+def test_an_amount_of_two_subjects_gets_no_interval_either() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.standard_normal(40)
+    found = classify_data.amounts(truth, truth + 0.1, np.repeat(["a", "b"], 20))
+    assert found["r_low"] is None and found["inside_noise"]
+    assert "(no interval: 2 subjects)" in classify_data.amount_lines(found)[0]
+
+
 def test_the_interval_holds_what_it_promises() -> None:
     """Of people whose true accuracies differ, in 19 of 20 sets: not of these subjects, of all."""
     rng, inside = np.random.default_rng(1), 0

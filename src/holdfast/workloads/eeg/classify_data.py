@@ -22,7 +22,7 @@ import numpy as np
 
 from holdfast.errors import UserError
 from holdfast.human import counted
-from holdfast.workloads.eeg import bids, cache, foreign, labels, scores
+from holdfast.workloads.eeg import bids, cache, class_scores, foreign, labels, scores
 from holdfast.workloads.eeg import folds as folds_
 from holdfast.workloads.eeg.prepare import OtherCache, prepare
 
@@ -173,7 +173,10 @@ def task(found: Any, wanted: labels.Wanted, asked: Asked) -> Task:
 def amounts(truth: Any, guess: Any, groups: Any) -> dict[str, Any]:
     """The metrics of an amount, from answers about people that were held out."""
     people = len(set(groups.tolist()))
-    return {"windows": len(truth), "groups": people, **scores.measured(truth, guess, groups, float(np.mean(truth)))}
+    found = scores.measured(truth, guess, groups, float(np.mean(truth)))
+    if people < class_scores.FEWEST:
+        found |= {name: None for name in found if name.endswith(("_low", "_high"))} | {"inside_noise": True}
+    return {"windows": len(truth), "groups": people, **found}
 
 
 def amount_lines(found: dict[str, Any]) -> list[str]:
