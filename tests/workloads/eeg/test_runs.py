@@ -100,7 +100,7 @@ def test_stopping_one_stage_and_resuming_it_finishes_all(chain: Chain) -> None:
     assert chain.second.returncode == 0, chain.second.stderr
     states = {each.info["workload"]: each.info["state"] for each in list_runs(chain.cwd / "runs")}
     assert states == dict.fromkeys(("eeg-pretrain", "eeg-challenge1", "eeg-challenge2"), "FINISHED")
-    assert "• eeg, stage 2 of 3: eeg-challenge1" in chain.second.stderr
+    assert "• eeg-pretrained, stage 2 of 3: eeg-challenge1" in chain.second.stderr
 
 
 def test_a_finished_stage_is_gone_on_from_and_a_stage_that_was_begun_is_finished(chain: Chain, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_finished_stage_is_gone_on_from_and_a_stage_that_was_begun_is_finished
 
     ended = resume("--json")
     assert ended.returncode == 0, ended.stderr
-    assert f"• eeg goes on with {last.name} (eeg-challenge2)" in ended.stderr
+    assert f"• eeg-pretrained goes on with {last.name} (eeg-challenge2)" in ended.stderr
     told = json.loads(ended.stdout)
     assert (told["run"], told["state"], told["receipt"]["steps_lost"]) == (last.name, "FINISHED", 0)
     assert len(list_runs(tmp_path / "runs")) == 3
