@@ -101,7 +101,9 @@ def test_one_step_of_a_script_of_ones_own(tmp_path: Path) -> None:
 
 def test_a_workload_is_a_script_with_a_name() -> None:
     assert workload_script("detection") == workload_registry.ROOT / "detection" / "training.py"
-    assert workload_script("eeg") == workload_script("eeg-pretrain"), "the first of several runs needs none before it"
+    assert workload_script("eeg-pretrained") == workload_script("eeg-pretrain"), (
+        "the first of several runs needs none before it"
+    )
     assert workload_script("examples/windows.py") == Path("examples/windows.py")
     with pytest.raises(UsageError) as caught:
         workload_script("egg")

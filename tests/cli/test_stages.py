@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.base.errors import UserError
 from holdfast.cli import stages
+from holdfast.run import workload_registry
 from holdfast.run.folder import RunFolder
 
 ORDER = ("eeg-pretrain", "eeg-challenge1", "eeg-challenge2")
@@ -20,7 +21,7 @@ def make(root: Path, name: str, state: str, parent: str | None = None, **more: A
         "created": f"2026-11-15T09:00:{len(list(root.glob('*'))):02d}.000Z",
         "state": state,
         "parent": parent,
-        "stages": {"of": "eeg", "left": left, "words": ["epochs=2", "notify.command=mail me"]},
+        "stages": {"of": "eeg-pretrained", "left": left, "words": ["epochs=2", "notify.command=mail me"]},
     }
     return RunFolder.create(root, name, {**info, **more})
 
@@ -60,13 +61,25 @@ def test_the_stages_of_another_chain_are_not_ours(tmp_path: Path) -> None:
     assert left is not None and left.names == [*ORDER[1:]]
 
 
-@pytest.mark.parametrize("wrong", [None, "all", {"of": "nothing"}, {"of": "eeg", "left": 3}, {"of": "eeg", "left": []}])
+@pytest.mark.parametrize(
+    "wrong", [None, "all", {"of": "nothing"}, {"of": "eeg-pretrained", "left": 3}, {"of": "eeg-pretrained", "left": []}]
+)
 def test_a_run_that_is_no_stage_has_nothing_after_it(tmp_path: Path, wrong: Any) -> None:
     assert stages.rest(make(tmp_path / "runs", ORDER[0], "FINISHED", stages=wrong)) is None
 
 
 @pytest.mark.parametrize("left", [["../evil.py"], ["detection"], [["eeg-challenge1"]]])
 def test_only_stages_of_the_workload_are_started(tmp_path: Path, left: Any) -> None:
-    run = make(tmp_path / "runs", ORDER[0], "FINISHED", stages={"of": "eeg", "left": left, "words": []})
-    with pytest.raises(UserError, match="names stages that `eeg` does not have"):
+    run = make(tmp_path / "runs", ORDER[0], "FINISHED", stages={"of": "eeg-pretrained", "left": left, "words": []})
+    with pytest.raises(UserError, match="names stages that `eeg-pretrained` does not have"):
         stages.rest(run)
+
+
+def test_later_stages_of_a_chain_that_inherits_nothing_begin_with_weights_of_their_own(tmp_path: Path) -> None:
+    words = [f"run.folder={tmp_path / 'runs'}"]
+    for name, argument in (("eeg", None), ("eeg-pretrained", "first")):
+        workload = workload_registry.find(name)
+        assert workload is not None
+        run = stages._create(workload, [workload.stages[-1]], words, "first", None)
+        assert run.info["parent"] == "first"  # `holdfast resume` of any of them finds the others
+        assert run.info["arguments"].get("parent") == argument

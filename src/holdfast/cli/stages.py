@@ -167,7 +167,7 @@ def _all(
     folders: list[Path] = []
     code: int = ExitCode.OK
     for number, name in enumerate(names):
-        order = _order(name, words, parent)
+        order = _order(name, words, parent if workload.inherit else None)
         rungs = rungs_for(order.settings.run.device)
         if plan is not None:
             order, rungs = plan.applied(order, rungs)
@@ -213,12 +213,13 @@ def _create(
     workload: Workload, names: list[str], words: list[str], parent: str | None, plan: planned.Planned | None
 ) -> RunFolder:
     stages = {"of": workload.name, "left": names[1:], "words": redact(_of_all(words))}
-    order = _order(names[0], words, parent)
+    order = _order(names[0], words, parent if workload.inherit else None)
+    more = {} if workload.inherit else {"parent": parent}
     if plan is None:
-        folder = create(order, stages=stages)
+        folder = create(order, stages=stages, **more)
     else:
         order, _ = plan.applied(order, [])
-        folder = create(order, stages=stages, plan=plan.info(order))
+        folder = create(order, stages=stages, plan=plan.info(order), **more)
     kept_arguments.keep(folder.path, folder.info, words=_of_all(words))
     return folder
 

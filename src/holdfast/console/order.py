@@ -78,6 +78,9 @@ def read_order(
     facts = read_script(asked, command)
     script.check_arguments(facts, arguments)
     settings = Settings.load(overrides)
+    workload = workload_registry.find(asked)
+    if workload is not None:
+        workload.check_ready(arguments)
     return Order(facts, list(argv), arguments, settings, threads_for(settings.run.threads))
 
 

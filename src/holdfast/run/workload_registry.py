@@ -14,6 +14,7 @@ milliseconds.
     script = "challenge1.py"
     extra = "eeg"                         # `pip install 'holdfast[eeg]'`, if one of `needs` cannot be found
     needs = ["mne"]
+    ready = "my_module:check"             # check(arguments) raises UserError for data that are no good; then no run
 
 `command` and `command_help` add the workload's own tools to the command line. `recognised_by`, `subject` and
 `score_kind` tell `holdfast optimize` how to read a run of it.
@@ -21,12 +22,15 @@ milliseconds.
 `holdfast plan` also reads `score` and `presets`: what it scores as it is, and smaller forms of it.
 
 A name with `stages` instead of a script is those runs, one after the other; the first is the `parent` of the others.
+With `inherit = false` it is their parent in name alone: each begins with weights of its own.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +52,8 @@ class Workload:
     """The file with its `train(session)`; None if it is made of stages."""
     stages: tuple[str, ...] = ()
     """The names of the runs it is made of."""
+    inherit: bool = True
+    """Whether the later stages begin with the weights of the first."""
     closing: str = ""
     """module:function that says in lines what the runs of the stages came to, from their folders."""
     command: str = ""
@@ -59,6 +65,8 @@ class Workload:
     """The module that gives `holdfast optimize` the network of such a run, its inputs and its score."""
     score_kind: str = ""
     """The kind of score that module computes itself."""
+    ready: str = ""
+    """module:function that raises UserError where its arguments name data that cannot be trained on. No torch in it."""
     extra: str = ""
     needs: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
@@ -77,6 +85,12 @@ class Workload:
                 cause="not installed",
                 hints=[f"pip install 'holdfast[{self.extra}]'"],
             )
+
+    def check_ready(self, arguments: Mapping[str, str]) -> None:
+        """UserError if these arguments name data that cannot be trained on: said before there is a run."""
+        if self.ready:
+            module, _, function = self.ready.partition(":")
+            getattr(importlib.import_module(module), function)(arguments)
 
 
 def all_workloads(root: Path = ROOT) -> dict[str, Workload]:
@@ -114,12 +128,14 @@ def _workload(name: str, table: dict[str, Any], folder: Path) -> Workload:
         about=str(table.get("about", "")),
         script=folder / str(script) if script else None,
         stages=tuple(table.get("stages", ())),
+        inherit=bool(table.get("inherit", True)),
         closing=str(table.get("closing", "")),
         command=str(table.get("command", "")),
         command_help=str(table.get("command_help", "")),
         recognised_by=str(table.get("recognised_by", "")),
         subject=str(table.get("subject", "")),
         score_kind=str(table.get("score_kind", "")),
+        ready=str(table.get("ready", "")),
         extra=str(table.get("extra", "")),
         needs=tuple(table.get("needs", ())),
         environment=tuple((str(key), str(value)) for key, value in table.get("environment", {}).items()),

@@ -100,6 +100,12 @@ def write_events(root: Path, subject: str, rows: Sequence[Row], *, task: str = T
     return path
 
 
+def write_channels(root: Path, subject: str, names: Sequence[str] = CHANNELS, *, task: str = TASK) -> Path:
+    path = Path(f"{stem(root, subject, task)}_channels.tsv")
+    path.write_text("\n".join(["name\ttype\tunits", *(f"{name}\tEEG\tuV" for name in names)]) + "\n")
+    return path
+
+
 def spoil(root: Path, subject: str, *, cut: float, task: str = TASK) -> Path:
     """Cut a recording off after a share of its bytes."""
     path = recording_of(root, subject, task)

@@ -11,7 +11,7 @@ import pytest
 from holdfast.cli.main import main
 from holdfast.workloads.eeg import check
 
-from .sets import TASK, make_set, recording_of, signals_of, spoil, stem, write_events, write_recording
+from .sets import TASK, make_set, recording_of, signals_of, spoil, stem, write_channels, write_events, write_recording
 
 STIMULUS = [(2.0, "n/a", "contrastTrial_start"), (4.0, "n/a", "left_target"), (5.0, "n/a", "left_buttonPress")]
 LONG = [(2.0, 1.0, "contrastTrial_start"), (4.0, 2.0, "left_target"), (5.0, 0.1, "left_buttonPress")]
@@ -22,8 +22,11 @@ def found(root: Path) -> dict[str, dict[str, str]]:
 
 
 def clean_set(root: Path) -> Path:
-    """Nothing is wrong with it: 250 Hz, durations, labels, responses."""
-    return make_set(root, subjects=3, rate=250, events=LONG)
+    """Nothing is wrong with it: 250 Hz, durations, labels, responses, every table."""
+    made = make_set(root, subjects=3, rate=250, events=LONG)
+    for number in (1, 2, 3):
+        write_channels(made, f"sub-0{number}")
+    return made
 
 
 def test_nothing_is_found_where_nothing_is_wrong(tmp_path: Path) -> None:
@@ -118,7 +121,7 @@ def test_each_fault_is_named_with_its_recording(tmp_path: Path, damage: Any, cod
 
 def test_the_same_recording_in_two_sets(tmp_path: Path) -> None:
     for name in ("R5", "R5_mini"):
-        make_set(tmp_path / "all" / name, subjects=1, rate=250, events=LONG)
+        write_channels(make_set(tmp_path / "all" / name, subjects=1, rate=250, events=LONG), "sub-01")
     assert list(found(tmp_path / "all")) == ["twice"]
 
 

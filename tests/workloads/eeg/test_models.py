@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from holdfast.workloads.eeg import heads, models
+from holdfast.workloads.eeg import heads, models, serving
 
 
 def windows(count: int = 4, channels: int = 8, samples: int = 200) -> torch.Tensor:
@@ -18,7 +19,7 @@ def windows(count: int = 4, channels: int = 8, samples: int = 200) -> torch.Tens
 
 
 @pytest.mark.parametrize("rate", [100.0, 250.0, 500.0])
-@pytest.mark.parametrize("name", ["tempo", "transformer"])
+@pytest.mark.parametrize("name", ["tempo", "transformer", "unet"])
 def test_shapes_are_as_promised(name: str, rate: float) -> None:
     samples = round(2 * rate)
     net = models.build(name, channels=8, samples=samples, rate=rate).eval()
@@ -199,6 +200,21 @@ def test_an_ensemble_answers_with_the_mean_and_trains_each_on_its_own_folds() ->
     (members[0].loss(x[4:], y[4:]) / 2).backward()
     assert torch.allclose(members[0].head.out.weight.grad, grads[0])
     assert not torch.equal(grads[0], grads[1])
+
+
+def test_a_pooled_ensemble_reads_the_mean_of_what_its_members_see_and_is_served_so() -> None:
+    torch.manual_seed(0)
+    about = {"model": "unet", "members": 3, "channels": 8, "samples": 200, "rate": 100.0, "options": {}, "head": "time",
+             "start": 0.5, "pooled": True}  # fmt: skip
+    net: Any = serving.build(about, models, heads).eval()
+    x = 1e5 * windows(6)  # the norm of a fresh net changes nothing
+    with torch.no_grad():
+        seen = torch.stack([member.head.raw(member.backbone, x) for member in net.members]).mean(dim=0)
+        wanted = (seen.softmax(dim=1) * net.members[0].head.times).sum(dim=1, keepdim=True)
+        assert torch.allclose(net(x), wanted, atol=1e-6)
+        apart = serving.build({**about, "pooled": False}, models, heads).eval()
+        apart.load_state_dict(net.state_dict())
+        assert not torch.allclose(apart(x), wanted, atol=1e-6)
 
 
 def test_coral_is_zero_for_equal_and_large_for_unequal_covariances() -> None:

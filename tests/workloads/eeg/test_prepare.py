@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.workloads.eeg import bdf, cache, prepare, recipe
+from holdfast.workloads.eeg import bdf, cache, mains, prepare, recipe
 from tests.workloads.eeg.preparing import prepared
 from tests.workloads.eeg.sets import (
     CHANNELS,
@@ -17,6 +17,7 @@ from tests.workloads.eeg.sets import (
     recording_of,
     signals_of,
     spoil,
+    stem,
     write_events,
     write_recording,
 )
@@ -54,13 +55,14 @@ def test_windows_as_served_are_slices_of_the_recording(tmp_path: Path) -> None:
 
 def test_filtered_windows_are_slices_of_the_filtered_recording(tmp_path: Path) -> None:
     data = make_set(tmp_path / "data", rate=500, subjects=1)
+    Path(f"{stem(data, 'sub-01')}_eeg.json").write_text('{"PowerLineFrequency": 60}')
     report = prepared(data, tmp_path / "cache", band=(0.5, 45.0), notch="auto")
     whole = bdf.open(recording_of(data, "sub-01")).read(range(4))
-    chain = recipe.Recipe("challenge1").chain(500)
+    chain = recipe.Recipe("challenge1").chain(500, mains.Mains(60.0, mains.KEY))
     wanted = chain.apply(whole)[:, 450:650]
     wanted[3] = 0
     np.testing.assert_allclose(cache.open(report.folder).signals[0], wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
-    assert report.chain == ["notch 60 Hz at 500 Hz; band-pass 0.5-45 Hz; resampled 500 -> 100 Hz"]
+    assert report.chain == ["notch 60 Hz at 500 Hz (PowerLineFrequency); band-pass 0.5-45 Hz; resampled 500 -> 100 Hz"]
 
 
 def test_challenge2_and_pretraining(tmp_path: Path) -> None:
@@ -109,6 +111,8 @@ def test_the_report_is_kept_beside_the_windows(tmp_path: Path) -> None:
     assert report.lines() == [
         "challenge1 · 4 windows of 2 s x 4 channels at 100 Hz · 2 of 3 recordings",
         "  done       as recorded, 100 Hz",
+        "  windows    0.5 to 2.5 s after the stimulus, chosen from 6 response times (95 % are 0.90 to 1.50 s, "
+        "half below 1.20 s)",
         "",
         "Windows left out",
         f"  2  no response  in sub-01_task-{TASK}, sub-03_task-{TASK}",

@@ -78,7 +78,7 @@ def a_link(root: Path) -> None:
         (no_events, "no events", "no events.tsv stands beside it"),
         (empty_events, "no events", "has no rows"),
         (no_stimuli, "no stimuli", "none of its 2 events is one of left_target, right_target"),
-        (binary_events, "no stimuli", ""),
+        (binary_events, "broken table", "its header has no column `onset`"),
         (other_channels, "channel count", "it has 2 channels, and not E2, E3"),
     ],
 )

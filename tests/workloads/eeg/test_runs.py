@@ -58,7 +58,16 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
     cwd = tmp_path_factory.mktemp("chain")
     small.challenge1(cwd / "cache" / "challenge1")
     small.challenge2(cwd / "cache" / "challenge2")
-    words = ["train", "eeg", "data=cache", "epochs=6", "pretrain_epochs=60", "tune=false", "run.threads=1", "batch=32"]
+    words = [
+        "train",
+        "eeg-pretrained",
+        "data=cache",
+        "epochs=6",
+        "pretrain_epochs=60",
+        "tune=false",
+        "run.threads=1",
+        "batch=32",
+    ]
     with subprocess.Popen(command(*words), cwd=cwd, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as going:
         _await_step(cwd / "runs", going)
         going.send_signal(signal.SIGTERM)
@@ -91,7 +100,7 @@ def test_stopping_one_stage_and_resuming_it_finishes_all(chain: Chain) -> None:
     assert chain.second.returncode == 0, chain.second.stderr
     states = {each.info["workload"]: each.info["state"] for each in list_runs(chain.cwd / "runs")}
     assert states == dict.fromkeys(("eeg-pretrain", "eeg-challenge1", "eeg-challenge2"), "FINISHED")
-    assert "• eeg, stage 2 of 3: eeg-challenge1" in chain.second.stderr
+    assert "• eeg-pretrained, stage 2 of 3: eeg-challenge1" in chain.second.stderr
 
 
 def test_a_finished_stage_is_gone_on_from_and_a_stage_that_was_begun_is_finished(chain: Chain, tmp_path: Path) -> None:
@@ -125,7 +134,7 @@ def test_a_finished_stage_is_gone_on_from_and_a_stage_that_was_begun_is_finished
 
     ended = resume("--json")
     assert ended.returncode == 0, ended.stderr
-    assert f"• eeg goes on with {last.name} (eeg-challenge2)" in ended.stderr
+    assert f"• eeg-pretrained goes on with {last.name} (eeg-challenge2)" in ended.stderr
     told = json.loads(ended.stdout)
     assert (told["run"], told["state"], told["receipt"]["steps_lost"]) == (last.name, "FINISHED", 0)
     assert len(list_runs(tmp_path / "runs")) == 3
@@ -150,7 +159,7 @@ def test_each_stage_knows_its_parent_and_starts_from_its_weights(chain: Chain) -
         assert chain.info(workload)["arguments"]["parent"] == parent
         assert f"backbone from {parent}" in (chain.run(workload) / "output.log").read_text()
     assert chain.info("eeg-challenge2")["stages"] == {
-        "of": "eeg",
+        "of": "eeg-pretrained",
         "left": [],
         "words": chain.info("eeg-pretrain")["stages"]["words"],
     }

@@ -26,7 +26,7 @@ from holdfast.workloads.eeg.faults import DataFault
 
 FORMATS = (".bdf", ".edf", ".set", ".vhdr", ".fif")
 FACTORS = ("p_factor", "attention", "internalizing", "externalizing")
-DESCRIPTION = "dataset_description.json"
+DESCRIPTION, PARTICIPANTS = "dataset_description.json", "participants.tsv"
 _ENTITY = re.compile(r"(sub|ses|task|acq|run)-([A-Za-z0-9]+)")
 _MAX_TABLE = 64 << 20
 
@@ -80,6 +80,8 @@ class DataSet:
     subjects: dict[str, Subject]
     twice: tuple[str, ...] = ()
     """Recordings that are in several of the sets; the first is the one that counts."""
+    sets: tuple[Path, ...] = ()
+    """The folders of the sets."""
 
     def subject(self, name: str) -> Subject:
         return self.subjects.get(name) or Subject(name)
@@ -100,16 +102,17 @@ def look(folder: str | os.PathLike[str]) -> DataSet:
     descriptions = [files.read_json(each / DESCRIPTION) or {} for each in sets]
     recordings = [recording for each in sets for recording in _recordings(each)]
     subjects = {name: subject for each in sets for name, subject in participants(each).items()}
-    once: dict[str, Recording] = {}
+    first: dict[str, Recording] = {}
     for each in recordings:
-        once.setdefault(each.name, each)
+        first.setdefault(each.name, each)
     return DataSet(
         root=root,
         name=str(descriptions[0].get("Name") or sets[0].name),
         simulated=any(is_simulated(each) for each in descriptions),
-        recordings=tuple(sorted(once.values(), key=lambda each: each.name)),
+        recordings=tuple(sorted(first.values(), key=lambda each: each.name)),
         subjects=subjects,
-        twice=tuple(sorted({each.name for each in recordings if once[each.name] is not each})),
+        twice=tuple(sorted({each.name for each in recordings if first[each.name] is not each})),
+        sets=tuple(sets),
     )
 
 
@@ -152,10 +155,9 @@ def _recording(path: Path, root: Path) -> Recording:
     name = path.name.removesuffix(path.suffix).removesuffix("_eeg")
     entities = dict(_ENTITY.findall(name))
     task = entities.get("task", "")
-    sidecar = {
-        **(files.read_json(root / f"task-{task}_eeg.json") or {}),
-        **(files.read_json(path.with_name(f"{name}_eeg.json")) or {}),
-    }
+    sidecar: dict[str, Any] = {}
+    for each in _sidecars(path, name, root, task):
+        sidecar.update(files.read_json(each) or {})
     return Recording(
         path=path,
         name=name,
@@ -167,6 +169,16 @@ def _recording(path: Path, root: Path) -> Recording:
         channels=_beside(path, name, root, task, "channels.tsv"),
         sidecar=sidecar,
     )
+
+
+def _sidecars(path: Path, name: str, root: Path, task: str) -> tuple[Path, ...]:
+    """The one of the whole task, then the one of the recording, which counts more."""
+    return root / f"task-{task}_eeg.json", path.with_name(f"{name}_eeg.json")
+
+
+def sidecar_paths(recording: Recording) -> tuple[Path, ...]:
+    """Where what is known of a recording stands; not each of them has to be there."""
+    return _sidecars(recording.path, recording.name, recording.root, recording.task)
 
 
 def _beside(path: Path, name: str, root: Path, task: str, ending: str) -> Path | None:
@@ -182,11 +194,16 @@ def _beside(path: Path, name: str, root: Path, task: str, ending: str) -> Path |
 
 def participants(root: Path) -> dict[str, Subject]:
     """Every subject of participants.tsv; none where there is no such file, or it cannot be read."""
+    return {name: _subject(row) for name, row in people(root).items()}
+
+
+def people(root: Path) -> dict[str, dict[str, str]]:
+    """The lines of participants.tsv by subject, with all of their columns."""
     try:
-        rows = table(root / "participants.tsv")
+        rows = table(root / PARTICIPANTS, needs="participant_id")
     except (OSError, DataFault):
         return {}
-    return {row["participant_id"]: _subject(row) for row in rows if row.get("participant_id")}
+    return {row["participant_id"]: row for row in rows if row.get("participant_id")}
 
 
 def _subject(row: dict[str, str]) -> Subject:
@@ -207,10 +224,24 @@ def events(recording: Recording) -> list[Event]:
     if recording.events is None:
         raise DataFault("no events", "no events.tsv stands beside it")
     try:
-        rows = table(recording.events)
+        rows = table(recording.events, needs="onset")
     except OSError as error:
         raise DataFault("no events", f"{recording.events.name}: {error.strerror or error}") from error
     return [_event(row) for row in rows]
+
+
+def once(events: Iterable[Event]) -> tuple[list[Event], int]:
+    """Every event one time, and how many stood there again with the same onset and value."""
+    kept: dict[tuple[float, str], Event] = {}
+    odd, seen = [], 0
+    for each in events:
+        seen += 1
+        if math.isnan(each.onset):
+            odd.append(each)  # nobody can say that two of these are the same one
+        else:
+            kept.setdefault((each.onset, each.value), each)
+    found = [*kept.values(), *odd]
+    return found, seen - len(found)
 
 
 def _event(row: dict[str, str]) -> Event:
@@ -235,8 +266,8 @@ def channel_table(recording: Recording) -> list[dict[str, str]]:
         return []
 
 
-def table(path: Path) -> list[dict[str, str]]:
-    """A tab-separated file with a header; rows that are too short have empty cells."""
+def table(path: Path, needs: str = "") -> list[dict[str, str]]:
+    """A tab-separated file with a header; rows that are too short have empty cells. DataFault without `needs`."""
     text = files.read_bounded(path, _MAX_TABLE).decode("utf-8-sig", "replace")
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
@@ -246,10 +277,20 @@ def table(path: Path) -> list[dict[str, str]]:
     except csv.Error as error:
         raise DataFault("unreadable", f"{path.name}: {error}") from error
     header = [name.strip() for name in rows[0]]
+    if needs and needs not in header:
+        raise DataFault("broken table", f"{path.name}: {_why_not(lines[0], needs)}")
     return [
         {name: cell.strip() for name, cell in zip(header, [*row, *[""] * len(header)], strict=False)}
         for row in rows[1:]
     ]
+
+
+def _why_not(header: str, needs: str) -> str:
+    """Why a header does not have a column."""
+    for sign, word in ((",", "commas"), (";", "semicolons"), (None, "spaces")):
+        if needs in [name.strip().strip('"') for name in header.split(sign)] and "\t" not in header:
+            return f"it is separated by {word}, not by tabs"
+    return f"its header has no column `{needs}`"
 
 
 def number(cell: str | None) -> float:

@@ -35,7 +35,7 @@ from holdfast.base.human import counted
 
 FORMAT = 1
 META, SIGNALS, TABLE = "windows.json", "signals.f32", "table.npz"
-KINDS = ("challenge1", "challenge2", "pretrain", "events")
+KINDS = ("challenge1", "challenge2", "pretrain", "events", "labelled")
 
 NUMBERS = (
     "onset",

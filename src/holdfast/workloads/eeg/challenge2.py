@@ -19,7 +19,7 @@ from torch import nn
 
 import holdfast
 from holdfast.base.errors import UserError
-from holdfast.workloads.eeg import baselines, models, reporting, scores
+from holdfast.workloads.eeg import baselines, linear, models, ready, reporting, scores
 from holdfast.workloads.eeg.challenge1 import backbone_for, backbone_options, calibrate
 from holdfast.workloads.eeg.heads import Ensemble, FactorsHead, Net
 from holdfast.workloads.eeg.inputs import say, windows_for
@@ -65,12 +65,8 @@ def train(
     windows = windows_for(session, "challenge2", data)
     table, names = windows.table, HEADS[head]
     factors = np.stack([table[name] for name in names], axis=1)
-    if not np.isfinite(factors).any():
-        raise UserError(
-            f"no subject in {windows.folder} has a label",
-            cause=f"participants.tsv has no values for {', '.join(names)}",
-        )
-    parts = split(table, valid=valid, test=test, keep=np.isfinite(factors).any(axis=1))
+    labelled = ready.factors(windows, names)
+    parts = split(table, valid=valid, test=test, keep=labelled)
     say(session, f"split {parts.how}")
 
     length = min(windows.samples, round(SERVED_S * windows.rate))
@@ -134,7 +130,9 @@ def build_net(
         backbone.norm.fit(some)
         head = FactorsHead(backbone, names, beside=beside)
         head.fit(torch.from_numpy(targets[rows]))
-        nets.append(Net(backbone, head))
+        net = Net(backbone, head)
+        net.learn_range(torch.from_numpy(targets[rows]))
+        nets.append(net)
     return Ensemble(nets)
 
 
@@ -171,6 +169,9 @@ def report(
     guess = predict(net, windows, test, session.device, length=length).astype(np.float64)
     truth, said, subjects = by_subject(table, test, factors, guess)
     person, _, _ = by_subject(table, test, people, guess)
+    complete = train[np.isfinite(factors[train]).all(axis=1)]
+    ridges = linear.baselines(windows, complete, factors[complete], test) if len(complete) else {}
+    ridges = {name: by_subject(table, test, factors, each)[1] for name, each in ridges.items()}
     rows = []
     for column, name in enumerate(names):
         there = np.isfinite(truth[:, column])
@@ -182,7 +183,8 @@ def report(
             "factor": name,
             **scores.measured(label, mine, who, constant),
             "nrmse_per_window": scores.rounded(scores.nrmse(factors[test, column][window], guess[window, column])),
-            "baselines": scores.baseline_rows(label, who, constant=constant, age_and_sex=aged),
+            "baselines": scores.baseline_rows(label, who, constant=constant, age_and_sex=aged,
+                                              **{key: each[there, column] for key, each in ridges.items()}),
         })  # fmt: skip
     found = [row["r"] or 0.0 for row in rows]  # a factor shrunk to its mean has no correlation, and counts as none
     spread = mean_r_interval(truth, said, subjects)

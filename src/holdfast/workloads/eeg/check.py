@@ -24,7 +24,7 @@ from typing import Any
 
 from holdfast.base import interpreter
 from holdfast.base.human import count, counted
-from holdfast.workloads.eeg import bids, pool, reading, windowing
+from holdfast.workloads.eeg import bids, mains, pool, reading, sidecars, windowing
 from holdfast.workloads.eeg.bids import DataSet, Event, Recording
 from holdfast.workloads.eeg.faults import REASONS, DataFault
 
@@ -63,7 +63,8 @@ class Finding:
     def lines(self, *, everything: bool = False) -> list[str]:
         sign = {BREAKS: "[✗]", CHANGES: "[!]", LEAVES_OUT: "[!]"}[self.level]
         shown = list(self.recordings.items())[: None if everything else _NAMED]
-        lines = [f"{sign} {self.title} · {counted(len(self.recordings), 'recording')}"]
+        what = "file" if any(name.endswith(".tsv") for name in self.recordings) else "recording"
+        lines = [f"{sign} {self.title} · {counted(len(self.recordings), what)}"]
         lines += [f"      {name}: {what}" if what else f"      {name}" for name, what in shown]
         if len(self.recordings) > len(shown):
             lines.append(f"      and {count(len(self.recordings) - len(shown))} more; `-v` names all")
@@ -136,6 +137,54 @@ KINDS: dict[str, tuple[str, str, str, str]] = {
         "windows of a number of samples last shorter or longer in them",
         "brings all of them to the rate of the cache",
     ),
+    "broken-json": (
+        BREAKS,
+        "sidecars that are no json",
+        "mne-bids raises JSONDecodeError for the recording",
+        "does without: header and spectrum say what the sidecar would",
+    ),
+    "missing-json": (
+        CHANGES,
+        "recordings without a sidecar (eeg.json)",
+        "mne-bids warns, and knows no mains frequency",
+        "does without: header and spectrum say what the sidecar would",
+    ),
+    "broken-table": (
+        BREAKS,
+        "tables (tsv) that are broken, or not separated by tabs",
+        "mne-bids raises KeyError or ValueError for the recording; without a word it does without channels.tsv",
+        "leaves the recording out of windows at events; does without channels.tsv; labels need participants.tsv",
+    ),
+    "missing-table": (
+        CHANGES,
+        "recordings without their events.tsv or channels.tsv, or a set without participants.tsv",
+        "mne-bids warns; there are no events to cut at, no marks of bad channels, no labels",
+        "leaves recordings without events out of windows at events; takes channels from the header",
+    ),
+    "rates-disagree": (
+        CHANGES,
+        "sampling rates that disagree between header and sidecar",
+        "mne-bids takes the header's without a word; who reads the sidecar has other windows",
+        "takes the header's and says so: if the sidecar is right, correct the header first",
+    ),
+    "duplicate-events": (
+        BREAKS,
+        "events that stand there twice",
+        "mne.Epochs raises `Event time samples were not unique`; braindecode cuts the same window twice",
+        "counts them once",
+    ),
+    "renamed-channels": (
+        BREAKS,
+        "channels that channels.tsv calls otherwise than the recording",
+        "mne-bids raises `Channel mismatch`",
+        "takes the names of the header; where the tables of most recordings are wrong, `--channels` has to name them",
+    ),
+    "mains": (
+        CHANGES,
+        "a hum at another frequency than the sidecar's PowerLineFrequency",
+        "a notch at the frequency of the sidecar leaves the hum in",
+        "takes the sidecar's and says so; `--notch 50` or `--notch 60` decides otherwise",
+    ),
     "no-stimuli": (
         LEAVES_OUT,
         "recordings of the task without a stimulus, or without events",
@@ -156,7 +205,7 @@ KINDS: dict[str, tuple[str, str, str, str]] = {
     ),
     "low-rate": (
         BREAKS,
-        "recordings in which a 60 Hz notch is impossible",
+        "recordings in which a notch at the mains frequency is impossible",
         "mne raises `h_freq must be less than the Nyquist frequency`",
         "skips the notch there; refuses it, with the reason, if it was asked for by name",
     ),
@@ -204,6 +253,7 @@ def check(
         if progress is not None:
             progress(number, len(dataset.recordings), recording.name)
     findings["twice"].recordings.update(dict.fromkeys(dataset.twice, ""))
+    _participants(dataset, findings)
     _compare(seen, findings)
     order = {BREAKS: 0, CHANGES: 1, LEAVES_OUT: 2}
     found = sorted((each for each in findings.values() if each.recordings), key=lambda each: order[each.level])
@@ -215,27 +265,43 @@ def _is_known_set(dataset: DataSet) -> bool:
     return any(each.factors for each in dataset.subjects.values())
 
 
+def _participants(dataset: DataSet, findings: dict[str, Finding]) -> None:
+    for folder in dataset.sets:
+        path = folder / bids.PARTICIPANTS
+        if not path.exists():
+            findings["missing-table"].recordings[str(path)] = "it is not there"
+        elif fault := sidecars.table_fault(path, "participant_id"):
+            findings["broken-table"].recordings[str(path)] = fault
+
+
 def _look(recording: Recording) -> dict[str, Any]:
     """Everything that one recording alone can tell."""
     faults: dict[str, str] = {}
     found: dict[str, Any] = {"faults": faults}
     seconds = math.nan
+    source = None
     try:
         source = reading.open(recording.path)
     except DataFault as fault:
         faults["unreadable"] = f"{fault.reason}: {fault.detail or REASONS.get(fault.reason, '')}"
-    else:
+    faults.update(sidecars.faults(recording, source))
+    if source is not None:
         found.update(rate=source.rate, channels=list(source.channels))
         seconds = source.samples / source.rate
         if seconds < 4:
             faults["too-short"] = f"{seconds:.1f} s"
-        if source.rate / 2 <= 61:
-            faults["low-rate"] = f"{source.rate:g} Hz"
+        line = mains.stated(recording.sidecar) or mains.CANDIDATES[-1]
+        if not mains.can_hold(source.rate, line):
+            faults["low-rate"] = f"{source.rate:g} Hz, mains {line:g} Hz"
+        if doubt := mains.of(recording, source).doubt:
+            faults["mains"] = doubt
     try:
-        events = bids.events(recording)
+        events, again = bids.once(bids.events(recording))
+        if again:
+            faults["duplicate-events"] = counted(again, "event")
     except DataFault as fault:
         events = []
-        if recording.task == "contrastChangeDetection":
+        if recording.task == "contrastChangeDetection" and fault.reason == "no events":
             faults["no-stimuli"] = str(fault)
     faults.update({**_event_faults(events, recording.task, seconds), **faults})
     return found
@@ -257,7 +323,7 @@ def _event_faults(events: Sequence[Event], task: str, seconds: float) -> dict[st
     stimuli = [each for each in events if windowing.is_one(each, names.stimulus)]
     if 0 < sum(1 for each in stimuli if each.duration > 0) < len(stimuli):
         faults["mixed-durations"] = f"{len(stimuli)} stimuli"
-    if task == "contrastChangeDetection" and not stimuli:
+    if task == "contrastChangeDetection" and events and not stimuli:
         faults["no-stimuli"] = f"{counted(len(events), 'event')}, none of them a target"
     late = [each for each in stimuli if each.onset + 2.5 > seconds]
     if late:

@@ -87,7 +87,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _baselines(rows: dict[str, Any]) -> str:
-    names = {"constant": "the constant", "age_and_sex": "age+sex", "oracle": "the true subject mean (oracle)"}
+    names = {"constant": "the constant", "age_and_sex": "age+sex", "oracle": "the true subject mean (oracle)",
+             "ridge_time": "ridge on time samples", "ridge_power": "ridge on band power"}  # fmt: skip
     told = [f"{names[key]} {_n(value)}" for key, value in rows.items() if key in names and value is not None]
     return ", ".join(told) or "-"
 

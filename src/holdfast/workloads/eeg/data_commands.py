@@ -223,14 +223,14 @@ examples:
     parser.add_argument("--rate", type=float, default=100.0, metavar="HZ", help="of the windows (default: 100)")
     group = parser.add_argument_group("filters and channels")
     group.add_argument("--band", default="0.5-45", metavar="LOW-HIGH", help="in Hz, or none (default: 0.5-45)")
-    group.add_argument("--notch", default="auto", metavar="HZ", help="in Hz, none, or auto: 60 where there is any")
+    group.add_argument("--notch", default="auto", metavar="HZ", help="in Hz, none, or auto: the mains of the data")
     group.add_argument("--as-served", action="store_true", help="no filter, no repair: what a submission will see")
     group.add_argument("--channels", metavar="A,B,…", help="default: those that most recordings have")
     group.add_argument("--bad", choices=("zero", "interpolate", "keep"), default="zero", help="bad channels")
     group = parser.add_argument_group("windows")
     group.add_argument("--size", type=float, default=0.0, metavar="S", help="seconds; default: 2, challenge2 4")
     group.add_argument("--stride", type=float, default=0.0, metavar="S", help="seconds; default: 2")
-    group.add_argument("--shift", type=float, default=0.5, metavar="S", help="from event to window (default: 0.5)")
+    group.add_argument("--shift", type=float, metavar="S", help="from event to window (default: from the data)")
     group.add_argument("--tasks", metavar="A,B,…", help="default: those of the kind; '*' is all")
     group.add_argument("--events", metavar="A,B,…", help="events to cut around, for the kind events")
     group.add_argument("--trial", metavar="NAME", help="what begins a trial; '' if every stimulus does")
@@ -278,9 +278,18 @@ def run_prepare(args: argparse.Namespace) -> int:
         output.note(f"• {kind}: {why.message}; {why.cause}")
     if not reports:
         raise refused[0][1]
+    for each in reports:
+        if not each.windows and not output.as_json:
+            _suggest(args, each.kind, output)
     if output.as_json:
         output.json({"caches": [each.to_json() for each in reports]})
     return ExitCode.OK if all(each.windows for each in reports) else ExitCode.NO
+
+
+def _suggest(args: argparse.Namespace, kind: str, output: Output) -> None:
+    from holdfast.workloads.eeg import bids, suggestions
+
+    output.note(f"hint: `{suggestions.preparing(bids.look(args.folder), kind, args.cache)} --rebuild`")
 
 
 def _print_report(report: Any, output: Output) -> None:

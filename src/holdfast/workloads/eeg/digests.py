@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.base import files
-from holdfast.workloads.eeg import pool
+from holdfast.workloads.eeg import mains, pool
 from holdfast.workloads.eeg.bids import Recording, Subject
 
 Progress = Callable[[int, int, str], None]
@@ -28,7 +28,7 @@ def of(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> list[list[str]]:
-    """For each recording its name and the digests of its files and of what is known of its subject."""
+    """For each recording its name and the digests of its files and of what else is known of it."""
     known = files.read_json(index) or {}
     fresh: dict[str, Any] = {}
 
@@ -44,7 +44,7 @@ def of(
     def one(recording: Recording) -> list[str]:
         beside = recording.path.with_suffix(".fdt")  # EEGLAB keeps signals there, if it was told to
         paths = [recording.path, beside if beside.exists() else None, recording.events, recording.channels]
-        labels = json.dumps(asdict(subjects[recording.name]), sort_keys=True)
+        labels = json.dumps([asdict(subjects[recording.name]), mains.stated(recording.sidecar)], sort_keys=True)
         return [recording.name, *(look(path) for path in paths), hashlib.sha256(labels.encode()).hexdigest()]
 
     content = []

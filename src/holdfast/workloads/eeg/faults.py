@@ -16,6 +16,8 @@ REASONS = {
     "unsupported": "a format that cannot be read here",
     "reader died": "the process that read the file was ended by it",
     "no events": "there is no events file, or it has no rows",
+    "broken table": "a table beside it is damaged, or not separated by tabs",
+    "renamed channels": "its channels.tsv calls channels otherwise than the recording itself",
     "no stimuli": "none of its events is a stimulus",
     "no label": "what is to be learned is not known of this subject",
     "channel count": "it has other channels than the rest of the set",

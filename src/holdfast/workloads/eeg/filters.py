@@ -40,6 +40,8 @@ class Chain:
     band: tuple[float, float] | None
     notch: float | None
     taps: list[Signals] = field(repr=False)
+    why: str = ""
+    """How it is known that the notch is this one, or that there is none; empty where somebody asked for it."""
     _response: dict[int, tuple[NDArray[np.intp] | None, Signals]] = field(default_factory=dict, repr=False)
 
     @property
@@ -99,15 +101,17 @@ class Chain:
         """The chain in words, in the order of theory."""
         steps = []
         if self.notch is not None:
-            steps.append(f"notch {self.notch:g} Hz at {self.rate:g} Hz")
+            steps.append(f"notch {self.notch:g} Hz at {self.rate:g} Hz" + (f" ({self.why})" if self.why else ""))
+        elif self.why:
+            steps.append(f"no notch ({self.why})")
         if self.band is not None:
             steps.append(f"band-pass {self.band[0]:g}-{self.band[1]:g} Hz")
         if self.ratio != 1:
             steps.append(f"resampled {self.rate:g} -> {self.to:g} Hz")
-        return steps or [f"as recorded, {self.rate:g} Hz"]
+        return steps if self.taps or self.ratio != 1 else [*steps, f"as recorded, {self.rate:g} Hz"]
 
 
-def plan(rate: float, to: float, *, band: tuple[float, float] | None, notch: float | None) -> Chain:
+def plan(rate: float, to: float, *, band: tuple[float, float] | None, notch: float | None, why: str = "") -> Chain:
     """Design the filters for recordings at `rate`, or say why they cannot be."""
     if not (0 < rate < 1e6 and 0 < to < 1e6):
         raise Impossible(f"a sampling rate of {min(rate, to):g} Hz is not possible")
@@ -133,7 +137,7 @@ def plan(rate: float, to: float, *, band: tuple[float, float] | None, notch: flo
                     hints=[f"end the band lower, as in `--band {low:g}-{edge * 0.9:g}`"],
                 )
         taps.append(band_taps(rate, low, high, room=min(half, half_out)))
-    return Chain(rate=rate, to=to, band=band, notch=notch, taps=taps)
+    return Chain(rate=rate, to=to, band=band, notch=notch, taps=taps, why=why)
 
 
 # Design -----------------------------------------------------------------------------------------------------

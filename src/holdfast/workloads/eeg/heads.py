@@ -3,6 +3,7 @@
     net = Net(backbone, TimeHead(backbone, start=0.5, seconds=2.0))      # Challenge 1: when in the window is the press?
     net = Net(backbone, ScalarHead(backbone))                            # the same question as plain regression
     net = Net(backbone, FactorsHead(backbone, ("externalizing",)))       # Challenge 2, with age and sex on the side
+    net = Net(backbone, LabelHead(backbone, classes=3))                  # any label of any set
     net(x)                                                               # (batch, outputs): what a scorer wants
     net.head.loss(net.head.raw(net.backbone, x), targets)                # what training wants
 
@@ -19,22 +20,56 @@ from torch.nn import functional
 
 
 class Net(nn.Module):
-    """A backbone, a head, and the last correction that was fitted on the validation subjects."""
+    """A backbone, a head, and what was learned beside the weights: the last correction, and what training saw.
+
+    An answer never leaves the range of the training labels. A window that holds no signal (zeros, NaN, flat, clipped)
+    gets their mean.
+    """
 
     backbone: Any
     head: Any
     gain: torch.Tensor
     bias: torch.Tensor
+    lowest: torch.Tensor
+    highest: torch.Tensor
+    usual: torch.Tensor
 
     def __init__(self, backbone: Any, head: Any) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
-        self.register_buffer("gain", torch.ones(head.outputs))
-        self.register_buffer("bias", torch.zeros(head.outputs))
+        for name, value in self._unlearned().items():
+            self.register_buffer(name, torch.full((head.outputs,), value))
+
+    @staticmethod
+    def _unlearned() -> dict[str, float]:
+        return {"gain": 1.0, "bias": 0.0, "lowest": -torch.inf, "highest": torch.inf, "usual": torch.nan}
+
+    def learn_range(self, targets: torch.Tensor) -> None:
+        """Smallest, largest and mean training label of each output; unknown labels (NaN) do not count."""
+        for column in range(int(self.head.outputs)):
+            known = targets[:, column][~targets[:, column].isnan()].float()
+            if len(known):
+                self.lowest[column], self.highest[column] = known.min(), known.max()
+                self.usual[column] = known.mean()
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *more: Any) -> None:
+        for name in self._unlearned():  # weights of earlier versions have no range
+            state_dict.setdefault(prefix + name, getattr(self, name).detach().clone())
+        super()._load_from_state_dict(state_dict, prefix, *more)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.plain(x) * self.gain + self.bias
+        return self.settled(x, self.plain(x))
+
+    def settled(self, x: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+        """An answer about `x` with the last correction, inside of what training saw."""
+        found = found * self.gain + self.bias
+        found = torch.minimum(torch.maximum(found, self.lowest), self.highest)
+        norm = getattr(self.backbone, "norm", None)
+        if norm is None:
+            return found
+        silent = ~has_signal(x, norm)[:, None] & ~self.usual.isnan()
+        return torch.where(silent, self.usual.nan_to_num(), found)
 
     def plain(self, x: torch.Tensor) -> torch.Tensor:
         """Without the last correction."""
@@ -46,16 +81,40 @@ class Net(nn.Module):
         return found
 
 
+def has_signal(x: torch.Tensor, norm: Any) -> torch.Tensor:
+    """Whether at least half of the channels that moved in training move in each window, and are not at their ends.
+
+    A channel does not count that is flat for its scale, stands at its own largest or smallest value half of the time,
+    or lies beyond the clip of the norm half of the time.
+    """
+    scaled = torch.nan_to_num((x.float() - norm.centre[:, None]) * norm.gain[:, None], posinf=0.0, neginf=0.0)
+    high, low = scaled.amax(dim=2, keepdim=True), scaled.amin(dim=2, keepdim=True)
+    stuck = ((scaled == high) | (scaled == low)).float().mean(dim=2) > 0.5
+    beyond = (scaled.abs() >= norm.limit).float().mean(dim=2) > 0.5
+    flat = (high - low).squeeze(2) < 0.05  # of a typical deviation
+    used = norm.gain != 0
+    alive = (~(stuck | beyond | flat) & used).float().sum(dim=1)
+    enough: torch.Tensor = alive * 2 >= used.float().sum()
+    return enough
+
+
 class Ensemble(nn.Module):
-    """Several nets whose answers are averaged. Trained together, each on the samples that are not held out from it."""
+    """Several nets whose answers are averaged. Trained together, each on the samples that are not held out from it.
+
+    `pooled`: what is averaged is their view of when, before it is read as a time: one that is sure counts more.
+    """
 
     members: Any
 
-    def __init__(self, members: list[nn.Module]) -> None:
+    def __init__(self, members: list[nn.Module], *, pooled: bool = False) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
+        self.pooled = pooled
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.pooled:
+            raw = torch.stack([member.head.raw(member.backbone, x) for member in self.members]).mean(dim=0)
+            return torch.stack([member.settled(x, member.head.read(raw)) for member in self.members]).mean(dim=0)
         return torch.stack([member(x) for member in self.members]).mean(dim=0)
 
     def loss(self, x: torch.Tensor, targets: torch.Tensor, fold: torch.Tensor | None = None) -> torch.Tensor:
@@ -192,6 +251,53 @@ class FactorsHead(nn.Module):
         sex = functional.binary_cross_entropy_with_logits(raw[:, -1], wanted[:, -1].clamp(0, 1), reduction="none")
         sex = (sex * known[:, -1]).sum() / known[:, -1].sum().clamp_min(1)
         return means[:count].mean() + self.beside * (means[count] + sex)
+
+
+class LabelHead(nn.Module):
+    """Any label: one of several classes, or an amount where there are none.
+
+    It sees the summary of a window and, where the backbone keeps time, its course in ten steps. Classes count alike
+    in the loss, however many windows each has. Targets are the number of the class, or the amount.
+    """
+
+    weights: torch.Tensor
+    mean: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, backbone: Any, classes: int = 0, *, steps: int = 10, dropout: float = 0.3) -> None:
+        super().__init__()
+        self.classes, self.outputs = classes, max(1, classes)
+        self.steps = min(steps, int(backbone.steps))
+        width = int(backbone.summary_width) + self.steps * int(backbone.width)
+        self.out = nn.Sequential(nn.BatchNorm1d(width), nn.Dropout(dropout), nn.Linear(width, self.outputs))
+        self.register_buffer("weights", torch.ones(self.outputs))
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(()))
+
+    def fit(self, targets: torch.Tensor) -> None:
+        """How often each class is, or mean and spread of the amount."""
+        if self.classes:
+            counts = torch.bincount(targets[:, 0].long(), minlength=self.classes).float()
+            self.weights.copy_(counts.sum() / self.classes / counts.clamp_min(1.0))
+        elif len(targets) > 1:
+            self.mean.copy_(targets[:, 0].mean())
+            self.scale.copy_(targets[:, 0].std().clamp_min(1e-6))
+
+    def raw(self, backbone: Any, x: torch.Tensor) -> torch.Tensor:
+        features = backbone.summary(x)
+        if self.steps:
+            course = functional.adaptive_avg_pool1d(backbone.sequence(x), self.steps)
+            features = torch.cat([features, course.flatten(1)], dim=1)
+        found: torch.Tensor = self.out(features.float())
+        return found
+
+    def read(self, raw: torch.Tensor) -> torch.Tensor:
+        return raw.softmax(dim=1) if self.classes else raw * self.scale + self.mean
+
+    def loss(self, raw: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if self.classes:
+            return functional.cross_entropy(raw, targets[:, 0].long(), self.weights)
+        return functional.mse_loss(raw, (targets[:, :1] - self.mean) / self.scale)
 
 
 def coral(features: torch.Tensor, domain: torch.Tensor) -> torch.Tensor:

@@ -24,12 +24,21 @@ DEMO_SEED = 0
 
 def windows_for(session: holdfast.Session, kind: str, data: str) -> Any:
     """Open, or simulate and prepare first; long work reports its progress."""
-    windows = _of_demo(session, kind) if not data else cache.open(_folder(Path(data).expanduser(), kind))
-    if not len(windows):
-        raise UserError(
-            f"there are no windows in {windows.folder}", hints=["`holdfast eeg check DATA` says what is missing"]
-        )
+    windows = opened(data, kind) if data else _of_demo(session, kind)
     say(session, f"{windows.words()}, in {shorten(str(windows.folder))}")
+    return windows
+
+
+def opened(data: str, kind: str) -> Any:
+    """The cache of this kind in a folder; UserError, with a command that works, if there is none or it is empty."""
+    windows = cache.open(_folder(Path(data).expanduser(), kind))
+    if not len(windows):
+        report = Path(windows.folder) / "report.json"
+        raise UserError(
+            f"there are no windows in {windows.folder}",
+            cause="every recording was left out when it was made",
+            hints=[f"{report} has the reason for each recording"],
+        )
     return windows
 
 
@@ -47,10 +56,28 @@ def _folder(folder: Path, kind: str) -> Path:
     if kind == "pretrain" and not found:
         return _folder(folder, "challenge2")
     if not found:
-        raise UserError(
-            f"{folder} holds no windows for {kind}", hints=[f"make them with `holdfast eeg prepare DATA {folder}`"]
-        )
+        raise _none(folder, kind)
     return found[0]
+
+
+def _none(folder: Path, kind: str) -> UserError:
+    from holdfast.workloads.eeg import bids, suggestions
+
+    try:
+        dataset = bids.look(folder)
+    except UserError:
+        dataset = None
+    if dataset is not None and dataset.recordings:
+        return UserError(
+            f"{folder} holds recordings, and no windows for {kind}",
+            hints=[f"make windows of them: `{suggestions.preparing(dataset, kind)}`, then `data=CACHE`"],
+        )
+    there = sorted(each.parent.name for each in folder.glob(f"*/{cache.META}"))
+    return UserError(
+        f"{folder} holds no windows for {kind}",
+        cause=f"it holds {', '.join(there)}" if there else "it holds no windows at all",
+        hints=[f"make them with `holdfast eeg prepare DATA {folder} --kind {kind}`"],
+    )
 
 
 def _of_demo(session: holdfast.Session, kind: str) -> Any:

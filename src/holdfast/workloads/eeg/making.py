@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.workloads.eeg import bids, reading, windowing
+from holdfast.workloads.eeg import bids, mains, reading, sidecars, windowing
 from holdfast.workloads.eeg import channels as channels_
 from holdfast.workloads.eeg.bids import Recording, Subject
 from holdfast.workloads.eeg.faults import DataFault
 from holdfast.workloads.eeg.filters import Impossible
-from holdfast.workloads.eeg.recipe import Recipe
+from holdfast.workloads.eeg.recipe import AUTO, Recipe
 from holdfast.workloads.eeg.report import Outcome
 
 _BLOCK = 32 << 20
@@ -44,13 +44,20 @@ def make(recording: Recording, subject: Subject, recipe: Recipe, channels: Seque
     """Read, filter, cut. Nothing in the data makes this raise anything but DataFault."""
     if recording.subject.removeprefix("sub-") in recipe.exclude:
         raise DataFault("excluded", "named by the competition's starter kit")
+    label = dict(recipe.labels).get(recording.subject)
+    if recipe.labels and label is None:
+        raise DataFault("no label", "participants.tsv has no value for it in this column")
     if recipe.kind == "challenge2" and not subject.factors:
         raise DataFault("no label", "none of its four factors is in participants.tsv")
     outcome = Outcome(recording.name)
     events = _events(recording, recipe, outcome)
     source = reading.open(recording.path)
-    rows = _rows(source.channels, channels, recipe)
-    chain = _chain(recipe, source.rate)
+    rows = _rows(recording, source.channels, channels, recipe)
+    if disagreement := sidecars.rates_disagree(recording, source.rate):
+        outcome.notes.append(f"{disagreement}: the header counts")
+    if other := sidecars.renamed(recording, source.channels):
+        outcome.notes.append(f"{other}: the header counts")
+    chain = _chain(recipe, recording, source, outcome)
     cut = _cut(events, chain.length(source.samples), recipe)
     outcome.drops = dict(cut.drops)
     if not cut.windows:
@@ -66,11 +73,14 @@ def make(recording: Recording, subject: Subject, recipe: Recipe, channels: Seque
     for number, each in enumerate(kept):
         signals[number] = whole[:, each.start : each.start + recipe.samples]
     outcome.windows = len(kept)
-    return Made(signals, _columns(kept), _constants(recording, subject, recipe), outcome, chain.lines())
+    columns = _columns(kept)
+    if recipe.labels:
+        del columns["event"]  # the label is the subject's
+    return Made(signals, columns, _constants(recording, subject, recipe), outcome, chain.lines())
 
 
 def _events(recording: Recording, recipe: Recipe, outcome: Outcome) -> list[bids.Event]:
-    fixed = recipe.kind in ("challenge2", "pretrain")
+    fixed = recipe.kind in ("challenge2", "pretrain") or bool(recipe.labels)
     try:
         events = bids.events(recording)
     except DataFault as fault:
@@ -78,40 +88,52 @@ def _events(recording: Recording, recipe: Recipe, outcome: Outcome) -> list[bids
             raise
         outcome.notes.append(str(fault))  # windows of fixed length need none
         return []
+    events, again = bids.once(events)
+    if again:
+        outcome.notes.append("events that stand there twice count once")
     if not fixed:
         wanted = recipe.names.stimulus if recipe.kind == "challenge1" else recipe.values
         if not events:
             raise DataFault("no events", "its events.tsv has no rows")
-        if not any(windowing.is_one(each, wanted) for each in events):
+        if recipe.column:
+            if not any(each.extra.get(recipe.column) in wanted for each in events):
+                raise DataFault("no stimuli", f"none of its {len(events)} events has a label in `{recipe.column}`")
+        elif not any(windowing.is_one(each, wanted) for each in events):
             raise DataFault("no stimuli", f"none of its {len(events)} events is one of {', '.join(wanted)}")
     return events
 
 
-def _rows(there: Sequence[str], wanted: Sequence[str], recipe: Recipe) -> list[int]:
+def _rows(recording: Recording, there: Sequence[str], wanted: Sequence[str], recipe: Recipe) -> list[int]:
     """Where the wanted channels are in this recording."""
     places = {name: i for i, name in enumerate(there)}
     missing = [name for name in wanted if name not in places]
     if missing:
         names = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+        if not recipe.channels and (other := sidecars.renamed(recording, there)):
+            raise DataFault("renamed channels", other)
         reason = "missing channel" if recipe.channels else "channel count"
         raise DataFault(reason, f"it has {len(there)} channels, and not {names}")
     return [places[name] for name in wanted]
 
 
-def _chain(recipe: Recipe, rate: float) -> Any:
+def _chain(recipe: Recipe, recording: Recording, source: reading.Source, outcome: Outcome) -> Any:
+    found = mains.of(recording, source) if recipe.notch == AUTO else None
+    if found is not None and found.doubt:
+        outcome.notes.append(found.doubt)
     try:
-        return recipe.chain(rate)
+        return recipe.chain(source.rate, found)
     except Impossible as error:
         raise DataFault("sampling rate", error.message) from error
 
 
 def _cut(events: list[bids.Event], samples: int, recipe: Recipe) -> windowing.Cut:
     if recipe.kind == "challenge1":
-        names, shift = recipe.names, recipe.shift
+        names, shift = recipe.names, recipe.shift or 0.0
         return windowing.challenge1(events, samples, recipe.rate, names=names, shift=shift, size=recipe.size)
-    if recipe.kind == "events":
-        values, shift = recipe.values, recipe.shift
-        return windowing.around(events, samples, recipe.rate, values=values, shift=shift, size=recipe.size)
+    if recipe.kind == "events" or recipe.column:
+        values, shift = recipe.values, recipe.shift or 0.0
+        return windowing.around(events, samples, recipe.rate, values=values, shift=shift, size=recipe.size,
+                                column=recipe.column)  # fmt: skip
     return windowing.fixed(events, samples, recipe.rate, size=recipe.size, stride=recipe.stride)
 
 
@@ -153,4 +175,5 @@ def _constants(recording: Recording, subject: Subject, recipe: Recipe) -> dict[s
         "sex": subject.sex,
         "age": subject.age,
         **subject.factors,
+        **({"event": dict(recipe.labels)[recording.subject]} if recipe.labels else {}),
     }

@@ -1,6 +1,7 @@
 """The networks of the EEG workload: (batch, channels, samples) in volts go in, features over time come out.
 
     backbone = build("tempo", channels=129, samples=200, rate=100.0)     # our own
+    backbone = build("unet", channels=129, samples=200, rate=100.0)      # our own, with a coarse view of the window
     backbone = build("transformer", channels=129, samples=1000)          # the baseline, about 550K parameters
     backbone = build("EEGNeX", channels=129, samples=200, rate=100.0)    # any model of braindecode, by its name
     backbone.norm.fit(windows)                                           # channel scales, kept in the weights
@@ -20,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-OWN = ("tempo", "transformer")
+OWN = ("tempo", "transformer", "unet")
 """Names that are ours; any other is looked up in braindecode."""
 
 
@@ -109,6 +110,57 @@ class _Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner: torch.Tensor = self.drop(self.mix(functional.silu(self.norm(self.time(x)))))
         return x + inner
+
+
+class UNet(nn.Module):
+    """Spatial filters, then down to a coarse view of the window and up again: it sees far, and keeps the time axis.
+
+    Begun like Tempo; what the coarse view finds is put back at the place where it was.
+    """
+
+    def __init__(
+        self, channels: int, samples: int, rate: float = 100.0, width: int = 24, depth: int = 3, dropout: float = 0.1
+    ) -> None:
+        super().__init__()
+        self.channels, self.samples, self.width = channels, samples, width
+        stride = max(1, round(rate / 50.0))
+        self.steps = (samples + stride - 1) // stride
+        self.summary_width = 2 * width
+        self.norm = RobustNorm(channels)
+        self.spatial = nn.Conv1d(channels, width, 1, bias=False)
+        reach = 2 * (round(0.25 * rate) // 2) + 1
+        self.bands = nn.Conv1d(width, width, reach, stride, padding=reach // 2, groups=width, bias=False)
+        self.enter = nn.BatchNorm1d(width)
+        self.down = nn.ModuleList(_Block(width, 1, dropout, kernel=7) for _ in range(depth + 1))
+        self.up = nn.ModuleList(_Block(width, 1, dropout, kernel=7) for _ in range(depth))
+        self.join = nn.ModuleList(nn.Conv1d(2 * width, width, 1) for _ in range(depth))
+
+    def linear(self, x: torch.Tensor) -> torch.Tensor:
+        """Spatially and temporally filtered, (batch, width, steps)."""
+        filtered: torch.Tensor = self.bands(self.spatial(self.norm(x)))
+        return filtered
+
+    def sequence(self, x: torch.Tensor) -> torch.Tensor:
+        return self._deep(self.linear(x))
+
+    def _deep(self, filtered: torch.Tensor) -> torch.Tensor:
+        hidden, finer = functional.silu(self.enter(filtered)), []
+        for block in list(self.down)[:-1]:
+            hidden = block(hidden)
+            finer.append(hidden)
+            hidden = functional.avg_pool1d(hidden, 2, ceil_mode=True)
+        hidden = self.down[-1](hidden)
+        for block, join in zip(self.up, self.join):  # noqa: B905 - equal by construction; torch 2.2 traces it
+            fine = finer.pop()
+            wide = functional.interpolate(hidden, size=fine.shape[2], mode="linear", align_corners=False)
+            hidden = block(join(torch.cat([wide, fine], dim=1)))
+        found: torch.Tensor = hidden
+        return found
+
+    def summary(self, x: torch.Tensor) -> torch.Tensor:
+        filtered = self.linear(x)
+        power = filtered.float().square().mean(dim=2).add(1e-4).log()
+        return torch.cat([power, self._deep(filtered).mean(dim=2)], dim=1)
 
 
 class Transformer(nn.Module):
@@ -202,6 +254,8 @@ def build(name: str, *, channels: int, samples: int, rate: float = 100.0, **opti
     """The backbone called `name`."""
     if name == "tempo":
         return Tempo(channels, samples, rate, **options)
+    if name == "unet":
+        return UNet(channels, samples, rate, **options)
     if name == "transformer":
         return Transformer(channels, samples, rate, **options)
     return Foreign(name, channels, samples, rate, **options)

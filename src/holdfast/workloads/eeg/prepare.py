@@ -22,8 +22,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,19 @@ import numpy as np
 from holdfast import __version__
 from holdfast.base import files
 from holdfast.base.errors import UserError
-from holdfast.workloads.eeg import bids, cache, digests, locking, making, pool, reading, room
+from holdfast.workloads.eeg import (
+    bids,
+    cache,
+    channel_names,
+    digests,
+    locking,
+    making,
+    pool,
+    response_windows,
+    room,
+    sidecars,
+    suggestions,
+)
 from holdfast.workloads.eeg.bids import DataSet, Recording, Subject
 from holdfast.workloads.eeg.faults import DataFault
 from holdfast.workloads.eeg.filters import Impossible
@@ -68,15 +80,18 @@ def prepare(
         raise UserError(
             f"{data} has no recordings for {kind}",
             cause=f"it has {len(dataset.recordings)} recordings; their tasks: {tasks}",
-            hints=["name the tasks to take, as in `--tasks RestingState`"],
+            hints=[f"`{suggestions.preparing(dataset, kind, folder)}` makes windows of what there is"],
         )
     _refuse_impossible(recordings, recipe)
-    channels = _channels(recordings, recipe)
+    placed = response_windows.place(recordings, recipe)
+    recipe = replace(recipe, shift=placed.shift)
+    _refuse_without_labels(dataset, kind)
+    channels = channel_names.choose(recordings, recipe)
     target = place(folder, kind, recipe.rate)
     target.mkdir(parents=True, exist_ok=True)
     try:
         with locking.held(target / "lock"):
-            return _prepare(dataset, recordings, recipe, channels, target, workers, rebuild, progress)
+            return _prepare(dataset, recordings, recipe, channels, target, workers, rebuild, progress, placed)
     except locking.Busy:
         raise UserError(f"another process is making the cache in {target}", hints=["wait for it"]) from None
     except OSError as error:
@@ -99,6 +114,7 @@ def _prepare(
     workers: int | None,
     rebuild: bool,
     progress: Progress | None,
+    placed: response_windows.Placed,
 ) -> Report:
     subjects = {each.name: dataset.subject(each.subject) for each in recordings}
     content = digests.of(recordings, subjects, target.parent / "digests.json", workers, progress)
@@ -120,6 +136,8 @@ def _prepare(
         "holdfast": __version__,
         "source": dataset.name,
         "recipe": recipe.to_json(),
+        "placed": placed.words,
+        "warning": placed.warning,
     }
     room.guard_disk(target, recordings, recipe, channels)
     files.write_json(target / BUILDING, meta)
@@ -132,6 +150,15 @@ def _prepare(
         if progress is not None:
             progress(len(build.done), len(recordings), item[0].name)
     return build.finish([each.name for each in recordings])
+
+
+def _refuse_without_labels(dataset: DataSet, kind: str) -> None:
+    """A table of subjects that cannot be read is the reason why nobody has a label."""
+    if kind != "challenge2" or any(each.factors for each in dataset.subjects.values()):
+        return
+    for folder in dataset.sets:
+        if fault := sidecars.table_fault(folder / bids.PARTICIPANTS, "participant_id"):
+            raise UserError(f"{folder / bids.PARTICIPANTS} cannot be read", cause=fault, hints=["correct it first"])
 
 
 def _refuse_impossible(recordings: Sequence[Recording], recipe: Recipe) -> None:
@@ -148,44 +175,6 @@ def _refuse_impossible(recordings: Sequence[Recording], recipe: Recipe) -> None:
             error = impossible
     if error is not None:
         raise error
-
-
-def _channels(recordings: Sequence[Recording], recipe: Recipe) -> list[str]:
-    """Those that were asked for, or those that most recordings have, in their order."""
-    seen: Counter[tuple[str, ...]] = Counter()
-    for each in recordings:
-        seen[_names(each)] += 1
-    seen.pop((), None)
-    if not recipe.channels:
-        if not seen:
-            raise UserError(
-                "no recording can be read", hints=["`holdfast eeg check DATA` says what is wrong with each"]
-            )
-        return list(seen.most_common(1)[0][0])
-    everywhere = {name for names in seen for name in names}
-    missing = [name for name in recipe.channels if name not in everywhere]
-    if missing and seen:
-        import difflib
-
-        close = difflib.get_close_matches(missing[0], everywhere, n=1, cutoff=0.5)
-        raise UserError(
-            f"no recording has a channel `{missing[0]}`",
-            cause=f"their channels are {', '.join(next(iter(seen))[:6])}, …",
-            hints=[f"a similar one exists: `{close[0]}`"] if close else (),
-        )
-    return list(recipe.channels)
-
-
-def _names(recording: Recording) -> tuple[str, ...]:
-    """The EEG channels of a recording: from the table beside it, else from the file itself."""
-    rows = bids.channel_table(recording)
-    named = tuple(row["name"] for row in rows if row.get("name") and row.get("type", "EEG").upper() == "EEG")
-    if named:
-        return named
-    try:
-        return tuple(reading.open(recording.path).channels)
-    except DataFault:
-        return ()
 
 
 # What is there already --------------------------------------------------------------------------------------
@@ -247,6 +236,8 @@ def stored(folder: str | os.PathLike[str]) -> Report:
         key=windows.key,
         chain=[str(each) for each in chain] if isinstance(chain, list) else [],
         outcomes=outcomes,
+        placed=str(windows.meta.get("placed") or ""),
+        warning=str(windows.meta.get("warning") or ""),
         reused=True,
     )
 
@@ -349,6 +340,8 @@ class _Build:
             key=meta["key"],
             chain=chains,
             outcomes=[_outcome(self.done[name]) for name in order],
+            placed=str(meta["placed"]),
+            warning=str(meta["warning"]),
         )
         files.write_json(self._target / REPORT, report.to_json())
         cache.finish(self._target, meta, cache.columns(parts))

@@ -58,6 +58,9 @@ class Report:
     key: str
     chain: list[str]
     outcomes: list[Outcome]
+    placed: str = ""
+    """Where windows begin and how that was chosen, for windows around a response."""
+    warning: str = ""
     reused: bool = False
     """The cache was there already and was made of the same data in the same way."""
 
@@ -82,6 +85,15 @@ class Report:
                 found.setdefault(each.left_out, []).append(each.recording)
         return found
 
+    @property
+    def notes(self) -> dict[str, list[str]]:
+        """What is odd about recordings that are used all the same."""
+        found: dict[str, list[str]] = {}
+        for each in self.outcomes:
+            for note in each.notes:
+                found.setdefault(note, []).append(each.recording)
+        return found
+
     def to_json(self) -> dict[str, Any]:
         return {
             "folder": str(self.folder),
@@ -92,6 +104,9 @@ class Report:
             "simulated": self.simulated,
             "key": self.key,
             "chain": self.chain,
+            "placed": self.placed or None,
+            "warning": self.warning or None,
+            "notes": {note: len(names) for note, names in self.notes.items()},
             "reused": self.reused,
             "windows": self.windows,
             "drops": self.drops,
@@ -107,8 +122,11 @@ class Report:
         return [
             f"{told}{self.kind} · {counted(self.windows, 'window')} of {seconds:g} s x {self.channels} channels "
             f"at {self.rate:g} Hz · {used} of {counted(len(self.outcomes), 'recording')}",
-            f"  done       {'; '.join(self.chain)}",
+            *(f"  {'done' if not number else '':<10} {each}" for number, each in enumerate(self.chain or ["nothing"])),
+            *([f"  windows    {self.placed}"] if self.placed else []),
             *self._channel_lines(),
+            *([f"  warning    {self.warning}"] if self.warning else []),
+            *self._note_lines(everything),
             *self._drop_lines(everything),
             *self._left_out_lines(everything),
         ]
@@ -118,6 +136,9 @@ class Report:
         if not kinds:
             return []
         return [f"  channels   {', '.join(f'{count(number)} {kind}' for kind, number in kinds.most_common())}"]
+
+    def _note_lines(self, everything: bool) -> list[str]:
+        return [f"  note       {note}: {_some(names, everything)}" for note, names in self.notes.items()]
 
     def _drop_lines(self, everything: bool) -> list[str]:
         rows = []

@@ -6,9 +6,6 @@ tell(session, result)            # printed, kept in the run folder, and the last
 
 from __future__ import annotations
 
-import ast
-import difflib
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ import torch
 
 import holdfast
 from holdfast.base import files
-from holdfast.base.errors import UserError
 from holdfast.workloads.eeg import scores
 from holdfast.workloads.eeg.closing import of_run
 from holdfast.workloads.eeg.splits import Rows
@@ -97,28 +93,10 @@ def read(folder: Path) -> dict[str, Any] | None:
     return files.read_json(folder / FILE)
 
 
-def check_foreign(name: str) -> None:
-    """UserError unless braindecode is there and has a model of this name. Importing it takes long, so it is not."""
-    spec = importlib.util.find_spec("braindecode")
-    if spec is None or not spec.submodule_search_locations:
-        hints = ["pip install 'holdfast[eeg]'"]
-        raise UserError(f"the model {name} is braindecode's", cause="braindecode is not installed", hints=hints)
-    known = _exported(Path(spec.submodule_search_locations[0]) / "models" / "__init__.py")
-    if known and name not in known:
-        close = difflib.get_close_matches(name, ["tempo", "transformer", *known], n=1)
-        raise UserError(
-            f"unknown model `{name}`",
-            cause="our own are tempo and transformer; others are braindecode's",
-            hints=[f"a similar model exists: `{close[0]}`"] if close else [],
-        )
-
-
-def _exported(path: Path) -> list[str]:
-    """The classes that a package imports into itself, read off its source; none if it cannot be read."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return []
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    names = [alias.asname or alias.name for node in imports for alias in node.names]
-    return [each for each in names if each[:1].isupper()]
+def keep_result(session: holdfast.Session, result: dict[str, Any], lines: list[str]) -> None:
+    """The scores of a run that is of no challenge: kept, and printed."""
+    files.write_json(session.run.folder / FILE, {"schema": 1, "run": session.run.name, **result})
+    for line in lines:
+        print(line, flush=True)
+    numbers = {name: result.get(name) for name in ("balanced_accuracy", "accuracy", "auroc", "nrmse", "r")}
+    session.log(**{f"test_{name}": value for name, value in numbers.items() if value is not None})

@@ -27,7 +27,7 @@ _FILTERING = 6 * (32 << 20)
 
 def guard_disk(target: Path, recordings: Sequence[Recording], recipe: Recipe, channels: Sequence[str]) -> None:
     """Say before hours of work that it will not fit. Windows cut at events are few: those are not guessed."""
-    if recipe.kind not in ("challenge2", "pretrain"):
+    if recipe.kind not in ("challenge2", "pretrain") and not recipe.labels:
         return
     seconds = sum(_seconds(each) for each in recordings)
     needed = seconds / recipe.stride * len(channels) * recipe.samples * 4

@@ -73,7 +73,7 @@ def build(about: dict[str, Any], models: Any, heads: Any) -> nn.Module:
         else:
             head = heads.FactorsHead(backbone, tuple(about["names"]))
         nets.append(heads.Net(backbone, head))
-    return heads.Ensemble(nets)  # type: ignore[no-any-return]
+    return heads.Ensemble(nets, pooled=bool(about.get("pooled")))  # type: ignore[no-any-return]
 
 
 class Served(nn.Module):

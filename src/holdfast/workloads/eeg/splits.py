@@ -52,7 +52,7 @@ def split(table: Table, *, valid: str = "", test: str = "", keep: NDArray[np.boo
     elif len(set(table["subject"][kept].tolist())) < 3:
         return _in_time(table, kept)
     else:
-        people = _in_order(table["subject"][kept])
+        people = in_order(table["subject"][kept])
         tested, validated = round(TEST_SHARE * len(people)), round(VALID_SHARE * len(people))
         on_test = np.isin(table["subject"], people[:tested])
         on_valid = np.isin(table["subject"], people[tested : tested + validated])
@@ -117,17 +117,17 @@ def _check(table: Table, rows: dict[str, Rows]) -> None:
             )
 
 
-def folds(table: Table, rows: Rows, count: int) -> NDArray[np.int64]:
-    """A fold for each of `rows`: releases where there are enough of them, groups of subjects otherwise."""
+def folds(table: Table, rows: Rows, count: int, *, mixed: bool = False) -> NDArray[np.int64]:
+    """A fold for each of `rows`: releases where there are enough of them, else groups of subjects, and if `mixed`."""
     releases = sorted(set(table["release"][rows].tolist()) - {""}, key=_number)
-    if len(releases) >= count:
+    if len(releases) >= count and not mixed:
         place = {name: number % count for number, name in enumerate(releases)}
         return np.array([place.get(each, 0) for each in table["release"][rows].tolist()], dtype=np.int64)
-    place = {name: number % count for number, name in enumerate(_in_order(table["subject"][rows]))}
+    place = {name: number % count for number, name in enumerate(in_order(table["subject"][rows]))}
     return np.array([place[each] for each in table["subject"][rows].tolist()], dtype=np.int64)
 
 
-def _in_order(subjects: NDArray[Any]) -> list[str]:
+def in_order(subjects: NDArray[Any]) -> list[str]:
     """An order that has nothing to do with names, and is the same everywhere."""
     return sorted(set(subjects.tolist()), key=lambda name: hashlib.sha256(str(name).encode()).hexdigest())
 

@@ -116,17 +116,22 @@ def around(
     values: Sequence[str],
     shift: float = -0.1,
     size: float = 1.0,
+    column: str = "",
 ) -> Cut:
-    """A window around each event of these values; what the event was is what is to be learned."""
+    """A window around each event of these values; what the event was is what is to be learned.
+
+    `column`: the values are those of this column, each as it stands there.
+    """
     cut, cuts = Cut(), _boundaries(events, rate)
     for event in events:
-        if not is_one(event, values):
+        if event.extra.get(column) not in values if column else not is_one(event, values):
             continue
         if not _is_time(event.onset):
             cut.drops["onset not a number"] += 1
             continue
         start = round(event.onset * rate) + round(shift * rate)
-        _add(cut, start, round(size * rate), samples, cuts, {"onset": event.onset, "event": event.value})
+        row = {"onset": event.onset, "event": event.extra[column] if column else event.value}
+        _add(cut, start, round(size * rate), samples, cuts, row)
     return cut
 
 
