@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import os
+import runpy
 import shutil
 import statistics
 import subprocess
@@ -36,10 +37,9 @@ TIMES, SIGMAS = 10.0, 6.0
 def trained(network: str, kind: str, folder: Path) -> dict[str, Any]:
     out = folder / "steps.json"
     out.unlink(missing_ok=True)
-    env = {**os.environ, "HOLDFAST_NETWORK": network, "HOLDFAST_PLANTED": kind, "HOLDFAST_STEPS": str(STEPS),
-           "HOLDFAST_BEGINS": str(BEGINS), "HOLDFAST_OUT": str(out),
-           "PYTHONPATH": os.pathsep.join(str(ROOT / each) for each in (".", "src", "examples"))}  # fmt: skip
-    subprocess.run([sys.executable, str(JOB)], check=True, env=env, stderr=subprocess.DEVNULL)
+    os.environ |= {"HOLDFAST_NETWORK": network, "HOLDFAST_PLANTED": kind, "HOLDFAST_STEPS": str(STEPS),
+                   "HOLDFAST_BEGINS": str(BEGINS), "HOLDFAST_OUT": str(out)}  # fmt: skip
+    runpy.run_path(str(JOB))
     told: dict[str, Any] = json.loads(out.read_text())
     return told
 

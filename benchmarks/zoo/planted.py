@@ -161,8 +161,13 @@ class _Job:
             loss = self.made.loss(_to(self.made.batch(), self.place))
         self.optimizer.zero_grad()
         self.scaler.scale(loss).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        if self.scaler.is_enabled() or self._finite():  # a session does not keep a step that is not finite
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+
+    def _finite(self) -> bool:
+        gradients = [each.grad for each in self.made.model.parameters() if each.grad is not None]
+        return bool(torch.nn.utils.get_total_norm(gradients).isfinite())
 
 
 def find(

@@ -1,6 +1,6 @@
 """Operators of a training step, one at a time: recorded on the device, computed again on the CPU, compared.
 
-recorder.py    notes the inputs and outputs of some operators of an ordinary step (slices*.py: parts of large ones)
+recorder.py    chooses operators of an ordinary step; look.py notes what goes in and out (slices*.py: parts)
 case.py        one operator with its tensors, in memory and as a safetensors file
 reference.py   the same operator in fp64 on the CPU
 bounds*.py     what rounding explains, from the operator, its precision and its length (families.py, roundings.py)

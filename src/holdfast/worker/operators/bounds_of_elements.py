@@ -69,13 +69,13 @@ def _cancelled(case: Case) -> Tensor | None:
         found: Tensor = given["self"].abs()
         return found
     if case.title in ("gelu_backward", "silu_backward", "softplus_backward", "mish_backward"):
-        grad: Tensor = given["grad_output"].abs()
-        return grad * (1.0 + given["self"].abs())
+        grad, x = given["grad_output"], given["self"]
+        size: Tensor = grad.abs() * (1.0 + x.abs())
+        return size
     if case.title == "binary_cross_entropy_with_logits":
         x, target = given["self"], given["target"]
         weight = 1.0 if given.get("weight") is None else given["weight"].abs()
-        size = ((1.0 + target.abs()) * x.abs() + 1.0) * weight
-        means = {0: lambda each: each, 1: torch.mean, 2: torch.sum}
-        result: Tensor = means[int(given.get("reduction", 1))](size)
-        return result
+        terms: Tensor = ((1.0 + target.abs()) * x.abs() + 1.0) * weight
+        reduction = int(given.get("reduction", 1))
+        return terms if reduction == 0 else terms.mean() if reduction == 1 else terms.sum()
     return None

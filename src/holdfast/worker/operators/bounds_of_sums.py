@@ -114,7 +114,8 @@ def _norms(tensor: Tensor) -> Tensor:
     tensor = tensor.double()
     if tensor.dim() < 3:
         return tensor.abs()
-    return tensor.flatten(2).norm(dim=2).reshape(*tensor.shape[:2], *([1] * (tensor.dim() - 2)))
+    norms: Tensor = torch.linalg.vector_norm(tensor.flatten(2), dim=2)
+    return norms.reshape(*tensor.shape[:2], *([1] * (tensor.dim() - 2)))
 
 
 def _gain(case: Case) -> float:
