@@ -16,7 +16,7 @@ NETS = Path(__file__).with_name("nets.py")
 
 ENGINE = '''
 """An engine whose build never ends."""
-from holdfast.testing import endless
+from holdfast.injection import endless
 from holdfast.optimize.engines.running import Predict
 
 FILE = "model.endless"
