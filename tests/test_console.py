@@ -68,7 +68,7 @@ class Folder:
         self.tried: set[str] = set()
         script = next(block for block in SCRIPTS if block.page == "README.md")
         (path / "my_script.py").write_text(script.text, encoding="utf-8")
-        shutil.copy(ROOT / "tests" / "external" / "scripts" / "plain_script.py", path / "plain.py")
+        shutil.copy(ROOT / "tests" / "supervisor" / "scripts" / "scripts" / "plain_script.py", path / "plain.py")
         (path / "train.py").write_text(
             "import sys\nsys.argv = sys.argv[:1] + ['--steps', '5']\nexec(open('plain.py').read())\n"
         )
