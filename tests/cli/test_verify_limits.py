@@ -102,6 +102,6 @@ def test_where_nobody_can_tell_which_card_shows_the_screen_a_person_is_asked(mon
     asked = {}
     for os in ("linux", "windows", "macos"):
         here = replace(there, system=replace(there.system, os=os))
-        monkeypatch.setattr("holdfast.devices.survey.collect", lambda here=here: here)
+        monkeypatch.setattr("holdfast.devices.survey.take", lambda here=here: here)
         asked[os] = any("may show the screen" in each for each in examination.dangers("cuda:0"))
     assert asked == {"linux": False, "windows": True, "macos": True}

@@ -106,7 +106,7 @@ def test_without_torch_it_says_so(tmp_path: Path) -> None:
 def test_a_card_that_may_freeze_the_machine_is_not_touched_without_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is examined after a no is the processor, whatever was asked for."""
     there = recorded.load(ROOT / "tests/devices/cases/user-5700xt-two-crashes.json").inventory()
-    monkeypatch.setattr("holdfast.devices.survey.collect", lambda: there)
+    monkeypatch.setattr("holdfast.devices.survey.take", lambda: there)
     danger = examination.dangers("cuda:0")
     assert any("runs as gfx1030" in each for each in danger) and any("reset by its driver" in each for each in danger)
     assert examination.dangers("cpu") == []

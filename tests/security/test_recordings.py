@@ -85,11 +85,11 @@ def test_what_it_becomes_is_counted_without_making_it(tmp_path: Path) -> None:
 
 def test_what_measures_well_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recording packs to a half: it may be as large as the memory allows."""
-    monkeypatch.setattr(data_files.process, "available_memory", lambda: 64 * GIGABYTE)
+    monkeypatch.setattr(data_files.processes, "available_memory", lambda: 64 * GIGABYTE)
     data_files.check_room(4 * GIGABYTE, 8 * GIGABYTE)
     with pytest.raises(data_files.TooLarge):
         data_files.check_room(4 << 20, GIGABYTE)
-    monkeypatch.setattr(data_files.process, "available_memory", lambda: 2 * GIGABYTE)
+    monkeypatch.setattr(data_files.processes, "available_memory", lambda: 2 * GIGABYTE)
     with pytest.raises(data_files.TooLarge):
         data_files.check_room(4 * GIGABYTE, 8 * GIGABYTE)
 

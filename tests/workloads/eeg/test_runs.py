@@ -337,7 +337,7 @@ def test_a_word_that_no_stage_takes(chain: Chain) -> None:
         command("train", "eeg", "epoch=3"), cwd=chain.cwd, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("error: unknown setting `epoch`\n  cause: the stages of `eeg` take: data, parent, model")
+    assert done.stderr.startswith("error: unknown setting `epoch`\n  cause: the stages of `eeg` take: data, parent, ")
     assert "tip: a similar setting exists: `epochs`" in done.stderr
 
 
