@@ -172,7 +172,7 @@ def test_both_ways_to_leave_it_out(place: Place, has_flag: bool) -> None:
     assert interpreter.module_of(command) is None
     assert place.run(command, **env) == "['c'] helper\n"
     (place.root / "spawn.py").write_text(
-        "import multiprocessing\nfrom holdfast import interpreter\n\nif __name__ == '__main__':\n"
+        "import multiprocessing\nfrom holdfast.base import interpreter\n\nif __name__ == '__main__':\n"
         f"    with interpreter.spawning({has_flag}):\n"
         "        child = multiprocessing.get_context('spawn').Process(target=print, args=('there',))\n"
         "        child.start()\n    child.join()\n"
