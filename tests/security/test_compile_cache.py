@@ -90,7 +90,8 @@ def test_a_poisoned_cache_in_the_run_folder_leaves_no_mark(tmp_path: Path) -> No
 def told(tmp_path: Path, **env: str) -> list[str]:
     """What `place` and `variables` say in a process of its own: the folder, why, and both variables."""
     code = (
-        "import os; from holdfast.base import compile_cache\nwhere, why = compile_cache.place(); found = {**os.environ, "
+        "import os; from holdfast.base import compile_cache\n"
+        "where, why = compile_cache.place(); found = {**os.environ, "
         "**compile_cache.variables()}; print(where, why, found['TORCHINDUCTOR_CACHE_DIR'], found['TRITON_CACHE_DIR'], "
         "oct(where.stat().st_mode & 0o777), sep='\\n')"
     )
