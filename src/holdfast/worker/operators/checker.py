@@ -20,8 +20,9 @@ from holdfast.base import processes
 
 if __name__ == "__main__" and "--parent" in sys.argv:  # before torch, which takes seconds to import
     processes.die_with_parent(int(sys.argv[sys.argv.index("--parent") + 1]))
-    with contextlib.suppress(OSError, AttributeError):
-        os.nice(19)
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError):
+            os.nice(19)
 
 
 def check(paths: list[str]) -> dict[str, Any]:
