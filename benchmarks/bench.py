@@ -32,6 +32,7 @@ import ecosystem
 import eeg_data
 import eeg_preparing
 import eeg_training
+import external
 import leaks
 import peers
 import ranks
@@ -43,7 +44,6 @@ import training
 import watching
 from common import RESULTS, Bound, adopt, machine, say, told, versions, write
 
-import external
 import monitor
 import optimize
 import planning
