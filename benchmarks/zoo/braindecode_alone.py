@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 NOT_NEEDED = ("mne", "mne_bids", "skorch", "wfdb", "h5py", "numba", "zarr", "pandas", "numcodecs", "sklearn", "pooch",
-              "docstring_inheritance", "linear_attention_transformer", "torchaudio", "pydantic")  # fmt: skip
+              "docstring_inheritance", "linear_attention_transformer", "torchaudio", "pydantic",
+              "torchinfo")  # fmt: skip
 
 
 used: list[str] = []

@@ -7,6 +7,7 @@ A kernel that does not run leaves what its memory held before: here zeros, and t
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +50,8 @@ def _written(value: Any) -> bool:
 
 def asked(device: str) -> list[Row]:
     place = torch.device(device)
-    rows = [_row("nothing, the first time", place), _row("nothing", place)]
+    parts = _cold(place)
+    rows = [parts, _row("nothing, the first time", place), _row("nothing", place)]
     for name, is_broken in BROKEN.items():
         for value in (0.0, 0.5):
             with _Nothing(is_broken, value):
@@ -59,6 +61,26 @@ def asked(device: str) -> list[Row]:
     for row in rows:
         row["right"] = row["found"] == [] if row["broken"].startswith("nothing") else row["broken"] in row["found"]
     return rows
+
+
+def _cold(place: torch.device) -> Row:
+    """Where the time goes when a process asks for the first time."""
+    took: dict[str, float] = {}
+
+    def timed(name: str, do: Callable[[], Any]) -> None:
+        began = time.perf_counter()
+        do()
+        if place.type == "cuda":
+            torch.cuda.synchronize()
+        took[name] = round(time.perf_counter() - began, 3)
+
+    timed("the context", lambda: torch.zeros(1, device=place).item())
+    for name, function, inputs in [*zeros._operators(0), *zeros._narrow(0)]:
+        timed(name, lambda function=function, inputs=inputs: zeros._wrong(function, inputs, place))  # type: ignore[misc]
+    if place.type == "cuda":
+        timed("import triton", lambda: importlib.import_module("triton"))
+        timed("a Triton kernel", lambda: zeros._of_triton(place, 0))
+    return {"broken": "nothing, part by part", "found": [], "seconds": round(sum(took.values()), 3), "parts": took}
 
 
 def _row(name: str, place: torch.device) -> Row:

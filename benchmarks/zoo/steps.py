@@ -83,7 +83,8 @@ def figures(told: dict[str, Any]) -> dict[str, Any]:
     after = [rows[place][0] for place in near if FIRST <= place < len(rows) and place not in looks]
     return {
         **told, "median_on_ms": _ms(statistics.median(on)), "median_off_ms": _ms(middle),
-        "ratio_median": round(statistics.median(on) / middle, 4), "ratio_neighbours": _paired(rows),
+        "ratio_median": round(statistics.median(on) / middle, 4), "ratio_neighbours": _paired(rows)[0],
+        "give_or_take": _paired(rows)[1],
         "mean_on_ms": _ms(statistics.mean(on)), "mean_off_ms": _ms(statistics.mean(off)),
         "ratio_mean": round(statistics.mean(on) / statistics.mean(off), 4),
         "looks_ms": [_ms(each) for each in seen], "longest_look_ms": _ms(max(seen, default=0.0)),
@@ -93,8 +94,11 @@ def figures(told: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _paired(rows: list[Any]) -> float | None:
-    """Each window with the sentinel against its two neighbours without it: what drifts is in both."""
+def _paired(rows: list[Any]) -> tuple[float | None, float | None]:
+    """Each window with the sentinel against its two neighbours without it, and how far the median may be off.
+
+    What drifts is in both.
+    """
     windows: list[tuple[bool, list[float]]] = []
     for seconds, on, _ in rows[FIRST:]:
         if not windows or windows[-1][0] != on:
@@ -106,7 +110,9 @@ def _paired(rows: list[Any]) -> float | None:
         for place, (on, middle) in enumerate(middles[:-1])
         if on and place
     ]
-    return round(statistics.median(ratios), 4) if ratios else None
+    if len(ratios) < 2:
+        return (round(ratios[0], 4), None) if ratios else (None, None)
+    return round(statistics.median(ratios), 4), round(1.25 * statistics.stdev(ratios) / len(ratios) ** 0.5, 4)
 
 
 def _ms(seconds: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from holdfast.monitor import reader, tensorboard
+from holdfast.run import tensorboard_file
 from holdfast.run.folder import RunFolder
 from holdfast.run.tensorboard_file import EventFile, _checksum
 from tests.cli.driving import SCRIPT
@@ -85,7 +87,8 @@ def test_a_full_disk_costs_the_numbers_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
-def test_what_was_cut_short_ends_a_file_and_another_goes_on(tmp_path: Path) -> None:
+def test_what_was_cut_short_ends_a_file_and_another_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorboard_file, "_numbers", itertools.count(9))  # the ninth file of a process, and the tenth
     events = EventFile(tmp_path)
     events.scalars(1, 0.0, {"loss": 1.0})
     assert events._file is not None

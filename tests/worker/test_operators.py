@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.injection.pretend import DEVICE
 from holdfast.run.setting_groups import SentinelSettings
@@ -30,12 +32,13 @@ def recorder(**more: Any) -> Recorder:
 
 
 def test_the_numbers_of_a_gpu_are_here() -> None:
-    assert len(CASES) == 3
+    assert len(CASES) == 4
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_a_healthy_gpu_is_not_accused(path: Path) -> None:
-    """Winograd's convolutions mix places that a sum has no term of; sigmoid's gradient rounds to bf16 three times."""
+    """Winograd's convolutions mix places that a sum has no term of; sigmoid's gradient rounds to bf16 three times;
+    attention in fp16 rounds small weights and gradients to multiples of the smallest number."""
     finding = compare(Case.load(path))
     assert finding.agrees and not finding.skipped, finding.text
 
@@ -82,14 +85,90 @@ def test_attention_is_compared_forward_and_backward(
         assert not compare(case).agrees, case.described()
 
 
-def test_attention_that_drops_out_is_left_alone() -> None:
-    watch = recorder()
-    x = torch.randn(1, 2, 8, 16, requires_grad=True)
-    with watch.look(1):
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.0)
-        with pytest.raises(RuntimeError):
+class Dropping(TorchDispatchMode):
+    """A device whose attention drops out, which the CPU's does not; one head is wrong, if asked for."""
+
+    def __init__(self, wrong: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.wrong = wrong
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name != "aten::_scaled_dot_product_flash_attention_for_cpu":
+            return func(*args, **(kwargs or {}))
+        given = dict(zip(("query", "key", "value", "dropout_p"), args, strict=False)) | (kwargs or {})
+        share = given.pop("dropout_p", 0.0)
+        out, *rest = func(**given)
+        out = out * (torch.rand_like(out) >= share) if share else out.clone()
+        if self.wrong:
+            out[:, 0] = 0.0
+        return out, *rest
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_attention_that_drops_out_is_asked_again_without(wrong: bool) -> None:
+    """It cannot be computed again as it was. The step draws the same numbers as without the look."""
+    x = torch.randn(1, 2, 8, 16)
+    drawn = []
+    for looks in (False, True):
+        watch = recorder()
+        torch.manual_seed(7)
+        with Dropping(wrong), watch.look(1) if looks else contextlib.nullcontext():
             torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.5)
-    assert [case.title for case in watch.taken()] == ["_scaled_dot_product_flash_attention_for_cpu"]
+            drawn.append(torch.rand(3))
+    assert torch.equal(*drawn)
+    cases = [case for case in watch.taken() if case.title == "_scaled_dot_product_flash_attention_for_cpu"]
+    findings = [compare(case) for case in cases]
+    assert [finding.skipped for finding in findings] == [""]
+    assert findings[0].agrees or wrong
+    if wrong and cases[0].outputs[0].count_nonzero() == 0:  # a look takes one head of the two
+        assert not findings[0].agrees
+
+
+def test_attention_that_cannot_be_asked_again_is_left_alone() -> None:
+    watch = recorder()
+    x = torch.randn(1, 2, 8, 16)
+    with watch.look(1), pytest.raises(RuntimeError):
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.5)
+    assert watch.taken() == []
+
+
+# A look knows the calls of the step ----------------------------------------------------------------------------------
+
+
+def test_a_look_after_the_first_touches_what_it_takes_alone() -> None:
+    watch = recorder()
+    watch.operators = 2
+    small = [torch.ones(number + 2) for number in range(12)]
+
+    def step(more: int = 0) -> None:
+        for each in [*small, *small[:more]]:
+            torch.mul(each, 2)
+
+    met, taken = [], []
+    for more in (0, 0, 0, 1, 1, 1):
+        with watch.look(1):
+            look = watch._open
+            step(more)
+        assert look is not None
+        met.append(sum(look.met.values()))
+        taken.append(len(watch.taken()))
+    assert met == [12, 2, 2, 2, 13, 2]  # the fourth step makes another call: the fifth look lists them anew
+    assert taken[1:] == [2] * 5
+
+
+def test_a_look_that_takes_long_takes_less() -> None:
+    watch = recorder()
+    before = watch.operators
+    watch.spent(0.2, usual=0.01)
+    assert watch.operators == before // 2
+    watch.spent(0.2, usual=1.0)  # a fifth of a step is little
+    assert watch.operators == before // 2 + 2
+    for _ in range(40):
+        watch.spent(9.0, usual=1.0)
+    assert watch.operators == 4
+    for _ in range(40):
+        watch.spent(0.0, usual=1.0)
+    assert watch.operators == before
 
 
 # Every kind gets its turn --------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ It finds out and says so. What follows is the session's and the ladder's.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -133,8 +134,9 @@ class Vigil:
             return None
         self._answered = True
         device = self.sentinel.device
-        found = zeros.silent(device)
-        if not found or not (again := [each for each in zeros.silent(device, 1) if each in found]):
+        triton = "triton" in sys.modules  # a kernel of Triton takes seconds to compile: for scripts that have some
+        found = zeros.silent(device, triton=triton)
+        if not found or not (again := [each for each in zeros.silent(device, 1, triton=triton) if each in found]):
             return None
         text = f"{', '.join(again)} does not give the known answer"
         told = {"method": METHOD, "by": "known answers, twice", "tensor": again[0]}

@@ -176,7 +176,10 @@ class Sentinel:
             self._judge_here(step)
         else:
             self._hand_over(step)
-        self._paid(max(0.0, self._clock() - began - (self._step_s or 0.0)))
+        more = max(0.0, self._clock() - began - (self._step_s or 0.0))
+        if not self.at_once and self._step_s is not None:
+            self.recorder.spent(more, self._step_s)
+        self._paid(more)
 
     def enters(self, part: str) -> None:
         """The step comes to this part: forward, backward, optimizer, or another."""

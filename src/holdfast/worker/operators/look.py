@@ -40,8 +40,15 @@ class Look(TorchDispatchMode):
         self.room, self.filled = recorder.room(), 0
         self.kinds: set[str] = set()
         self.met: Counter[str] = Counter()
+        self.places: dict[str, list[int]] = {}
+        """The numbers of the calls of each kind, while this look lists them."""
         self.plan = recorder.plan(part)
+        self.chosen = recorder.chosen(part, self.plan)
+        """The calls to look at, by their number; None: this look lists the calls of the step."""
         self.before = recorder.met.get(part, Counter())
+        self.calls = 0
+        self.shifted = False
+        """Whether the step makes other calls than the one that was listed."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -61,6 +68,9 @@ class Look(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        number, self.calls = self.calls, self.calls + 1
+        if self.chosen is not None and number not in self.chosen:  # nearly all calls: a look costs what they cost
+            return func(*args, **kwargs)
         try:
             noted = self._note(func, args, kwargs)
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
@@ -68,11 +78,12 @@ class Look(TorchDispatchMode):
             self.recorder.left_alone[f"{func.__name__}: {type(error).__name__}"] += 1
         out = func(*args, **kwargs)
         if noted is not None:
-            self._keep(*noted, out)
+            case, part, again = noted
+            self._keep(case, part, out if again is None else self._without_dropout(func, again))
         return out
 
-    def _note(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Case, Part] | None:
-        """The case with its inputs; None if this one is not looked at. Nearly all calls end at the third line."""
+    def _note(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Case, Part, dict[str, Any] | None] | None:
+        """The case with its inputs; None if this one is not looked at. The last: what to call once more for it."""
         info = _info(func)
         if info is None:
             return None
@@ -88,8 +99,9 @@ class Look(TorchDispatchMode):
         given = _named(func, args, kwargs)
         if "out" in func._schema.overload_name:  # what compiled code asks for; the functional operator is the same
             given.pop("out", None)
+        again = None
         if given.get("dropout_p"):
-            why = f"{info[0]}: it draws random numbers"
+            again = given = {**given, "dropout_p": 0.0}
         part = None
         if not why:
             part = cut(info[0], given, self.recorder.chance, self.recorder.limits, pointwise=info[1])
@@ -99,7 +111,7 @@ class Look(TorchDispatchMode):
             return None
         self.kinds.add(kind)
         self.recorder.takes(kind)
-        return self._case(func, given, part, "backward" if back else "forward", kind), part
+        return self._case(func, given, part, "backward" if back else "forward", kind), part, again
 
     def _unfit(self, tensors: list[Tensor]) -> str:
         """Why these are left alone."""
@@ -110,17 +122,22 @@ class Look(TorchDispatchMode):
     def _wants(self, kind: str) -> bool:
         """Whether to take this call."""
         recorder = self.recorder
+        if self.chosen is not None and self.chosen[self.calls - 1] != kind:
+            self.shifted = True
         if kind in recorder.cannot:
             return False
         call = self.met[kind]
         if call or len(self.met) < KINDS:
             self.met[kind] = call + 1
+            self.places.setdefault(kind, []).append(self.calls - 1)
         if kind in self.kinds:
             return False
         if recorder.everything:
             return True
         if len(self.kinds) >= recorder.operators or self.left <= 0:
             return False
+        if self.chosen is not None:
+            return True
         if self.plan is not None and kind in self.plan:
             return call == self.plan[kind]
         return kind not in self.before and recorder.chance.random() < self._rate()
@@ -155,6 +172,19 @@ class Look(TorchDispatchMode):
             full=full,
             kind=kind,
         )
+
+    def _without_dropout(self, func: Any, given: dict[str, Any]) -> Any:
+        """The answer to compare where the operator draws: it is asked again without. The step's random numbers stay."""
+        device = self.recorder.device
+        ours = device.type == "cuda"
+        before = torch.cuda.get_rng_state(device) if ours else torch.get_rng_state()
+        try:
+            return func(**given)
+        except RuntimeError as error:  # no memory for one more, or no such kernel: the step is not to suffer from that
+            self.recorder.left_alone[f"{func.__name__} without dropout: {type(error).__name__}"] += 1
+            return ()
+        finally:
+            torch.cuda.set_rng_state(before, device) if ours else torch.set_rng_state(before)
 
     def _keep(self, case: Case, part: Part, out: Any) -> None:
         listed = list(out) if isinstance(out, (list, tuple)) else [out]

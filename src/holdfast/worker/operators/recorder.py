@@ -35,6 +35,8 @@ SPARE = 16 << 20
 """Bytes beyond the budget that the last operator of a look may take."""
 LEAST = 4
 """Of which so many are wanted, however large they are."""
+LONGEST_S = 0.05
+"""Of what a look may add to a short step."""
 WHOLE, PARTS = "whole", ("forward", "backward", "optimizer")
 """What a look can be at."""
 
@@ -63,7 +65,9 @@ class Recorder:
         self.chance = random.Random(seed)
         self.cases: list[Case] = []
         self.met: dict[str, Counter[str]] = {}
-        """By the part of a step: how often each kind was called when it was looked at last."""
+        """By the part of a step: how often each kind was called when its calls were listed last."""
+        self._places: dict[str, tuple[int, dict[str, list[int]]]] = {}
+        """By the part of a step: how many calls it has, and which of them are of which kind."""
         self._open: Look | None = None
         self._bytes = 0.0
         """What an operator takes of the budget, about."""
@@ -131,9 +135,25 @@ class Recorder:
         if not met or self.everything:
             return None
         room = max(LEAST, int(self.budget / max(1.0, self._bytes)))
-        order = sorted(met, key=lambda kind: (self.seen[kind], self.chance.random()))
+        can = [kind for kind in met if kind not in self.cannot]
+        order = sorted(can, key=lambda kind: (self.seen[kind], self.chance.random()))
         chosen = {*order[: min(self.operators, room)], *self.wanted}
         return {kind: self.chance.randrange(max(1, met[kind])) for kind in chosen}
+
+    def chosen(self, part: str, plan: dict[str, int] | None) -> dict[int, str] | None:
+        """The plan as numbers of calls: a step makes the same calls as the one before it, nearly always."""
+        if plan is None or part not in self._places:
+            return None
+        places = self._places[part][1]
+        return {places[kind][call]: kind for kind, call in plan.items() if call < len(places.get(kind, ()))}
+
+    def spent(self, seconds: float, usual: float) -> None:
+        """A look made a step this much longer. It takes fewer operators until that is no more than a step, or 50 ms."""
+        most = max(usual, LONGEST_S)
+        if seconds > 0.8 * most:
+            self.operators = max(LEAST, self.operators // 2)
+        elif seconds < 0.3 * most:
+            self.operators = min(OPERATORS, self.operators + 2)
 
     def kind_of(self, title: str, back: bool, tensors: list[Tensor]) -> str:
         """The operator with its shapes and formats, in words; the words are made once."""
@@ -160,7 +180,11 @@ class Recorder:
 
     def _ends(self, look: Look) -> None:
         """What a look has shown of the step: the next one is planned with it."""
-        self.met[look.part] = look.met
+        if look.chosen is None:
+            self.met[look.part] = look.met
+            self._places[look.part] = look.calls, look.places
+        elif look.shifted or look.calls != self._places[look.part][0]:
+            del self._places[look.part]  # the next look lists the calls anew
         if look.kinds:
             self._bytes += 0.5 * ((self.budget - look.left) / len(look.kinds) - self._bytes)
 

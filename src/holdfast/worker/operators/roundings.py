@@ -44,6 +44,12 @@ def narrowest(case: Case) -> float:
     return max(units, default=UNIT[torch.float32])
 
 
+def spacing(case: Case) -> float:
+    """Of the smallest numbers in the narrowest format of the inputs: what is computed in between is rounded to it."""
+    half = any(each.dtype == torch.float16 for each in floats_of(case))
+    return 2.0**-24 if half else torch.finfo(torch.bfloat16).tiny
+
+
 def stored(case: Case, number: int, right: Tensor) -> Tensor:
     """The result is rounded to its format; the smallest numbers of a format may be taken for zero."""
     out = case.outputs.get(number)
