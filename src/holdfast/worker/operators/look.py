@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SPREAD = 0.25
 """The chance of an operator in the second half of the first look: nobody knows yet how many are to come."""
+LISTED = 8
+"""Operators of a look that lists the calls of the step as well, which takes its time."""
 KINDS = 4096
 """Kinds that are remembered; a script with ever new shapes would fill the memory otherwise."""
 _MOVES = ("_to_copy", "clone", "copy_")
@@ -46,6 +48,7 @@ class Look(TorchDispatchMode):
         self.chosen = recorder.chosen(part, self.plan)
         """The calls to look at, by their number; None: this look lists the calls of the step."""
         self.before = recorder.met.get(part, Counter())
+        self.most = recorder.operators if self.chosen is not None else min(recorder.operators, LISTED)
         self.calls = 0
         self.shifted = False
         """Whether the step makes other calls than the one that was listed."""
@@ -134,7 +137,7 @@ class Look(TorchDispatchMode):
             return False
         if recorder.everything:
             return True
-        if len(self.kinds) >= recorder.operators or self.left <= 0:
+        if len(self.kinds) >= self.most or self.left <= 0:
             return False
         if self.chosen is not None:
             return True
@@ -144,7 +147,7 @@ class Look(TorchDispatchMode):
 
     def _rate(self) -> float:
         """The chance of a kind that the look before has not met."""
-        known, most = len(self.before), self.recorder.operators
+        known, most = len(self.before), self.most
         if known:
             return min(1.0, most / known)
         return 1.0 if 2 * len(self.kinds) < most else SPREAD
