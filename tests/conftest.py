@@ -3,7 +3,7 @@
 And an end: a test that no time-out can stop shows its stacks and takes its process along, and the rest goes on.
 
 `make test` leaves out the tests that are marked `all` and takes every n-th case of those marked `sample(n)`, always the
-same ones. `--everything`, which `make test-all` gives, runs them all.
+same ones. `--rest`, which `make test-all` gives after `make test`, runs those that were left out; `--everything` all.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ _screen = os.dup(2)  # before pytest captures it
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--everything", action="store_true", help="also the tests that `make test` leaves out")
+    parser.addoption("--rest", action="store_true", help="only the tests that `make test` leaves out")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("everything") or any("::" in argument for argument in config.args):
         return  # a test that is named runs
-    left_out = [item for item in items if not _is_in_make_test(item)]
+    rest = bool(config.getoption("rest"))
+    left_out = [item for item in items if _is_in_make_test(item) is rest]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if _is_in_make_test(item)]
+        items[:] = [item for item in items if _is_in_make_test(item) is not rest]
 
 
 def _is_in_make_test(item: pytest.Item) -> bool:
