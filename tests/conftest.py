@@ -2,7 +2,7 @@
 
 And an end: a test that no time-out can stop shows its stacks and takes its process along, and the rest goes on.
 
-`make test` leaves out the tests that are marked `all` and takes every n-th case of those marked `sample(n)`, always the
+`make test` leaves out the tests that are marked `all` and takes one in n cases of those marked `sample(n)`, always the
 same ones. `--rest`, which `make test-all` gives after `make test`, runs those that were left out; `--everything` all.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import faulthandler
 import itertools
+import math
 import os
 import shutil
 import signal
@@ -39,19 +40,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("everything") or any("::" in argument for argument in config.args):
         return  # a test that is named runs
-    rest = bool(config.getoption("rest"))
-    left_out = [item for item in items if _is_in_make_test(item) is rest]
+    left_out = _left_out(items)
+    if config.getoption("rest"):
+        left_out = {item for item in items if item not in left_out}
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if _is_in_make_test(item) is not rest]
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
-def _is_in_make_test(item: pytest.Item) -> bool:
-    """By a digest of the test's name: the same choice in every process and on every machine."""
-    if item.get_closest_marker("all"):
-        return False
-    sample = item.get_closest_marker("sample")
-    return sample is None or zlib.crc32(item.nodeid.encode()) % sample.args[0] == 0
+def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """What `make test` leaves out. A sample goes by digests of names: it is the same everywhere."""
+    left_out = {item for item in items if item.get_closest_marker("all")}
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item not in left_out and item.get_closest_marker("sample"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for of_one_test in cases.values():
+        mark = of_one_test[0].get_closest_marker("sample")
+        assert mark is not None
+        of_one_test.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        left_out.update(of_one_test[math.ceil(len(of_one_test) / mark.args[0]) :])
+    return left_out
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -314,6 +314,7 @@ def test_a_run_outlives_the_machine(tmp_path_factory: pytest.TempPathFactory, fi
     assert not list(cwd.rglob("*.service")), "a finished run is not started again"
 
 
+@pytest.mark.all
 @LINUX
 @pytest.mark.timeout(400)
 def test_a_device_that_freezes_the_machine_twice_is_not_used_a_third_time(

@@ -50,6 +50,7 @@ def without(reference: Drive) -> Run:
 # Left out.
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("how", ["segfault", "exit", "hang"])
 def test_a_poison_sample_is_left_out_and_counted(drive: Drive, without: Run, how: str, workers: int) -> None:

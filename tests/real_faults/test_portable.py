@@ -14,6 +14,7 @@ from tests.real_faults.driving import JOB, SOON, Command, alive, assert_exact, d
 from tests.waiting import wait_until
 
 
+@pytest.mark.all
 @pytest.mark.timeout(300)  # each worker is a fresh interpreter that imports torch
 def test_kill_hang_memory_and_ctrl_c(tmp_path: Path, reference: Drive) -> None:
     wanted = reference()
