@@ -294,6 +294,7 @@ def saved(run: RunFolder) -> int:
     return max((int(path.name) for path in (run.path / "checkpoints").glob("[0-9]*")), default=0)
 
 
+@pytest.mark.all
 @LINUX
 @pytest.mark.timeout(400)
 def test_a_run_outlives_the_machine(tmp_path_factory: pytest.TempPathFactory, finished: Finished) -> None:

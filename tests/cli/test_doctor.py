@@ -62,6 +62,7 @@ def train(session):
 # The command --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 def test_a_machine_and_what_is_remembered_of_it(tmp_path: Path) -> None:
     first = holdfast("doctor", "--device", "cpu", cwd=tmp_path)
     assert first.code == 0, first.err

@@ -64,6 +64,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.all
 @pytest.mark.timeout(400)  # three processes that import torch
 def test_a_plan_is_measured_followed_and_compared(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(SCRIPT, encoding="utf-8")
