@@ -20,12 +20,17 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 GRACE = 60.0
 """Seconds after the time-out of a test before its whole process is ended: then it hangs where no signal arrives."""
+
+# On a busy machine an example takes seconds, and that is no fault of what is tested.
+settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("holdfast")
 
 _numbers = itertools.count(1)
 _states = pytest.StashKey[Path]()
