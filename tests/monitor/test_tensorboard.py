@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -10,11 +11,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from holdfast.monitor import reader, tensorboard
+from holdfast.run import tensorboard_file
 from holdfast.run.folder import RunFolder
 from holdfast.run.tensorboard_file import EventFile, _checksum
 from tests.cli.driving import SCRIPT
@@ -98,6 +101,18 @@ def test_what_was_cut_short_ends_a_file_and_another_goes_on(tmp_path: Path) -> N
     events.close()
     assert len(os.listdir(tmp_path)) == 2
     assert scalars(tmp_path, "loss") == [(1, 1.0), (3, 3.0)]
+
+
+def test_the_files_of_one_second_are_read_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ninth and the tenth of a process, too: TensorBoard goes by their names."""
+    monkeypatch.setattr(tensorboard_file, "_numbers", itertools.count(8))
+    monkeypatch.setattr(tensorboard_file, "clock", SimpleNamespace(time=lambda: 1_800_000_000.0))
+    for step in range(1, 5):
+        events = EventFile(tmp_path)
+        events.scalars(step, 0.0, {"loss": float(step)})
+        events.close()
+    assert len(os.listdir(tmp_path)) == 4
+    assert scalars(tmp_path, "loss") == [(step, float(step)) for step in range(1, 5)]
 
 
 def test_an_old_run_can_be_turned_into_event_files(tmp_path: Path) -> None:
