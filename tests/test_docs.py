@@ -86,6 +86,7 @@ def test_there_is_something_to_test() -> None:
     assert len(FRAGMENTS) >= 3
 
 
+@pytest.mark.all
 def test_every_script_on_a_page_trains(tmp_path: Path) -> None:
     """All of them in one process: importing torch takes longer than training what is shown here."""
     names = {}

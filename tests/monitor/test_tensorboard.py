@@ -136,6 +136,7 @@ def wait_for(path: Path, step: int, process: subprocess.Popen[bytes]) -> dict[st
     raise AssertionError("no progress")
 
 
+@pytest.mark.all
 def test_a_run_that_is_killed_and_resumed_never_goes_back(tmp_path: Path) -> None:
     """A real run: its worker is killed, then its supervisor, then it is resumed to its end."""
     (tmp_path / "job.py").write_text(SCRIPT)
@@ -160,6 +161,7 @@ def test_a_run_that_is_killed_and_resumed_never_goes_back(tmp_path: Path) -> Non
     assert any(b"SIGKILL" in words for words in faults)
 
 
+@pytest.mark.all
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no process can be stopped here")
 def test_numbers_in_the_mail_of_a_supervisor_that_is_killed_are_written_by_the_next(tmp_path: Path) -> None:
     """The worker goes on for some epochs while nobody reads what it logs; then its supervisor is killed."""

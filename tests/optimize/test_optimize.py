@@ -21,6 +21,7 @@ def data(folder: Path, count: int = 24) -> Path:
     return folder / "val.npz"
 
 
+@pytest.mark.all
 def test_from_a_module_to_a_bundle_that_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch = pytest.importorskip("torch")
     from safetensors.torch import save_file
