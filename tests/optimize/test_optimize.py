@@ -79,6 +79,7 @@ def test_an_operator_onnx_has_not_leaves_the_other_engines(tmp_path: Path, capsy
     assert "Chosen: export fp32" in told and "random inputs" in told
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("factory", "more", "code", "words"),
     [
