@@ -186,6 +186,7 @@ def test_numbers_in_the_mail_of_a_supervisor_that_is_killed_are_written_by_the_n
         assert [step for step, _ in scalars(folder / "tb", tag)] == every
 
 
+@pytest.mark.all
 def test_it_can_be_turned_off(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(SCRIPT)
     words = [sys.executable, "-m", "holdfast.cli.main", "train", "job.py", "epochs=1", "run.tensorboard=false"]

@@ -38,6 +38,7 @@ def test_kill_hang_memory_and_ctrl_c(tmp_path: Path, reference: Drive) -> None:
     assert "_hang" in (again.evidence(3) / "stacks-python.txt").read_text()
 
 
+@pytest.mark.all
 def test_supervisor_killed(tmp_path: Path, drive: Drive, reference: Drive) -> None:
     """No worker is left, the keeper saves and keeps the lock meanwhile, and the slots are removed."""
     env = {"HOLDFAST_PORTABLE": "1"}

@@ -32,6 +32,7 @@ def test_keeper_killed(drive: Drive, reference: Drive) -> None:
     assert not list((run.folder / "checkpoints").glob(".*")), "half of a checkpoint was left"
 
 
+@pytest.mark.all
 def test_nursery_killed(tmp_path: Path, reference: Drive) -> None:
     """The kernel ends its worker with it; a new nursery imports torch, and a new worker goes on."""
     run = drive(tmp_path, nursery=None, faults="nursery_kill@5")

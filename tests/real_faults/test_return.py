@@ -41,6 +41,7 @@ def said(run: Run) -> list[str]:
     return [str(event.data["text"]) for event in run.of("trust")]
 
 
+@pytest.mark.all
 def test_a_device_that_heals_is_trusted_again(drive: Drive, suffering: Any) -> None:
     """It fails in training twice and in one probe; then it is well: the run ends where it began, with the same bits."""
     reference = drive(JOB, epochs=4)

@@ -46,6 +46,7 @@ def test_ctrl_c_once_saves_and_can_be_resumed(tmp_path: Path, drive: Drive, refe
     assert_exact(again, reference(), faults=0, stops=1)
 
 
+@pytest.mark.all
 def test_ctrl_c_twice_stops_at_once_and_names_the_verified_checkpoint(
     tmp_path: Path, drive: Drive, reference: Drive
 ) -> None:

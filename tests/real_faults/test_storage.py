@@ -220,6 +220,7 @@ def test_a_stop_that_cannot_be_saved_is_rescued_and_not_called_one(
 # The command --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 @pytest.mark.timeout(300)
 def test_holdfast_train_on_a_disk_that_fills_up_and_is_cleared(tmp_path: Path, wanted: str) -> None:
     with small_disk(tmp_path / "disk", "2m") as disk:

@@ -224,6 +224,7 @@ def test_a_framework_goes_on_by_itself(tmp_path: Path, module: str, words: list[
     assert ran.receipt["steps"] == 20 and ran.receipt["steps_repeated"] == 2, ran.said
 
 
+@pytest.mark.all
 def test_a_stopped_run_goes_on_with_resume(tmp_path: Path, reference: Path) -> None:
 
     command = [sys.executable, str(PLAIN), "--steps", str(STEPS), "--pause", "0.1"]

@@ -186,6 +186,7 @@ def test_whoever_waits_for_something_that_comes_is_left_alone(tmp_path: Path) ->
     assert all(texts and "it is left alone" in texts[0] for texts in told.values()), told
 
 
+@pytest.mark.all
 def test_whoever_is_stuck_is_found(tmp_path: Path) -> None:
     folder = tmp_path / "zoo"
     folder.mkdir()

@@ -172,6 +172,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     assert "pip install 'holdfast[detection]'" in done.stderr
 
 
+@pytest.mark.all
 def test_a_folder_of_somebody_else_is_no_bundle(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
