@@ -95,7 +95,7 @@ class Hanging:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
 
     def __call__(self) -> None:
         (self.folder / str(os.getpid())).touch()
