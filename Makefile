@@ -1,8 +1,8 @@
-# The developer's interface. CI runs `make test` and nothing else.
+# The developer's interface. CI runs `make demo test test-all`.
 #
 #   make demo       doctor, plan, training with three faults, receipt, a fast model, and a page to look at
-#   make test       what has to hold: lint, types, tests (no accelerator needed)
-#   make test-all   the same with every case of the long matrices of tests
+#   make test       what has to hold: lint, types, tests (no accelerator needed); six minutes on two cores
+#   make test-all   `make test`, then the long matrices of tests that it takes samples of
 #   make check      lint, format, types and documentation alone
 #   make fix        let ruff repair what it can
 #   make bench      the long measurements, kept in benchmarks/results/ (ARGS=--quick: a smoke test of them)
@@ -24,8 +24,12 @@ PYTEST = $(PY) -m pytest
 JOBS ?= 3
 # Many tests watch the clock. A test that fails beside others runs once more alone, and fails for good if it fails again.
 # Only pytest's exit code 1 (some tests failed) leads here; with nothing to repeat, "none" makes it fail as well.
-AGAIN = { echo "== The tests that failed run once more, one at a time ==" && \
-    $(PYTEST) -n 0 --last-failed --last-failed-no-failures none; }
+# $(call tests,OPTIONS)
+define tests
+$(PYTEST) $(1) -n $(JOBS) --dist loadfile --durations 25 || { test $$? -eq 1 && \
+    echo "== The tests that failed run once more, one at a time ==" && \
+    $(PYTEST) $(1) -n 0 --last-failed --last-failed-no-failures none; }
+endef
 
 # Every path here is relative: the folder may have blanks in its name.
 ifeq ($(PY),.venv/bin/python)
@@ -36,6 +40,8 @@ export PYTHONPATH := $(CURDIR)/src
 endif
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# The tests start some thousand Pythons: each would compile our files anew if none of them kept the bytecode.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-all check check-fast fix bench hardware verify platforms package package-check lock clean setup
 .DELETE_ON_ERROR:
@@ -47,10 +53,10 @@ demo: $(READY)
 	$(PY) scripts/demo.py
 
 test: check
-	$(PYTEST) -n $(JOBS) --dist loadfile --durations 25 || { test $$? -eq 1 && $(AGAIN); }
+	$(call tests,)
 
-test-all: PYTEST += --everything
 test-all: test
+	$(call tests,--rest)
 
 check: check-fast
 	$(PY) -m ruff format --check .

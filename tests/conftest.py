@@ -2,14 +2,15 @@
 
 And an end: a test that no time-out can stop shows its stacks and takes its process along, and the rest goes on.
 
-`make test` leaves out the tests that are marked `all` and takes every n-th case of those marked `sample(n)`, always the
-same ones. `--everything`, which `make test-all` gives, runs them all.
+`make test` leaves out the tests that are marked `all` and takes one in n cases of those marked `sample(n)`, always the
+same ones. `--rest`, which `make test-all` gives after `make test`, runs those that were left out; `--everything` all.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import itertools
+import math
 import os
 import shutil
 import signal
@@ -19,12 +20,17 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 GRACE = 60.0
 """Seconds after the time-out of a test before its whole process is ended: then it hangs where no signal arrives."""
+
+# On a busy machine an example takes seconds, and that is no fault of what is tested.
+settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("holdfast")
 
 _numbers = itertools.count(1)
 _states = pytest.StashKey[Path]()
@@ -33,23 +39,33 @@ _screen = os.dup(2)  # before pytest captures it
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--everything", action="store_true", help="also the tests that `make test` leaves out")
+    parser.addoption("--rest", action="store_true", help="only the tests that `make test` leaves out")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("everything") or any("::" in argument for argument in config.args):
         return  # a test that is named runs
-    left_out = [item for item in items if not _is_in_make_test(item)]
+    left_out = _left_out(items)
+    if config.getoption("rest"):
+        left_out = {item for item in items if item not in left_out}
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if _is_in_make_test(item)]
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
-def _is_in_make_test(item: pytest.Item) -> bool:
-    """By a digest of the test's name: the same choice in every process and on every machine."""
-    if item.get_closest_marker("all"):
-        return False
-    sample = item.get_closest_marker("sample")
-    return sample is None or zlib.crc32(item.nodeid.encode()) % sample.args[0] == 0
+def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """What `make test` leaves out. A sample goes by digests of names: it is the same everywhere."""
+    left_out = {item for item in items if item.get_closest_marker("all")}
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item not in left_out and item.get_closest_marker("sample"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for of_one_test in cases.values():
+        mark = of_one_test[0].get_closest_marker("sample")
+        assert mark is not None
+        of_one_test.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        left_out.update(of_one_test[math.ceil(len(of_one_test) / mark.args[0]) :])
+    return left_out
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -263,6 +263,7 @@ def test_a_fault_that_belongs_to_everybody_is_a_file_in_the_package(
 needs_fork = pytest.mark.skipif(processes.portable(), reason="these share one process to fork from")
 
 
+@pytest.mark.all
 @needs_fork
 def test_a_probe_of_ours_runs_and_a_remedy_of_ours_cures(add: Add, tmp_path: Path) -> None:
     add("probes/big_sort.py", PROBE)
@@ -339,6 +340,7 @@ WRONG = {
 # Engine ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 def test_an_engine_of_ours_is_tried_chosen_bundled_and_answers(add: Add, tmp_path: Path) -> None:
     add("engines/by_hand.py", ENGINE)
     (tmp_path / "net.py").write_text(NET)

@@ -7,6 +7,7 @@ processes are started by the name of their module, and workloads are found by th
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,11 +63,17 @@ def imported(name: str, tree: ast.AST) -> Iterator[str]:
                 yield inner if inner in MODULES else str(node.module)
 
 
+@functools.cache
+def parsed(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
+
+
+@functools.cache
 def graph(*, at_import: bool = False) -> Graph:
     """Who imports whom; `at_import`: only what runs when the module is imported."""
     found: Graph = {}
-    for name, path in MODULES.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+    for name in MODULES:
+        tree = parsed(name)
         found[name] = set(imported(name, _outside_of_functions(tree) if at_import else tree)) - {name}
     return found
 
@@ -81,9 +88,6 @@ def floor(name: str) -> str:
     return name.split(".")[1] if "." in name else ""
 
 
-ALL = graph()
-
-
 def test_every_folder_is_a_floor() -> None:
     assert {floor(name) for name in MODULES} - {"", "__main__"} == set(FLOORS)
 
@@ -92,7 +96,7 @@ def test_no_import_points_up() -> None:
     height = {name: number for number, name in enumerate(FLOORS)}
     up = [
         f"{name} imports {target}"
-        for name, targets in ALL.items()
+        for name, targets in graph().items()
         for target in targets
         if floor(name) in height and floor(target) in height and height[floor(target)] > height[floor(name)]
     ]
@@ -119,19 +123,19 @@ def test_folders_import_each_other_in_no_circle() -> None:
 
 
 def test_only_tests_use_what_is_for_tests() -> None:
-    users = [name for name, targets in ALL.items() if any(floor(target) == "testing" for target in targets)]
+    users = [name for name, targets in graph().items() if any(floor(target) == "testing" for target in targets)]
     assert [name for name in users if floor(name) not in ("testing", "verification", "cli")] == []
 
 
 def test_only_the_command_line_knows_workloads() -> None:
-    users = [name for name, targets in ALL.items() if any(floor(target) == "workloads" for target in targets)]
+    users = [name for name, targets in graph().items() if any(floor(target) == "workloads" for target in targets)]
     assert [name for name in users if floor(name) != "workloads"] == []
 
 
 @pytest.mark.parametrize("name", ["torch", "numpy"])
 def test_what_watches_cannot_reach_torch(name: str) -> None:
     now = graph(at_import=True)
-    heavy = {module for module, path in MODULES.items() if _imports(path, name)}
+    heavy = {module for module in MODULES if _imports(module, name)}
     found = []
     for start in MODULES:
         if floor(start) not in NO_TORCH or start in SCRIPTS:
@@ -146,8 +150,8 @@ def test_what_watches_cannot_reach_torch(name: str) -> None:
     assert found == []
 
 
-def _imports(path: Path, package: str) -> bool:
-    tree = _outside_of_functions(ast.parse(path.read_text(encoding="utf-8")))
+def _imports(name: str, package: str) -> bool:
+    tree = _outside_of_functions(parsed(name))
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -159,7 +163,7 @@ def _imports(path: Path, package: str) -> bool:
 def test_workloads_use_public_names() -> None:
     strange = [
         f"{name} imports {target}"
-        for name, targets in ALL.items()
+        for name, targets in graph().items()
         if floor(name) == "workloads"
         for target in targets
         if floor(target) != "workloads"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.faces import PlainFace, QuietFace, choose, plain_value
+from holdfast.cli.face_choice import choose
+from holdfast.cli.faces import PlainFace, QuietFace, plain_value
 from holdfast.cli.terminal import TerminalFace, live_line, marked_lines, table_head, table_row
 from holdfast.console.output import Output, Screen
 from holdfast.console.text import Lines, without_control

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
-from tests.data.loaders import Event, children, made, make, values
+from holdfast.data import loader_pool, sample_check
+from holdfast.data.loader import Loader
+from holdfast.data.read_limit import Patience
+from tests.data.loaders import Clock, Event, children, made, make, values
 from tests.waiting import wait_until
 
 
 @pytest.fixture
 def events() -> list[Event]:
     return []
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> Callable[[Loader, Callable[[], object]], None]:
+    """Time goes on for a loader, whose limit is a second, while something is true: a child hangs, or is stopped."""
+
+    def give(loader: Loader, true: Callable[[], object]) -> None:
+        loader._pool.patience = Patience(floor_s=1.0, first_wait_s=1.0)
+        clock = Clock(true)
+        monkeypatch.setattr(loader_pool, "time", clock)
+        monkeypatch.setattr(sample_check, "time", clock)
+
+    return give
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,10 @@
     loader = record(make(At(11, os.abort)), events)    # sample 11 ends the child that reads it
     assert torch.equal(values(loader), undisturbed)    # two epochs, as they are without children
 
+No child is called stuck for being slow on a busy machine: the limit is a minute. A test about limits moves the clock:
+
+    hurry(loader, lambda: done.exists())               # the fixture: a second for each look, while that is true
+
 The fixtures `events`, `undisturbed` and `nothing_left_behind`, which TIDY asks for, are in conftest.py.
 """
 
@@ -72,13 +76,50 @@ def hang() -> None:
     threading.Event().wait()
 
 
+class Clock:
+    """The time that a loader reads: it stands nearly still, and goes on a second at each look while `hurry` is true."""
+
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self, hurry: Callable[[], object]) -> None:
+        self.hurry = hurry
+        self.ahead = 0.0
+
+    def monotonic(self) -> float:
+        self.ahead += 1.0 if self.hurry() else 0.0
+        return time.monotonic() / 100 + self.ahead
+
+
+class Hanging:
+    """An act that hangs, and says so: `hanging.now()` while a child is in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def __call__(self) -> None:
+        (self.folder / str(os.getpid())).touch()
+        hang()
+
+    def now(self) -> bool:
+        return any(_is_there(int(entry.name)) for entry in self.folder.iterdir())
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 made: weakref.WeakSet[Loader] = weakref.WeakSet()
 """Those that are still there, for a test that fails before it closes its own."""
 
 
 def make(dataset: Any = None, workers: int = 2, **more: Any) -> Loader:
     loader = Loader(dataset or Augmented(), SIZE, shuffle=True, seed=5, num_workers=workers, **more)
-    loader._pool.patience = Patience(floor_s=0.5)
+    loader._pool.patience = Patience(floor_s=60.0)
     made.add(loader)
     return loader
 

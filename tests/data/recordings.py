@@ -50,7 +50,7 @@ class Recordings(Dataset[torch.Tensor]):
 
 def make(dataset: Any, workers: int = 2, **more: Any) -> Loader:
     loader = Loader(dataset, **{"batch_size": SIZE, "seed": 5, "num_workers": workers, **more})
-    loader._pool.patience = Patience(floor_s=0.25, first_wait_s=60)
+    loader._pool.patience = Patience(floor_s=60.0)
     return loader
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.data import sample_marks
+from holdfast.data import sample_check, sample_marks
 from holdfast.data.loader import Loader
+from holdfast.data.read_limit import Patience
 from holdfast.faults.bad_samples import BadSamples
-from tests.data.loaders import POSIX, hang, leave
+from tests.data.loaders import POSIX, Clock, Hanging, leave
 from tests.data.recordings import LENGTH, Recordings, known_from_the_start, make, segfault
 
 pytestmark = POSIX
@@ -35,9 +36,13 @@ def read(folder: Path, act: str, how: str) -> None:
             (folder / "killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
+    hang = Hanging(folder / "hanging")
     bad = {"segfault": segfault, "leave": leave, "hang": hang, "outside": outside}[act]
     sample_marks.begin(folder, tell=lambda name, **details: tell(name, details))
     loader = make(Recordings({9: bad}), 0, shuffle=how == "train", allow_missing=how == "missing")
+    if act == "hang":  # this process is ours alone, and time goes on in it while a child hangs
+        loader._pool.patience = Patience(floor_s=1.0, first_wait_s=1.0)
+        sample_check.time = Clock(hang.now)  # type: ignore[assignment]
     try:
         values = list(loader) if how != "train" else [batch.value for batch in loader.batches(0, 0)]
         tell("values", torch.cat(values).tolist())

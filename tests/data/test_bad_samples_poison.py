@@ -7,14 +7,14 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from holdfast.data.read_limit import Patience
 from holdfast.faults.bad_samples import BadSamples, charge_of
 from holdfast.faults.blame import Blame
-from tests.data.loaders import POSIX, Event, hang, leave, record
+from tests.data.loaders import POSIX, Event, Hanging, leave, record
 from tests.data.recordings import LENGTH, Recordings, known_from_the_start, make, same, segfault, train
 
 pytestmark = POSIX
@@ -25,14 +25,17 @@ pytestmark = POSIX
     [
         (segfault, "ended the process that reads it (SIGSEGV)"),
         (leave, "ended the process that reads it (exit status 3)"),
-        (hang, "hung the process that reads it"),
+        (Hanging, "hung the process that reads it"),
     ],
 )
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_poison_sample_is_quarantined_by_index(
-    act: Callable[[], None], why: str, workers: int, events: list[Event]
+    act: Any, why: str, workers: int, events: list[Event], tmp_path: Path, hurry: Any
 ) -> None:
+    act = act(tmp_path / "hanging") if act is Hanging else act
     loader = record(make(Recordings({9: act}), workers, shuffle=True), events)
+    if isinstance(act, Hanging):
+        hurry(loader, act.now)
     values = train(loader, epochs=2)
     assert same(values, train(known_from_the_start([9], shuffle=True), epochs=2))
     deaths = [name for name, _ in events if name != "quarantined"]
@@ -131,5 +134,4 @@ def test_spawned_children_are_tried_in_the_same_way(monkeypatch: pytest.MonkeyPa
     """As on macOS and Windows."""
     monkeypatch.setenv("HOLDFAST_PORTABLE", "1")
     loader = make(Recordings({9: leave}), 1)
-    loader._pool.patience = Patience()
     assert same(train(loader), train(known_from_the_start([9])))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.faults.bad_samples import BadSamples, charge_of
-from tests.data.loaders import POSIX, Event, hang, leave, record
+from tests.data.loaders import POSIX, Event, Hanging, leave, record
 from tests.data.recordings import LENGTH, Recordings, known_from_the_start, make, refuse, segfault
 
 pytestmark = POSIX
@@ -23,9 +25,12 @@ def test_a_score_never_misses_a_sample_silently() -> None:
     assert (charge_of(caught.value) or {})["samples"] == [{"index": 9, "source": "sub-09_eeg.set"}]
 
 
-@pytest.mark.parametrize("act", [segfault, leave, hang])
-def test_a_poison_sample_in_an_evaluation_ends_it(act: Callable[[], None], events: list[Event]) -> None:
+@pytest.mark.parametrize("act", [segfault, leave, Hanging])
+def test_a_poison_sample_in_an_evaluation_ends_it(act: Any, events: list[Event], tmp_path: Path, hurry: Any) -> None:
+    act = act(tmp_path / "hanging") if act is Hanging else act
     loader = record(make(Recordings({9: act}), 1), events)
+    if isinstance(act, Hanging):
+        hurry(loader, act.now)
     got = []
     with pytest.raises(BadSamples) as caught:
         for value in loader:

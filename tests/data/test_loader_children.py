@@ -15,7 +15,6 @@ import torch
 
 from holdfast.base.errors import UserError
 from holdfast.data.loader import Batch
-from holdfast.data.loader_pool import Patience
 from tests.data.loaders import LENGTH, POSIX, TIDY, Event, children, make, record, values
 from tests.waiting import wait_until
 
@@ -157,7 +156,6 @@ def test_spawned_children_do_the_same(
 ) -> None:
     monkeypatch.setenv("HOLDFAST_PORTABLE", "1")
     loader = record(make(workers=1), events)
-    loader._pool.patience = Patience()
 
     def kill(batch: Batch) -> None:
         if batch.index == 3:

@@ -180,6 +180,7 @@ def test_less_memory_than_it_says(host: Host, place: Path) -> None:
     assert found.evidence["reported_bytes"] == 64 << 20 and 16 << 20 <= found.evidence["reached_bytes"] <= 24 << 20
 
 
+@pytest.mark.all
 def test_a_slow_first_launch(place: Path) -> None:
     """What the first probe had compiled, the next ones have: the caches are those of the host, and go with it."""
     symptoms.write(place, [Symptom("slow", seconds=3.0)])

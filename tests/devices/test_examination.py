@@ -124,6 +124,7 @@ def test_a_device_that_does_not_start_is_not_asked_for_more(clinic: Clinic) -> N
     assert {each.probe for each in seen.results if each.status != "skipped"} == {"first step"}
 
 
+@pytest.mark.all
 def test_wrong_in_fp16_alone_is_done_without_fp16(clinic: Clinic) -> None:
     seen = clinic.examine(("conv2d fp16",), Symptom("wrong", kernel="convolution", precision="fp16"), backend="mps")
     assert seen.verdict.state == "use_with_care"
@@ -132,6 +133,7 @@ def test_wrong_in_fp16_alone_is_done_without_fp16(clinic: Clinic) -> None:
     assert "conv2d fp32 forward" in {each.probe for each in seen.results}, "the simpler check was added"
 
 
+@pytest.mark.all
 def test_wrong_from_a_batch_of_seven_on_is_computed_in_smaller_pieces(clinic: Clinic) -> None:
     probes = ("network fp32 batch 1", "network fp32 batch 7", "network fp32 batch 32")
     seen = clinic.examine(probes, Symptom("wrong", part="forward", kernel="addmm", batch=7), backend="mps")
@@ -146,6 +148,7 @@ def test_wrong_beside_a_second_process(clinic: Clinic) -> None:
     assert seen.verdict.policy.avoid == ("a second process",)
 
 
+@pytest.mark.all
 def test_less_memory_than_it_says(clinic: Clinic) -> None:
     seen = clinic.examine(("memory limit",), Symptom("memory", limit=24 << 20, reported=256 << 20), backend="mps")
     assert seen.verdict.state == "use_with_care"
@@ -238,6 +241,7 @@ def test_a_step_that_is_wrong_is_cured_and_the_cure_is_kept(scripted: WithScript
     assert kept.measured_at == seen.verdict.measured_at
 
 
+@pytest.mark.all
 def test_a_step_that_is_wrong_in_half_precision_is_done_in_fp32(scripted: WithScript) -> None:
     seen = scripted.examine(Symptom("wrong", kernel="tanh", precision="bf16", how="nan"), half="yes")
     assert scripted.clinic.tried[-1] == "no-low-precision"
@@ -289,6 +293,7 @@ FOUND = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", symptoms.EXAMPLES)
 def test_every_bad_behaviour_has_its_finding(name: str, clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
     probe, slug, state = FOUND[name]

@@ -170,6 +170,7 @@ def _jobs_of(pid: int) -> list[Path]:
     return found
 
 
+@pytest.mark.all
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="snapshots of ranks are looked for in /dev/shm")
 def test_launch_survives_a_kill_and_a_stop_bit_for_bit(found: dict[str, Any], tmp_path: Path) -> None:
@@ -202,6 +203,7 @@ def test_launch_survives_a_kill_and_a_stop_bit_for_bit(found: dict[str, Any], tm
     assert not _jobs_of(launch.pid), "nothing is left in shared memory"
 
 
+@pytest.mark.all
 @pytest.mark.timeout(600)
 def test_two_machines_and_a_rank_of_the_second_dies(found: dict[str, Any], tmp_path: Path) -> None:
     """Two agents that meet over loopback, each with folders of its own: what two machines would be."""

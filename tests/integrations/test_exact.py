@@ -29,8 +29,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return references(tmp_path_factory, "loop_script.py")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("fault", ["kill", "segfault", "hang_gil"])
-@pytest.mark.sample(2)
 def test_a_plain_loop_at_a_random_moment(tmp_path: Path, reference: Path, fault: str) -> None:
     at = random.randrange(2, EPOCHS * BATCHES)
     soon = ("watchdog.loop=5s", "watchdog.evaluate=5s") if fault == "hang_gil" else ()
@@ -49,10 +49,10 @@ def test_alone_it_trains_as_before(tmp_path: Path, reference: Path) -> None:
     assert same_weights(reference, tmp_path)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("module", "script"), [("lightning", "lightning_script.py"), ("transformers", "trainer_script.py")]
 )
-@pytest.mark.sample(3)
 def test_a_framework_in_the_middle_of_an_epoch(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, module: str, script: str
 ) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,6 +104,18 @@ def test_what_was_cut_short_ends_a_file_and_another_goes_on(tmp_path: Path, monk
     assert scalars(tmp_path, "loss") == [(1, 1.0), (3, 3.0)]
 
 
+def test_the_files_of_one_second_are_read_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ninth and the tenth of a process, too: TensorBoard goes by their names."""
+    monkeypatch.setattr(tensorboard_file, "_numbers", itertools.count(8))
+    monkeypatch.setattr(tensorboard_file, "clock", SimpleNamespace(time=lambda: 1_800_000_000.0))
+    for step in range(1, 5):
+        events = EventFile(tmp_path)
+        events.scalars(step, 0.0, {"loss": float(step)})
+        events.close()
+    assert len(os.listdir(tmp_path)) == 4
+    assert scalars(tmp_path, "loss") == [(step, float(step)) for step in range(1, 5)]
+
+
 def test_an_old_run_can_be_turned_into_event_files(tmp_path: Path) -> None:
     run = reader.open(make_run(tmp_path, "FINISHED").path, cached=False)
     tensorboard.write(run, run.path / "tb")
@@ -124,6 +137,7 @@ def wait_for(path: Path, step: int, process: subprocess.Popen[bytes]) -> dict[st
     raise AssertionError("no progress")
 
 
+@pytest.mark.all
 def test_a_run_that_is_killed_and_resumed_never_goes_back(tmp_path: Path) -> None:
     """A real run: its worker is killed, then its supervisor, then it is resumed to its end."""
     (tmp_path / "job.py").write_text(SCRIPT)
@@ -148,6 +162,7 @@ def test_a_run_that_is_killed_and_resumed_never_goes_back(tmp_path: Path) -> Non
     assert any(b"SIGKILL" in words for words in faults)
 
 
+@pytest.mark.all
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no process can be stopped here")
 def test_numbers_in_the_mail_of_a_supervisor_that_is_killed_are_written_by_the_next(tmp_path: Path) -> None:
     """The worker goes on for some epochs while nobody reads what it logs; then its supervisor is killed."""
@@ -172,6 +187,7 @@ def test_numbers_in_the_mail_of_a_supervisor_that_is_killed_are_written_by_the_n
         assert [step for step, _ in scalars(folder / "tb", tag)] == every
 
 
+@pytest.mark.all
 def test_it_can_be_turned_off(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(SCRIPT)
     words = [sys.executable, "-m", "holdfast.cli.main", "train", "job.py", "epochs=1", "run.tensorboard=false"]

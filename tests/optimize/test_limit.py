@@ -53,6 +53,7 @@ def test_what_takes_long_comes_last() -> None:
     assert not slow & {"onnxruntime fp32", "export fp32", "onnxruntime int8-dynamic"}
 
 
+@pytest.mark.all
 @pytest.mark.timeout(300)
 def test_an_engine_that_never_ends_does_not_take_the_time_of_the_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,7 @@ def data(folder: Path, count: int = 24) -> Path:
     return folder / "val.npz"
 
 
+@pytest.mark.all
 def test_from_a_module_to_a_bundle_that_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch = pytest.importorskip("torch")
     from safetensors.torch import save_file
@@ -78,6 +79,7 @@ def test_an_operator_onnx_has_not_leaves_the_other_engines(tmp_path: Path, capsy
     assert "Chosen: export fp32" in told and "random inputs" in told
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("factory", "more", "code", "words"),
     [

@@ -25,6 +25,7 @@ def give(tmp_path: Path, ailment: Ailment) -> Patient:
     return Patient(ailments.write(tmp_path / "pretend.json", [ailment]), DEVICE)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("kind", "seen"), [("error", "device_lost"), ("crash", "crash"), ("hang", "hang")])
 def test_once_at_a_step_and_then_well(drive: Drive, sick: None, tmp_path: Path, kind: str, seen: str) -> None:
     patient = give(tmp_path, Ailment(kind, step=6, phase="forward"))
@@ -50,6 +51,7 @@ def test_after_some_steps_of_each_worker(drive: Drive, sick: None, tmp_path: Pat
     assert [event.data["step"] for event in run.of("fault")] == [4, 7]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("how", ailments.WRONG)
 def test_wrong_numbers_are_the_devices_and_the_cpu_is_right(drive: Drive, sick: None, tmp_path: Path, how: str) -> None:
     give(tmp_path, Ailment("wrong", how=how, times=None))

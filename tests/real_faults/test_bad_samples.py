@@ -50,6 +50,7 @@ def without(reference: Drive) -> Run:
 # Left out.
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("how", ["segfault", "exit", "hang"])
 def test_a_poison_sample_is_left_out_and_counted(drive: Drive, without: Run, how: str, workers: int) -> None:
@@ -225,6 +226,7 @@ def test_a_score_that_may_miss_samples_says_so(drive: Drive, workers: int) -> No
 # The command line.
 
 
+@pytest.mark.all
 def test_the_command_line_says_whose_fault_it_is(tmp_path: Path) -> None:
     with Command(tmp_path, "train", POISON, "how=events", "--json") as command:
         out, err = command.process.communicate(timeout=100)

@@ -44,6 +44,7 @@ def kept(run: Run, number: int = 1) -> Any:
 # Data ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shows_as", ["error", "hang"])
 def test_a_label_out_of_range_is_the_datas_although_the_device_failed(drive: Drive, shows_as: str) -> None:
     run = drive(JOB, device="pretend:0", settings=SOON, bad="label", shows_as=shows_as)
@@ -109,6 +110,7 @@ def test_half_precision_that_overflows_goes_on_in_fp32(drive: Drive) -> None:
     assert [event.data["after"] for event in run.of("moved")] == ["pretend:0 fp32"]
 
 
+@pytest.mark.all
 def test_a_resumed_run_goes_on_in_the_precision_it_had_come_to(tmp_path: Path) -> None:
     words = (JOB, "half=true", "epochs=200", "waits=20:never", "--device", "pretend:0", "--plain")
     with Command(tmp_path, "train", *words) as command:
@@ -141,6 +143,7 @@ def test_numbers_that_are_not_finite_can_be_allowed(drive: Drive) -> None:
 # Device ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("kind", "fault"), [("crash", "crash"), ("hang", "hang"), ("error", "device_lost")])
 def test_once_is_the_devices_once(drive: Drive, suffering: Any, kind: str, fault: str) -> None:
     suffering(Ailment(kind, step=5, times=1))
@@ -181,6 +184,7 @@ def test_what_is_plain_is_not_replayed(drive: Drive) -> None:
 # Wrong numbers ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("how", ["scale", "zero", "bit"])
 def test_wrong_gradients_are_found_and_undone(drive: Drive, suffering: Any, how: str) -> None:
     """With the bits of a run that never met the device: what it computed wrongly leaves no trace."""
@@ -214,6 +218,7 @@ def test_a_suspicion_is_confirmed_in_a_fresh_process_while_the_training_goes_on(
     assert "mm in backward" in (run.evidence() / "README.txt").read_text()
 
 
+@pytest.mark.all
 @pytest.mark.timeout(600)
 def test_a_suspicion_that_nobody_confirms_costs_a_line_and_nothing_else(drive: Drive, suffering: Any) -> None:
     suffering(Ailment("wrong", how="zero", times=None, probes=False))

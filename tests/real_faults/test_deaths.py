@@ -26,6 +26,7 @@ def test_the_job_is_deterministic_and_sees_each_sample_once_an_epoch(drive: Driv
     assert epochs[0] != epochs[1]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("fault", "kind", "how"),
     [
@@ -57,6 +58,7 @@ def test_ended_from_outside_by_somebody_who_asks_nicely(drive: Drive, reference:
     assert run.fault()["evidence"]["signal"] == "SIGTERM"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("phase", ["data", "to-device", "forward", "backward", "optimizer", "snapshot", "evaluate"])
 def test_killed_in_each_phase(drive: Drive, reference: Drive, phase: str) -> None:
     """At the very first step, at the last of an epoch, at the last of all; and in the evaluations after them."""

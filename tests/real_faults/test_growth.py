@@ -8,6 +8,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from holdfast.state import layout
 from holdfast.supervisor.supervisor import Supervisor
 from tests.real_faults.conftest import Drive
@@ -57,6 +59,7 @@ def test_kill_9_of_the_worker_in_the_middle_of_growing(drive: Drive, reference: 
     assert [event.data["step"] for event in run.of("fault")] == [10, 11]
 
 
+@pytest.mark.all
 def test_kill_9_of_the_supervisor_in_the_middle_of_growing(tmp_path: Path, drive: Drive, reference: Drive) -> None:
     """The keeper has both, and saves what is whole."""
     with Command(tmp_path, "train", GROWING, "wait=true", "--device", "cpu") as command:

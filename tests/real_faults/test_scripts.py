@@ -87,6 +87,7 @@ def train(session):
 """
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("text", "step"),
     [(AT_IMPORT, None), (IN_THE_LOOP, 0), (IN_THE_LOOP, 5), (IN_THE_LOSS, 0), (IN_THE_LOSS, 5)],

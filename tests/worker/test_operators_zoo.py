@@ -25,6 +25,7 @@ def test_the_zoo_is_large_and_a_third_of_it_is_held_out() -> None:
     assert 0.3 < len(names(held_out=True)) / len(names()) < 0.37
 
 
+@pytest.mark.sample(5)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SMALL)
 def test_no_right_kernel_is_suspected(name: str) -> None:
@@ -36,6 +37,7 @@ def test_no_right_kernel_is_suspected(name: str) -> None:
         assert row["suspicions"] == [] and row["compared"] >= 20, row
 
 
+@pytest.mark.sample(6)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_planted_error_is_found_and_named(kind: str) -> None:

@@ -123,6 +123,7 @@ def test_an_error_that_the_script_catches_keeps_nothing_of_its_step(tmp_path: Pa
 # -- once ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("device", ["cpu", f"{late.NAME}:0"])
 @pytest.mark.parametrize("step", [1, 3])
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad])

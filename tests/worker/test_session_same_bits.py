@@ -280,6 +280,7 @@ def job(request: pytest.FixtureRequest) -> Job:
     return request.param()  # type: ignore[no-any-return]
 
 
+@pytest.mark.sample(3)
 def test_undisturbed(job: Job, tmp_path: Path) -> None:
     results: list[dict[str, Any]] = []
     outcome = run(tmp_path, job.trainer(results))
@@ -290,6 +291,7 @@ def test_undisturbed(job: Job, tmp_path: Path) -> None:
     assert outcome.receipt["faults"] == {}
 
 
+@pytest.mark.sample(3)
 def test_resumed_after_deaths(job: Job, tmp_path: Path) -> None:
     results: list[dict[str, Any]] = []
     outcome = survive(tmp_path, job.trainer(results), DEATHS if not isinstance(job, Several) else ["loop 3", "data 4"])
@@ -297,6 +299,7 @@ def test_resumed_after_deaths(job: Job, tmp_path: Path) -> None:
     assert (outcome.receipt["samples_skipped"], outcome.receipt["samples_repeated"]) == (0, 0)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
 def test_out_of_memory_once(job: Job, phase: str, tmp_path: Path) -> None:
     if isinstance(job, Several) and phase != "forward":
@@ -309,6 +312,7 @@ def test_out_of_memory_once(job: Job, phase: str, tmp_path: Path) -> None:
     assert outcome.receipt["steps_repeated"] == len(outcome.moves)
 
 
+@pytest.mark.sample(3)
 def test_the_weights_file_loads_into_the_bare_model(job: Job, tmp_path: Path) -> None:
     results: list[dict[str, Any]] = []
     outcome = run(tmp_path, job.trainer(results))
@@ -361,6 +365,7 @@ def test_a_fault_while_compiling(count: int, tmp_path: Path) -> None:
     assert outcome.moves == ["retry"]
 
 
+@pytest.mark.all
 @pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.skipif(" " in torch.__file__, reason="inductor hands its include paths to the compiler unquoted")
 def test_compiled_for_real(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Who shows a run while it runs: a terminal, a pipe or file, or nobody.
 
-    face = choose(output, header)              # Careful(TerminalFace | PlainFace | QuietFace)
+    face = face_choice.choose(output, header)  # Careful(TerminalFace | PlainFace | QuietFace)
     Supervisor(run, plan, settings, face).run()
     face.close()
 
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.console.output import Output, Screen
+from holdfast.console.output import Screen
 from holdfast.console.text import Lines, without_control
 from holdfast.monitor.bottleneck import Bottleneck, judge
 from holdfast.record.reporter import Face
@@ -88,18 +88,6 @@ class Careful(QuietFace):
             broken, self.face = self.face, None
             with contextlib.suppress(Exception):  # give the terminal its cursor back, if there still is one
                 broken.close()
-
-
-def choose(output: Output, header: Header) -> Careful:
-    """The face for these streams: the run is what was asked for, so it goes to stdout unless that is for JSON."""
-    screen = output.err if output.as_json else output.out
-    if output.quiet:
-        return Careful(QuietFace())
-    if output.plain or not screen.tty:
-        return Careful(PlainFace(screen, header, progress=output.progress))
-    from holdfast.cli.terminal import TerminalFace
-
-    return Careful(TerminalFace(screen, header, progress=output.progress))
 
 
 class Epochs:

@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast import __version__
 from holdfast.base.errors import ExitCode, HoldfastError, UserError, from_json
-from holdfast.cli import cloud, faces, notify
+from holdfast.cli import cloud, face_choice, faces, notify
 from holdfast.console.order import Order, add_device, add_words, create, read_order, root_of, threads_for
 from holdfast.console.output import Output, add_flags
 from holdfast.console.usage import Parser, UsageError
@@ -157,7 +157,11 @@ def _conduct(folder: RunFolder | None, order: Order, wanted: torchrun.Wanted, ou
 
     job = Job.create()
     threads = rank.threads_for(order, wanted.nproc)
-    face = faces.Careful(faces.QuietFace()) if folder is None else faces.choose(output, _header(folder, order, wanted))
+    face = (
+        faces.Careful(faces.QuietFace())
+        if folder is None
+        else face_choice.choose(output, _header(folder, order, wanted))
+    )
     words = ["train", str(order.facts.path), *_words(order)]
     if order.argv:
         words += ["--", *order.argv]

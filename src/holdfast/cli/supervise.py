@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast import __version__
 from holdfast.base import compile_cache
-from holdfast.cli import faces, notify, planned, summary
+from holdfast.cli import face_choice, faces, notify, planned, summary
 from holdfast.cli.run_facts import Look
 from holdfast.console.order import Order
 from holdfast.console.output import Output, print_error
@@ -103,7 +103,7 @@ def conduct(run: RunFolder, plan: Plan, settings: Settings, output: Output) -> i
     _, unsafe = compile_cache.place()
     if unsafe:
         output.note(f"! compiled kernels are kept for this run only: {unsafe}")
-    face = faces.choose(output, _header(run, plan, settings))
+    face = face_choice.choose(output, _header(run, plan, settings))
     start = Event.now(
         "start",
         run=run.name,

@@ -1,6 +1,6 @@
 """The device as probes see it: where tensors go, in which precision, how much memory there is.
 
-    bench = open_bench("cuda:0", told=tell)
+    bench = wrong_kernels.open_bench("cuda:0", tell)
     with bench.check("backward", batch=8):          # on record before it begins
         loss.backward()
         bench.wait()                                # for the device; an error comes out here, not later
@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -134,19 +133,6 @@ class Bench:
             torch.mps.empty_cache()
         elif self.real:
             getattr(torch, self.device.type).empty_cache()
-
-
-def open_bench(label: str, tell: Callable[[str], None]) -> Bench:
-    """The device behind a label; raises what torch raises where there is none. A pretend one has its symptoms."""
-    from holdfast.probes import wrong_kernels
-
-    opened = time.monotonic()
-    if label.startswith("pretend"):
-        return wrong_kernels.PretendBench.open(label, tell)
-    bench = Bench(label, torch.device(label), tell, opened=opened)
-    if bench.device.type == "cuda":
-        torch.cuda.set_device(bench.device)
-    return wrong_kernels.plant(bench)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

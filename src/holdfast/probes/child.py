@@ -153,12 +153,12 @@ class Speaker:
         return 0
 
     def _run(self) -> None:
-        from holdfast.probes import bench, conduct
+        from holdfast.probes import conduct, wrong_kernels
 
         self._prepare()
         if not self.config.get("occupy"):
             self._tell(str(self.spec["checks"][0]))  # opening a device is the first risk
-        device = bench.open_bench(self.config["device"], self._tell)
+        device = wrong_kernels.open_bench(self.config["device"], self._tell)
         device.small = not (device.real and self.spec["full"])
         if self.config.get("occupy"):
             device.wait()

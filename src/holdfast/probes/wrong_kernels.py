@@ -189,3 +189,14 @@ def in_company(label: str) -> bool:
 def _lives(pid: int) -> bool:
     info = processes.inspect(pid)
     return processes.exists(pid) and (info is None or info.state not in "ZX")
+
+
+def open_bench(label: str, tell: Callable[[str], None]) -> Bench:
+    """The device behind a label; raises what torch raises where there is none. A pretend one has its symptoms."""
+    opened = time.monotonic()
+    if label.startswith("pretend"):
+        return PretendBench.open(label, tell)
+    bench = Bench(label, torch.device(label), tell, opened=opened)
+    if bench.device.type == "cuda":
+        torch.cuda.set_device(bench.device)
+    return plant(bench)

@@ -89,7 +89,7 @@ class EventFile:
 
     def _open(self) -> FileIO:
         now = clock.time()
-        # TensorBoard reads files in the order of their names: without the zeros the tenth comes before the ninth.
+        # TensorBoard reads a folder in the order of its names: the tenth file of a second comes after the ninth.
         name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers):06d}"
         with Folder.at(self.folder, inner=1, make=True) as folder, folder.create(name) as file:
             self._file = FileIO(os.dup(file.fileno()), "wb")

@@ -27,6 +27,7 @@ def program(name: str) -> str:
     return found
 
 
+@pytest.mark.all
 @pytest.mark.timeout(400)
 def test_torchrun_with_two_processes_that_train_one_model(tmp_path: Path) -> None:
     """Rank 0 is killed: torchrun ends the other one and itself with exit code 1, and all of it is started again."""
@@ -102,9 +103,9 @@ class Model:
 """
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("resume", ["self.ckpt_path", "str(words['resume'])"])
 @pytest.mark.parametrize(("fault", "epochs"), [("kill@5", list(range(8))), ("", list(range(8)) * 2)])
-@pytest.mark.sample(5)
 def test_a_model_that_goes_on_by_its_last_file(tmp_path: Path, resume: str, fault: str, epochs: list[int]) -> None:
     """A stand-in for two versions of ultralytics: one takes the model's own path, the other the one it is given. Where
     its training was over when the script died, there is nothing to go on with, and it trains again."""

@@ -17,6 +17,7 @@ STEPS = 300
 LEAVE_AT_ONCE = ("retry.in_a_row=1", "probation.first_delay=1s", "probation.steps=2")
 
 
+@pytest.mark.all
 @pytest.mark.timeout(300)
 def test_a_device_that_fails_is_left_for_the_cpu_and_returned_to(tmp_path: Path) -> None:
     plain = SCRIPTS / "plain_script.py"

@@ -32,7 +32,9 @@ def test_a_stack_says_what_a_process_waits_for_where_the_kernel_does_not(tmp_pat
         script = tmp_path / f"wait_{name}.py"
         script.write_text(DUMP.format(file=tmp_path / f"{name}.txt") + code)
         pipe = subprocess.PIPE
-        children[name] = subprocess.Popen([sys.executable, str(script)], cwd=tmp_path, stdin=pipe, stdout=pipe)
+        children[name] = subprocess.Popen(
+            [sys.executable, str(script)], cwd=tmp_path, stdin=pipe, stdout=pipe, start_new_session=True
+        )
     try:
         found = {}
         for name, child in children.items():
@@ -50,7 +52,7 @@ def test_a_stack_says_what_a_process_waits_for_where_the_kernel_does_not(tmp_pat
                     break
     finally:
         for child in children.values():
-            child.kill()
+            os.killpg(child.pid, signal.SIGKILL)  # its child holds the pipe open
             child.communicate()
     assert found == {name: name for name in WAITING}
 

@@ -50,6 +50,7 @@ def test_both_streams_are_the_same_bytes(tmp_path: Path) -> None:
     assert ran.run is not None and (ran.run.path / "output.log").stat().st_size == len(ran.out) + len(ran.err)
 
 
+@pytest.mark.all
 def test_many_megabytes_arrive_and_are_not_all_kept(tmp_path: Path) -> None:
     code = "import os\nfor n in range(600): os.write(1, bytes([n % 256]) * 65536)"
     ran = under_run(tmp_path, command=python(tmp_path, code), settings=("external.output=4MB",))
@@ -85,6 +86,7 @@ def test_a_reader_that_leaves_ends_the_program(tmp_path: Path) -> None:
 # -- the rest of its world ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("code", [0, 1, 3, 77, 255])
 def test_the_exit_code_is_its_own(tmp_path: Path, code: int) -> None:
     ran = under_run(tmp_path, command=["sh", "-c", f"exit {code}"])
@@ -122,6 +124,7 @@ while True: time.sleep(0.05)
     assert child.wait(30) == 9
 
 
+@pytest.mark.all
 def test_a_program_that_ignores_sigterm_is_ended_when_asked_twice(tmp_path: Path) -> None:
     code = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(600)"
     child = start(tmp_path, *python(tmp_path, code), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -197,6 +200,7 @@ def test_a_stream_that_is_no_terminal_stays_none(tmp_path: Path) -> None:
 # -- commands that cannot be started -----------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -203,6 +203,7 @@ def test_the_ridge_is_that_of_scikit_learn() -> None:
 # A run ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 @pytest.mark.timeout(600)
 def test_a_run_learns_what_csp_learns_and_says_it(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(classify_data.KEPT, str(tmp_path / "windows"))

@@ -25,6 +25,7 @@ CPU = torch.device("cpu")
 pytestmark = pytest.mark.timeout(900)
 
 
+@pytest.mark.all
 def test_a_model_of_braindecode_cross_validated_over_releases(tmp_path: Path) -> None:
     """EEGNeX by its name, a member for each fold, CORAL on: supervised to its end, and out of fold is out of fold."""
     pytest.importorskip("braindecode")

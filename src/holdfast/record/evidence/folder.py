@@ -16,7 +16,7 @@ import os
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from holdfast.base.board import Beat
 from holdfast.base.files import read_bounded
@@ -26,9 +26,6 @@ from holdfast.faults.ladder import Move
 from holdfast.record.evidence import counters, drm, environment
 from holdfast.run.events import utc_now
 from holdfast.run.folder import RunFolder, read_json
-
-if TYPE_CHECKING:
-    from holdfast.record.evidence.gathering import Gathering
 
 FILES = {
     "fault.json": "the fault, what was done about it and the board, for programs",
@@ -50,6 +47,12 @@ _LARGEST_CASE = 256 << 20
 _WIDTH = 110
 
 
+class Gatherer(Protocol):
+    """Who adds to the folder what takes long to ask for, later and in processes of its own."""
+
+    def begin(self, folder: Path, fault: Fault, run: RunFolder) -> None: ...
+
+
 def collect(
     run: RunFolder,
     fault: Fault,
@@ -59,7 +62,7 @@ def collect(
     stacks: dict[str, str],
     crash_stack: str,
     *,
-    gathering: Gathering | None = None,
+    gathering: Gatherer | None = None,
 ) -> Path:
     """Write what is at hand into a folder of its own, at once. The rest is the gathering's, and comes later."""
     try:
