@@ -84,7 +84,7 @@ F004  note     The device reported an error
 F005  warning  The device stopped answering
 F006  warning  The machine ran out of memory
 F007  note     The worker was killed from outside
-F008  warning  The worker ended without a word
+F008  warning  The worker ended without an error message
 F009  error    The installed torch cannot use this device
 F010  error    The device needs a reset, a reboot or a repair
 F011  warning  A loader process ended

@@ -47,7 +47,7 @@ REFUSED = {
     "without train": (
         ["empty.py"],
         "error: empty.py has no `train(session)`\n"
-        "  cause: holdfast calls that function; the rest of the script only defines things\n\n"
+        "  cause: holdfast calls this function to train\n\n"
         "hint: put the training loop into `def train(session: holdfast.Session) -> None:`\n",
     ),
     "train without a session": (

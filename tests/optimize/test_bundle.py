@@ -66,7 +66,7 @@ def test_a_manifest_from_anywhere_is_refused_in_words(copy: Path, change: dict[s
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", "\0" * 100])
 def test_what_is_no_manifest_is_no_bundle(copy: Path, text: str) -> None:
     (copy / "manifest.json").write_text(text)
-    with pytest.raises(UserError, match="is no bundle"):
+    with pytest.raises(UserError, match="is not a bundle"):
         bundle.open_bundle(copy)
 
 

@@ -260,7 +260,7 @@ def test_holdfast_train_whose_disk_stays_full_ends_with_words(tmp_path: Path) ->
         "",
         f"hint: the weights are in {folder}/final.safetensors",
         f"hint: the whole run is in {folder} now: move it to a safe place",
-        f"hint: go on with `holdfast resume {folder}`",
+        f"hint: continue with `holdfast resume {folder}`",
     ]
     lines = [line.split()[1] for line in said.splitlines() if line.startswith("20")]
     assert (lines.count("not_saved"), lines.count("rescued")) == (1, 1), said

@@ -203,4 +203,4 @@ def test_whoever_is_stuck_is_found(tmp_path: Path) -> None:
         kinds = [event.kind for event in ran[name].events if event.kind in ("silent", "fault")]
         assert kinds[0] == "silent" and kinds[-1] == "fault", (name, kinds)
     message = told.read_text()
-    assert "is silent" in message and "it is called hung and ended after" in message, message
+    assert "is silent" in message and "holdfast will treat it as hung and end it after" in message, message
