@@ -49,6 +49,11 @@ lost, and whether the weights are equal.
     which.add_argument("--faults", metavar="KIND[@STEP][:PHASE],…", help="the faults to inject")
     which.add_argument("--random", type=int, metavar="N", help=f"number of random faults (default: {FEW})")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random faults (default: 0)")
+    parser.add_argument(
+        "--references", type=int, choices=(1, 2), default=2, metavar="N",
+        help="trainings without faults to compare with: 1 is quicker, 2 also tell whether the job repeats itself"
+        " (default: 2)",
+    )  # fmt: skip
     add_flags(parser, plain=True, progress=True)
     parser.set_defaults(run=run)
     return parser
@@ -70,7 +75,9 @@ def run(args: argparse.Namespace) -> int:
     words = [*args.words, *([f"run.device={args.device}"] if args.device else [])]
     flags = [flag for flag, wanted in (("-q", output.quiet), ("--plain", output.plain)) if wanted]
     folder = Path(order.settings.run.folder)
-    result = experiment.run(order.facts.path, words, make_plan, runs=folder, say=output.note, flags=flags)
+    result = experiment.run(
+        order.facts.path, words, make_plan, runs=folder, references=args.references, say=output.note, flags=flags
+    )
     if output.as_json:
         output.json(result.summary)
     else:
