@@ -269,7 +269,7 @@ def test_plain_signs_where_there_are_no_others(run: RunFolder) -> None:
 def test_help_has_examples() -> None:
     done = holdfast("fsck", "--help", cwd=Path("/"))
     assert done.code == 0
-    assert "  holdfast fsck calm-heron              by name, folder, or `latest`" in done.out
+    assert "  holdfast fsck calm-heron              by name, by folder, or `latest`" in done.out
 
 
 def test_it_imports_no_torch(run: RunFolder) -> None:

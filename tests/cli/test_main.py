@@ -94,7 +94,7 @@ def test_each_exit_code_can_be_explained(tmp_path: Path) -> None:
     assert done.code == 0 and done.out.startswith("exit code 75 · RESUME_ME\n")
     assert "`holdfast resume` continues" in " ".join(done.out.split())
     assert holdfast("explain", "exit code 4", "--json", cwd=tmp_path).json["name"] == "GAVE_UP"
-    unknown = holdfast("explain", "77", cwd=tmp_path)
+    unknown = holdfast("explain", "exit 77", cwd=tmp_path)
     assert unknown.code == 2 and "unknown exit code 77" in unknown.err and "0, 1, 2, 3, 4, 75, 130, 143" in unknown.err
 
 

@@ -209,7 +209,7 @@ def test_two_plans_at_once_would_measure_each_other(tmp_path: Path, here: Callab
         (["plan", "egg"], "unknown workload `egg`"),
         (["plan", "none.py"], "no script `none.py`"),
         (["plan", "job.py", "epoch=3"], "unknown setting `epoch`"),
-        (["plan", "job.py", "--measure", "-1"], "`--measure -1` is not a time"),
+        (["plan", "job.py", "--measure", "-1"], "`--measure -1` is not a duration"),
         (["plan", "job.py", "--risk", "none"], "--risk is `none`, but it has to be one of"),
         (["train", "job.py", "--row", "2"], "there is no plan, so --row has no meaning"),
     ],

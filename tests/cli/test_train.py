@@ -52,7 +52,7 @@ REFUSED = {
     ),
     "train without a session": (
         ["bare.py"],
-        "error: `train` in bare.py takes no session\n  cause: line 1: def train()\n\n"
+        "error: `train` in bare.py has no `session` argument\n  cause: line 1: def train()\n\n"
         "hint: write `def train(session: holdfast.Session) -> None:`\n",
     ),
     "unknown argument": (

@@ -55,7 +55,7 @@ def test_dryrun_says_price_cap_and_what_it_would_run(here: Path, capsys: pytest.
 
 def test_dryrun_without_a_price_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", "--cloud", "--dryrun", "--gpu", "L4", "--name", "free", "my_script.py"]) == 0
-    assert "price    not known here" in capsys.readouterr().out
+    assert "price    not known:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", FILES)

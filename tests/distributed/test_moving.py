@@ -139,7 +139,7 @@ def test_a_script_at_another_path(run: RunFolder, tmp_path: Path, capsys: pytest
     (tmp_path / "my_script.py").rename(tmp_path / "moved.py")
     words = ["pull", str(tmp_path / "disk" / run.path.name), "--folder", str(tmp_path / "back")]
     assert main(words) == 0
-    assert "its script is not here" in capsys.readouterr().out
+    assert "its script is not on this machine" in capsys.readouterr().out
     assert main([*words, "--script", str(tmp_path / "moved.py")]) == 0
     assert "continue with `holdfast resume" in capsys.readouterr().out
     assert RunFolder(tmp_path / "back" / run.path.name).info["script"] == str(tmp_path / "moved.py")

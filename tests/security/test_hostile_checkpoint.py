@@ -133,7 +133,7 @@ def test_what_is_no_snapshot_is_passed_over_by_its_form(stopped: Path, tmp_path:
     good, _ = checkpoint.newest_good(folder / "checkpoints")
     for number, (name, make) in enumerate(FORMS.items()):
         found = checkpoint.check(sealed(folder, make(state), 100 + number))
-        assert isinstance(found, checkpoint.Damaged) and "its state is none of ours" in str(found), name
+        assert isinstance(found, checkpoint.Damaged) and "its state was not written by holdfast" in str(found), name
     assert checkpoint.newest_good(folder / "checkpoints")[0] == good
     unchanged = checkpoint.check(sealed(folder, joined(*parts(state)), 99))
     assert isinstance(unchanged, checkpoint.Checkpoint), "the way these are made is right"

@@ -384,7 +384,7 @@ def _next(view: View) -> list[str]:
     elif view.usable:
         best = next((each for each in view.usable if each.verdict.device != "cpu"), view.usable[0]).verdict
         where = "the CPU" if best.device == "cpu" else best.device
-        care = " with the care described above" if best.state == CARE else ""
+        care = " with care, as above" if best.state == CARE else ""
         only = f" --device {view.asked}" if view.asked else ""
         last = (
             f"Now type `holdfast train {view.script}{only}`: it trains on {where}{care} and survives crashes and hangs."

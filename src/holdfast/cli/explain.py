@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from holdfast.base.errors import ExitCode, UserError
 from holdfast.console import exit_codes
 from holdfast.console.output import Output, add_flags, table
+from holdfast.console.usage import Parser
 from holdfast.devices import findings
 from holdfast.faults import classification
 
@@ -59,9 +60,9 @@ SOURCES: list[Callable[[], Iterable[Topic]]] = [classification.explanations, fin
 """Each gives its topics in the order in which they are listed."""
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    parser: Parser = subparsers.add_parser(
         "explain",
         description="""\
 Explain a fault, a finding, an exit code or an error message, and what you can do about it.
@@ -93,9 +94,9 @@ def run(args: argparse.Namespace) -> int:
     if args.code is None:
         _list(found, output)
         return ExitCode.OK
-    code = re.fullmatch(r"(?:exit(?: code)? )?(\d+)", args.code.strip())
-    if code:
-        _exit_code(int(code[1]), output)
+    code = re.fullmatch(r"(exit(?: code)? )?(\d+)", args.code.strip())
+    if code and (code[1] or int(code[2]) in set(ExitCode)):  # any other number may be one of NVIDIA's Xid errors
+        _exit_code(int(code[2]), output)
         return ExitCode.OK
     topic, known = _find(args.code.strip(), found)
     if output.as_json:

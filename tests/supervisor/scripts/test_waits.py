@@ -182,7 +182,7 @@ def test_whoever_waits_for_something_that_comes_is_left_alone(tmp_path: Path) ->
             ran = {name: animal.ran() for name, animal in animals.items()}
     wrong = {name: each.story() for name, each in ran.items() if each.code or each.faults or b"done" not in each.out}
     assert not wrong, "\n\n".join(f"=== {name}\n{text}" for name, text in wrong.items())
-    assert all(texts and "it is left alone" in texts[0] for texts in told.values()), told
+    assert all(texts and "holdfast waits" in texts[0] for texts in told.values()), told
 
 
 def test_whoever_is_stuck_is_found(tmp_path: Path) -> None:
