@@ -299,7 +299,7 @@ def test_a_probe_of_the_package_is_one_file(tmp_path: Path) -> None:
 
 WRONG = {
     "faults/a.toml": [
-        ("code = 'X001'", "`code` stands outside of a table"),
+        ("code = 'X001'", "`code` is outside of a table"),
         ("[a", "is not valid TOML"),
         (FAULT.replace("licence_lost", "hang"), "needs a name of its own"),
         (FAULT.replace("X001", "F001"), "needs a code of its own, not `F001`"),

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.main import COMMANDS
+from holdfast.cli.main import COMMANDS, maker
+from holdfast.console.usage import One
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -76,8 +77,6 @@ def test_files_that_contributing_sends_readers_to_exist() -> None:
     chief = re.findall(r"^\d\. `([\w/]+\.py)`", first, flags=re.MULTILINE)
     assert len(chief) == 5 and len(named) > 25, "the five files, and those of the three walks"
     assert [name for name in named if not (ROOT / folder / name).exists()] == []
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert chief == re.findall(r"^\d\. `([\w/]+\.py)`", readme, flags=re.MULTILINE)
 
 
 def test_the_demo_shows_commands_that_exist() -> None:
@@ -85,8 +84,14 @@ def test_the_demo_shows_commands_that_exist() -> None:
     assert spec is not None and spec.loader is not None
     demo = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(demo)
-    shown = [command[0] for _, command in demo.STEPS]
-    assert shown == ["doctor", "plan", "chaos", "optimize", "report"] and set(shown) <= set(COMMANDS)
-    assert all(words.endswith(".") for words, _ in demo.STEPS)
+    for short in (False, True):
+        shown = [step.command[0] for step in demo.steps(short)]
+        assert shown == ["doctor", "plan", "chaos", "optimize", "report"] and set(shown) <= set(COMMANDS)
+        assert all(step.words.endswith(".") for step in demo.steps(short))
+        for step in demo.steps(short):
+            maker(step.command[0])(One()).parse(step.command[1:])
+    whole, short_one = (sum(step.seconds for step in demo.steps(short)) for short in (False, True))
+    assert short_one < whole <= 90, "what it promises on two quiet cores"
+    assert 0 < demo.cpu_share() <= 1.1
     with demo.monitor() as address:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{20,}", address)

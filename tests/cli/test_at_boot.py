@@ -183,7 +183,7 @@ def test_installing_showing_and_removing(stopped: RunFolder) -> None:
     done = asked(stopped, "--at-boot")
     assert done.code == 0, done.err
     assert done.out == (
-        f"✓ {stopped.name} goes on by itself after a reboot, until it is finished\n"
+        f"✓ {stopped.name} continues automatically after a reboot, until it is finished\n"
         f"  file       ~/.config/systemd/user/holdfast-{stopped.name}.service\n"
         f"  starts in  {home.parent}\n"
         f"  undo       holdfast resume --at-boot --remove {stopped.name}\n"
@@ -200,10 +200,10 @@ def test_installing_showing_and_removing(stopped: RunFolder) -> None:
         "--no-progress",
     ]
     gone = asked(stopped, "--at-boot", "--remove")
-    assert (gone.code, gone.out) == (0, f"✓ {stopped.name} does not go on after a reboot any more\n")
+    assert (gone.code, gone.out) == (0, f"✓ {stopped.name} no longer continues after a reboot\n")
     assert not unit.exists() and not link.is_symlink()
     assert asked(stopped, "--at-boot", "--remove").out == (
-        f"{stopped.name} was not to go on after a reboot: nothing to remove\n"
+        f"{stopped.name} does not continue after a reboot: nothing to remove\n"
     )
 
 
@@ -214,7 +214,7 @@ def test_variables_are_named_and_never_copied(stopped: RunFolder) -> None:
     assert "10.3.0" not in unit.read_text() and "hf_secret" not in unit.read_text()
     ours = ["PYTHONPATH"] if "PYTHONPATH" in os.environ else []
     named = ", ".join(["HSA_OVERRIDE_GFX_VERSION", *ours, "HOLDFAST_STATE"])
-    assert f"• set here and not after a boot: {named};" in done.err
+    assert f"• set here but not after a boot: {named};" in done.err
     assert "HF_TOKEN" not in done.err + done.out
 
 
@@ -222,16 +222,19 @@ def test_what_is_refused(stopped: RunFolder, finished: Finished) -> None:
     for words, message in (
         (("--remove",), "`--remove` belongs to `--at-boot`"),
         (("--print",), "`--print` belongs to `--at-boot`"),
-        (("--at-boot", "--detach"), "`--at-boot` starts nothing now"),
+        (("--at-boot", "--detach"), "`--at-boot` and `--detach` cannot be combined: `--at-boot` starts nothing now"),
     ):
         done = asked(stopped, *words)
         assert (done.code, done.err.splitlines()[0]) == (2, f"error: {message}")
     done = holdfast("resume", "--at-boot", stopped.name, "--", "--token", "x", cwd=stopped.path.parents[1])
-    assert (done.code, done.err.splitlines()[0]) == (2, "error: `--at-boot` keeps nothing after `--`")
+    assert (done.code, done.err.splitlines()[0]) == (2, "error: `--at-boot` takes no arguments after `--`")
     hidden = {**stopped.info, "argv": ["--token", "***"]}
     write_json(stopped.path / "run.json", hidden)
     done = asked(stopped, "--at-boot")
-    assert (done.code, done.err.splitlines()[0]) == (2, "error: a secret this run was started with was not kept")
+    assert (done.code, done.err.splitlines()[0]) == (
+        2,
+        "error: this run was started with a secret, and secrets are not stored",
+    )
     over = holdfast("resume", "--at-boot", finished.name, cwd=finished.cwd)
     assert (over.code, over.out.splitlines()[0]) == (0, f"✓ {finished.name} is finished: 24 steps")
 
@@ -247,7 +250,7 @@ def test_what_a_boot_does_with_a_run_that_needs_nothing(stopped: RunFolder) -> N
     assert list(home.rglob("*.service"))
     write_json(stopped.path / "run.json", {**stopped.info, "state": "FINISHED"})
     done = asked(stopped, "--booted")
-    assert (done.code, done.err) == (0, f"{stopped.name} is finished; it is not started after a boot any more\n")
+    assert (done.code, done.err) == (0, f"{stopped.name} is finished; it is no longer started after a boot\n")
     assert not list(home.rglob("*.service"))
 
 

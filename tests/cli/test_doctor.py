@@ -116,7 +116,7 @@ def test_a_workload_is_a_script_with_a_name() -> None:
 
 def test_a_workload_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
     both = holdfast("doctor", "--workload", "eeg", "--script", "job.py", cwd=tmp_path)
-    assert (both.code, both.err.splitlines()[0]) == (2, "error: --script and --workload do not go together")
+    assert (both.code, both.err.splitlines()[0]) == (2, "error: --script and --workload cannot be combined")
     unknown = holdfast("doctor", "--workload", "egg", cwd=tmp_path)
     assert (unknown.code, unknown.err.splitlines()[0]) == (2, "error: unknown workload `egg`")
     assert unknown.err.splitlines()[-1] == "For more information, try `holdfast doctor --help`"
@@ -131,7 +131,7 @@ def test_a_device_that_is_not_here_is_a_no(tmp_path: Path) -> None:
     done = holdfast("doctor", "--device", "mps" if sys.platform != "darwin" else "cuda:0", "--json", cwd=tmp_path)
     (device,) = done.json["devices"]
     assert (done.code, device["verdict"], done.json["usable"]) == (1, "refused", [])
-    assert device["why"].startswith("no such device was found; here are ")
+    assert device["why"].startswith("no such device was found; this machine has ")
 
 
 def test_an_unknown_device_is_a_usage_error(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import pytest
 
 from holdfast.base.errors import ExitCode, UserError
 from holdfast.cli import explain
+from holdfast.console.usage import One
 from holdfast.devices import findings
 from holdfast.faults.classification import CODES, explanations, signatures
 from holdfast.faults.kernel_messages import Message, messages, seen_with
@@ -18,9 +18,7 @@ from holdfast.faults.kernel_messages import Message, messages, seen_with
 
 def _run(*words: str) -> int:
     """The command as the command line would run it."""
-    parser = argparse.ArgumentParser(prog="holdfast")
-    explain.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["explain", *words])
+    args = explain.add_parser(One()).parse(list(words))
     code = args.run(args)
     assert isinstance(code, int)
     return code
@@ -84,7 +82,7 @@ F004  note     The device reported an error
 F005  warning  The device stopped answering
 F006  warning  The machine ran out of memory
 F007  note     The worker was killed from outside
-F008  warning  The worker ended without a word
+F008  warning  The worker ended without an error message
 F009  error    The installed torch cannot use this device
 F010  error    The device needs a reset, a reboot or a repair
 F011  warning  A loader process ended
@@ -311,7 +309,7 @@ def test_help_shows_examples_before_flags(capsys: pytest.CaptureFixture[str]) ->
         _run("--help")
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    assert "  holdfast explain F010              one code\n" in text
+    assert "  holdfast explain F010              a fault or a finding by its code\n" in text
     assert text.index("examples:") < text.index("options:")
 
 

@@ -146,11 +146,11 @@ def test_a_disk_that_takes_nothing_is_told_once_and_stays_in_sight(monkeypatch: 
     for event in events:
         face.event(event)
     assert stream.getvalue() == (
-        " 09:22:09  ! the run folder takes nothing more: No space left on device\n"
-        "           ↺ training goes on in memory; the last checkpoint is step 3 600\n"
+        " 09:22:09  ! the run folder cannot be written: No space left on device\n"
+        "           ↺ training continues in memory; the last checkpoint is step 3 600\n"
         " 09:25:17  ✓ saving again after 3m 08s\n"
-        " 09:26:00  ! the run folder takes nothing more: No space left on device\n"
-        "           ↺ training goes on in memory; there is no checkpoint yet\n"
+        " 09:26:00  ! the run folder cannot be written: No space left on device\n"
+        "           ↺ training continues in memory; there is no checkpoint yet\n"
         " 09:27:00  • the run goes to /var/tmp/x instead\n"
         " 09:28:00  ! a checkpoint could not be written: the snapshot was overwritten\n"
     )

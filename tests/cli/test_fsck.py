@@ -87,7 +87,7 @@ def test_a_good_run(run: RunFolder) -> None:
         "  [✓] 1 folder SIZE  readable\n"
         "\n"
         "No damage was found.\n"
-        "`holdfast resume calm-heron` goes on from step 30.\n"
+        "`holdfast resume calm-heron` continues from step 30.\n"
     ), text
     assert (done.code, done.err) == (0, "")
     assert snapshot(run.path) == before, "it only reads"
@@ -103,7 +103,7 @@ def test_a_damaged_tensor_is_named(run: RunFolder) -> None:
     assert lines[4] == "        optimizer.state.3.exp_avg"
     assert lines[-2:] == [
         "Damaged or missing: checkpoints/000030.",
-        f"`holdfast resume {run.name}` goes on from step 20.",
+        f"`holdfast resume {run.name}` continues from step 20.",
     ]
     found = fsck(run, run.name, "--json").json
     assert (found["schema"], found["run"], found["good"], found["exit_code"]) == (1, run.name, False, 1)
@@ -126,15 +126,15 @@ def test_everything_else_that_can_be_wrong(run: RunFolder) -> None:
     done = fsck(run)
     assert done.code == 1
     for words in (
-        r"\[✗\] step 30 +-  missing: the journal names it, and it is not there",
+        r"\[✗\] step 30 +-  missing: the journal names it, but the file is gone",
         r"\[✓\] step 20 +[\d.]+ kB  good",
         r"\[✗\] best.safetensors .* damaged: its bytes are not the ones written",
-        r"\[!\] journal.jsonl .* 4 lines, 1 torn line, passed over",
+        r"\[!\] journal.jsonl .* 4 lines, 1 torn line, skipped",
         r"\[✗\] receipt.json .* damaged: it is not JSON",
         r"\[✗\] faults/01 +-  missing: it is not there",
         r"\[!\] checkpoints/.000040.4711.tmp +-  noted: left by a writer that was killed",
         r"Damaged or missing: checkpoints/000030, best.safetensors, receipt.json and 1 more\.",
-        rf"`holdfast resume {run.name}` goes on from step 20\.",
+        rf"`holdfast resume {run.name}` continues from step 20\.",
     ):
         assert re.search(words, done.out), f"{words}\n{done.out}"
 
@@ -160,7 +160,7 @@ def test_all_damaged_is_said_plainly(run: RunFolder) -> None:
         os.truncate(path / "digest.json", 100)
     done = fsck(run)
     assert done.code == 1
-    assert done.out.endswith("No checkpoint can be used: a resume starts from the beginning.\n")
+    assert done.out.endswith("No checkpoint can be used: `holdfast resume` starts from the beginning.\n")
     assert fsck(run, run.name, "--json").json["newest_good"] is None
 
 
@@ -188,7 +188,7 @@ def test_a_finished_run_without_its_weights(run: RunFolder) -> None:
     write_json(run.path / "receipt.json", {"weights_sha256": "ab" * 32})
     done = fsck(run)
     assert done.code == 1
-    assert re.search(r"\[✗\] final.safetensors +-  missing: the receipt names it, and it is not there", done.out)
+    assert re.search(r"\[✗\] final.safetensors +-  missing: the receipt names it, but the file is gone", done.out)
     assert "holdfast resume" not in done.out
 
 
@@ -269,7 +269,7 @@ def test_plain_signs_where_there_are_no_others(run: RunFolder) -> None:
 def test_help_has_examples() -> None:
     done = holdfast("fsck", "--help", cwd=Path("/"))
     assert done.code == 0
-    assert "  holdfast fsck calm-heron              by name, folder, or `latest`" in done.out
+    assert "  holdfast fsck calm-heron              by name, by folder, or `latest`" in done.out
 
 
 def test_it_imports_no_torch(run: RunFolder) -> None:

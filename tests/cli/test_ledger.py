@@ -73,7 +73,7 @@ def test_a_card_in_quarantine_and_how_it_is_lifted(tmp_path: Path) -> None:
         "  until driver, torch or kernel changes, or `holdfast ledger --forget cuda:0`\n"
     )
     lifted = holdfast("ledger", "--forget", "cuda:0", cwd=tmp_path)
-    assert (lifted.code, lifted.out) == (0, "✓ nothing is held against cuda:0 any more\n")
+    assert (lifted.code, lifted.out) == (0, "✓ cuda:0 is trusted again; its history stays\n")
     data = holdfast("ledger", "--json", cwd=tmp_path).json
     assert [(each["device"], each["trust"]) for each in data["devices"]] == [("cpu", "trusted"), ("cuda:0", "unknown")]
     assert (data["devices"][1]["freezes"], data["devices"][1]["uses"]) == (0, 3)
@@ -110,10 +110,10 @@ def test_a_device_nobody_knows_and_a_name_that_meant_two(tmp_path: Path) -> None
     done = holdfast("ledger", "--forget", "cuda:9", cwd=tmp_path)
     assert (done.code, done.err) == (
         2,
-        "error: the ledger knows no device `cuda:9`\n\nhint: a similar device exists: `cuda:0`\nhint: known: cuda:0\n",
+        "error: the ledger has no device `cuda:9`\n\nhint: a similar device exists: `cuda:0`\nhint: known: cuda:0\n",
     )
     done = holdfast("ledger", "--forget", "cuda:0", cwd=tmp_path)
-    assert (done.code, done.err.splitlines()[0]) == (2, "error: `cuda:0` was the name of several cards")
+    assert (done.code, done.err.splitlines()[0]) == (2, "error: `cuda:0` names several cards")
     assert holdfast("ledger", "--forget", "0000:0a:00.0", cwd=tmp_path).code == 0
     assert holdfast("ledger", "--forget", CARD.key, cwd=tmp_path).code == 0
 
@@ -152,7 +152,7 @@ def test_a_confirmed_verdict_counts_until_it_is_pardoned_and_stays_in_the_histor
     pardoned = holdfast("ledger", "pardon", "cuda:0", cwd=tmp_path)
     assert (pardoned.code, pardoned.out) == (
         0,
-        "✓ what was said about the numbers of cuda:0 counts no longer; it stays in the history\n",
+        "✓ the verdict on the numbers of cuda:0 is taken back; it stays in the history\n",
     )
     assert ledger().trust(CARD, "cuda:0 fp32").state == "unknown"
     today = ledger().lines()[-1].time[:10]
@@ -181,4 +181,4 @@ def test_pardon_says_what_it_needs(tmp_path: Path) -> None:
     alone = holdfast("ledger", "pardon", cwd=tmp_path)
     assert alone.code == 2 and "needs a device" in alone.err, alone
     unknown = holdfast("ledger", "pardon", "cuda:7", cwd=tmp_path)
-    assert unknown.code == 2 and "the ledger knows no device `cuda:7`" in unknown.err, unknown
+    assert unknown.code == 2 and "the ledger has no device `cuda:7`" in unknown.err, unknown

@@ -12,33 +12,90 @@ from pathlib import Path
 import pytest
 
 from holdfast import __version__
+from holdfast.base.errors import ExitCode
+from holdfast.cli import main as cli
+from holdfast.cli.main import COMMANDS, FIRST, GROUPS
+from holdfast.console.exit_codes import GENERAL
+from holdfast.console.usage import One
 
 from .driving import environment, holdfast
 
 HELLO = f"""\
 holdfast {__version__}: train PyTorch models on hardware you cannot trust
 
-  holdfast doctor                 what each device can really do
-  holdfast plan my_script.py      how long it takes here, and what else could be done
-  holdfast train my_script.py     a run that survives crashes, hangs and kill -9
-  holdfast status                 where runs stand
-  holdfast explain hang           what a fault means and what you can do
+  holdfast doctor                  test each device: crash, hang, wrong numbers?
+  holdfast run -- python train.py  run it unchanged, restart it after faults
+  holdfast train my_script.py      train with a session: a fault costs one step
+  holdfast watch                   watch runs; --web shows them in the browser
+  holdfast resume latest           continue a run that stopped or crashed
 
-`holdfast --help` lists every command, `holdfast train --help` shows examples.
+other commands:
+  prepare     plan  chaos  config  verify
+  runs        status  list  show  stop  report  notify  weights  fsck
+  machines    launch  push  pull  ledger  env
+  models      optimize  predict  serve
+  help        explain  completion
+  workloads   detection  ecosystem  eeg
+
+`holdfast --help` describes every command, `holdfast train --help` has examples.
 """
 
 
-def test_alone_it_says_what_it_is(tmp_path: Path) -> None:
+def test_alone_it_shows_five_commands_and_then_the_rest(tmp_path: Path) -> None:
     done = holdfast(cwd=tmp_path)
     assert (done.out, done.err, done.code) == (HELLO, "", 0)
+    named = [*(words.split()[0] for words in FIRST), *(name for group in GROUPS.values() for name in group)]
+    assert sorted(named) == sorted(COMMANDS), "each command stands in one place"
+    assert max(map(len, HELLO.splitlines())) <= 80 and len(HELLO.splitlines()) <= 24
 
 
 def test_help_names_every_command_and_fits_a_terminal(tmp_path: Path) -> None:
     done = holdfast("--help", cwd=tmp_path)
     assert (done.err, done.code) == ("", 0)
-    for command in ("plan", "train", "resume", "stop", "status", "list", "show", "chaos", "explain", "env", "config"):
+    for command in COMMANDS:
         assert f"\n  {command} " in done.out
     assert max(map(len, done.out.splitlines())) <= 80
+    assert done.out.index("examples:") < done.out.index("usage:")
+
+
+def pages() -> list[tuple[str, ...]]:
+    """Every command, and every tool of those that are a family."""
+    found: list[tuple[str, ...]] = []
+    for command in cli.commands():
+        parser = cli.maker(command)(One())
+        found += [(command,), *((command, tool) for tool in parser.tools())]
+    return found
+
+
+@pytest.mark.parametrize("words", pages(), ids=" ".join)
+def test_each_help_shows_an_example_first_and_says_what_its_exit_codes_mean(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main([*words, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    text = "\n".join(lines)
+    about, _, after = text.partition("\n\n")
+    assert about.endswith((".", "?")) and about[0].isupper(), "it begins with what the command does"
+    assert after.startswith(("examples:\n  ", "tools:\n  holdfast")) and "holdfast " in after.splitlines()[1]
+    assert text.index("usage: holdfast") > text.index("\n  ")
+    for line in lines:  # only an example may be wider than the terminal: it is copied as one line
+        assert len(line) <= 80 or line.startswith("  holdfast ") or line.lstrip().startswith(("curl", "--")), line
+    parser = cli.maker(words[0])(One())
+    if not parser.tools() or len(words) > 1:
+        assert "\nexit codes:\n    0  " in text and "\n    2  " in text and "\n    3  " in text
+    assert ("\n   75  " in text) == (words[0] in ("train", "resume", "launch", "run", "chaos"))
+
+
+def test_each_exit_code_can_be_explained(tmp_path: Path) -> None:
+    for code in ExitCode:
+        assert GENERAL[code]
+    done = holdfast("explain", "75", cwd=tmp_path)
+    assert done.code == 0 and done.out.startswith("exit code 75 · RESUME_ME\n")
+    assert "`holdfast resume` continues" in " ".join(done.out.split())
+    assert holdfast("explain", "exit code 4", "--json", cwd=tmp_path).json["name"] == "GAVE_UP"
+    unknown = holdfast("explain", "exit 77", cwd=tmp_path)
+    assert unknown.code == 2 and "unknown exit code 77" in unknown.err and "0, 1, 2, 3, 4, 75, 130, 143" in unknown.err
 
 
 def test_version(tmp_path: Path) -> None:
@@ -87,7 +144,7 @@ error: unknown command `trian`
 For more information, try `holdfast --help`
 """,
     ("train",): """\
-error: the following arguments are required: SCRIPT
+error: SCRIPT is missing
 
 For more information, try `holdfast train --help`
 """,
@@ -100,7 +157,7 @@ error: unexpected argument `--devise`
 For more information, try `holdfast train --help`
 """,
     ("train", "x.py", "--seed", "seven"): """\
-error: argument --seed: invalid int value: 'seven'
+error: --seed is `seven`, but it has to be a whole number
 
 For more information, try `holdfast train --help`
 """,
@@ -189,7 +246,7 @@ def test_a_bug_of_ours_writes_a_report_without_secrets(tmp_path: Path) -> None:
     assert done.returncode == 3
     assert "Traceback" not in done.stderr
     assert done.stderr.startswith(
-        "error: holdfast itself failed; this is a bug\n  cause: RuntimeError: a bug of ours (<string>:5)\n"
+        "error: holdfast failed because of a bug\n  cause: RuntimeError: a bug of ours (<string>:5)\n"
     )
     assert f"hint: please report it with {report}" in done.stderr
     text = report.read_text()

@@ -94,9 +94,11 @@ def test_damaged_checkpoints_are_passed_over_and_the_loss_is_told(
     done = holdfast("resume", str(copy), "run.device=cpu", "--json", cwd=tmp_path)
     assert done.code == 0, done.err
     notes = done.err.splitlines()
-    assert notes[0] == f"! checkpoint {newest.name} is passed over: its bytes are not the ones written: holdfast.meta"
+    assert notes[0] == f"! checkpoint {newest.name} is skipped: its bytes are not the ones written: holdfast.meta"
     for path, note in zip(older, notes[1:], strict=False):
-        assert note == f"! checkpoint {path.name} is passed over: its digest.json is not one of ours, or cut short"
+        assert (
+            note == f"! checkpoint {path.name} is skipped: its digest.json was not written by holdfast, or is cut short"
+        )
     assert f"• no checkpoint of {RunFolder(copy).name} can be used: starting from the beginning" in notes
     receipt = done.json["receipt"]
     assert receipt["weights_sha256"] == finished.done.json["receipt"]["weights_sha256"]
@@ -145,7 +147,7 @@ def test_arguments_of_the_script_stay(finished: Finished, tmp_path: Path) -> Non
     text = refused(holdfast("resume", "latest", "lr=1", cwd=tmp_path))
     assert text == (
         "error: `lr=1` is not a setting\n"
-        "  cause: a run keeps the arguments of its script; settings are written as section.key=value\n\n"
+        "  cause: a run keeps the arguments of its script; a setting is written as section.key=value\n\n"
         "  tip: start a new run to train with other arguments\n\n"
         "For more information, try `holdfast resume --help`\n"
     )
@@ -155,7 +157,7 @@ def test_a_secret_must_be_given_again(finished: Finished, tmp_path: Path) -> Non
     stopped(finished, tmp_path, argv=["--token", "***"])
     text = refused(holdfast("resume", "latest", cwd=tmp_path))
     assert text == (
-        "error: a secret this run was started with was not kept\n"
+        "error: this run was started with a secret, and secrets are not stored\n"
         "  cause: run.json holds *** in its place\n\n"
         f"hint: give the script's arguments again: `holdfast resume {finished.name} -- …`\n"
     )

@@ -126,7 +126,7 @@ def test_stop_saves_and_says_where(background: Background) -> None:
     lines = done.out.splitlines()
     assert lines[0] == f"✓ {background.name} stopped at step {receipt['steps']:,}".replace(",", " ")
     assert re.match(rf"  saved    step [\d ]+ in runs/.*/checkpoints/{receipt['steps']:06d}$", lines[-2])
-    assert lines[-1] == f"  go on with `holdfast resume {background.name}`"
+    assert lines[-1] == f"  continue with `holdfast resume {background.name}`"
     info = json.loads((background.path / "run.json").read_text())
     assert (info["state"], info["exit_code"]) == ("STOPPED", 75)
     assert receipt["samples_skipped"] == 0
@@ -197,7 +197,7 @@ def test_a_crashed_run_is_called_crashed(finished: Finished, tmp_path: Path) -> 
     (copy / "receipt.json").unlink()
     shown = holdfast("status", cwd=tmp_path)
     assert shown.out.startswith(f"{finished.name} · job · CRASHED ")
-    assert shown.out.endswith(f"\n  go on with `holdfast resume {finished.name}`\n")
+    assert shown.out.endswith(f"\n  continue with `holdfast resume {finished.name}`\n")
     assert holdfast("show", "latest", "--json", cwd=tmp_path).json["state"] == "CRASHED"
 
 

@@ -88,7 +88,7 @@ STOPPED = """\
 
   saved    step 24 in eeg-20261115-0912-calm-heron/checkpoints/000024
 
-  holdfast resume calm-heron      go on from what was saved
+  holdfast resume calm-heron      continue from what was saved
   holdfast show calm-heron        everything about this run
 """
 

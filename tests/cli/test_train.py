@@ -47,12 +47,12 @@ REFUSED = {
     "without train": (
         ["empty.py"],
         "error: empty.py has no `train(session)`\n"
-        "  cause: holdfast calls that function; the rest of the script only defines things\n\n"
+        "  cause: holdfast calls this function to train\n\n"
         "hint: put the training loop into `def train(session: holdfast.Session) -> None:`\n",
     ),
     "train without a session": (
         ["bare.py"],
-        "error: `train` in bare.py takes no session\n  cause: line 1: def train()\n\n"
+        "error: `train` in bare.py has no `session` argument\n  cause: line 1: def train()\n\n"
         "hint: write `def train(session: holdfast.Session) -> None:`\n",
     ),
     "unknown argument": (

@@ -94,7 +94,7 @@ def test_without_textual_it_says_what_to_install_and_what_works(here: Path) -> N
         assert terminal.wait() == 2
         assert "error: the live monitor needs textual" in terminal.text
         assert "hint: pip install 'holdfast[monitor]'" in terminal.text
-        assert "hint: or look once with `holdfast watch -1`" in terminal.text
+        assert "hint: or print one picture: `holdfast watch -1`" in terminal.text
         # the first picture does not wait for textual, and the terminal is given back before anything is said
         at = [terminal.raw.index(part) for part in ("\x1b[?1049h", "calm-heron", "\x1b[?1049l", "error:")]
         assert at == sorted(at) and "\x1b[?25h" in terminal.raw

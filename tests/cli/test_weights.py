@@ -105,7 +105,7 @@ def test_json_says_what_was_written(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["model.pt", "--best"], "this run has no best weights"),
         (["model.pt", "--ema"], "no protected module is called `ema`"),
         (["nowhere/model.pt"], "there is no folder"),
-        (["there.pt"], "is there already"),
+        (["there.pt"], "exists already"),
     ],
 )
 def test_what_cannot_be_done_is_said_and_nothing_is_left(

@@ -240,7 +240,7 @@ def test_without_torch() -> None:
 
 def test_a_slow_disk() -> None:
     (found,) = of_disk("./runs", 3_400_000.0)
-    assert found.sentence() == "./runs takes 3.4 MB/s until it is really written"
+    assert found.sentence() == "./runs takes 3.4 MB/s until it is on the disk"
     assert of_disk("./runs", 500_000_000.0) == []
 
 
@@ -248,7 +248,7 @@ def test_all_in_all() -> None:
     assert overall(machine(HOPPER, torch=CUDA), ["cuda:0", "cpu"]) is None
     none = overall(machine(), ["cpu"])
     assert none is not None
-    assert none.sentence() == "no GPU here can be trained on: there is none that torch could use"
+    assert none.sentence() == "no GPU here can be trained on: there is no GPU that torch can use"
     failed = overall(machine(HOPPER, torch=CUDA), ["cpu"])
     assert failed is not None
     assert failed.sentence().endswith("what is here did not pass, or this torch cannot use it")

@@ -55,7 +55,7 @@ def test_dryrun_says_price_cap_and_what_it_would_run(here: Path, capsys: pytest.
 
 def test_dryrun_without_a_price_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", "--cloud", "--dryrun", "--gpu", "L4", "--name", "free", "my_script.py"]) == 0
-    assert "price    not known here" in capsys.readouterr().out
+    assert "price    not known:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -124,7 +124,7 @@ def test_it_asks_before_it_spends(
     words = ["launch", "--cloud", "--gpu", "L4", "--price", "1", "--name", "t", "my_script.py"]
     assert main(words) == 2
     captured = capsys.readouterr()
-    assert "nobody is here to say yes" in captured.err and "price    $1.00 an hour" in captured.out
+    assert "there is no terminal to ask you in" in captured.err and "price    $1.00 an hour" in captured.out
     assert not called.exists()
     assert main([*words, "--yes"]) == 0
     assert called.read_text() == "launch --yes --cluster t --down -i 10 t.yaml\n"
@@ -147,8 +147,8 @@ def test_a_price_comes_from_the_catalogue(here: Path) -> None:
         (["--spot"], "--spot needs --bucket"),
         (["--bucket", "b", "--infra", "vast"], "vast cannot mount a bucket"),
         (["--nodes", "2", "--infra", "runpod"], "runpod has no tasks of several machines"),
-        (["--cap", "0"], "--cap 0 allows nothing"),
-        (["--price", "-1"], "--price -1 is no price"),
+        (["--cap", "0"], "--cap is 0, but it must be above zero"),
+        (["--price", "-1"], "--price is -1, but it must be above zero"),
         (["--name", "Not A Name"], "cannot name a task"),
     ],
 )

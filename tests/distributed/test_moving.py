@@ -99,7 +99,7 @@ def test_damage_on_the_way_replaces_nothing(run: RunFolder, tmp_path: Path, monk
 def test_a_copy_that_went_further_is_left_alone(run: RunFolder, tmp_path: Path) -> None:
     transfer.copy_run(run.path, tmp_path / "disk")
     checkpoint.write(tmp_path / "disk" / run.path.name / "checkpoints", _payload(99), step=99)
-    with pytest.raises(UserError, match="has gone further: it is at step 99"):
+    with pytest.raises(UserError, match="is ahead: it is at step 99"):
         transfer.copy_run(run.path, tmp_path / "disk")
     assert transfer.copy_run(tmp_path / "disk" / run.path.name, run.path.parent).newest == 99
 
@@ -139,9 +139,9 @@ def test_a_script_at_another_path(run: RunFolder, tmp_path: Path, capsys: pytest
     (tmp_path / "my_script.py").rename(tmp_path / "moved.py")
     words = ["pull", str(tmp_path / "disk" / run.path.name), "--folder", str(tmp_path / "back")]
     assert main(words) == 0
-    assert "its script is not here" in capsys.readouterr().out
+    assert "its script is not on this machine" in capsys.readouterr().out
     assert main([*words, "--script", str(tmp_path / "moved.py")]) == 0
-    assert "go on with `holdfast resume" in capsys.readouterr().out
+    assert "continue with `holdfast resume" in capsys.readouterr().out
     assert RunFolder(tmp_path / "back" / run.path.name).info["script"] == str(tmp_path / "moved.py")
 
 

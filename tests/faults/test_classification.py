@@ -37,7 +37,7 @@ def test_a_fault_travels_as_json() -> None:
         ),
         (
             Fault(Kind.EXIT, "cpu", 0, evidence={"status": "exit status 7"}),
-            "the worker on cpu ended without a word (exit status 7) at step 0",
+            "the worker on cpu ended without an error message (exit status 7) at step 0",
         ),
         (Fault(Kind.KEEPER_DIED), "the keeper ended"),
         (Fault(Kind.DEVICE_LOST), "the device was lost"),

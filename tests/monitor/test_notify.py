@@ -255,7 +255,7 @@ def test_the_command_tries_the_ways_and_says_what_came_of_it(
     assert "cause: neither notify.command nor notify.webhook is set" in capsys.readouterr().err
     assert main(["notify", "--test", f"notify.webhook={postbox.address}"]) == 0
     assert capsys.readouterr().out == "alert by webhook: sent\n"
-    assert postbox.got[0]["title"] == "a test message of holdfast"
+    assert postbox.got[0]["title"] == "a test message from holdfast"
     postbox.answers = [404]
     assert main(["notify", "--test", f"notify.webhook={postbox.address}"]) == 1
     assert capsys.readouterr().out == "alert by webhook: 127.0.0.1 answered 404\n"

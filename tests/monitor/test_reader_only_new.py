@@ -66,7 +66,7 @@ def test_torn_lines_are_passed_over_and_counted(tmp_path: Path) -> None:
     logged(path, at(3, loss=3.0))
     run = reader.open(path)
     assert list(run.metrics["loss"]) == [(1, 1.0), (3, 3.0)]
-    assert run.problems == ["4 torn lines passed over in journal and metrics"]
+    assert run.problems == ["4 torn lines skipped in journal and metrics"]
 
 
 def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:

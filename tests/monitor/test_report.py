@@ -146,7 +146,7 @@ def test_what_the_command_refuses(tmp_path: Path, capsys: Capsys, monkeypatch: p
     make_run(tmp_path / "runs", "FINISHED")
     monkeypatch.chdir(tmp_path)
     code, _, err = shown(capsys, "calm-heron", "-o", "x.pdf")
-    assert code == 2 and "end it in .html, .csv, .json or .png" in err
+    assert code == 2 and "the name must end in .html, .csv, .json or .png" in err
     code, _, err = shown(capsys, "calm-herring")
     assert code == 2 and "a similar run exists: `calm-heron`" in err
     code, _, err = shown(capsys, "calm-heron", "-o", "no/such/folder/x.html")

@@ -33,7 +33,7 @@ def test_one_changed_byte_is_found(copy: Path, name: str) -> None:
     data = bytearray((copy / name).read_bytes())
     data[len(data) // 2] ^= 1
     (copy / name).write_bytes(data)
-    with pytest.raises(UserError, match=rf"{name} of .* is not what it was"):
+    with pytest.raises(UserError, match=rf"{name} of .* has changed since"):
         bundle.open_bundle(copy)
 
 
@@ -66,7 +66,7 @@ def test_a_manifest_from_anywhere_is_refused_in_words(copy: Path, change: dict[s
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", "\0" * 100])
 def test_what_is_no_manifest_is_no_bundle(copy: Path, text: str) -> None:
     (copy / "manifest.json").write_text(text)
-    with pytest.raises(UserError, match="is no bundle"):
+    with pytest.raises(UserError, match="is not a bundle"):
         bundle.open_bundle(copy)
 
 
@@ -96,7 +96,7 @@ def test_numbers_whose_sum_does_not_fit_are_numbers(made: Path) -> None:
 def test_it_does_not_overwrite_what_is_no_bundle(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match="in the way"):
+    with pytest.raises(UserError, match="exists already"):
         bundle.check_place(tmp_path / "mine")
 
 

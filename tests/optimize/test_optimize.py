@@ -108,12 +108,12 @@ def test_calibration_of_another_shape_is_refused(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["net:build"], "there is nothing to call it with"),
-        (["net:build", "--input", "1xtwo"], "is no shape"),
+        (["net:build"], "there are no inputs for the model"),
+        (["net:build", "--input", "1xtwo"], "is not a shape"),
         (["net:build", "--input", "1x6", "--engines", "onnxruntme"], "a similar engine exists: `onnxruntime`"),
         (["net:build", "--data", "no.npz"], "there is no no.npz"),
         (["no-such-run"], "no-such-run"),
-        (["--verify", "no-such-bundle"], "no-such-bundle is no bundle"),
+        (["--verify", "no-such-bundle"], "no-such-bundle is not a bundle"),
     ],
 )
 def test_command_lines_that_cannot_work(

@@ -91,8 +91,8 @@ def test_wrong_requests_are_told(served: Served) -> None:
     packed = {"Content-Type": "application/x-npz"}
     assert served.error(npy(X[:, :5])) == (422, "`x` has the shape (3, 5)")
     assert served.error(npy(nan)) == (422, "`x` holds NaN or infinity")
-    assert served.error(npy(np.array(["a", "b"]))) == (415, "an array of <U1 is not taken")
-    assert served.error(npy(np.array([{}], dtype=object))) == (415, "an array of object is not taken")
+    assert served.error(npy(np.array(["a", "b"]))) == (415, "an array of <U1 is not accepted")
+    assert served.error(npy(np.array([{}], dtype=object))) == (415, "an array of object is not accepted")
     assert served.error(npy(np.ones((0, 6), np.float32))) == (422, "there is no input")
     assert served.error(npy(X)[:-4])[0] == 400
     assert served.error(huge)[0] == 400

@@ -131,7 +131,7 @@ def test_whoever_waits_for_something_outside_in_a_phase_of_unknown_length_is_lef
     run = drive(SLOW, epochs=1, first=6.0, evaluation=4.0, around=4.0, settings=settings)
     assert (run.outcome.state, run.faults()) == ("FINISHED", []), run.of("fault")
     texts = [str(event.data["text"]) for event in run.of("silent")]
-    assert texts and all("it sleeps; it is left alone" in text for text in texts), texts
+    assert texts and all("it sleeps; holdfast waits" in text for text in texts), texts
     assert {word for text in texts for word in ("forward", "evaluate") if f" in {word};" in text} == {
         "forward",
         "evaluate",

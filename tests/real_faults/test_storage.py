@@ -261,8 +261,8 @@ def test_holdfast_train_whose_disk_stays_full_ends_with_words(tmp_path: Path) ->
         f"  saved: step 64 in {folder}/checkpoints/000064",
         "",
         f"hint: the weights are in {folder}/final.safetensors",
-        f"hint: the whole run is in {folder} now: move it to a safe place",
-        f"hint: go on with `holdfast resume {folder}`",
+        f"hint: the whole run is now in {folder}: move it to a safe place",
+        f"hint: continue with `holdfast resume {folder}`",
     ]
     lines = [line.split()[1] for line in said.splitlines() if line.startswith("20")]
     assert (lines.count("not_saved"), lines.count("rescued")) == (1, 1), said
@@ -286,7 +286,7 @@ def test_a_supervisor_that_is_killed_on_a_full_disk_loses_no_step(tmp_path: Path
     folder = rescued(tmp_path / "tmp")
     saved = newest_step(folder)
     assert saved > before
-    assert f"took nothing more (No space left on device); step {saved} is in {folder}" in said
+    assert f"could not be written (No space left on device); step {saved} is in {folder}" in said
     with Command(tmp_path / "tmp", "resume", folder, env=env) as again:
         assert again.end(100) == 0, again.words()
     assert read_run(folder).receipt["weights_sha256"] == wanted

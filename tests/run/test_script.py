@@ -106,7 +106,7 @@ def test_train_inside_a_function_or_class_does_not_count(tmp_path: Path) -> None
 
 def test_train_without_a_session(tmp_path: Path) -> None:
     error = refused(written(tmp_path, "\ndef train():\n    pass\n"))
-    assert "takes no session" in error.message
+    assert "has no `session` argument" in error.message
     assert error.cause == "line 2: def train()"
 
 

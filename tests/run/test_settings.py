@@ -333,7 +333,7 @@ def test_a_misspelt_variable_is_found(name: str) -> None:
     with pytest.raises(UserError) as caught:
         Settings.load({}, "/", {name: "1s"})
     assert text_of(caught.value) == (
-        f"error: the environment variable {name} names no setting\n"
+        f"error: the environment variable {name} is not the name of a setting\n"
         "hint: a similar one exists: `HOLDFAST_WATCHDOG_FLOOR`\n"
         f"hint: unset it with `unset {name}`, or see `holdfast config`"
     )

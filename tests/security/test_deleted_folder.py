@@ -25,7 +25,7 @@ def in_deleted_folder(tmp_path: Path, code: str, **env: str) -> subprocess.Compl
 def test_a_command_says_it_in_words(tmp_path: Path, words: list[str]) -> None:
     done = in_deleted_folder(tmp_path, f"from holdfast.cli.main import main\nraise SystemExit(main({words!r}))")
     assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("error: the current folder does not exist any more\n")
+    assert done.stderr.startswith("error: the current folder no longer exists\n")
     assert not list(tmp_path.glob("holdfast-report-*"))
 
 
@@ -36,7 +36,7 @@ main._dispatch = lambda words: 1 / 0                       # any bug of ours
 raise SystemExit(main.main(["list", "--pwd", "hunter2"]))
 """
     done = in_deleted_folder(tmp_path, code)
-    assert done.returncode == 3 and "holdfast itself failed; this is a bug" in done.stderr, done.stderr
+    assert done.returncode == 3 and "holdfast failed because of a bug" in done.stderr, done.stderr
     assert "ZeroDivisionError" in done.stderr and "Traceback" not in done.stderr
     (report,) = tmp_path.glob("holdfast-report-*.txt")
     assert "ZeroDivisionError" in report.read_text() and "hunter2" not in report.read_text()

@@ -133,7 +133,7 @@ def test_what_is_no_snapshot_is_passed_over_by_its_form(stopped: Path, tmp_path:
     good, _ = checkpoint.newest_good(folder / "checkpoints")
     for number, (name, make) in enumerate(FORMS.items()):
         found = checkpoint.check(sealed(folder, make(state), 100 + number))
-        assert isinstance(found, checkpoint.Damaged) and "its state is none of ours" in str(found), name
+        assert isinstance(found, checkpoint.Damaged) and "its state was not written by holdfast" in str(found), name
     assert checkpoint.newest_good(folder / "checkpoints")[0] == good
     unchanged = checkpoint.check(sealed(folder, joined(*parts(state)), 99))
     assert isinstance(unchanged, checkpoint.Checkpoint), "the way these are made is right"
@@ -148,7 +148,7 @@ def test_resume_passes_over_every_hostile_one_and_goes_on_from_the_good_one(stop
     told = done.out + done.err
     assert done.code == 0, told
     for number in range(len(CONTENTS) + 1):
-        assert f"checkpoint {100 + number:06d} is passed over: " in told
+        assert f"checkpoint {100 + number:06d} is skipped: " in told
     assert RunFolder(folder).receipt()["steps"] == 24  # type: ignore[index]
     assert not list(tmp_path.glob("holdfast-report-*"))
 
@@ -162,4 +162,4 @@ def test_where_nothing_can_be_used_it_is_said_and_is_no_bug_of_ours(stopped: Pat
     done = holdfast("resume", "latest", "--script", "job.py", "--plain", cwd=tmp_path)
     assert done.code == 2, done.out + done.err
     assert "what was saved of this run cannot be restored" in done.err
-    assert "checkpoint 000100 is passed over: " in done.out
+    assert "checkpoint 000100 is skipped: " in done.out

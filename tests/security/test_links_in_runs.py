@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links need righ
         ("checkpoints", "link to a folder", "checkpoints is a link"),
         ("lock", "link to a file", "lock is a link"),
         ("journal.jsonl", "link to a file", "journal.jsonl is a link"),
-        ("output.log", "hard link", "output.log has a second name elsewhere"),
+        ("output.log", "hard link", "output.log has a second name (a hard link) elsewhere"),
         ("checkpoints/000010/state.safetensors", "pipe", "checkpoints/000010/state.safetensors is a pipe"),
     ],
 )

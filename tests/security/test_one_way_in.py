@@ -46,7 +46,7 @@ ELSEWHERE = {
     "monitor/picture.py": "a file the user names",
     "monitor/web/keys.py": "the cache folder of the user: new, or it is not written",
     "base/board.py": "a file of tempfile.mkstemp, where there is no shared memory",
-    "supervisor/keeper.py": "a new folder in one of tempfile.mkdtemp, when the run folder takes nothing more",
+    "supervisor/keeper.py": "a new folder in one of tempfile.mkdtemp, when the run folder cannot be written",
     "probes/wrong_kernels.py": "where HOLDFAST_PRETEND points to, for tests and `holdfast verify`",
     "run/kept_arguments.py": "the state folder of the user",
     "run/seal.py": "the state folder of the user",

@@ -79,7 +79,7 @@ def test_what_was_started_here_goes_on_and_what_was_not_does_not(shell: RunFolde
     honest = (shell.path / "run.json").read_bytes()
     change(shell, command=["sh", "-c", evil])
     said = refused(shell)
-    assert "was not started here by you, or its run.json was changed since: nobody is here to say yes" in said
+    assert "was not started here by you, or its run.json was changed since: there is no terminal to ask you in" in said
     assert f"cause: it would run sh -c 'echo \\x1b[2J; echo evil >> mark' in {tmp_path}\n" in said
     assert "hint: or give it yourself: `holdfast resume" in said and "-- COMMAND`" in said
     assert "\x1b" not in said

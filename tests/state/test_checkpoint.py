@@ -138,7 +138,7 @@ def test_a_disk_that_keeps_something_else_is_noticed_at_once(
         return hashed
 
     monkeypatch.setattr(checkpoint, "write_file", faulty)
-    with pytest.raises(OSError, match=f"what was read back of {name} is not what was written") as caught:
+    with pytest.raises(OSError, match=f"what was read back from {name} is not what was written") as caught:
         checkpoint.write(folder, payload(), step=40)
     assert caught.value.errno == errno.EIO
     assert sorted(entry.name for entry in folder.iterdir()) == ["000010", "000020", "000030"]

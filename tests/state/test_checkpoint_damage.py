@@ -74,10 +74,13 @@ def test_a_missing_state(folder: Path) -> None:
     ("text", "reason"),
     [
         (None, "its digest.json is missing"),
-        ("", "its digest.json is not one of ours, or cut short"),
-        ('{"step": 30, "sha', "its digest.json is not one of ours, or cut short"),
-        ("[]", "its digest.json is not one of ours, or cut short"),
-        ('{"schema": 1, "step": 30, "bytes": 1, "sha256": "00"}', "its digest.json is not one of ours, or cut short"),
+        ("", "its digest.json was not written by holdfast, or is cut short"),
+        ('{"step": 30, "sha', "its digest.json was not written by holdfast, or is cut short"),
+        ("[]", "its digest.json was not written by holdfast, or is cut short"),
+        (
+            '{"schema": 1, "step": 30, "bytes": 1, "sha256": "00"}',
+            "its digest.json was not written by holdfast, or is cut short",
+        ),
     ],
 )
 def test_digests_that_are_missing_or_strange(folder: Path, text: str | None, reason: str) -> None:

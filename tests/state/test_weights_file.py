@@ -82,7 +82,7 @@ def test_weights_that_come_back_different_never_replace_the_old_ones(
         return hashed
 
     monkeypatch.setattr(weights_file, "write_file", faulty)
-    with pytest.raises(OSError, match=r"what was read back of best\.safetensors"):
+    with pytest.raises(OSError, match=r"what was read back from best\.safetensors"):
         write_weights(path, payload(2))
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["best.safetensors"]

@@ -49,7 +49,7 @@ def tables(file: Path) -> dict[str, dict[str, Any]]:
     data = toml_file.load(file)
     loose = [name for name, value in data.items() if not isinstance(value, dict)]
     if loose:
-        raise UserError(f"{file}: `{loose[0]}` stands outside of a table", hints=["begin with a line [name]"])
+        raise UserError(f"{file}: `{loose[0]}` is outside of a table", hints=["begin with a line [name]"])
     return data
 
 

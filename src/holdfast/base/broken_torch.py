@@ -35,7 +35,10 @@ def no_torch(code: int) -> UserError:
     return UserError(
         "torch cannot be imported",
         cause=f"the process that imports it is {how} each time, before torch is there",
-        hints=[f"look at what `{sys.executable} -c 'import torch'` says", "`holdfast env` shows what is installed"],
+        hints=[
+            f"run `{sys.executable} -c 'import torch'` and read its error",
+            "`holdfast env` shows what is installed",
+        ],
     )
 
 
@@ -44,8 +47,8 @@ def _too_little_room(limit: int, what: str) -> UserError:
         "torch does not fit into the address space that is allowed here",
         cause=f"the limit is {limit / 2**30:.1f} GiB (`ulimit -v {limit // 1024}`, RLIMIT_AS); {what}",
         hints=[
-            "start it where that limit is not set: the shell, the user or the job has one (`ulimit -v unlimited`)",
-            "to limit memory in use, take a cgroup: `systemd-run --user --scope -p MemoryMax=8G holdfast …`",
+            "remove that limit of the shell, the user or the job (`ulimit -v unlimited`)",
+            "to limit memory in use, use a cgroup: `systemd-run --user --scope -p MemoryMax=8G holdfast …`",
         ],
     )
 

@@ -211,7 +211,10 @@ class Folder:
 
     def _check_ours(self, name: str, status: os.stat_result) -> None:
         if status.st_nlink > 1:
-            raise OSError(errno.EMLINK, f"{name} has a second name elsewhere, and what is written here would be there")
+            raise OSError(
+                errno.EMLINK,
+                f"{name} has a second name (a hard link) elsewhere, and writing here would change that file",
+            )
         if not hasattr(os, "geteuid") or status.st_uid == os.geteuid():
             return
         above = os.stat(self.path if self._fd is None else self._fd)

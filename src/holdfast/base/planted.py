@@ -42,8 +42,8 @@ def check(run: Path) -> None:
     if what is not None:
         raise UserError(
             f"{shorten(str(run))} is not used: {what}",
-            cause="a run folder may come from somebody else, and what is written to it must stay in it",
-            hints=["move that away if you know what it is, then try again"],
+            cause="a run folder may come from somebody else, and holdfast must not write outside of it",
+            hints=["move it away if you know what it is, then try again"],
         )
 
 
@@ -77,7 +77,7 @@ def _wrong(run: Path, name: str, status: os.stat_result) -> str | None:
     if name not in GROWING:
         return None
     if status.st_nlink > 1:
-        return f"{name} has a second name elsewhere"
+        return f"{name} has a second name (a hard link) elsewhere"
     ours = not hasattr(os, "geteuid") or status.st_uid == os.geteuid() or status.st_uid == run.stat().st_uid
     return None if ours else f"{name} belongs to another user"
 

@@ -38,12 +38,16 @@ def check_flags(args: argparse.Namespace) -> None:
             raise UsageError(f"`{name}` belongs to `--at-boot`", command="resume")
     if args.at_boot and args.script_argv:
         raise UsageError(
-            "`--at-boot` keeps nothing after `--`",
+            "`--at-boot` takes no arguments after `--`",
             command="resume",
-            cause="it would stand in a file that is started at every boot, secrets included",
+            cause="they would be stored in a start-up file, secrets included",
         )
     if args.at_boot and args.detach:
-        raise UsageError("`--at-boot` starts nothing now", command="resume", tips=["`--detach` alone goes on now"])
+        raise UsageError(
+            "`--at-boot` and `--detach` cannot be combined: `--at-boot` starts nothing now",
+            command="resume",
+            tips=["use `--detach` alone to continue the run now"],
+        )
 
 
 def run(folder: RunFolder, args: argparse.Namespace, output: Output) -> int:
@@ -99,7 +103,7 @@ def _check_start(job: at_boot.Job) -> None:
         problem = str(error)
     if problem is not None:
         raise UserError(
-            "holdfast would not start after a boot",
+            "holdfast cannot start after a boot",
             cause=f"without this shell's environment: {problem}",
             hints=["install it where it is found without PYTHONPATH: `pip install holdfast`"],
         )
@@ -111,7 +115,7 @@ def _missing_variables() -> list[str]:
     named += [name for name in ("HOLDFAST_STATE", "XDG_STATE_HOME") if os.environ.get(name)]
     if not named:
         return []
-    return [f"set here and not after a boot: {', '.join(named)}; docs/after-a-reboot.md says where to set them"]
+    return [f"set here but not after a boot: {', '.join(named)}; docs/after-a-reboot.md says where to set them"]
 
 
 def _tell(folder: RunFolder, job: at_boot.Job, done: at_boot.Done, system: str, output: Output) -> None:
@@ -129,7 +133,7 @@ def _tell(folder: RunFolder, job: at_boot.Job, done: at_boot.Done, system: str, 
         )
         return
     sign = "✓" if done.enabled else "!"
-    output.print(f"{sign} {folder.name} goes on by itself after a reboot, until it is finished")
+    output.print(f"{sign} {folder.name} continues automatically after a reboot, until it is finished")
     rows = [
         ("  file", shorten(str(done.path))),
         ("  starts in", shorten(str(job.cwd))),
@@ -145,9 +149,9 @@ def _removed(folder: RunFolder, path: Path | None, output: Output) -> int:
     if output.as_json:
         output.json({"run": folder.name, "removed": str(path) if path else None})
     elif path is None:
-        output.print(f"{folder.name} was not to go on after a reboot: nothing to remove")
+        output.print(f"{folder.name} does not continue after a reboot: nothing to remove")
     else:
-        output.print(f"✓ {folder.name} does not go on after a reboot any more")
+        output.print(f"✓ {folder.name} no longer continues after a reboot")
     return ExitCode.OK
 
 
@@ -164,9 +168,9 @@ def left_alone(folder: RunFolder, output: Output, *, more: bool = False) -> bool
         return False
     if state == "FINISHED":
         clean_up(folder)
-        output.note(f"{folder.name} is finished; it is not started after a boot any more")
+        output.note(f"{folder.name} is finished; it is no longer started after a boot")
     elif state == "FAILED":
-        output.note(f"{folder.name} waits for you: its script failed; `holdfast resume {folder.path}` goes on")
+        output.note(f"{folder.name} waits for you: its script failed; `holdfast resume {folder.path}` continues it")
     elif folder.in_use():
         output.note(f"{folder.name} is already running")
     else:

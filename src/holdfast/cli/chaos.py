@@ -30,24 +30,30 @@ def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
     parser: Parser = subparsers.add_parser(
         "chaos",
-        help="inject faults into a run and print the receipt",
         description="""\
-Run a script without faults, then with faults, and compare: survived, steps
-repeated and lost, seconds, weights equal.
+Inject faults into a training and check that the result is the same.
 
 examples:
   holdfast chaos my_script.py                         a few random faults
   holdfast chaos my_script.py --faults sigkill@40,hang@60:backward
-                                                      these, at a step and a phase
-  holdfast chaos my_script.py --random 20 --seed 3    twenty, drawn by seed
+                                                      these faults, at a step and a phase
+  holdfast chaos my_script.py --random 20 --seed 3    twenty random faults, drawn with seed 3
+
+It trains the script without faults, trains it again with faults, and compares: steps repeated, steps lost, seconds
+lost, and whether the weights are equal.
 """,
     )
     add_script_arguments(parser)
     add_device(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--faults", metavar="KIND[@STEP][:PHASE],…", help="the faults to inject")
-    which.add_argument("--random", type=int, metavar="N", help=f"so many, drawn by the seed (default: {FEW})")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="draws the random faults (default: 0)")
+    which.add_argument("--random", type=int, metavar="N", help=f"number of random faults (default: {FEW})")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random faults (default: 0)")
+    parser.add_argument(
+        "--references", type=int, choices=(1, 2), default=2, metavar="N",
+        help="trainings without faults to compare with: 1 is quicker, 2 also tell whether the job repeats itself"
+        " (default: 2)",
+    )  # fmt: skip
     add_flags(parser, plain=True, progress=True)
     parser.set_defaults(run=run)
     return parser
@@ -69,7 +75,9 @@ def run(args: argparse.Namespace) -> int:
     words = [*args.words, *([f"run.device={args.device}"] if args.device else [])]
     flags = [flag for flag, wanted in (("-q", output.quiet), ("--plain", output.plain)) if wanted]
     folder = Path(order.settings.run.folder)
-    result = experiment.run(order.facts.path, words, make_plan, runs=folder, say=output.note, flags=flags)
+    result = experiment.run(
+        order.facts.path, words, make_plan, runs=folder, references=args.references, say=output.note, flags=flags
+    )
     if output.as_json:
         output.json(result.summary)
     else:
@@ -99,14 +107,18 @@ def verdict(result: dict[str, Any]) -> list[str]:
     lines = [
         f"{sign} {'survived' if receipt.get('survived') else 'did not survive'} "
         f"{counted(injected, 'injected fault') if isinstance(injected, int) else 'the faults'}",
-        *([f"  {counted(missing, 'fault')} did not come: step or phase was never reached"] if missing else []),
+        *(
+            [f"  {counted(missing, 'fault')} did not happen: the training never reached the step or phase"]
+            if missing
+            else []
+        ),
         "",
         f"  faults   {summary.fault_words(receipt.get('faults')) or 'none'}",
         f"  receipt  {summary.receipt_words(receipt)}",
         f"  time     {duration(receipt.get('seconds_lost'))} lost",
         f"  weights  {_equal_words(receipt)}",
         "",
-        f"  holdfast show {result.get('run')}      everything about the run with faults",
+        f"  holdfast show {result.get('run')}      show everything about the run with faults",
     ]
     return lines
 

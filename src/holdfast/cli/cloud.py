@@ -29,18 +29,32 @@ from holdfast.run.settings import Settings
 
 def add_flags(parser: Parser) -> None:
     flags = parser.add_argument_group("in a cloud, with SkyPilot")
-    flags.add_argument("--cloud", action="store_true", help="write a task file, show the price, ask, start it")
-    flags.add_argument("--dryrun", action="store_true", help="write the task file and start nothing")
-    flags.add_argument("--gpu", default="L4", metavar="NAME", help="L4, A100, RTX4090, …; NAME:8 for eight (L4)")
-    flags.add_argument("--infra", metavar="CLOUD", help="aws, gcp, runpod, vast, … (default: the cheapest)")
-    flags.add_argument("--spot", action="store_true", help="cheaper machines that may be taken away; needs --bucket")
-    flags.add_argument("--bucket", metavar="NAME", help="where the run folder is kept")
-    flags.add_argument("--cap", type=float, default=5.0, metavar="USD", help="what it may cost at most (5)")
-    flags.add_argument("--price", type=float, metavar="USD", help="what a machine costs an hour, if it is not known")
-    flags.add_argument("--setup", metavar="SHELL", help="what to install there (pip install holdfast)")
-    flags.add_argument("--name", metavar="NAME", help="of the task")
-    flags.add_argument("--output", metavar="FILE", help="where the task file goes (NAME.yaml)")
-    flags.add_argument("--yes", action="store_true", help="do not ask")
+    flags.add_argument(
+        "--cloud", action="store_true", help="rent a machine: write a task file, show the price, ask, start"
+    )
+    flags.add_argument("--dryrun", action="store_true", help="only write the task file; starts nothing")
+    flags.add_argument(
+        "--gpu", default="L4", metavar="NAME", help="L4, A100, RTX4090, …; NAME:8 for eight of them (default: L4)"
+    )
+    flags.add_argument(
+        "--infra", metavar="CLOUD", help="cloud to use: aws, gcp, runpod, vast, … (default: the cheapest)"
+    )
+    flags.add_argument(
+        "--spot", action="store_true", help="use cheaper machines that the cloud may take back; needs --bucket"
+    )
+    flags.add_argument("--bucket", metavar="NAME", help="bucket that keeps the run folder")
+    flags.add_argument(
+        "--cap", type=float, default=5.0, metavar="USD", help="the most it may cost, in dollars (default: 5)"
+    )
+    flags.add_argument(
+        "--price", type=float, metavar="USD", help="price of a machine per hour, if holdfast does not know it"
+    )
+    flags.add_argument(
+        "--setup", metavar="SHELL", help="command that installs what the run needs (default: pip install holdfast)"
+    )
+    flags.add_argument("--name", metavar="NAME", help="name of the task")
+    flags.add_argument("--output", metavar="FILE", help="path of the task file (default: NAME.yaml)")
+    flags.add_argument("--yes", action="store_true", help="do not ask before spending")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -51,9 +65,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
         sky.check_ready(task, Path.home())
         if task.hours is None:
             raise UserError(
-                f"nobody here knows what {task.gpu} costs",
-                cause="a cap in dollars needs a price an hour, and SkyPilot's catalogue is not on this machine",
-                hints=["give it: `--price 0.80`", "or fetch the catalogue: `sky gpus list`"],
+                f"the price of {task.gpu} is not known",
+                cause="the cap in dollars needs a price per hour, and SkyPilot's price list is not on this machine",
+                hints=["give the price: `--price 0.80`", "or download the price list: `sky gpus list`"],
             )
     _write(path, task.to_yaml())
     command = [*task.command, str(path)]
@@ -69,9 +83,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 def _task(args: argparse.Namespace, output: Output) -> tuple[sky.Task, sky.Price | None]:
     if args.cap <= 0:
-        raise UsageError(f"--cap {args.cap:g} allows nothing", command="launch")
+        raise UsageError(f"--cap is {args.cap:g}, but it must be above zero", command="launch")
     if args.price is not None and args.price <= 0:
-        raise UsageError(f"--price {args.price:g} is no price", command="launch")
+        raise UsageError(f"--price is {args.price:g}, but it must be above zero", command="launch")
     where, words, staged = _what(args, output)
     name = args.name or f"{re.sub(r'[^a-z0-9-]+', '-', where.stem.lower()).strip('-') or 'run'}-{new_name(set())}"
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", name):
@@ -119,8 +133,8 @@ def _what(args: argparse.Namespace, output: Output) -> tuple[Path, list[str], Pa
     except ValueError:
         raise UserError(
             f"{asked} is not in this folder",
-            cause="this folder is sent to the machine, and nothing else",
-            hints=["start the command in a folder that holds the script"],
+            cause="only this folder is sent to the rented machine",
+            hints=["run the command in the folder of the script"],
         ) from None
     return relative, words, None if run_folder is None else run_folder.path
 
@@ -159,13 +173,15 @@ def _show(
     output.print(f"task     {task.name}: {machines} x {task.gpu}, {kind}, {task.cloud or 'the cheapest cloud'}")
     if price is None or task.hours is None:
         output.print(
-            "price    not known here: give it with `--price`, or fetch SkyPilot's catalogue with `sky gpus list`"
+            "price    not known: give it with `--price`, or download SkyPilot's price list with `sky gpus list`"
         )
         output.print(f"cap      ${task.cap:.2f}; without a price nothing is started")
     else:
         output.print(f"price    ${task.price:.2f} an hour ({price.basis})")
         output.print(f"cap      ${task.cap:.2f}: it ends {duration(task.hours * 3600)} after it begins, state saved")
-    output.print(f"stops    by itself after {task.idle_minutes} idle minutes; exit code 75 means go on elsewhere")
+    output.print(
+        f"stops    by itself after {task.idle_minutes} idle minutes; exit code 75 means: continue it elsewhere"
+    )
     kept = f"bucket {task.bucket}" if task.bucket else "the machine's own disk, lost with it"
     output.print(f"runs     {task.runs}/{task.name} ({kept})")
     output.print(f"file     {shown(path)}")
@@ -179,8 +195,8 @@ def _confirm(args: argparse.Namespace, output: Output) -> None:
         return
     if not sys.stdin.isatty():
         raise UserError(
-            "nothing was started: nobody is here to say yes",
-            cause="money would be spent",
+            "nothing was started: there is no terminal to ask you in",
+            cause="it would spend money",
             hints=["add `--yes`, or start it yourself with the command above"],
         )
     output.note(f"Spend up to ${args.cap:.2f}? Type yes: ")

@@ -23,13 +23,23 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command to the command line."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "config",
-        help="every setting and where it came from",
-        description="Every setting, its value, and where the value came from.",
+        description="""\
+Show every setting, its value, and where the value comes from.
+
+examples:
+  holdfast config                          every setting
+  holdfast config watchdog                 the settings of one section
+  holdfast config watchdog.floor           one setting, with its explanation
+  holdfast config watchdog.floor=10s       check whether a value is allowed
+
+The first of these that has a value wins: the command line, HOLDFAST_SECTION_KEY, ./holdfast.toml, [tool.holdfast] in
+./pyproject.toml, the user's file, the default.
+""",
         epilog="The first of these that has a value gives it: the command line, HOLDFAST_SECTION_KEY, "
         "./holdfast.toml, [tool.holdfast] of ./pyproject.toml, the user's file, the default.",
     )
     parser.add_argument(
-        "words", nargs="*", metavar="KEY | KEY=VALUE", help="a setting or a section to show; a value to try"
+        "words", nargs="*", metavar="KEY | KEY=VALUE", help="a setting or a section to show, or a value to check"
     )
     add_flags(parser)
     parser.set_defaults(run=run)

@@ -132,7 +132,7 @@ def _what_it_said(run: RunFolder, look: Look, code: int) -> Exception:
     return InternalError(
         f"the background process ended with {code}",
         cause="\n".join(lines) or None,
-        hints=[f"all it said is in {shown(run.path / LOG)}"],
+        hints=[f"its output is in {shown(run.path / LOG)}"],
     )
 
 

@@ -49,36 +49,36 @@ def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
     parser: Parser = subparsers.add_parser(
         "doctor",
-        help="what each device can really do",
         description="""\
-What each device of this machine can really do. It is made to train in isolated processes,
-and its numbers are compared with the CPU's; what fails is tried again with known remedies.
-What is found out is kept for 30 days and used by `holdfast train`.
+Test each device of this machine: does it crash, hang or compute wrong numbers?
 
 examples:
-  holdfast doctor                     every device, quickly
-  holdfast doctor --device cuda:0     one of them
-  holdfast doctor --full              every check there is: minutes
-  holdfast doctor --fresh             probe again what is known already
-  holdfast doctor --script job.py     and one step of your own script on each device
-  holdfast doctor --workload eeg      and one step of a workload that comes with holdfast
-  holdfast doctor -v                  with notes, and with every check and its time
-  holdfast doctor --knowledge FILE    with newer knowledge of cards and their bugs
-  holdfast doctor --recorded FOLDER   another machine, from its files; nothing is run
+  holdfast doctor                     test every device quickly
+  holdfast doctor --device cuda:0     test one device
+  holdfast doctor --full              run every test (minutes)
+  holdfast doctor --fresh             test again, even if a verdict is stored
+  holdfast doctor --script job.py     also run one step of your own script on each device
+  holdfast doctor --workload eeg      also run one step of a built-in workload
+  holdfast doctor -v                  show notes, and every test with its time
+  holdfast doctor --knowledge FILE    use a newer file of known cards and bugs
+  holdfast doctor --recorded FOLDER   judge another machine from its files; runs nothing
 
-exit code 0 if something can train, 1 if nothing can
+The doctor trains small models in separate processes and compares the numbers with the CPU's. When a test fails, it
+tries known remedies. `holdfast train` uses the verdicts, which stay valid for 30 days.
 """,
     )
-    parser.add_argument("--full", action="store_true", help="every check there is, in minutes")
-    parser.add_argument("--device", metavar="D", help="this device alone: cpu, cuda:0, …")
-    parser.add_argument("--fresh", action="store_true", help="probe again, even if a verdict is known")
-    parser.add_argument("--again", action="store_true", help="also the checks that took the machine down before")
-    parser.add_argument("--script", metavar="SCRIPT", help="also one real step of this script, against the CPU")
-    parser.add_argument("--workload", metavar="NAME", help="the same with a workload: eeg, detection, ecosystem")
-    parser.add_argument("--knowledge", metavar="FILE", help="read what is known about cards from this file")
-    parser.add_argument("--recorded", metavar="FOLDER", help="say what is known of a recorded machine; nothing is run")
-    parser.add_argument("--message", metavar="TEXT", help="with --recorded: what was printed when it failed")
-    parser.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help="arguments of its train()")
+    parser.add_argument("--full", action="store_true", help="run every test (minutes)")
+    parser.add_argument("--device", metavar="D", help="test only this device: cpu, cuda:0, …")
+    parser.add_argument("--fresh", action="store_true", help="test again, even if a verdict is stored")
+    parser.add_argument("--again", action="store_true", help="also run tests that took this machine down before")
+    parser.add_argument(
+        "--script", metavar="SCRIPT", help="also run one step of this script and compare it with the CPU"
+    )
+    parser.add_argument("--workload", metavar="NAME", help="also run one step of a workload: eeg, detection, ecosystem")
+    parser.add_argument("--knowledge", metavar="FILE", help="read the known cards and bugs from this file")
+    parser.add_argument("--recorded", metavar="FOLDER", help="judge a machine from its recorded files; runs nothing")
+    parser.add_argument("--message", metavar="TEXT", help="with --recorded: the error message of the failure")
+    parser.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help="arguments of the script's train()")
     add_flags(parser, progress=True)
     parser.set_defaults(run=run)
     return parser
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         likely = [asked] if asked else inventory.candidates()
         if (script or not all(doctor.remembered(label) for label in likely)) and machine.torch_build()["version"]:
             doctor.warm()
-        bar.says("looking at what is here")
+        bar.says("looking for devices")
         here = _survey()
         found = inspection.of_inventory(here, os.environ, shm_bytes=machine.memory()["shm_bytes"])
         seen = [doctor.examine(patient) for patient in patients(here, found, asked)]
@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
 def _script(asked: str | None, workload: str | None, words: list[str]) -> Probe | None:
     """A probe of the user's own; UserError for a script that cannot be one."""
     if asked and workload:
-        raise UsageError("--script and --workload do not go together", command="doctor", tips=["name one of them"])
+        raise UsageError("--script and --workload cannot be combined", command="doctor", tips=["use only one of them"])
     if not asked and not workload:
         if words:
             tips = ["name a script: `--script`"]
@@ -192,7 +192,9 @@ def patients(here: Inventory, found: Sequence[Finding], asked: str | None = None
     known = [_patient(device, here, found) for device in listed if asked in (None, device.id)]
     if asked is None or known:
         return known
-    missing = "" if asked.startswith("pretend") else f"no such device was found; here are {', '.join(here.visible)}"
+    missing = (
+        "" if asked.startswith("pretend") else f"no such device was found; this machine has {', '.join(here.visible)}"
+    )
     return [Patient(asked, unusable=missing)]
 
 
@@ -203,7 +205,7 @@ def _patient(device: Device, here: Inventory, found: Sequence[Finding]) -> Patie
         unusable = "torch is not installed"
     elif not device.visible:
         worse = [each.sentence() for each in mine if each.level != "note"] or [each.sentence() for each in mine]
-        unusable = next(iter([*worse, *device.notes]), "torch would not count it")
+        unusable = next(iter([*worse, *device.notes]), "torch does not see it")
     return Patient(device.id, device.name, device.arch, BACKENDS.get(device.kind), mine, unusable)
 
 

@@ -226,7 +226,7 @@ def policy_lines(verdict: Verdict) -> list[str]:
         return ["holdfast will not train here; results of the forward pass are right"]
     will, yours = _will(verdict.policy), _yours(verdict.policy)
     lines = [f"holdfast will {_and(will)}"] if will else []
-    return [*lines, *([f"in your script, do without {_and(yours)}"] if yours else [])]
+    return [*lines, *([f"in your script, avoid {_and(yours)}"] if yours else [])]
 
 
 def _will(policy: Policy) -> list[str]:
@@ -240,7 +240,7 @@ def _will(policy: Policy) -> list[str]:
     if policy.microbatch:
         will.append(f"compute {counted(policy.microbatch, 'sample')} at once and no more")
     if policy.sdpa_off:
-        will.append(f"do without {_and(policy.sdpa_off)} attention")
+        will.append(f"not use {_and(policy.sdpa_off)} attention")
     for name in policy.remedies:
         remedy = remedies.named(name)
         if remedy is not None and remedy.tried:
@@ -298,8 +298,8 @@ def _disk(view: View) -> list[str]:
 
 def _disk_words(disk: Disk, view: View) -> str:
     parts = [disk.folder, f"{size(disk.free_bytes)} free" if disk.free_bytes is not None else None]
-    parts.append(f"{size(view.disk_bytes_s)}/s until it is really written" if view.disk_bytes_s else None)
-    parts.append("in memory: gone after a reboot" if disk.in_memory else None)
+    parts.append(f"{size(view.disk_bytes_s)}/s until it is on the disk" if view.disk_bytes_s else None)
+    parts.append("in memory: lost after a reboot" if disk.in_memory else None)
     parts.append("over the network" if disk.over_network else None)
     return ", ".join(part for part in parts if part)
 
@@ -313,7 +313,7 @@ def _system(view: View) -> list[str]:
     lines = [f"[{_mark(mine)}] {'system':<{wide}}  {view.inventory.system.name or platform.system()}"]
     lines += [line for each in mine for line in finding_lines(each, view)]
     if less and not view.verbose:
-        text = f"{len(less)} things are done less well than on Linux ({less[0]} to {less[-1]}): holdfast doctor -v"
+        text = f"{len(less)} things work less well than on Linux ({less[0]} to {less[-1]}): holdfast doctor -v"
         lines += _wrapped("•", "", text, view)
     return lines
 
@@ -360,7 +360,7 @@ def _sum(view: View) -> str:
     rest = f" {refused} refused." if refused else ""
     rest += f" {len(left) - refused} for inference only." if len(left) > refused else ""
     if not names:
-        return f"Nothing here can be trained on.{rest}" if not view.asked else f"{view.asked} cannot be trained on."
+        return f"No device here can train.{rest}" if not view.asked else f"{view.asked} cannot train."
     none = " No GPU was found." if not view.inventory.gpus and not view.asked else ""
     return f"{counted(len(names), 'device')} you can train on: {', '.join(names)}.{rest}{none}"
 
@@ -377,14 +377,14 @@ def _next(view: View) -> list[str]:
     if codes:
         rows.append((f"  holdfast explain {codes[0]}", "what this finding means and how it was measured"))
     if view.plan and view.usable:
-        rows.append((f"  holdfast plan {view.script}", "time and cost of each way to run it"))
+        rows.append((f"  holdfast plan {view.script}", "compare time and cost of each way to run it"))
     lines = table(rows, gap=6)
     if any(each.about.slug == "own-script-fails-everywhere" for seen in view.seen for each in seen.verdict.findings):
         last = f"Mend {view.script}, then type `holdfast doctor {view.by} {view.script}` again."
     elif view.usable:
         best = next((each for each in view.usable if each.verdict.device != "cpu"), view.usable[0]).verdict
         where = "the CPU" if best.device == "cpu" else best.device
-        care = " with what is said above" if best.state == CARE else ""
+        care = " with care, as above" if best.state == CARE else ""
         only = f" --device {view.asked}" if view.asked else ""
         last = (
             f"Now type `holdfast train {view.script}{only}`: it trains on {where}{care} and survives crashes and hangs."

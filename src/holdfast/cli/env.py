@@ -18,9 +18,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command to the command line."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "env",
-        help="a report about this machine, ready to paste",
-        description="Versions, hardware and limits of this machine as a block to paste into a report. "
-        "Secrets and home paths are left out.",
+        description="""\
+Print versions, hardware and limits of this machine, ready to paste into a bug report.
+
+examples:
+  holdfast env                       a block of text
+  holdfast env --json                the same as JSON
+
+The output contains no secrets and no home paths.
+""",
     )
     add_flags(parser)
     parser.set_defaults(run=run)

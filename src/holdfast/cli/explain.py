@@ -4,6 +4,7 @@
     holdfast explain F010                 one code: F… is a fault of a run, D… a finding of the doctor
     holdfast explain hang                 one fault by its word
     holdfast explain "CUDA error: device-side assert triggered"       a message, as torch printed it
+    holdfast explain 75                   an exit code of holdfast
     holdfast explain XID79                an error of NVIDIA's driver; a line of the kernel log, too
 
 Whoever has codes adds a function to `SOURCES`; this command only finds and prints. A row needs the fields of
@@ -12,12 +13,15 @@ Whoever has codes adds a function to `SOURCES`; this command only finds and prin
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.base.errors import ExitCode, UserError
+from holdfast.console import exit_codes
 from holdfast.console.output import Output, add_flags, table
+from holdfast.console.usage import Parser
 from holdfast.devices import findings
 from holdfast.faults import classification
 
@@ -56,27 +60,28 @@ SOURCES: list[Callable[[], Iterable[Topic]]] = [classification.explanations, fin
 """Each gives its topics in the order in which they are listed."""
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
-    import argparse
-
-    parser: argparse.ArgumentParser = subparsers.add_parser(
+    parser: Parser = subparsers.add_parser(
         "explain",
-        help="what a code means, what holdfast does about it, what you can do",
-        description="What a code means, what holdfast does about it, and what you can do.\n\n"
-        "examples:\n"
-        "  holdfast explain                   every code, one line each\n"
-        "  holdfast explain F010              one code\n"
-        "  holdfast explain D009              a finding of the doctor\n"
-        "  holdfast explain hang              one fault by its word\n"
-        '  holdfast explain "CUDA error: device-side assert triggered"\n'
-        "                                     a message, as torch printed it\n"
-        "  holdfast explain XID79             an error of NVIDIA's driver, by its number\n"
-        '  holdfast explain "amdgpu: ring gfx_0.0.0 timeout"\n'
-        "                                     a line of the kernel log",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="""\
+Explain a fault, a finding, an exit code or an error message, and what you can do about it.
+
+examples:
+  holdfast explain F010              a fault or a finding by its code
+  holdfast explain hang              a fault by its name
+  holdfast explain 75                an exit code of holdfast
+  holdfast explain "CUDA error: device-side assert triggered"
+                                     a message that torch printed
+  holdfast explain XID79             an error of NVIDIA's driver by its number
+  holdfast explain "amdgpu: ring gfx_0.0.0 timeout"
+                                     a line of the kernel log
+  holdfast explain                   list every code
+""",
     )
-    parser.add_argument("code", nargs="?", metavar="CODE", help="a code, a fault's word, or an error message")
+    parser.add_argument(
+        "code", nargs="?", metavar="CODE", help="a code, the name of a fault, an exit code, or an error message"
+    )
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser
@@ -85,11 +90,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Print what was asked for; UserError for what nobody knows."""
     output = Output.from_args(args)
-    topics = [topic for source in SOURCES for topic in source()]
+    found = topics()
     if args.code is None:
-        _list(topics, output)
+        _list(found, output)
         return ExitCode.OK
-    topic, known = _find(args.code.strip(), topics)
+    code = re.fullmatch(r"(exit(?: code)? )?(\d+)", args.code.strip())
+    if code and (code[1] or int(code[2]) in set(ExitCode)):  # any other number may be one of NVIDIA's Xid errors
+        _exit_code(int(code[2]), output)
+        return ExitCode.OK
+    topic, known = _find(args.code.strip(), found)
     if output.as_json:
         message = None if known is None else _signature_as_json(known)
         output.json({**_as_json(topic), "message": message})
@@ -97,6 +106,27 @@ def run(args: argparse.Namespace) -> int:
         for line in page(topic, known):
             output.print(line)
     return ExitCode.OK
+
+
+def topics() -> list[Topic]:
+    """Everything that has a code, in the order in which it is listed."""
+    return [topic for source in SOURCES for topic in source()]
+
+
+def _exit_code(number: int, output: Output) -> None:
+    """What a command said by ending with `number`."""
+    known = {int(code): code for code in ExitCode}
+    if number not in known:
+        listed = ", ".join(str(code) for code in known)
+        cause = "`holdfast run` passes on the exit code of the command; holdfast itself has no such code"
+        raise UserError(f"unknown exit code {number}", cause=cause, hints=[f"the exit codes of holdfast are {listed}"])
+    name, means = known[number].name, exit_codes.GENERAL[known[number]]
+    if output.as_json:
+        output.json({"exit_code": number, "name": name, "means": means})
+        return
+    output.print(f"exit code {number} · {name}")
+    for line in _section("What it means", _sentence(means)):
+        output.print(line)
 
 
 def page(topic: Topic | None, known: classification.Signature | None = None) -> list[str]:

@@ -33,21 +33,20 @@ def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
     parser: Parser = subparsers.add_parser(
         "fsck",
-        help="what of a run folder is good",
         description="""\
-Check a run folder: every tensor of every checkpoint, the weights, the journal,
-the faults. Nothing is changed. The exit code is 0 if all is good, 1 if something
-is damaged or missing.
+Check the files of a run for damage. Changes nothing.
 
 examples:
-  holdfast fsck calm-heron              by name, folder, or `latest`
-  holdfast fsck /mnt/backup/calm-heron  a copy, wherever it came from
-  holdfast fsck latest -v               every damaged tensor by name
-  holdfast fsck latest --json           the same as one JSON object
+  holdfast fsck calm-heron              by name, by folder, or `latest`
+  holdfast fsck /mnt/backup/calm-heron  a copy in another place
+  holdfast fsck latest -v               name every damaged tensor
+  holdfast fsck latest --json           print the result as JSON
+
+It checks every tensor of every checkpoint, the weights, the journal and the fault folders.
 """,
     )
-    parser.add_argument("name", metavar="RUN", help="a name such as calm-heron, a folder, or `latest`")
-    parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
+    parser.add_argument("name", metavar="RUN", help="a run: its name such as calm-heron, its folder, or `latest`")
+    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser
@@ -115,7 +114,7 @@ def _label(item: Item) -> str:
 
 
 def words(item: Item) -> str:
-    """good · damaged: its bytes are not the ones written · 31 lines, 1 torn line, passed over"""
+    """good · damaged: its bytes are not the ones written · 31 lines, 1 torn line, skipped"""
     if item.lines is not None:
         return ", ".join(word for word in (counted(item.lines, "line"), item.why) if word)
     return f"{item.state}: {item.why}" if item.why else item.state
@@ -149,8 +148,8 @@ def _prospect(found: Audit) -> list[str]:
         return []
     if usable is not None:
         name = handle(RunFolder(found.path))
-        return [f"`holdfast resume {name}` goes on from step {count(usable.step)}."]
-    return ["No checkpoint can be used: a resume starts from the beginning."]
+        return [f"`holdfast resume {name}` continues from step {count(usable.step)}."]
+    return ["No checkpoint can be used: `holdfast resume` starts from the beginning."]
 
 
 def to_json(found: Audit) -> dict[str, Any]:

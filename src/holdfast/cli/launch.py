@@ -30,37 +30,39 @@ def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
     parser: Parser = subparsers.add_parser(
         "launch",
-        help="one run of several processes, machines, or in a cloud",
         description="""\
-Train a script in several processes that hold the same model, each on its part of
-every batch. A rank that dies or hangs is replaced, and the run goes on from the
-newest snapshot all ranks have.
+Train one model with several processes, on several machines, or on a rented GPU.
 
 examples:
   holdfast launch --nproc 2 my_script.py              two processes on this machine
-  holdfast launch --resume calm-heron --nproc 4       go on with four
+  holdfast launch --resume calm-heron --nproc 4       continue a run with four processes
   holdfast launch --nodes 2 --node-rank 0 --master 10.0.0.1 my_script.py
                                                       the first of two machines
   holdfast launch --cloud --gpu L4 --spot --bucket my-runs my_script.py
-                                                      a task for SkyPilot; asks before it spends
+                                                      rent a GPU with SkyPilot; asks before it spends
   holdfast launch --cloud --gpu L4 --dryrun my_script.py
-                                                      only the task file; no account is needed
+                                                      only write the task file; needs no account
+
+Each process trains on its part of every batch. A process (rank) that dies or hangs is replaced, and the run continues
+from the newest snapshot that all ranks have.
 """,
     )
     parser.for_script()
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="a Python file with `def train(session)`")
     add_words(parser)
     ranks = parser.add_argument_group("how many")
-    ranks.add_argument("--nproc", metavar="N", help="processes on this machine (default: one for each card, or 1)")
-    ranks.add_argument("--nodes", type=int, default=1, metavar="N", help="machines (default: 1)")
-    ranks.add_argument("--node-rank", type=int, default=0, metavar="K", help="which of them this is, from 0")
-    ranks.add_argument("--master", metavar="HOST", help="the first machine, HOST or HOST:PORT")
-    ranks.add_argument("--resume", metavar="RUN", help="go on with a run, on any number of ranks")
-    ranks.add_argument("--script", dest="moved", metavar="PATH", help="with --resume: where its script is now")
-    ranks.add_argument("--folder", metavar="PATH", help="with --resume: where runs are")
+    ranks.add_argument("--nproc", metavar="N", help="number of processes on this machine (default: one per GPU, or 1)")
+    ranks.add_argument("--nodes", type=int, default=1, metavar="N", help="number of machines (default: 1)")
+    ranks.add_argument("--node-rank", type=int, default=0, metavar="K", help="number of this machine, counted from 0")
+    ranks.add_argument("--master", metavar="HOST", help="address of the first machine: HOST or HOST:PORT")
+    ranks.add_argument("--resume", metavar="RUN", help="continue this run, with any number of processes")
+    ranks.add_argument(
+        "--script", dest="moved", metavar="PATH", help="with --resume: the path of its script on this machine"
+    )
+    ranks.add_argument("--folder", metavar="PATH", help="with --resume: the folder of the runs")
     cloud.add_flags(parser)
     add_device(parser)
-    parser.add_argument("--seed", type=int, metavar="N", help="the same as run.seed=N (default: 0)")
+    parser.add_argument("--seed", type=int, metavar="N", help="random seed, the same as run.seed=N (default: 0)")
     add_flags(parser, plain=True, progress=True)
     parser.set_defaults(run=run, script_argv=[])
     return parser
@@ -97,8 +99,8 @@ def _wanted(args: argparse.Namespace) -> torchrun.Wanted:
         raise UsageError(
             "--nodes needs --master",
             command="launch",
-            cause="the machines have to meet somewhere",
-            tips=["name the first one on all of them: `--master 10.0.0.1`"],
+            cause="the machines need an address to connect to",
+            tips=["give the address of the first machine on all of them: `--master 10.0.0.1`"],
         )
     master = args.master or ""
     master = master if ":" in master else f"{master}:{torchrun.PORT}"
@@ -227,7 +229,9 @@ def _tell(folder: RunFolder | None, outcome: dict[str, Any], stopped_by: int | N
         if output.as_json:
             output.json({"state": outcome["state"], "exit_code": code})
         else:
-            output.print("the ranks of this machine have ended; the run and how it ended are on the first machine")
+            output.print(
+                "the processes of this machine have ended; the run folder and the result are on the first machine"
+            )
         return code
     rank.settle(folder, {**outcome, "code": code})
     folder.append(Event.now("end", state=outcome["state"], exit_code=code, error=found))

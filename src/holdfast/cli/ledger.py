@@ -29,21 +29,26 @@ def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
     parser: Parser = subparsers.add_parser(
         "ledger",
-        help="how far each device is trusted, and why",
         description="""\
-How far each device is trusted on this machine, why, how long it was used and how
-often it failed. Two freezes of the machine put a device in quarantine.
+Show how far each device of this machine is trusted, and why.
 
 examples:
   holdfast ledger                     every device
-  holdfast ledger -v                  with the last lines that were written
+  holdfast ledger -v                  also the last entries of the ledger
   holdfast ledger --forget cuda:0     lift a quarantine; the history stays
-  holdfast ledger pardon cuda:0       take back a verdict on its numbers
+  holdfast ledger pardon cuda:0       take back the verdict "computes wrong numbers"
+
+The ledger counts hours of use and faults. Two freezes of the machine put a device in quarantine.
 """,
     )
-    parser.add_argument("act", nargs="?", choices=["pardon"], help="pardon: take back a verdict on a device's numbers")
-    parser.add_argument("device", nargs="?", metavar="DEVICE", help="the device that is pardoned")
-    parser.add_argument("--forget", metavar="DEVICE", help="lift the quarantine or probation of a device")
+    parser.add_argument(
+        "act",
+        nargs="?",
+        choices=["pardon"],
+        help="`pardon`: take back the verdict that a device computes wrong numbers",
+    )
+    parser.add_argument("device", nargs="?", metavar="DEVICE", help="the device to pardon")
+    parser.add_argument("--forget", metavar="DEVICE", help="lift the quarantine or probation of this device")
     add_flags(parser, plain=True)
     parser.set_defaults(run=run)
     return parser
@@ -206,7 +211,7 @@ def _pardon(ledger: Ledger, wanted: str | None, output: Output) -> int:
     if output.as_json:
         output.json({"pardoned": key, "suspicions": len(suspected)})
     else:
-        output.print(f"✓ what was said about the numbers of {label} counts no longer; it stays in the history")
+        output.print(f"✓ the verdict on the numbers of {label} is taken back; it stays in the history")
     return ExitCode.OK
 
 
@@ -219,9 +224,9 @@ def _known(ledger: Ledger, wanted: str) -> tuple[str, str]:
     if not found:
         tips = similar(wanted, known.values(), "device")
         listed = [f"known: {', '.join(sorted(set(known.values())))}"] if known else []
-        raise UserError(f"the ledger knows no device `{wanted}`", hints=[*tips, *listed])
+        raise UserError(f"the ledger has no device `{wanted}`", hints=[*tips, *listed])
     if len(found) > 1:
-        raise UserError(f"`{wanted}` was the name of several cards", hints=[f"name one: `{key}`" for key in found])
+        raise UserError(f"`{wanted}` names several cards", hints=[f"name one: `{key}`" for key in found])
     return found[0], known[found[0]]
 
 
@@ -229,9 +234,9 @@ def _forget(ledger: Ledger, wanted: str, output: Output) -> int:
     key, label = _known(ledger, wanted)
     ledger.forget(by_key(key, label))
     if ledger.problem:
-        raise UserError("nothing was forgotten", cause=ledger.problem)
+        raise UserError("nothing was changed", cause=ledger.problem)
     if output.as_json:
         output.json({"forgotten": key})
     else:
-        output.print(f"✓ nothing is held against {label} any more")
+        output.print(f"✓ {label} is trusted again; its history stays")
     return ExitCode.OK

@@ -29,33 +29,52 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "doctor": Command("doctor", "what each device can really do, from isolated probes"),
-    "plan": Command("plan", "the ways to get it trained, with time, cost and risk; one chosen"),
-    "train": Command("train", "a supervised run; survives crashes, hangs and kill -9"),
-    "run": Command("run", "supervise any script without changing it"),
-    "launch": Command("launch", "one run of several processes, machines, or in a cloud"),
-    "resume": Command("resume", "go on with a run after anything"),
-    "stop": Command("runs:add_stop", "stop a run with its state saved"),
-    "status": Command("runs:add_status", "where runs stand"),
-    "list": Command("runs:add_list", "every run there is"),
-    "watch": Command("watch", "see a run, live or over, in the terminal or a browser"),
-    "notify": Command("notify", "try whom runs tell, or tell of a run"),
-    "show": Command("runs:add_show", "everything about a run"),
-    "report": Command("report", "one HTML file about a run; CSV, JSON, PNG of its numbers"),
-    "weights": Command("weights", "the trained weights of a run as one file for plain PyTorch"),
-    "push": Command("push:add_push", "a run to another folder or machine, verified at both ends"),
-    "pull": Command("push:add_pull", "a run from another folder or machine"),
-    "fsck": Command("fsck", "what of a run folder is good, and what is damaged"),
-    "ledger": Command("ledger", "how far each device is trusted, and why"),
-    "optimize": Command("optimize", "make a trained model fast to serve, and prove that it is still right"),
-    "predict": Command("predict", "answers of a bundle for a file of inputs"),
-    "serve": Command("serve", "answers of a bundle over HTTP, on this machine only"),
-    "chaos": Command("chaos", "inject faults into a run and print the receipt"),
-    "verify": Command("verify", "prove a device, and write a report to send"),
-    "explain": Command("explain", "what a code means, what holdfast does about it, what you can do"),
-    "env": Command("env", "a report about this machine, ready to paste"),
-    "config": Command("config", "every setting and where it came from"),
+    "doctor": Command("doctor", "test each device: does it crash, hang, compute wrong?"),
+    "run": Command("run", "run any script unchanged; restart it after a fault"),
+    "train": Command("train", "train a script with train(session); a fault costs a step"),
+    "watch": Command("watch", "watch a run in the terminal or the browser"),
+    "resume": Command("resume", "continue a run that stopped, crashed or failed"),
+    "plan": Command("plan", "compare devices and rented GPUs by time and cost"),
+    "chaos": Command("chaos", "inject faults into a training and compare the results"),
+    "config": Command("config", "show every setting and where its value comes from"),
+    "verify": Command("verify", "test one device and write a report to send"),
+    "status": Command("runs:add_status", "show how far runs are"),
+    "list": Command("runs:add_list", "list every run"),
+    "show": Command("runs:add_show", "show everything about a run"),
+    "stop": Command("runs:add_stop", "stop a run and save its state"),
+    "report": Command("report", "write one HTML file about a run; CSV, JSON, PNG"),
+    "notify": Command("notify", "test notifications, or send them for a run"),
+    "weights": Command("weights", "write the trained weights as one file for PyTorch"),
+    "fsck": Command("fsck", "check the files of a run for damage"),
+    "launch": Command("launch", "train with several processes, machines or a cloud"),
+    "push": Command("push:add_push", "copy a run to another folder or machine"),
+    "pull": Command("push:add_pull", "fetch a run from another folder or machine"),
+    "ledger": Command("ledger", "show how far each device is trusted, and why"),
+    "env": Command("env", "print versions and hardware for a bug report"),
+    "optimize": Command("optimize", "make a trained model faster and check its answers"),
+    "predict": Command("predict", "run an optimized model on a file of inputs"),
+    "serve": Command("serve", "serve an optimized model over HTTP"),
+    "explain": Command("explain", "explain a fault, a finding, an exit code, a message"),
+    "completion": Command("completion", "let bash, zsh or fish complete holdfast commands"),
 }
+
+GROUPS = {
+    "prepare": ("plan", "chaos", "config", "verify"),
+    "runs": ("status", "list", "show", "stop", "report", "notify", "weights", "fsck"),
+    "machines": ("launch", "push", "pull", "ledger", "env"),
+    "models": ("optimize", "predict", "serve"),
+    "help": ("explain", "completion"),
+}
+"""The commands that `holdfast` alone names after the five of `FIRST`. What a workload brings is a group of its own."""
+
+FIRST = {
+    "doctor": "test each device: crash, hang, wrong numbers?",
+    "run -- python train.py": "run it unchanged, restart it after faults",
+    "train my_script.py": "train with a session: a fault costs one step",
+    "watch": "watch runs; --web shows them in the browser",
+    "resume latest": "continue a run that stopped or crashed",
+}
+"""The commands most people need, as they are typed."""
 
 
 def commands() -> dict[str, Command]:
@@ -74,17 +93,23 @@ def maker(command: str) -> Any:
     return getattr(importlib.import_module(module), function or "add_parser")
 
 
-HELLO = f"""\
-holdfast {__version__}: train PyTorch models on hardware you cannot trust
+def hello() -> str:
+    """What `holdfast` alone says: the five commands most people need, then the names of the others."""
+    groups = {**GROUPS, "workloads": tuple(name for name in commands() if name not in COMMANDS)}
+    return "\n".join(
+        [
+            f"holdfast {__version__}: train PyTorch models on hardware you cannot trust",
+            "",
+            *(f"  holdfast {words:<24}{text}" for words, text in FIRST.items()),
+            "",
+            "other commands:",
+            *(f"  {group:<12}{'  '.join(names)}" for group, names in groups.items() if names),
+            "",
+            "`holdfast --help` describes every command, `holdfast train --help` has examples.",
+            "",
+        ]
+    )
 
-  holdfast doctor                 what each device can really do
-  holdfast plan my_script.py      how long it takes here, and what else could be done
-  holdfast train my_script.py     a run that survives crashes, hangs and kill -9
-  holdfast status                 where runs stand
-  holdfast explain hang           what a fault means and what you can do
-
-`holdfast --help` lists every command, `holdfast train --help` shows examples.
-"""
 
 _WITH_VALUE = ("--color",)
 """Output flags that take the next word, where they stand before the command."""
@@ -157,9 +182,9 @@ def _check_here() -> None:
         os.getcwd()
     except OSError as error:
         raise UserError(
-            "the current folder does not exist any more",
+            "the current folder no longer exists",
             cause=error.strerror,
-            hints=["go to another one: `cd ~`", "a run that was started in it goes on"],
+            hints=["change to another folder: `cd ~`", "runs that were started in it continue"],
         ) from None
 
 
@@ -196,7 +221,7 @@ def _without_command(flags: list[str]) -> int:
     elif "--help" in flags or "-h" in flags:
         screen.write(_help())
     elif not flags:
-        screen.write(HELLO, end="")
+        screen.write(hello(), end="")
     else:
         from holdfast.console.usage import UsageError
 
@@ -205,25 +230,36 @@ def _without_command(flags: list[str]) -> int:
 
 
 def _help() -> str:
-    lines = [f"  {name:<10}{command.help}" for name, command in commands().items()]
+    known = commands()
+    groups = {**GROUPS, "workloads": tuple(name for name in known if name not in COMMANDS)}
+    first = [words.split()[0] for words in FIRST]
+    rows = [f"  {name:<12}{known[name].help}" for name in first]
+    for group, names in groups.items():
+        rows += ["", f"{group}:", *(f"  {name:<12}{known[name].help}" for name in names)] if names else []
     return "\n".join(
         [
             "Train PyTorch models on hardware you cannot trust.",
             "",
+            "examples:",
+            *(f"  holdfast {words}" for words in FIRST),
+            "",
             "usage: holdfast COMMAND [ARGUMENTS]",
             "",
-            "commands:",
-            *lines,
+            "the commands most people need:",
+            *rows,
             "",
             "options of every command:",
-            "  --json      one JSON object on stdout",
-            "  --color W   auto, always or never; --ascii for plain signs",
-            "  -q, -v      less, more",
-            "  --help      examples and flags of a command",
+            "  --json        print one JSON object on stdout",
+            "  --color WHEN  auto, always or never; --ascii for plain signs",
+            "  -q, -v        print less, print more",
+            "  --help        show examples and options of a command",
             "",
-            "exit codes: 0 it happened, 1 the answer is no, 2 usage, 3 our bug,",
-            "            4 gave up (state saved), 75 stopped (state saved),",
-            "            130 Ctrl-C (state saved), 143 stopped at once",
+            "exit codes:",
+            "    0  it worked               4  gave up, the state is saved",
+            "    1  the answer is no       75  stopped on purpose, the state is saved",
+            "    2  wrong usage           130  Ctrl-C, the state is saved",
+            "    3  a bug in holdfast     143  stopped at once by a second signal",
+            "  `holdfast explain 75` says more about one of them.",
         ]
     )
 
@@ -273,7 +309,7 @@ def _internal(error: Exception, words: list[str]) -> InternalError:
     last = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
     internal = InternalError(
-        "holdfast itself failed; this is a bug",
+        "holdfast failed because of a bug",
         cause=f"{type(error).__name__}: {error}{where}",
         hints=[f"please report it with {report}" if report else "please report it with what `-v` prints"],
     )

@@ -25,21 +25,23 @@ def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
     parser: Parser = subparsers.add_parser(
         "notify",
-        help="try whom runs tell, or tell of a run",
         description="""\
-Runs tell by themselves what the settings notify.* ask for. This tries the ways, or
-follows a run that was started without them.
+Test the notifications of your runs, or send notifications for a run that is already in progress.
 
 examples:
-  holdfast notify --test                                  a test message by every way
+  holdfast notify --test                                  send a test message now
   holdfast notify --test notify.command="notify-send Holdfast"
-  holdfast notify calm-heron                              until that run is over
+  holdfast notify calm-heron                              notify me until this run ends
+
+Runs notify you by themselves when `notify.webhook` or `notify.command` is set.
 """,
     )
-    parser.add_argument("name", metavar="RUN", nargs="?", help="a name such as calm-heron, a folder, or `latest`")
-    parser.add_argument("words", metavar="KEY=VALUE", nargs="*", default=[], help="settings, on top of the others")
+    parser.add_argument(
+        "name", metavar="RUN", nargs="?", help="a run: its name such as calm-heron, its folder, or `latest`"
+    )
+    parser.add_argument("words", metavar="KEY=VALUE", nargs="*", default=[], help="settings to use for this command")
     parser.add_argument("--test", action="store_true", help="send a test message now")
-    parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
+    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser
@@ -57,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
     ways = Ways.of(Settings.load(parse_overrides(words)).notify)
     if not ways:
         raise UserError(
-            "nobody is to be told",
+            "no notification is set up",
             cause="neither notify.command nor notify.webhook is set",
-            hints=['for example in ./holdfast.toml: notify.webhook = "https://hooks.slack.com/services/…"'],
+            hints=['set one, for example in ./holdfast.toml: notify.webhook = "https://hooks.slack.com/services/…"'],
         )
     if args.test:
         lines = list(send(_test(), ways))
@@ -83,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
 def _test() -> Any:
     from holdfast.monitor.notify_ways import Message
 
-    text = "If you can read this, runs can tell you when they finish and when they need you."
-    return Message("alert", "a test message of holdfast", text, "test", "", "RUNNING", "")
+    text = "If you can read this, holdfast can notify you when a run finishes or needs you."
+    return Message("alert", "a test message from holdfast", text, "test", "", "RUNNING", "")
 
 
 def start(run: RunFolder, settings: Settings) -> None:

@@ -22,42 +22,63 @@ def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
     parser: Parser = subparsers.add_parser(
         "optimize",
-        help="make a trained model fast to serve, and prove that it is still right",
         description="""\
-Try every engine and precision that this machine has (PyTorch, torch.compile, ONNX Runtime, OpenVINO; fp32, bf16,
-fp16, int8), each in a process of its own, turn by turn with eager PyTorch. A candidate that loses score or gives other
-answers is refused, however fast it is. The best one becomes a bundle: a folder to predict with and to serve.
+Make a trained model faster to serve, and check that its answers are still right.
 
 examples:
-  holdfast optimize calm-heron                      a finished run; the bundle goes into its folder
+  holdfast optimize calm-heron                      a finished run; writes `bundle` into its folder
   holdfast optimize net.py:build --weights w.safetensors --data val.npz
                                                     your own module; val.npz holds inputs and `targets`
-  holdfast optimize net:build --input 1x129x1000    without data: outputs are compared on random inputs
+  holdfast optimize net:build --input 1x129x1000    without data: compare outputs on random inputs
   holdfast optimize calm-heron --engines onnxruntime,openvino --out served
-  holdfast optimize --verify served                 on another machine: digests, answers, speed
+  holdfast optimize --verify served                 check a bundle on another machine: files, answers, speed
+
+It measures PyTorch, torch.compile, ONNX Runtime and OpenVINO in fp32, bf16, fp16 and int8, as far as they are
+installed. It refuses a candidate that loses score or gives other answers. The best one becomes a bundle: a folder for
+`holdfast predict` and `holdfast serve`.
 """,
     )
-    parser.add_argument("target", metavar="RUN|module:factory", help="what to make fast; with --verify a bundle")
+    parser.add_argument(
+        "target", metavar="RUN|module:factory", help="a finished run, or your module; with --verify a bundle"
+    )
     parser.add_argument("--verify", action="store_true", help="check a bundle instead of making one")
-    parser.add_argument("--out", metavar="PATH", help="where the bundle goes (default: `bundle` in the run, or here)")
-    parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
+    parser.add_argument("--out", metavar="PATH", help="folder to write (default: `bundle` in the run folder, or here)")
+    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
     model = parser.add_argument_group("a module of your own")
-    model.add_argument("--weights", metavar="FILE", help="safetensors for it")
-    model.add_argument("--data", metavar="FILE", help=".npy with inputs, or .npz with inputs and `targets`")
-    model.add_argument("--input", metavar="SHAPE", action="append", help="1x129x1000: random inputs of this shape")
-    model.add_argument("--score", metavar="module:function", help="called with outputs and targets; gives a number")
-    model.add_argument("--calibration", metavar="FILE", help="inputs for static int8 (default: the data themselves)")
+    model.add_argument("--weights", metavar="FILE", help="weights of your module (safetensors)")
+    model.add_argument("--data", metavar="FILE", help="inputs as .npy, or inputs and `targets` as .npz")
+    model.add_argument(
+        "--input", metavar="SHAPE", action="append", help="use random inputs of this shape, for example 1x129x1000"
+    )
+    model.add_argument(
+        "--score", metavar="module:function", help="function of outputs and targets that returns the score"
+    )
+    model.add_argument(
+        "--calibration", metavar="FILE", help="inputs that calibrate static int8 (default: those of --data)"
+    )
     model.add_argument("--species", choices=("predators", "prey"), help="which policy of an ecosystem run")
     how = parser.add_argument_group("how")
-    how.add_argument("--max-loss", metavar="PERCENT", type=float, default=0.5, help="of the score (default 0.5)")
-    how.add_argument("--engines", metavar="A,B", default="", help="only these: onnxruntime, `openvino fp16`, …")
-    how.add_argument("--device", choices=("cpu", "cuda"), default="", help="only what runs there (default: both)")
-    how.add_argument("--threads", type=int, default=0, help="for all candidates (default: all cores, and one)")
-    how.add_argument("--seconds", type=float, default=2.0, help="measured for each candidate (default 2)")
-    how.add_argument("--limit", type=float, default=300.0, help="seconds for all of it (default 300); 0 for none")
-    how.add_argument("--deadline", type=float, default=600.0, help="seconds a build may take (default 600)")
-    how.add_argument("--no-merge", action="store_true", help="keep every token of a transformer")
-    how.add_argument("--no-profile", action="store_true", help="leave out where the time goes")
+    how.add_argument(
+        "--max-loss",
+        metavar="PERCENT",
+        type=float,
+        default=0.5,
+        help="largest loss of score to allow, in percent (default: 0.5)",
+    )
+    how.add_argument("--engines", metavar="A,B", default="", help="only these engines: onnxruntime, `openvino fp16`, …")
+    how.add_argument(
+        "--device", choices=("cpu", "cuda"), default="", help="only engines for this device (default: both)"
+    )
+    how.add_argument(
+        "--threads", type=int, default=0, help="threads for every candidate (default: try all cores, and one)"
+    )
+    how.add_argument("--seconds", type=float, default=2.0, help="seconds to measure each candidate (default: 2)")
+    how.add_argument(
+        "--limit", type=float, default=300.0, help="seconds for everything together (default: 300; 0 for no limit)"
+    )
+    how.add_argument("--deadline", type=float, default=600.0, help="seconds that one build may take (default: 600)")
+    how.add_argument("--no-merge", action="store_true", help="do not merge tokens of a transformer")
+    how.add_argument("--no-profile", action="store_true", help="do not measure where the time goes")
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser
@@ -113,8 +134,8 @@ def _spec(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
     target = str(args.target)
     if ":" in target and not Path(target).exists():
         if not args.data and not args.input:
-            hints = ["give real inputs: `--data val.npz` (inputs and targets)", "or a shape: `--input 1x129x1000`"]
-            raise UserError("there is nothing to call it with", hints=hints)
+            hints = ["give real inputs: `--data val.npz` (inputs and targets)", "or give a shape: `--input 1x129x1000`"]
+            raise UserError("there are no inputs for the model", hints=hints)
         for name in ("weights", "data", "calibration"):
             if getattr(args, name) and not Path(getattr(args, name)).is_file():
                 raise UserError(f"there is no {getattr(args, name)}", cause=f"--{name} has to be a file")
@@ -135,7 +156,7 @@ def _shape(text: str) -> list[int]:
     words = text.lower().replace(",", "x").split("x")
     if not all(word.strip().isdigit() and int(word) > 0 for word in words):
         raise UsageError(
-            f"--input {text} is no shape", command="optimize", tips=["write it like 1x129x1000, batch first"]
+            f"--input {text} is not a shape", command="optimize", tips=["write it like 1x129x1000, batch first"]
         )
     return [int(word) for word in words]
 

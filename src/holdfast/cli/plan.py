@@ -46,40 +46,55 @@ def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
     parser: Parser = subparsers.add_parser(
         "plan",
-        help="the ways to get it trained, with time, cost and risk",
         description="""\
-Take a few real steps of the job on each device here, reckon how long it takes on each, put smaller forms of it and
-rented GPUs beside that, and choose one. `holdfast train` with the same words then follows the plan.
+Measure how long a training takes on each device here, and choose a way to run it.
 
 examples:
-  holdfast plan detection                            what each device here takes
-  holdfast plan train.py lr=3e-4 --deadline 12h      the cheapest that is done by then
-  holdfast plan detection --deadline 10m --budget 5  rented GPUs may be chosen, up to 5 dollars
-  holdfast plan detection --why                      every number, and where it came from
-  holdfast plan detection --save plan.json           keep what was measured …
-  holdfast plan --from plan.json --risk low          … and decide again without measuring
+  holdfast plan my_script.py                         time and cost on each device here
+  holdfast plan train.py lr=3e-4 --deadline 12h      the cheapest way that finishes in time
+  holdfast plan detection --deadline 10m --budget 5  also consider rented GPUs, up to 5 dollars
+  holdfast plan detection --why                      show where every number comes from
+  holdfast plan detection --save plan.json           keep the measurements …
+  holdfast plan --from plan.json --risk low          … and choose again without measuring
+
+The plan takes a few real steps on each device and compares them with smaller versions of the job and with rented
+GPUs. `holdfast train` with the same script and arguments then follows the plan.
 """,
     )
     parser.for_script()
     parser.add_argument(
-        "script", nargs="?", metavar="SCRIPT", help="a Python file with `def train(session)`, or a workload"
+        "script", nargs="?", metavar="SCRIPT", help="a Python file with `def train(session)`, or a workload such as eeg"
     )
-    parser.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help="as for `holdfast train`")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="the same arguments and settings as for `holdfast train`",
+    )
     wanted = parser.add_argument_group("what the plan has to keep to")
-    wanted.add_argument("--deadline", metavar="T", help="done within 12h, or by 18:00, or by 2026-11-16T09:00")
-    wanted.add_argument("--budget", type=float, metavar="USD", help="what it may cost; rented GPUs only count with it")
-    wanted.add_argument("--min-score", type=float, metavar="X", help="leave out what is not known to score as much")
-    wanted.add_argument("--risk", choices=RISKS, help="the most that is taken; with low, the late end of a time counts")
+    wanted.add_argument(
+        "--deadline", metavar="T", help="when it must be finished: 12h (from now), 18:00, or 2026-11-16T09:00"
+    )
+    wanted.add_argument(
+        "--budget", type=float, metavar="USD", help="the most it may cost; without it no rented GPU is chosen"
+    )
+    wanted.add_argument(
+        "--min-score", type=float, metavar="X", help="only choose a way with a known score of at least X"
+    )
+    wanted.add_argument(
+        "--risk", choices=RISKS, help="the highest risk to accept; low counts the slow end of each time"
+    )
     how = parser.add_argument_group("measuring")
-    how.add_argument("--measure", metavar="T", help="the time for all trials together (default: 30s)")
-    how.add_argument("--steps", type=int, metavar="N", help="steps of the run, where the script does not say")
-    how.add_argument("--prices", metavar="FILE", help="your own CSV: gpu,cloud,usd_per_hour")
-    how.add_argument("--save", metavar="FILE", help="write what was measured, to decide again later")
-    how.add_argument("--from", dest="source", metavar="FILE", help="decide from a saved plan; nothing is run")
-    how.add_argument("--recorded", metavar="FOLDER", help="for a machine that was written down; nothing is run")
+    how.add_argument("--measure", metavar="T", help="time for all measurements together (default: 30s)")
+    how.add_argument("--steps", type=int, metavar="N", help="number of steps, if the script does not tell it")
+    how.add_argument("--prices", metavar="FILE", help="your own prices, a CSV file: gpu,cloud,usd_per_hour")
+    how.add_argument("--save", metavar="FILE", help="write the measurements to a file")
+    how.add_argument("--from", dest="source", metavar="FILE", help="choose from a saved plan; runs nothing")
+    how.add_argument("--recorded", metavar="FOLDER", help="plan for a recorded machine; runs nothing")
     add_device(parser)
-    parser.add_argument("--why", action="store_true", help="every number, and where it came from")
-    parser.add_argument("--all", action="store_true", help="every rented GPU, not only the best few")
+    parser.add_argument("--why", action="store_true", help="show every number and where it comes from")
+    parser.add_argument("--all", action="store_true", help="list every rented GPU, not only the best few")
     add_flags(parser, progress=True)
     parser.set_defaults(run=run, script_argv=[])
     return parser
@@ -148,7 +163,7 @@ def _wanted(args: argparse.Namespace, wrong: list[HoldfastError]) -> Wanted:
         except UserError as error:
             wrong.append(error)
     if budget is not None and not 0 < budget < 1e9:
-        cause = "even a run on this machine costs electricity" if budget == 0 else "a budget is above zero"
+        cause = "even a run on this machine costs electricity" if budget == 0 else "the budget must be above zero"
         hints = ["leave --budget out to see what this machine can do without renting anything"]
         wrong.append(UserError(f"the budget is ${budget:g}", cause=cause, hints=hints))
         budget = None
@@ -164,7 +179,7 @@ def _deadline(text: str) -> float:
         seconds = None
     if seconds is not None:
         if seconds <= 0:
-            raise UserError(f"the deadline is {text}", cause="no time would be left", hints=hints)
+            raise UserError(f"the deadline is {text}", cause="it leaves no time", hints=hints)
         return seconds
     now = datetime.now()
     when = None
@@ -219,7 +234,9 @@ def surveyed(args: argparse.Namespace, wrong: list[HoldfastError]) -> tuple[list
     from holdfast.planning import job_survey
 
     if not args.script:
-        raise UsageError("what is to be planned?", command="plan", tips=["name a script or a workload, or use --from"])
+        raise UsageError(
+            "nothing to plan: no script was given", command="plan", tips=["name a script or a workload, or use --from"]
+        )
     orders = orders_for(args.script, args.words, args.script_argv, args.device)
     settings = orders[0].settings
     presets, score = _forms(args.script, orders)
@@ -286,7 +303,7 @@ def _seconds(text: str) -> float:
         seconds = 0.0
     if seconds <= 0:
         hints = ["for example `--measure 2m`"]
-        raise UserError(f"`--measure {text}` is not a time to measure in", hints=hints)
+        raise UserError(f"`--measure {text}` is not a duration", hints=hints)
     return seconds
 
 
@@ -303,9 +320,9 @@ def _alone(args: argparse.Namespace) -> Iterator[None]:
         free = lock.take(f"pid {os.getpid()}, {args.script}")
     if not free:
         raise UserError(
-            "another plan is being measured here",
-            cause=f"{holder(lock.path) or 'another process'} has the lock; two at once would measure each other",
-            hints=["wait for it, or decide from a saved one with `holdfast plan --from FILE`"],
+            "another `holdfast plan` is measuring on this machine",
+            cause=f"{holder(lock.path) or 'another process'} has the lock; two would disturb each other",
+            hints=["wait for it, or choose from a saved plan with `holdfast plan --from FILE`"],
         )
     try:
         yield
@@ -344,10 +361,14 @@ def _about_the_script(plan: Plan, rows: list[Option]) -> list[HoldfastError]:
     if not tried:
         if any(row.kind == "local" and not row.refused_by for row in rows):
             return []
-        hints = ["`holdfast doctor` says what each device can do", "rented GPUs are in the table as far as they can be"]
-        return [ScriptFailed("there is no device here to train on", cause="every one is refused", hints=hints)]
+        hints = ["`holdfast doctor` says what each device can do", "the table still lists rented GPUs"]
+        return [ScriptFailed("no device here can train", cause="the doctor refuses every device", hints=hints)]
     if any(each.usable for each in tried):
         return []
     first = tried[0]
-    hints = ["`holdfast train` shows its whole traceback"] if first.raised else ["more time to measure: `--measure 5m`"]
+    hints = (
+        ["`holdfast train` shows its whole traceback"]
+        if first.raised
+        else ["give it more time to measure: `--measure 5m`"]
+    )
     return [ScriptFailed(f"{plan.asked} could not be measured", cause=first.why, hints=hints)]

@@ -178,9 +178,7 @@ def _basis(plan: Plan, rows: Sequence[Option]) -> list[str]:
     if world.electricity is not None:
         said.append(f"Electricity {world.electricity:g} $/kWh ({world.electricity_from}).")
     elif any(row.energy_wh is not None for row in rows):
-        said.append(
-            "The price of electricity is not set (plan.electricity in holdfast.toml): local rows cost nothing here."
-        )
+        said.append("The price of electricity is not set (plan.electricity in holdfast.toml): local rows show no cost.")
     if any(row.kind == "cloud" for row in rows):
         ages = sorted(each.age_days for each in world.prices if each.age_days is not None)
         sources = ", ".join(dict.fromkeys(each.source for each in world.prices))
@@ -204,7 +202,7 @@ def _why(plan: Plan, rows: Sequence[Option], decided: Decided, called: dict[int,
         said += [f"refused: {row.refused_by or judged.refused_by}"] if row.refused_by or judged.refused_by else []
         if judged.dominated_by is not None:
             said.append(
-                f"row {called.get(judged.dominated_by, '-')} is {judged.dominated_how}, and no worse in anything"
+                f"row {called.get(judged.dominated_by, '-')} is {judged.dominated_how}, and not worse in any column"
             )
         for each in said:
             lines += textwrap.wrap(

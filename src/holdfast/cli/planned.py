@@ -107,11 +107,15 @@ def find(args: argparse.Namespace, settings: Settings, tell: Callable[[str], Non
     make = f"`holdfast plan {' '.join([args.script, *args.words])}` makes one"
     if plan is None:
         if row is not None:
-            raise UserError("there is no plan to take a row from", cause="none was kept for these words", hints=[make])
+            raise UserError(
+                "there is no plan, so --row has no meaning",
+                cause="no plan was saved for this script with these arguments",
+                hints=[make],
+            )
         return None
     if plan.stale:
         if row is not None:
-            raise UserError(f"the plan for {args.script} does not hold any more", cause=plan.stale, hints=[make])
+            raise UserError(f"the plan for {args.script} is out of date", cause=plan.stale, hints=[make])
         tell(f"• the plan for {args.script} is not followed: {plan.stale}")
         return None
     return _chosen(plan, row, tell)
@@ -136,7 +140,7 @@ def _chosen(plan: Plan, row: int | None, tell: Callable[[str], None]) -> Planned
         hint = "`holdfast launch --cloud` rents a machine; it shows the price and asks first"
         if row is not None:
             raise UserError(f"row {row} is {option.where}, which is not here", hints=[hint])
-        tell(f"• the plan chose {option.where}: {hint}; this run is here")
+        tell(f"• the plan chose {option.where}: {hint}; this run trains here")
         return None
     given = _given(plan, option)
     if row is None and given:

@@ -22,22 +22,23 @@ def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
     parser: Parser = subparsers.add_parser(
         "predict",
-        help="answers of a bundle for a file of inputs",
         description="""\
-Ask a bundle. Every byte of it is checked first, and so is what you ask.
+Run a bundle on a file of inputs.
 
 examples:
-  holdfast predict bundle input.npy                     the answers
-  holdfast predict bundle input.npy --out answers.npy   into a file: .npy, .npz or .json
+  holdfast predict bundle input.npy                     print the answers
+  holdfast predict bundle input.npy --out answers.npy   write them to a file: .npy, .npz or .json
   holdfast predict bundle own.npy others.npy            a model with two inputs
   holdfast predict bundle input.npy --json | jq .answers
+
+It checks every file of the bundle and every input first.
 """,
     )
-    parser.add_argument("bundle", metavar="BUNDLE", help="a folder that `holdfast optimize` made")
+    parser.add_argument("bundle", metavar="BUNDLE", help="a folder that `holdfast optimize` wrote")
     parser.add_argument(
-        "inputs", metavar="INPUT", nargs="+", help=".npy files, one for each input of the model; or one .npz"
+        "inputs", metavar="INPUT", nargs="+", help="one .npy file for each input of the model, or one .npz"
     )
-    parser.add_argument("--out", metavar="FILE", help="where the answers go")
+    parser.add_argument("--out", metavar="FILE", help="file for the answers: .npy, .npz or .json")
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser

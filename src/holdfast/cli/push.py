@@ -24,20 +24,23 @@ from holdfast.run.reference import handle, shown
 def add_push(subparsers: Any) -> Parser:
     parser: Parser = subparsers.add_parser(
         "push",
-        help="a run to another place",
         description="""\
-Copy a run to another folder or machine. Every checkpoint is verified before it is
-sent and after it has arrived. A copy that has gone further is left alone.
+Copy a run to another folder or machine.
 
 examples:
-  holdfast push calm-heron /mnt/disk/runs     a folder: a disk, a share, a mounted bucket
-  holdfast push calm-heron box:runs           another machine, with rsync over ssh
-  holdfast push latest box:runs --live        what is saved so far of a run that is running
+  holdfast push calm-heron /mnt/disk/runs     to a folder: a disk, a share, a mounted bucket
+  holdfast push calm-heron box:runs           to another machine, with rsync over ssh
+  holdfast push latest box:runs --live        copy what a running run has saved so far
+
+Every checkpoint is verified before it is sent and after it has arrived. If the copy at the other place is ahead, it
+stays as it is.
 """,
     )
-    parser.add_argument("name", metavar="RUN", help="a name such as calm-heron, a folder, or `latest`")
-    parser.add_argument("place", metavar="PLACE", help="a folder, or HOST:FOLDER")
-    parser.add_argument("--live", action="store_true", help="also if it is running: what is saved so far")
+    parser.add_argument("name", metavar="RUN", help="a run: its name such as calm-heron, its folder, or `latest`")
+    parser.add_argument("place", metavar="PLACE", help="target: a folder, or HOST:FOLDER")
+    parser.add_argument(
+        "--live", action="store_true", help="copy a run that is still running: what it has saved so far"
+    )
     _add_common(parser, push)
     return parser
 
@@ -45,25 +48,25 @@ examples:
 def add_pull(subparsers: Any) -> Parser:
     parser: Parser = subparsers.add_parser(
         "pull",
-        help="a run from another place",
         description="""\
-Fetch a run from another folder or machine, to go on with it or to look at it.
-Every checkpoint is verified when it has arrived.
+Fetch a run from another folder or machine, to continue it or to look at it.
 
 examples:
   holdfast pull box:runs/job-20261115-0912-calm-heron
   holdfast pull /mnt/disk/runs/job-20261115-0912-calm-heron
-  holdfast pull box:runs/job-… --script my_script.py    its script is at another path here
+  holdfast pull box:runs/job-… --script my_script.py    the script has another path on this machine
+
+Every checkpoint is verified after it has arrived.
 """,
     )
     parser.add_argument("place", metavar="PLACE", help="the run's folder, or HOST:FOLDER")
-    parser.add_argument("--script", metavar="PATH", help="where its script is on this machine")
+    parser.add_argument("--script", metavar="PATH", help="path of the script on this machine")
     _add_common(parser, pull)
     return parser
 
 
 def _add_common(parser: Parser, run: Any) -> None:
-    parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
+    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
     add_flags(parser)
     parser.set_defaults(run=run)
 
@@ -77,7 +80,7 @@ def push(args: argparse.Namespace) -> int:
         moved = transfer.copy_run(run.path, Path(args.place).expanduser(), live=args.live)
     _tell(moved, output)
     if not output.as_json and not output.quiet:
-        output.print("  go on there with `holdfast resume` after `holdfast pull`, or in that folder")
+        output.print("  continue there with `holdfast resume` after `holdfast pull`, or in that folder")
     return ExitCode.OK
 
 
@@ -96,9 +99,11 @@ def pull(args: argparse.Namespace) -> int:
     if not output.as_json and not output.quiet:
         if script is not None or transfer.script_is_here(run.path):
             again = f" --script {shlex.quote(str(script))}" if script is not None else ""
-            output.print(f"  go on with `holdfast resume {handle(run)}{again}`")
+            output.print(f"  continue with `holdfast resume {handle(run)}{again}`")
         else:
-            output.print(f"  its script is not here: say where it is with `--script`, it was {run.info.get('script')}")
+            output.print(
+                f"  its script is not on this machine: give its path with `--script`; it was {run.info.get('script')}"
+            )
     return ExitCode.OK
 
 

@@ -82,7 +82,7 @@ def plan_page(name: str, script: str, world: World, steps: Sequence[str], width:
     usable = [each.id for each in world.devices if not each.refused]
     if steps:
         yield ""
-        yield "What we would do today:"
+        yield "What to do today:"
         for number, step in enumerate(steps, 1):
             yield from _wrapped(f"{number:>3}. ", step, width)
     yield ""
@@ -105,7 +105,7 @@ def page(
     torch = f"torch {here.torch.version}" if here.torch.version else "no torch"
     system = "WSL2" if here.system.wsl else {"linux": "Linux", "macos": "macOS", "windows": "Windows"}[here.system.os]
     yield " · ".join(["a recorded machine", name, torch, system])
-    yield "Nothing was run: this is what is known before a probe."
+    yield "Nothing was run: this is what is known before any test."
     yield ""
     for device in here.devices:
         yield f"{device.id:<9} {words.describe(device, here.cpu)}"
@@ -121,7 +121,7 @@ def page(
         yield from (f"  try    {command}" for command in opinion.commands)
     if steps:
         yield ""
-        yield "What we would do today:"
+        yield "What to do today:"
         for number, step in enumerate(steps, 1):
             yield from _wrapped(f"{number:>3}. ", step, width)
     yield ""

@@ -25,28 +25,34 @@ def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
     parser: Parser = subparsers.add_parser(
         "report",
-        help="one HTML file about a run, or its numbers",
         description="""\
-Write a report of a run: one HTML file with its charts, faults, receipt, environment and
-log that opens without a network. Or its numbers as CSV, JSON or a picture.
+Write one HTML file about a run, or export its numbers as CSV, JSON or a picture.
 
 examples:
-  holdfast report                            of the last run, as report.html in its folder
-  holdfast report calm-heron --open          and open it
+  holdfast report                            the last run, as report.html in its folder
+  holdfast report calm-heron --open          write it and open it in the browser
   holdfast report calm-heron -o curves.png   the charts as a picture
   holdfast report calm-heron -o all.csv -o all.json
-  holdfast report calm-heron --json          everything as one object on stdout
+  holdfast report calm-heron --json          print everything as JSON
+
+The HTML file contains charts, faults, receipt, environment and log. It opens without a network.
 """,
     )
     parser.add_argument(
-        "name", metavar="RUN", nargs="?", default="latest", help="a name such as calm-heron, a folder, or `latest`"
+        "name",
+        metavar="RUN",
+        nargs="?",
+        default="latest",
+        help="a run: its name such as calm-heron, its folder, or `latest`",
     )
-    parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
+    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", action="append", help="where to; .html, .csv, .json or .png (can be repeated)"
+        "-o", "--output", metavar="FILE", action="append", help="file to write: .html, .csv, .json or .png (repeatable)"
     )
-    parser.add_argument("--tensorboard", action="store_true", help="write event files for TensorBoard into tb/")
-    parser.add_argument("--open", action="store_true", help="open the report in a browser")
+    parser.add_argument(
+        "--tensorboard", action="store_true", help="write event files for TensorBoard to tb/ in the run folder"
+    )
+    parser.add_argument("--open", action="store_true", help="open the report in the browser")
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser
@@ -62,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
     for path in wanted:
         if path.suffix.lower() not in WRITERS:
             raise UsageError(
-                f"cannot tell what `{path}` should be", command="report", tips=["end it in .html, .csv, .json or .png"]
+                f"the format of `{path}` is not clear",
+                command="report",
+                tips=["the name must end in .html, .csv, .json or .png"],
             )
     if args.tensorboard:
         _say(output, _tensorboard(seen))

@@ -46,32 +46,38 @@ def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
     parser: Parser = subparsers.add_parser(
         "resume",
-        help="go on with a run after anything",
         description="""\
-Go on with a run that was stopped, crashed, gave up or failed, from the newest
-checkpoint that verifies.
+Continue a run that stopped, crashed, failed or gave up.
 
 examples:
-  holdfast resume calm-heron                   by name, folder, or `latest`
+  holdfast resume calm-heron                   by name, by folder, or `latest`
   holdfast resume calm-heron --device cpu      on another device
   holdfast resume latest checkpoint.every=10s  with another setting
-  holdfast resume --at-boot calm-heron         by itself, after every reboot
+  holdfast resume --at-boot calm-heron         continue automatically after every reboot
+
+The run continues from its newest checkpoint that is intact.
 """,
     )
-    parser.add_argument("name", metavar="RUN", help="a name such as calm-heron, a folder, or `latest`")
+    parser.add_argument("name", metavar="RUN", help="a run: its name such as calm-heron, its folder, or `latest`")
     parser.add_argument(
-        "words", nargs="*", default=[], metavar="SECTION.KEY=VALUE", help="a setting: `holdfast config` lists them"
+        "words",
+        nargs="*",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="a setting of holdfast (see `holdfast config`)",
     )
     add_device(parser)
-    parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
-    parser.add_argument("--script", metavar="PATH", help="where the script is, for a run that came from elsewhere")
-    parser.add_argument("--detach", action="store_true", help="leave the run in the background")
+    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
+    parser.add_argument("--script", metavar="PATH", help="path of the script, for a run from another machine")
+    parser.add_argument("--detach", action="store_true", help="start the run in the background and return")
     parser.add_argument("--background", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--booted", action="store_true", help=argparse.SUPPRESS)
     boot = parser.add_argument_group("after a reboot")
-    boot.add_argument("--at-boot", action="store_true", help="have the run go on by itself after every reboot")
-    boot.add_argument("--print", dest="print_only", action="store_true", help="show what would be installed")
-    boot.add_argument("--remove", action="store_true", help="take it away again")
+    boot.add_argument("--at-boot", action="store_true", help="continue the run automatically after every reboot")
+    boot.add_argument(
+        "--print", dest="print_only", action="store_true", help="with --at-boot: only show what it would install"
+    )
+    boot.add_argument("--remove", action="store_true", help="with --at-boot: undo it")
     add_flags(parser, plain=True, progress=True)
     parser.set_defaults(run=run, script_argv=[])
     return parser
@@ -134,7 +140,7 @@ def _overrides(args: argparse.Namespace) -> dict[str, str]:
             raise UsageError(
                 f"`{word}` is not a setting",
                 command="resume",
-                cause="a run keeps the arguments of its script; settings are written as section.key=value",
+                cause="a run keeps the arguments of its script; a setting is written as section.key=value",
                 tips=["start a new run to train with other arguments"],
             )
     overrides = dict(parse_overrides(args.words))
@@ -163,7 +169,7 @@ def _script(
     if moved is not None:
         info = {**info, "script": str(Path(moved).expanduser().absolute())}
     if not isinstance(info.get("script"), str):
-        raise UserError(f"{folder.path} does not say which script it ran", cause="its run.json has no `script`")
+        raise UserError(f"{folder.path} does not name its script", cause="its run.json has no `script`")
     check_own(folder, Path(info["script"]))
     saved_argv = info.get("argv")
     shown = [str(word) for word in saved_argv] if isinstance(saved_argv, list) else []
@@ -174,7 +180,7 @@ def _script(
     arguments = dict(pair.split("=", 1) for pair in pairs)
     if any(HIDDEN in word for word in (*argv, *arguments.values())):
         raise UserError(
-            "a secret this run was started with was not kept",
+            "this run was started with a secret, and secrets are not stored",
             cause="run.json holds *** in its place",
             hints=[f"give the script's arguments again: `holdfast resume {folder.name} -- …`"],
         )
@@ -238,7 +244,7 @@ def _detach(folder: RunFolder, args: argparse.Namespace, output: Output) -> int:
 def _take(folder: RunFolder, output: Output) -> None:
     """The lock: at once, or when the keeper of a dead supervisor has saved what it holds."""
     if folder.in_use() and supervisor_pid(folder) is None:
-        output.note(f"{folder.name} is still being saved by its keeper; waiting")
+        output.note(f"{folder.name} is still being saved; waiting")
         folder.lock(wait=KEEPER_PATIENCE)
     else:
         folder.lock()
@@ -285,14 +291,14 @@ def _newest(folder: RunFolder, output: Output) -> checkpoint.Checkpoint | None:
     good, rejected = checkpoint.newest_good(folder.path / "checkpoints")
     gone = checkpoint.lost(folder.path)
     if gone is not None:
-        output.note(f"! checkpoint {gone.name} is missing: the journal names it, and it is not there")
+        output.note(f"! checkpoint {gone.name} is missing: the journal names it, but the file is gone")
     for path, reason in rejected:
-        output.note(without_control(f"! checkpoint {path.name} is passed over: {reason}"))
+        output.note(without_control(f"! checkpoint {path.name} is skipped: {reason}"))
     if good is None:
         some = f"no checkpoint of {folder.name} can be used" if rejected or gone else None
         output.note(f"• {some or f'nothing was saved of {folder.name} yet'}: starting from the beginning")
     elif rejected or gone:
-        output.note(f"• going on from checkpoint {good.path.name}, the newest that is good")
+        output.note(f"• continuing from checkpoint {good.path.name}, the newest intact one")
     return good
 
 
@@ -300,7 +306,7 @@ def _note_changes(facts: script.Facts, info: dict[str, Any], output: Output) -> 
     before = info.get("script_sha256")
     now = hashlib.sha256(facts.path.read_bytes()).hexdigest()
     if isinstance(before, str) and before != now:
-        output.note(f"! {facts.path.name} has changed since the run began: it goes on with the new one")
+        output.note(f"! {facts.path.name} has changed since the run began: the run continues with the new version")
 
 
 # The books ------------------------------------------------------------------------------------------------
@@ -370,7 +376,7 @@ def _record_death(folder: RunFolder, accounts: Accounts, last: dict[str, Any]) -
     rebooted = None not in boots.values() and boots["boot"] != boots["boot_now"]
     fault = Fault(
         Kind.MACHINE_DOWN if rebooted else Kind.SUPERVISOR_DIED,
-        message="the supervisor ended without a word",
+        message="the supervisor ended without an error message",
         evidence={"pid": folder.info.get("pid"), "last_beat": beat.get("time"), "phase": beat.get("phase"), **boots},
     )
     move = Move(Action.REPLACE, 0, reason="resumed", new_worker=True)

@@ -99,10 +99,10 @@ def _command(folder: RunFolder, given: list[str]) -> tuple[list[str], Path]:
     shown = [str(word) for word in saved] if isinstance(saved, list) else []
     command = given or kept_arguments.find(folder.path, info, "command", shown) or shown
     if not command:
-        raise UserError(f"{folder.path} does not say what it ran", cause="its run.json has no `command`")
+        raise UserError(f"{folder.path} does not name its command", cause="its run.json has no `command`")
     if any(HIDDEN in word for word in command):
         raise UserError(
-            "a secret this run was started with was not kept",
+            "this run was started with a secret, and secrets are not stored",
             cause="run.json holds *** in its place",
             hints=[f"give the command again: `holdfast resume {folder.name} -- …`"],
         )

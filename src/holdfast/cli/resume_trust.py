@@ -55,7 +55,8 @@ def check_owner(folder: RunFolder) -> None:
     file = (folder.path / "run.json").lstat()
     if not stat.S_ISREG(file.st_mode):
         raise UserError(
-            f"the run.json of {visible(folder.name)} is a link", cause="somebody else may write what it leads to"
+            f"the run.json of {visible(folder.name)} is a link",
+            cause="another user may be able to write the file it points to",
         )
     for what, owner in (("run.json", file.st_uid), ("folder", folder.path.stat().st_uid)):
         if owner != os.getuid():
@@ -111,14 +112,16 @@ class Request:
         if folder.vouched:
             return False
         if given:
-            output.note(f"• {visible(folder.name)} was not started here, or was changed: it goes on as you give it now")
+            output.note(
+                f"• {visible(folder.name)} was not started here, or was changed: it continues with the command you gave"
+            )
             self._show(output.note)
             return True
         if not (_is_terminal(0) and _is_terminal(2)):
-            raise self._refusal(folder, "nobody is here to say yes")
+            raise self._refusal(folder, "there is no terminal to ask you in")
         output.err.write(f"! {visible(folder.name)} was not started here by you, or its run.json was changed since")
         self._show(output.err.write)
-        output.err.write("  It can do whatever you can. Type yes to run it:")
+        output.err.write("  It can do everything that you can. Type yes to run it:")
         if sys.stdin.readline().strip().lower() != "yes":
             raise self._refusal(folder, "the answer was not yes")
         return True

@@ -35,30 +35,34 @@ def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
     parser: Parser = subparsers.add_parser(
         "run",
-        help="supervise any script without changing it",
         description="""\
-Start a command as it is and watch over it. If it is killed, crashes or hangs, it
-is started again from its own newest checkpoint, on another device if need be. Its
-own errors, its output and its exit code are passed on untouched.
+Run any training command unchanged, and restart it when it is killed, crashes or hangs.
 
 examples:
-  holdfast run -- python train.py --lr 3e-4     Lightning, HF Trainer, a plain loop
+  holdfast run -- python train.py --lr 3e-4     a plain loop, Lightning or the HF Trainer
   holdfast run -- yolo detect train data=x.yaml model=yolo11n.yaml
-  holdfast run -- accelerate launch train.py    or torchrun, or any program
+  holdfast run -- accelerate launch train.py    also torchrun, or any other program
   holdfast run --resume-with '--ckpt {checkpoint}' -- python train.py
-                                                how it is told to go on
+                                                say how your script continues from a checkpoint
   holdfast run watchdog.loop=30s -- python train.py
-                                                a setting of holdfast: it has a dot
+                                                set a holdfast setting (its name has a dot)
+
+The command restarts from its own newest checkpoint, on another device if necessary. holdfast passes on the command's
+own errors, output and exit code.
 """,
     )
     parser.add_argument(
-        "words", nargs="*", default=[], metavar="SECTION.KEY=VALUE", help="a setting: `holdfast config` lists them"
+        "words",
+        nargs="*",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="a setting of holdfast (see `holdfast config`)",
     )
-    parser.add_argument("--device", metavar="D", help="let it see this device alone (default: all, as without us)")
+    parser.add_argument("--device", metavar="D", help="hide all other devices from the command (default: hide none)")
     parser.add_argument(
         "--resume-with",
         metavar="WORDS",
-        help="words that are added when it is started again; {checkpoint} is its newest whole one",
+        help="arguments to add at a restart; {checkpoint} is the newest intact checkpoint",
     )
     add_flags(parser)
     parser.set_defaults(run=run, script_argv=[])
@@ -74,10 +78,10 @@ def run(args: argparse.Namespace) -> int:
     output = Output.from_args(args)
     command = list(args.script_argv)
     if output.as_json:
-        tips = ["look at it afterwards: `holdfast show latest --json`"]
-        raise UsageError("`holdfast run` has no --json: stdout is the script's", command="run", tips=tips)
+        tips = ["use `holdfast show latest --json` afterwards"]
+        raise UsageError("`holdfast run` has no --json, because stdout belongs to the script", command="run", tips=tips)
     if not command:
-        tips = ["write it after `--`: `holdfast run -- python train.py`"]
+        tips = ["write the command after `--`: `holdfast run -- python train.py`"]
         raise UsageError("no command was given", command="run", tips=tips)
     if args.resume_with is not None:
         from holdfast.supervisor.scripts.frameworks import check_template

@@ -63,7 +63,7 @@ class RunFace(QuietFace):
             self._say("•", "`holdfast.attach(model, optimizer, loader)` makes restarts lossless", "dim")
 
     def _on_recovered(self, data: dict[str, Any]) -> None:
-        self._say("✓", f"where it was again after {duration(data.get('seconds'))}", "green")
+        self._say("✓", f"back where it was after {duration(data.get('seconds'))}", "green")
 
     def _on_note(self, data: dict[str, Any]) -> None:
         self._happened = True

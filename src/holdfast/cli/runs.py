@@ -33,7 +33,7 @@ from holdfast.run.folder import LIVE_STATES, RunFolder, find_run, list_runs
 from holdfast.run.reference import handle, shown
 from holdfast.run.settings import known
 
-_RUN_HELP = "a name such as calm-heron, a folder, or `latest`"
+_RUN_HELP = "a run: its name such as calm-heron, its folder, or `latest`"
 _STALE = 10.0
 """Seconds after which a live run's beat is called old."""
 
@@ -42,22 +42,51 @@ _STALE = 10.0
 
 
 def add_list(subparsers: Any) -> Parser:
-    return _add(subparsers, "list", list_all, "Every run there is, the newest last.")
+    return _add(
+        subparsers,
+        "list",
+        list_all,
+        """\
+List every run, the newest last.
+
+examples:
+  holdfast list                        the runs in ./runs
+  holdfast list --folder /mnt/runs     the runs in another folder
+  holdfast list --json                 print the list as JSON""",
+    )
 
 
 def add_status(subparsers: Any) -> Parser:
-    about = "Where runs stand: one run, or all that are under way, or else the last one."
+    about = """\
+Show the state of one run, of all runs in progress, or else of the last run.
+
+examples:
+  holdfast status                      the runs in progress
+  holdfast status calm-heron           one run
+  holdfast status --json               print it as JSON"""
     return _add(subparsers, "status", status, about, runs="one or none")
 
 
 def add_show(subparsers: Any) -> Parser:
-    about = "Everything about a run: how it went, what happened to it, where its files are."
+    about = """\
+Show everything about a run: its result, its faults and its files.
+
+examples:
+  holdfast show latest                 the newest run
+  holdfast show calm-heron -v          every event, not only the last ones
+  holdfast show calm-heron --json      print it as JSON"""
     return _add(subparsers, "show", show, about, runs="one")
 
 
 def add_stop(subparsers: Any) -> Parser:
-    about = "Stop a run with its state saved; `holdfast resume` goes on with it."
-    flags = {"--now": "do not wait for the step in flight to be saved"}
+    about = """\
+Stop a run and save its state.
+
+examples:
+  holdfast stop calm-heron             finish the step, save, stop
+  holdfast stop latest --now           do not wait for the step; the last snapshot is saved
+  holdfast resume calm-heron           continue it later"""
+    flags = {"--now": "do not wait until the current step is finished and saved"}
     return _add(subparsers, "stop", stop, about, runs="one", flags=flags)
 
 
@@ -77,7 +106,7 @@ def _add(
         parser.add_argument("name", metavar="RUN", help=_RUN_HELP, **how)
     for flag, text in (flags or {}).items():
         parser.add_argument(flag, action="store_true", help=text)
-    parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
+    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
     add_flags(parser, plain=True)
     parser.set_defaults(run=run)
     return parser
@@ -171,7 +200,7 @@ def standing(look: Look) -> list[str]:
     lines += summary.curves(look)
     lines += [f"  {_trouble(look)}"]
     if look.state in ("STOPPED", "CRASHED", "GAVE_UP", "FAILED"):
-        lines += [f"  go on with `holdfast resume {handle(look.run)}`"]
+        lines += [f"  continue with `holdfast resume {handle(look.run)}`"]
     return lines
 
 
@@ -332,7 +361,7 @@ def stop(args: argparse.Namespace) -> int:
         return _already_still(run, output)
     pid = supervisor_pid(run)
     if pid is None:
-        output.note(f"the supervisor of {run.name} is gone; its keeper is saving the last snapshot")
+        output.note(f"the supervisor of {run.name} is gone; its last snapshot is being saved")
     else:
         _send(pid)
         output.note(f"asked {run.name} (pid {pid}) to save and stop")
@@ -391,14 +420,14 @@ def _await_end(run: RunFolder, output: Output) -> int:
         while run.in_use():
             time.sleep(0.05)
     except KeyboardInterrupt:
-        output.note(f"\n{run.name} is still saving; it will stop by itself")
+        output.note(f"\n{run.name} is still saving and will stop when it is done")
         return ExitCode.INTERRUPTED
     look = Look(run)
     if output.as_json:
         output.json(look.result())
     elif look.state == "STOPPED":
         output.print(f"✓ {look.name} stopped at step {count(look.step)}")
-        for line in [*summary.files(look), f"  go on with `holdfast resume {handle(look.run)}`"]:
+        for line in [*summary.files(look), f"  continue with `holdfast resume {handle(look.run)}`"]:
             output.print(without_control(line))
     else:
         output.print(f"{look.name} is {look.state}")

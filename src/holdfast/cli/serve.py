@@ -23,31 +23,33 @@ def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
     parser: Parser = subparsers.add_parser(
         "serve",
-        help="answers of a bundle over HTTP, on this machine only",
         description="""\
-Serve a bundle. Requests that wait while the engine is busy are answered together. Every byte of the bundle is checked
-before, and every request: its size, shape, type, and whether its numbers are numbers.
+Serve a bundle over HTTP.
 
 examples:
   holdfast serve bundle                        at 127.0.0.1:8377
-  holdfast serve bundle --port 9000 --batch 8  smaller batches: less waiting, fewer answers a second
-  holdfast serve bundle --readers 4            large inputs, many cores: four processes read requests
-  HOLDFAST_SERVE_TOKEN=… holdfast serve bundle a token of your own, of 16 characters or more
+  holdfast serve bundle --port 9000 --batch 8  smaller batches: shorter waits, fewer answers per second
+  holdfast serve bundle --readers 4            for large inputs on many cores: four processes read requests
+  HOLDFAST_SERVE_TOKEN=… holdfast serve bundle  use your own token of at least 16 characters
 
   curl -H "Authorization: Bearer $TOKEN" -H "Content-Type: application/x-npy" \\
        --data-binary @input.npy http://127.0.0.1:8377/predict > answers.npy
-  (several inputs: their .npy one after the other; or a .npz as application/x-npz, or JSON)
+
+It answers waiting requests together. It checks every file of the bundle before it starts, and the size, shape, type
+and numbers of every request. Several inputs: send their .npy files one after the other, an .npz as
+application/x-npz, or JSON.
 """,
     )
-    parser.add_argument("bundle", metavar="BUNDLE", help="a folder that `holdfast optimize` made")
-    parser.add_argument("--port", type=int, default=8377, help="default 8377; 0 takes any that is free")
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (default 127.0.0.1)")
-    parser.add_argument("--batch", type=int, default=16, help="inputs that are answered together at most (default 16)")
-    parser.add_argument("--max-body", default="64MiB", metavar="SIZE", help="largest request (default 64MiB)")
+    parser.add_argument("bundle", metavar="BUNDLE", help="a folder that `holdfast optimize` wrote")
+    parser.add_argument("--port", type=int, default=8377, help="port to listen on (default: 8377; 0 for any free port)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--batch", type=int, default=16, help="most inputs to answer together (default: 16)")
+    parser.add_argument(
+        "--max-body", default="64MiB", metavar="SIZE", help="largest request to accept (default: 64MiB)"
+    )
     parser.add_argument(
         "--readers", type=int, metavar="N",
-        help="processes that read requests beside the engine's (default: where an input has 128 KiB or more, 4 on 16 "
-        "cores, 2 on 8; otherwise 0)",
+        help="number of processes that read requests (default: 0; for inputs of 128 KiB or more 4 on 16 cores, 2 on 8)",
     )  # fmt: skip
     add_flags(parser, json=False)
     parser.set_defaults(run=run)
@@ -74,13 +76,16 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--readers is between 0 and 64", command="serve")
     token = os.environ.get(TOKEN, "")
     if token and (len(token) < 16 or not token.isascii() or any(each.isspace() for each in token)):
-        raise UserError(f"{TOKEN} is no token", cause="it has fewer than 16 characters, or others than plain ones")
+        raise UserError(
+            f"{TOKEN} is not a valid token",
+            cause="a token has at least 16 characters: letters, digits, dashes and underscores",
+        )
     bundle = open_bundle(Path(args.bundle))
     if not token:
         token = secrets.token_urlsafe(32)
         output.print(f"token {token}")
     if args.host not in ("127.0.0.1", "localhost", "::1"):
-        output.note("others can reach this address, and nothing on the way is encrypted")
+        output.note("other machines can reach this address, and the connection is not encrypted")
     limits = Limits(body=body, pending=4 * body, connections=_connections())
     serve(
         bundle, token=token, host=args.host, port=args.port, most=args.batch, limits=limits, readers=args.readers,

@@ -120,10 +120,10 @@ Resume = Callable[[argparse.Namespace], int]
 
 
 def after_the_end(folder: RunFolder, args: argparse.Namespace, output: Output, *, resume: Resume) -> int:
-    """`holdfast resume` of a stage that is finished, but not what comes after it."""
+    """`holdfast resume` of a stage that is finished, but its later stages are not."""
     if args.at_boot:
         return at_boot.run(folder, args, output)
-    output.note(f"• {folder.name} is finished, but not what comes after it")
+    output.note(f"• {folder.name} is finished, but its later stages are not")
     return follow(folder, args, output, resume=resume, said=False)
 
 

@@ -209,7 +209,7 @@ def files(look: Look) -> list[str]:
 def next_commands(look: Look) -> list[str]:
     rows: list[tuple[str, str]] = []
     if look.state in ("STOPPED", "CRASHED", "GAVE_UP", "FAILED"):
-        what = "go on from what was saved" if look.checkpoints else "start it again"
+        what = "continue from what was saved" if look.checkpoints else "start it again"
         rows.append((f"  holdfast resume {handle(look.run)}", what))
     rows.append((f"  holdfast show {handle(look.run)}", "everything about this run"))
     if look.state == "FINISHED":

@@ -114,7 +114,9 @@ class TerminalFace(QuietFace):
         first, last = event.data.get("to_step"), event.data.get("from_step")
         if isinstance(first, int) and isinstance(last, int):
             steps = f"{count(last - first)} step{'s' if last - first != 1 else ''}"
-            self._below("↺", f"back to step {count(first)}, where device and CPU agreed: {steps} undone", "cyan")
+            self._below(
+                "↺", f"back to step {count(first)}, where the device and the CPU agreed: {steps} undone", "cyan"
+            )
 
     def _on_recovered(self, event: Event) -> None:
         seconds = event.data.get("seconds")
@@ -130,9 +132,9 @@ class TerminalFace(QuietFace):
         if not event.data.get("memory_only"):
             self._mark(event, "!", f"a checkpoint could not be written: {text}", "yellow")
             return
-        self._mark(event, "!", f"the run folder takes nothing more: {text}", "yellow")
+        self._mark(event, "!", f"the run folder cannot be written: {text}", "yellow")
         last = f"the last checkpoint is step {count(step)}" if isinstance(step, int) else "there is no checkpoint yet"
-        self._below("↺", f"training goes on in memory; {last}", "cyan")
+        self._below("↺", f"training continues in memory; {last}", "cyan")
         self._state = "in memory only"
 
     def _on_saved_again(self, event: Event) -> None:

@@ -30,26 +30,29 @@ def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
     parser: Parser = subparsers.add_parser(
         "train",
-        help="a supervised run",
         description="""\
-Train a script, or a workload by its name, under supervision. It survives crashes, hangs, kill -9 and memory
-exhaustion of the process that trains it, and ends with the same weights.
+Train a script under supervision: a crash, a hang, kill -9 or full memory costs one step, not the run.
 
 examples:
-  holdfast train my_script.py                       as `holdfast plan` chose; without a plan on the best device here
-  holdfast train eeg                                a workload: EEG, simulated if no data are given
-  holdfast train my_script.py lr=3e-4 epochs=20     arguments of its train(session, …)
-  holdfast train my_script.py checkpoint.every=30s  a setting of holdfast: it has a dot
-  holdfast train my_script.py --detach              in the background
-  holdfast train my_script.py -- --data /datasets   sys.argv of the script
+  holdfast train my_script.py                       on the best device here, or as `holdfast plan` chose
+  holdfast train my_script.py lr=3e-4 epochs=20     set arguments of the script's train(session, …)
+  holdfast train my_script.py checkpoint.every=30s  set a holdfast setting (its name has a dot)
+  holdfast train my_script.py --detach              run in the background
+  holdfast train my_script.py -- --data /datasets   pass arguments to the script's sys.argv
+  holdfast train eeg                                train a built-in workload on simulated EEG
+
+A worker process runs the script. The supervisor replaces the worker when it dies or hangs, and the run ends with the
+weights of an undisturbed run.
 """,
     )
     parser.for_script()
     add_script_arguments(parser)
     add_device(parser)
-    parser.add_argument("--row", type=int, metavar="N", help="this row of the plan (default: the one it chose)")
-    parser.add_argument("--seed", type=int, metavar="N", help="the same as run.seed=N (default: 0)")
-    parser.add_argument("--detach", action="store_true", help="leave the run in the background")
+    parser.add_argument(
+        "--row", type=int, metavar="N", help="use this row of the plan (default: the row that the plan chose)"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="random seed, the same as run.seed=N (default: 0)")
+    parser.add_argument("--detach", action="store_true", help="start the run in the background and return")
     parser.add_argument("--background", metavar="FOLDER", help=argparse.SUPPRESS)
     add_flags(parser, plain=True, progress=True)
     parser.set_defaults(run=run, script_argv=[])

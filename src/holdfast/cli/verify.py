@@ -27,30 +27,34 @@ def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
     parser: Parser = subparsers.add_parser(
         "verify",
-        help="prove a device, and write a report to send",
         description="""\
-Proves one device: the doctor examines it, a short training runs on it twice undisturbed and
-once with faults (those that are safe on such a card), and the weights are compared. One file
-is written that can be sent to the project: without secrets, names and paths of yours.
-Where a card may freeze the machine you are asked first; without an answer it is not touched.
+Test one device thoroughly and write a report that you can send to the project.
 
 examples:
-  holdfast verify                     the best device here; 5 minutes at most
+  holdfast verify                     the best device here; at most 5 minutes
   holdfast verify --device cpu        the processor
-  holdfast verify --full              with every check of the doctor
-  holdfast verify -o rx5700.json      the name of the file
+  holdfast verify --full              run every test of the doctor
+  holdfast verify -o rx5700.json      choose the name of the report
 
-exit code 0 if the device does everything, 1 if it does not or time ran out; the file is written in both cases
+The doctor tests the device. Then a short training runs twice undisturbed and once with faults that are safe for this
+card, and the weights are compared. The report contains no secrets, names or paths of yours. If a test may freeze the
+machine, verify asks you first; without an answer it skips the device.
 """,
     )
-    parser.add_argument("--device", metavar="D", help="this device: cpu, cuda:0, … (default: the best one)")
-    parser.add_argument("--full", action="store_true", help="every check of the doctor")
-    parser.add_argument("--steps", metavar="N", type=int, default=None, help="steps of the training (default: 60)")
-    parser.add_argument("--yes", action="store_true", help="do not ask before what may freeze the machine")
+    parser.add_argument("--device", metavar="D", help="device to test: cpu, cuda:0, … (default: the best one)")
+    parser.add_argument("--full", action="store_true", help="run every test of the doctor")
+    parser.add_argument("--steps", metavar="N", type=int, default=None, help="steps of each training (default: 60)")
+    parser.add_argument("--yes", action="store_true", help="do not ask before tests that may freeze the machine")
     parser.add_argument(
-        "--minutes", metavar="M", type=float, default=None, help="time for all of it (default: 5, with --full 60)"
+        "--minutes",
+        metavar="M",
+        type=float,
+        default=None,
+        help="minutes for everything together (default: 5; with --full 60)",
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="the report (default: holdfast-verify-….json here)")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="path of the report (default: holdfast-verify-….json here)"
+    )
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser
@@ -78,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
     found = left_in(text)
     if found:  # nothing that we would have to apologise for is ever written
         raise UserError(
-            "the report still names what is private, and was not written",
-            cause=f"{len(found)} places; our scrubbing has missed them",
-            hints=["please tell us, without the report"],
+            "the report was not written, because it would contain private data",
+            cause=f"{len(found)} places were not removed from it",
+            hints=["please report this bug without the file"],
         )
     try:
         path.write_text(text, encoding="utf-8")
@@ -91,9 +95,9 @@ def run(args: argparse.Namespace) -> int:
         output.json({**report, "report": str(path)})
     else:
         sign = "✓" if good else "✗"
-        words = "does what holdfast needs of it" if good else "does not do all that holdfast needs of it"
+        words = "passed" if good else "did not pass"
         if report["answer"] == "unfinished":
-            words = f"was not done with in {minutes:g} minutes; --minutes gives it more"
+            words = f"could not be finished in {minutes:g} minutes; use --minutes for more time"
         output.print(without_control(f"{sign} {report['device']} {words}"))
         output.print()
         for line in report["summary"]:

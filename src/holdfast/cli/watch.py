@@ -32,37 +32,37 @@ def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
     parser: Parser = subparsers.add_parser(
         "watch",
-        help="see a run, live or over",
         description="""\
-See a run: how far it is, its curves, devices, faults and log. It works on runs that
-are under way, finished, crashed or copied from elsewhere, and only reads.
+Watch a run: progress, curves, devices, faults and log.
 
 examples:
-  holdfast watch                    what is under way, or else the last run; ? for keys
+  holdfast watch                    the runs in progress, or the last run; ? lists the keys
   holdfast watch calm-heron         one run
-  holdfast watch a b c              several: left and right go from one to the next
-  holdfast watch -1                 one picture, and done
-  holdfast watch --json             the same as data
-  holdfast watch --web              in a browser, on this machine only
-  holdfast watch /mnt/lab/runs/x    a run of another machine, in a mounted or synced folder
+  holdfast watch a b c              several runs; the arrow keys switch between them
+  holdfast watch -1                 print one picture and exit
+  holdfast watch --json             print the same as JSON
+  holdfast watch --web              open a page in the browser, for this machine only
+  holdfast watch /mnt/lab/runs/x    a run of another machine, in a mounted or copied folder
+
+This command only reads. It also shows runs that have finished, crashed or come from another machine.
 """,
     )
-    parser.add_argument("names", metavar="RUN", nargs="*", help="names such as calm-heron, folders, or `latest`")
-    parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
-    parser.add_argument("-1", "--once", action="store_true", help="print one picture and leave")
+    parser.add_argument("names", metavar="RUN", nargs="*", help="runs: names such as calm-heron, folders, or `latest`")
+    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
+    parser.add_argument("-1", "--once", action="store_true", help="print one picture and exit")
     parser.add_argument(
         "--every",
         type=float,
         default=1.0,
         metavar="S",
-        help="seconds between two looks (default 1; more where all CPUs are busy)",
+        help="seconds between updates (default: 1; more if all CPUs are busy)",
     )
-    parser.add_argument("--control", action="store_true", help="also allow the key `s`, which stops a run")
+    parser.add_argument("--control", action="store_true", help="allow the key `s`, which stops a run")
     web = parser.add_argument_group("in a browser")
-    web.add_argument("--web", action="store_true", help="serve a page on this machine and print its address")
-    web.add_argument("--port", type=int, metavar="N", help="the port to begin with (default 7878)")
-    web.add_argument("--host", metavar="H", help="the address to listen at (default 127.0.0.1)")
-    web.add_argument("--no-browser", action="store_true", help="do not open a browser")
+    web.add_argument("--web", action="store_true", help="serve a web page and print its address")
+    web.add_argument("--port", type=int, metavar="N", help="first port to try (default: 7878)")
+    web.add_argument("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
+    web.add_argument("--no-browser", action="store_true", help="do not open the browser")
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser
@@ -181,7 +181,7 @@ def _live(args: argparse.Namespace, root: Path, folders: list[Path], at: int, ou
         raise UserError(
             "the live monitor needs textual",
             cause=str(error),
-            hints=["pip install 'holdfast[monitor]'", "or look once with `holdfast watch -1`"],
+            hints=["pip install 'holdfast[monitor]'", "or print one picture: `holdfast watch -1`"],
         ) from None
     app = Watch(
         folders,
@@ -255,7 +255,7 @@ def _stop(folder: str) -> str:
 
     pid = supervisor_pid(RunFolder(Path(folder)))
     if pid is None:
-        return "nobody is there to be asked: the run is over, or on another machine"
+        return "the run cannot be stopped from here: it is over, or on another machine"
     try:
         _send(pid)
     except HoldfastError as error:

@@ -24,29 +24,29 @@ FORMATS = (".safetensors", ".pt", ".pth")
 def add_parser(subparsers: Any) -> Parser:
     parser: Parser = subparsers.add_parser(
         "weights",
-        help="the trained weights of a run as one file",
         description="""\
-Write the weights of a run to one file that plain PyTorch loads, without holdfast.
-Without a wish: the best weights, else those at the end, else those of the newest
-checkpoint. Everything is verified before it is written.
+Write the weights of a run to one file that plain PyTorch can load.
 
 examples:
   holdfast weights calm-heron model.safetensors     then `load_file("model.safetensors")`
   holdfast weights calm-heron model.pt --best       then `torch.load("model.pt", weights_only=True)`
-  holdfast weights calm-heron old.pt --step 3600    the weights of a checkpoint
-  holdfast weights calm-heron ema.pt --ema          the average that was protected beside the model
+  holdfast weights calm-heron old.pt --step 3600    the weights of one checkpoint
+  holdfast weights calm-heron ema.pt --ema          the protected average of the weights
+
+Without --best or --step it takes the best weights, or else the final ones, or else those of the newest checkpoint.
+It verifies them before it writes the file.
 """,
     )
-    parser.add_argument("name", metavar="RUN", help="a name such as calm-heron, a folder, or `latest`")
-    parser.add_argument("out", metavar="OUT", help="the file to write: .safetensors, .pt or .pth")
+    parser.add_argument("name", metavar="RUN", help="a run: its name such as calm-heron, its folder, or `latest`")
+    parser.add_argument("out", metavar="OUT", help="file to write: .safetensors, .pt or .pth")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--best", action="store_true", help="the weights of the best epoch, or an error")
-    which.add_argument("--step", type=int, metavar="N", help="the weights of the checkpoint of this step")
+    which.add_argument("--best", action="store_true", help="the weights of the best epoch; an error if there are none")
+    which.add_argument("--step", type=int, metavar="N", help="the weights of the checkpoint at this step")
     part = parser.add_mutually_exclusive_group()
-    part.add_argument("--ema", action="store_true", help="the protected average of the weights (ema, average, swa)")
-    part.add_argument("--module", metavar="NAME", help="one of several protected modules, by its name")
-    parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
-    parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
+    part.add_argument("--ema", action="store_true", help="the protected average of the weights (ema, average or swa)")
+    part.add_argument("--module", metavar="NAME", help="which module, if the run protects several")
+    parser.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
+    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser
@@ -92,9 +92,11 @@ def _how_to_load(out: Path) -> str:
 
 def _checked(out: Path, *, force: bool) -> Path:
     if out.suffix not in FORMATS:
-        raise UserError(f"{out.name} should end with one of {', '.join(FORMATS)}", cause="the ending says the format")
+        raise UserError(
+            f"{out.name} should end with one of {', '.join(FORMATS)}", cause="the ending of the name decides the format"
+        )
     if out.exists() and not force:
-        raise UserError(f"{out} is there already", hints=["choose another name, or replace it with --force"])
+        raise UserError(f"{out} exists already", hints=["choose another name, or replace it with --force"])
     if not out.absolute().parent.is_dir():
         raise UserError(f"there is no folder {out.absolute().parent}")
     return out

@@ -28,7 +28,7 @@ from holdfast.run.settings import Settings, parse_overrides
 
 def add_script_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "script", metavar="SCRIPT", help="a Python file with `def train(session)`, or the name of a workload"
+        "script", metavar="SCRIPT", help="a Python file with `def train(session)`, or a workload such as eeg"
     )
     add_words(parser)
 
@@ -39,13 +39,15 @@ def add_words(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         metavar="KEY=VALUE",
-        help="an argument of train(), or with a dot a setting: `holdfast config` lists them",
+        help="an argument of train(), or a setting with a dot in its name (see `holdfast config`)",
     )
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--device", metavar="D", help="auto, cpu, cuda:0, …; the CPU stays as the last resort (default: auto)"
+        "--device",
+        metavar="D",
+        help="auto, cpu, cuda:0, …; the run falls back to the CPU if the device fails (default: auto)",
     )
 
 

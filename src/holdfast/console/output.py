@@ -236,15 +236,21 @@ def add_flags(
     """The output flags, the same in every command; `plain` and `progress` where there is such output."""
     group = parser.add_argument_group("output")
     if json:
-        group.add_argument("--json", action="store_true", help="one JSON object on stdout")
+        group.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     if plain:
-        group.add_argument("--plain", action="store_true", help="one record per line, no boxes")
+        group.add_argument("--plain", action="store_true", help="print one record per line, without boxes")
     if progress:
-        group.add_argument("--no-progress", action="store_true", help="no progress bar")
-    group.add_argument("-q", "--quiet", action="store_true", help="only what you asked for, and errors")
-    group.add_argument("-v", "--verbose", action="count", default=0, help="more detail")
-    group.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="default: auto")
-    group.add_argument("--ascii", action="store_true", help="plain signs instead of Unicode ones")
+        group.add_argument("--no-progress", action="store_true", help="show no progress bar")
+    group.add_argument("-q", "--quiet", action="store_true", help="print only the result and errors")
+    group.add_argument("-v", "--verbose", action="count", default=0, help="print more detail")
+    group.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        metavar="WHEN",
+        help="auto, always or never (default: auto)",
+    )
+    group.add_argument("--ascii", action="store_true", help="use ASCII signs instead of Unicode")
 
 
 def print_error(error: HoldfastError, screen: Screen | None = None) -> None:

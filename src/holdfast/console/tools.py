@@ -27,9 +27,9 @@ class Tools(Parser):
 
     def __init__(self, name: str, about: str, tools: dict[str, Tool]) -> None:
         super().__init__(name, add_help=False)
-        self._about, self._tools = about, tools
+        self._about, self._rows = about, tools
         for tool in tools:  # so that whoever asks for the flags of the command gets those of its tools
-            self._actions.extend(self._parser(tool)._actions)
+            self._actions.extend(self.tool(tool)._actions)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         words = list(argv)
@@ -41,30 +41,33 @@ class Tools(Parser):
             if not words or {"-h", "--help"} & set(words):
                 Screen.of(sys.stdout).write(self.format_help(), end="")
                 return argparse.Namespace(run=lambda args: 0)
-            raise UsageError(f"`holdfast {self.command}` needs one of its tools", command=self.command)
-        if tool not in self._tools:
-            tips = similar(tool, self._tools, "tool")
+            raise UsageError(f"`holdfast {self.command}` needs the name of a tool", command=self.command)
+        if tool not in self._rows:
+            tips = similar(tool, self._rows, "tool")
             raise UsageError(f"`holdfast {self.command}` has no `{tool}`", command=self.command, tips=tips)
-        return self._parser(tool).parse([*words[:at], *words[at + 1 :]])
+        return self.tool(tool).parse([*words[:at], *words[at + 1 :]])
 
-    def _parser(self, tool: str) -> Parser:
-        module, _, function = self._tools[tool].place.partition(":")
+    def tools(self) -> dict[str, str]:
+        return {name: tool.help for name, tool in self._rows.items()}
+
+    def tool(self, name: str) -> Parser:
+        module, _, function = self._rows[name].place.partition(":")
         add: Any = getattr(importlib.import_module(module), function or "add_parser")
         parser: Parser = add(One())
         return parser
 
     def format_help(self) -> str:
-        lines = [f"  {name:<10}{tool.help}" for name, tool in self._tools.items()]
+        lines = [f"  holdfast {self.command} {name:<10}{tool.help}" for name, tool in self._rows.items()]
         return "\n".join(
             [
                 self._about,
                 "",
-                f"usage: holdfast {self.command} TOOL [ARGUMENTS]",
-                "",
                 "tools:",
                 *lines,
                 "",
-                f"`holdfast {self.command} TOOL --help` shows examples.",
+                f"usage: holdfast {self.command} TOOL [ARGUMENTS]",
+                "",
+                f"`holdfast {self.command} TOOL --help` shows examples and options of one tool.",
                 "",
             ]
         )

@@ -363,7 +363,7 @@ class Loader:
                     raise UserError(
                         f"the saved run is at batch {state['cursor']} of an epoch with {name}={before}, "
                         f"but the loader has {name}={now}",
-                        hints=(f"go on with {name}={before}, or start a new run",),
+                        hints=(f"continue with {name}={before}, or start a new run",),
                     )
         self.epoch = int(state["epoch"])
         self.cursor = int(state["cursor"])

@@ -61,12 +61,12 @@ def of_disk(folder: str, bytes_s: float) -> list[Finding]:
 def overall(inventory: Inventory, usable: Collection[str]) -> Finding | None:
     """When all is said: no GPU to train on, or nothing at all. `usable` are the devices that may train."""
     if not usable:
-        why = "torch is not installed" if inventory.torch.version is None else "not even the CPU passed its probes"
+        why = "torch is not installed" if inventory.torch.version is None else "even the CPU did not pass its tests"
         return finding("nothing-to-train-on", SYSTEM, {"why": why})
     if any(device != CPU for device in usable):
         return None
     seen = any(could_train(card) or card.kind == "apple" for card in inventory.gpus)
-    why = "what is here did not pass, or this torch cannot use it" if seen else "there is none that torch could use"
+    why = "what is here did not pass, or this torch cannot use it" if seen else "there is no GPU that torch can use"
     return finding("no-usable-gpu", SYSTEM, {"why": why})
 
 

@@ -93,7 +93,7 @@ class Group:
             raise PeerFault(Fault(_KINDS[faults[rank] - 1], f"rank {rank}", evidence={"rank": rank}))
         if not any(faults) and len({row[1] for row in rows}) > 1:
             raise UserError(
-                "the ranks have gone different ways",
+                "the ranks do not take the same steps",
                 cause="one takes a step or ends a loop body where another does not",
                 hints=["the loop of a script must not depend on the rank: `session.rank` is for what is printed"],
             )

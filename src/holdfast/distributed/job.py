@@ -62,7 +62,7 @@ class Job:
                 write_json(pointer, {"job": str(job.path), **identity}, durable=False)
                 return job
             if time.monotonic() > deadline:
-                raise TimeoutError(errno.ETIMEDOUT, "the first rank of this machine has not come")
+                raise TimeoutError(errno.ETIMEDOUT, "the first rank of this machine did not connect")
             time.sleep(0.02)
 
     def remove(self) -> None:

@@ -55,13 +55,13 @@ def _accept(store: Store, rank: int, mine: str, deadline: float) -> str:
                 break
             time.sleep(_NAP)
         if time.monotonic() >= deadline:
-            raise TimeoutError("the first rank has not come")
+            raise TimeoutError("the first rank did not connect")
 
 
 def _await(store: Store, key: str, deadline: float) -> str:
     while not store.check([key]):
         if time.monotonic() >= deadline:
-            raise TimeoutError(f"nobody has written {key}")
+            raise TimeoutError(f"no process has written {key}")
         time.sleep(_NAP)
     return str(store.get(key).decode())
 

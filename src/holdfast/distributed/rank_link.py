@@ -126,7 +126,7 @@ class Writer(LocalLink):
     def find_start(self, group: Group) -> None:
         saved, passed_over = checkpoint.newest_good(self.run.path / "checkpoints")
         for path, reason in passed_over:
-            self.teller.emit("note", text=f"checkpoint {path.name} is passed over: {reason}")
+            self.teller.emit("note", text=f"checkpoint {path.name} is skipped: {reason}")
         self.checkpoint = self.saved = saved
         self.snapshots.find(group, saved)
         self._tell_who_was_lost()
@@ -152,7 +152,7 @@ class Writer(LocalLink):
     # -- what happened before ------------------------------------------------------------------------------
 
     def _tell_who_was_lost(self) -> None:
-        """The boards of processes that are gone: which of them ended without a word, or were ended by us, and where."""
+        """The boards of processes that are gone: which of them ended by themselves, or were ended by us, and where."""
         committed = []
         for (rank, pid), path in sorted(self.job.boards().items()):
             if processes.exists(pid):

@@ -151,9 +151,9 @@ class Launch:
             return {"state": "ENDED"}  # the rank that knows more is on the first machine
         error = {
             "error": "GaveUp",
-            "message": f"torchrun ended with code {self.agent.returncode}, and no rank has said why",
+            "message": f"torchrun ended with code {self.agent.returncode}, and no rank reported an error",
             "cause": _last_line(self.log) if self.run is None else None,
-            "hints": [f"its own words are in {AGENT_LOG}"] if self.run is not None else [],
+            "hints": [f"its output is in {AGENT_LOG}"] if self.run is not None else [],
             "exit_code": 4,
         }
         return {"state": "GAVE_UP", "error": error}

@@ -123,7 +123,7 @@ def _row(name: str, table: Mapping[str, Any], where: str) -> Added:
 def _ending(words: list[Any], where: str) -> list[Any]:
     if not words or words[-1] not in _LAST:
         raise UserError(
-            f"{where}: `ladder` must end with one of {', '.join(_LAST)}", cause="else a run could go on never"
+            f"{where}: `ladder` must end with one of {', '.join(_LAST)}", cause="otherwise a run could retry forever"
         )
     return words
 

@@ -51,7 +51,7 @@ class Charge:
         if self.blame is Blame.CODE:
             return f"not one of {_samples(self.others_tried + len(self.samples))} can be read"
         if self.blame is Blame.UNKNOWN:
-            return "whose fault it is could not be told: " + (
+            return "whose fault it is is not known: " + (
                 "read again, it did not do that" if self.others_tried else "there is no other sample to compare with"
             )
         if not self.others_tried:

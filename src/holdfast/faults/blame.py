@@ -116,7 +116,7 @@ class Verdict:
             Blame.CODE: "the script is at fault",
             Blame.MEMORY: "memory ran out",
             Blame.OUTSIDE: "it came from outside",
-            Blame.UNKNOWN: "nobody can be blamed yet",
+            Blame.UNKNOWN: "the cause is not known yet",
         }[self.blame]
         if self.blame is Blame.DEVICE and self.repeatable is not None:
             who += ", each time" if self.repeatable else ", once"
@@ -227,7 +227,7 @@ def judge(fault: Fault, finding: Finding | None, again: str | None, *, on_cpu: b
     if again == "failed" and fine:
         return Verdict(Blame.DEVICE, "it failed again at the same step, and the CPU computes it", repeatable=True)
     if again == "failed":
-        why = finding.why if finding is not None and finding.why else "the CPU could not be asked"
+        why = finding.why if finding is not None and finding.why else "the CPU could not repeat the step"
         return Verdict(Blame.UNKNOWN, f"it failed again at the same step; {why}", repeatable=True)
     return Verdict(Blame.UNKNOWN, "the step was not tried again")
 
@@ -278,7 +278,7 @@ def _judge_numbers(finding: Finding | None, again: str | None, *, on_cpu: bool) 
     if finding is None or finding.cpu in (Cpu.UNKNOWN, Cpu.CRASHED):
         if again == "passed":
             return Verdict(Blame.UNKNOWN, "the numbers of the same step were finite in a new worker", repeatable=False)
-        return Verdict(Blame.UNKNOWN, finding.why if finding and finding.why else "the CPU could not be asked")
+        return Verdict(Blame.UNKNOWN, finding.why if finding and finding.why else "the CPU could not repeat the step")
     where = f"{finding.tensor} is not finite" if finding.tensor else "the loss is not finite"
     if finding.cpu in (Cpu.NOT_FINITE, Cpu.RAISED):
         said = f"{where} on the CPU too" if finding.cpu is Cpu.NOT_FINITE else f"the CPU raises {finding.error}"

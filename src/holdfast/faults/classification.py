@@ -53,7 +53,7 @@ _SENTENCES = ByKind(
         Kind.HANG: "{device} stopped answering",
         Kind.HOST_MEMORY: "{who} ran out of memory",
         Kind.KILLED: "the worker on {device} was killed from outside{how}",
-        Kind.EXIT: "the worker on {device} ended without a word{how}",
+        Kind.EXIT: "the worker on {device} ended without an error message{how}",
         Kind.UNSUPPORTED: "{device} cannot run this with the installed torch",
         Kind.DRIVER: "{device} needs a reset or a repair",
         Kind.LOADER_DIED: "a loader process ended",

@@ -362,7 +362,7 @@ class _State:
             return "a new worker met the same fault at the same place"
         if FAMILIES[self.fault.kind] == _OUTSIDE:
             return f"ended {self.limits.outside + 1} times without one committed step"
-        return f"nothing is left to try on {self._label()} and there is no other rung"
+        return f"nothing is left to try on {self._label()} and there is no other device or setting to try"
 
     def _used(self, action: Action) -> int:
         """How often this was done for faults of this family at this place on this rung."""

@@ -47,7 +47,7 @@ class Ailment:
     """Steps a worker gets done before it shows in that worker."""
     phase: str = "backward"
     times: int | None = 1
-    """How often it fails, in training and in probes together, before it is well again. None: it never is."""
+    """How often it fails, in training and in probes together, before it works again. None: it never is."""
     probes: bool = True
     """Whether it fails probes too, once it has failed in training."""
     how: str = "scale"

@@ -112,7 +112,7 @@ class Run:
             found.append(f"written by a newer holdfast (format {version}; known here: {FORMAT}): some may be missing")
         if self.books.torn:
             torn = self.books.torn
-            found.append(f"{torn} torn {'line' if torn == 1 else 'lines'} passed over in journal and metrics")
+            found.append(f"{torn} torn {'line' if torn == 1 else 'lines'} skipped in journal and metrics")
         if self.books.table.left_out:
             found.append(f"{self.books.table.left_out} numbers left out: more metrics than can be told apart")
         return found

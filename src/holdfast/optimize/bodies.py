@@ -37,7 +37,7 @@ def read(body: bytes | bytearray, kind: str, inputs: Sequence[dict[str, Any]], m
         return _npz(body, inputs, most)
     if kind in (JSON, ""):
         return _json(body, inputs)
-    raise BadBody(415, f"a body of the type {kind[:100]} is not taken", f"send {JSON}, {NPY} or {NPZ}")
+    raise BadBody(415, f"a body of the type {kind[:100]} is not accepted", f"send {JSON}, {NPY} or {NPZ}")
 
 
 def is_npy(kind: str) -> bool:
@@ -99,7 +99,7 @@ def _header(data: bytes | bytearray, at: int) -> tuple[_Header, int]:
     except Exception as error:  # numpy reads the header with Python's own tokenizer, which raises what it likes
         raise BadBody(400, "this is no .npy", str(error)[:200]) from None
     if dtype.hasobject or dtype.kind not in "fiub" or not dtype.itemsize:
-        raise BadBody(415, f"an array of {dtype} is not taken", "numbers are")
+        raise BadBody(415, f"an array of {dtype} is not accepted", "numbers are")
     header = _Header(shape, fortran, dtype, math.prod(shape) * dtype.itemsize)
     if any(each < 0 for each in shape):
         raise _cut(header, len(data) - file.tell())

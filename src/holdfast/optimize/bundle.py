@@ -181,7 +181,7 @@ def code(about: dict[str, Any]) -> dict[str, bytes]:
 def _check_replaceable(folder: Path) -> None:
     """Only a bundle or nothing is overwritten."""
     if os.path.lexists(folder) and not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is in the way", cause="it is no bundle", hints=["choose another place: --out"])
+        raise UserError(f"{folder} exists already", cause="it is not a bundle", hints=["choose another place: --out"])
 
 
 def check_place(folder: Path) -> None:
@@ -221,7 +221,7 @@ def open_bundle(folder: Path) -> Bundle:
     """The bundle in this folder, with every byte of it checked."""
     manifest = files.read_json(folder / MANIFEST)
     if manifest is None:
-        raise UserError(f"{folder} is no bundle", cause=f"there is no {MANIFEST} that can be read",
+        raise UserError(f"{folder} is not a bundle", cause=f"there is no {MANIFEST} that can be read",
                         hints=["make one: `holdfast optimize RUN`"])  # fmt: skip
     wrong = manifests.wrong(manifest)
     if wrong:
@@ -235,8 +235,8 @@ def open_bundle(folder: Path) -> Bundle:
         except OSError as error:
             raise UserError(f"{name} of {folder} cannot be read", cause=str(error.strerror or error)) from None
         if not same:
-            raise UserError(f"{name} of {folder} is not what it was when the bundle was made",
-                            cause="its SHA-256 is another one than the manifest's",
+            raise UserError(f"{name} of {folder} has changed since the bundle was made",
+                            cause="its SHA-256 differs from that in the manifest",
                             hints=["copy the bundle again, or make it again with `holdfast optimize`"])  # fmt: skip
     return Bundle(folder, manifest)
 

@@ -113,7 +113,7 @@ class _Search:
             self._try_all(self._variants(self._best()))
             best = self._best()
             if best is None and self.clock.over:
-                raise NothingFits("the time was over before a candidate was measured", cause=self._too_late(),
+                raise NothingFits("the time ran out before a candidate was measured", cause=self._too_late(),
                                   hints=["`--engines onnxruntime` tries less"])  # fmt: skip
             if best is None:
                 raise NothingFits("no candidate can be put into a bundle", cause=self._why(),
@@ -170,8 +170,8 @@ class _Search:
         self.reference, self.scores = _arrays(self.work / "reference.npz"), said["scores"]
         wrong = parity.unfit(self.reference)
         if wrong:
-            raise NothingFits("this model is not worth making fast", cause=f"in fp32, as it was trained, {wrong}",
-                              hints=["look at its training first"])  # fmt: skip
+            raise NothingFits("this model does not work as it is", cause=f"in fp32, as it was trained, {wrong}",
+                              hints=["check its training first"])  # fmt: skip
         same = {"ratio": 1.0, "agreement": 1.0, "scores": self.scores, "throughput": many}
         self.rows.append({**each.to_json(), "state": "baseline", **loaded, **found, **same})
 

@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def stale(self) -> str:
-        """Why it does not hold any more; nothing if it does."""
+        """Why it is out of date; nothing if it does."""
         if not 0 <= time.time() - self.made_at <= LASTS_S:
             return "it is more than a week old"
         if self.torch != (machine.torch_build()["version"] or ""):

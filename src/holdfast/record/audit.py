@@ -108,7 +108,7 @@ def _checkpoints(run: Path, origin: Origin | None) -> Iterator[Item]:
     gone = checkpoint.lost(run)
     if gone is not None:
         yield Item(
-            f"checkpoints/{gone.name}", MISSING, "the journal names it, and it is not there", step=int(gone.name)
+            f"checkpoints/{gone.name}", MISSING, "the journal names it, but the file is gone", step=int(gone.name)
         )
     for path in checkpoint.candidates(folder):
         found = checkpoint.check(path, origin)
@@ -125,7 +125,7 @@ def _weights(run: Path, origin: Origin | None, *, finished: bool) -> Iterator[It
         path = run / f"{name}.safetensors"
         if not os.path.lexists(path):
             if name == "final" and finished and _has_weights(run):
-                yield Item(path.name, MISSING, "the receipt names it, and it is not there")
+                yield Item(path.name, MISSING, "the receipt names it, but the file is gone")
             continue
         why = check_weights(path, origin)
         state = GOOD if why is None else UNKNOWN if why == NO_DIGEST else DAMAGED
@@ -197,7 +197,7 @@ def _read_lines(run: Path, name: str) -> Item:
     except OSError as error:
         return Item(name, DAMAGED, f"it cannot be read: {error.strerror or error}")
     if torn:
-        why = f"{counted(torn, 'torn line')}, passed over"
+        why = f"{counted(torn, 'torn line')}, skipped"
         return Item(name, DAMAGED if torn == lines else NOTED, why, size, lines=lines, torn=torn)
     return Item(name, READABLE, None, size, lines=lines)
 

@@ -81,7 +81,7 @@ def copy_run(source: Path, root: Path, *, live: bool = False) -> Moved:
         raise UserError(
             f"{source.name} could not be copied to {root}",
             cause=str(error.strerror or error),
-            hints=["what was there before is untouched"],
+            hints=["the target is unchanged"],
         ) from None
     finally:
         remove(temporary)
@@ -95,8 +95,8 @@ def check_source(source: Path, *, live: bool) -> dict[int, str]:
     if run.in_use() and not live:
         raise UserError(
             f"{run.name} is running",
-            cause="a copy that goes on elsewhere would be a second run of the same name",
-            hints=[f"stop it first: `holdfast stop {run.name}`", "or copy what is saved so far: `--live`"],
+            cause="a copy that continues elsewhere would be a second run with the same name",
+            hints=[f"stop it first: `holdfast stop {run.name}`", "or copy what it has saved so far: `--live`"],
         )
     found = [checkpoint.check(path) for path in checkpoint.candidates(source / "checkpoints")]
     good = {each.step: each.sha256 for each in found if isinstance(each, checkpoint.Checkpoint)}
@@ -114,7 +114,7 @@ def _check_target(source: Path, target: Path, good: dict[int, str]) -> None:
     if not os.path.lexists(target):
         return
     if target.resolve() == source.resolve():
-        raise UserError(f"{source.name} is there already", cause="source and target are the same folder")
+        raise UserError(f"{source.name} exists already", cause="source and target are the same folder")
     there = Origin.of_folder(target)
     if there != Origin.of_folder(source):
         raise UserError(f"{target} is another run", hints=["choose another place, or move that one away"])
@@ -123,7 +123,7 @@ def _check_target(source: Path, target: Path, good: dict[int, str]) -> None:
     newest, _ = checkpoint.newest_good(target / "checkpoints")
     if newest is not None and newest.step > max(good, default=-1):
         raise UserError(
-            f"the copy in {target.parent} has gone further: it is at step {newest.step}",
+            f"the copy in {target.parent} is ahead: it is at step {newest.step}",
             cause=f"this one is at step {max(good)}" if good else "this one has no checkpoint",
             hints=["copy in the other direction, or move the older one away first"],
         )
@@ -238,8 +238,8 @@ def _compare(one: str, other: str) -> None:
     if different:
         raise UserError(
             f"{counted(len(different), 'file')} arrived damaged: {different[0]}",
-            cause="its checksum at the other end is another",
-            hints=["run the command again: what is the same already is not sent twice"],
+            cause="its checksum differs at the other end",
+            hints=["run the command again: it sends only what differs"],
         )
 
 
@@ -248,8 +248,8 @@ def _rsync(options: list[str], source: str, target: str) -> str:
     if program is None:
         raise UserError(
             "rsync is not installed",
-            cause="another machine is reached with it",
-            hints=["install it here and there, or copy to a folder: `holdfast push RUN /mnt/disk`"],
+            cause="holdfast uses it to copy to other machines",
+            hints=["install it on both machines, or copy to a folder: `holdfast push RUN /mnt/disk`"],
         )
     command = [program, *options, "--", source, target]  # a place that begins with a dash is no option
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -258,7 +258,7 @@ def _rsync(options: list[str], source: str, target: str) -> str:
         raise UserError(
             f"rsync ended with code {done.returncode}",
             cause=lines[-1] if lines else None,
-            hints=["what arrived so far is kept: the same command goes on with it"],
+            hints=["what arrived so far is kept: the same command continues"],
         )
     return done.stdout
 

@@ -110,7 +110,7 @@ class Digests:
         """Nothing is looked at before the seal agrees, and nothing is believed because it does."""
         body, mark, seal = data.rpartition(_SEAL)
         if not mark:
-            raise BadDigests("is not one of ours, or cut short")
+            raise BadDigests("was not written by holdfast, or is cut short")
         if seal != hashlib.sha256(body).hexdigest().encode() + _END:
             raise BadDigests("is damaged")
         try:

@@ -101,7 +101,7 @@ class RunFolder:
             raise UserError(f"{path} is not a run folder", cause="it has no readable run.json")
         version = info.get("format")
         if not isinstance(version, int):
-            raise UserError(f"{path} is not a run folder", cause="its run.json names no format")
+            raise UserError(f"{path} is not a run folder", cause="its run.json has no format number")
         if version > FORMAT:
             raise UserError(
                 f"{path} was written by a newer holdfast",
@@ -140,7 +140,7 @@ class RunFolder:
         hints = [f"watch it with `holdfast status {self.name}`", f"stop it with `holdfast stop {self.name}`"]
         for name, said in locks.claimants(lock.path) if lock.without_locks else ():
             if locks.lives(said) is None:
-                hints = [f"if no process of another machine uses it, remove {lock.path.with_name(name)}"]
+                hints = [f"if no process on another machine uses the run, delete {lock.path.with_name(name)}"]
         cause = f"it is held by {holder}" if holder else "another process holds its lock"
         return UserError(f"{self.name} is in use", cause=cause, hints=hints)
 
@@ -166,7 +166,7 @@ class RunFolder:
         """A sentence where the file system has no locks, and a claim stands in for this run's."""
         if self._lock is None or not self._lock.stand_in:
             return None
-        return "the file system of the run folder has no locks: a claim, lock.…, stands in for the run's"
+        return "the file system of the run folder has no locks: the file lock.… is used instead"
 
     def in_use(self) -> bool:
         """True while a supervisor, or a keeper that outlived it, holds the lock."""

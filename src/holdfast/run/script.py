@@ -60,7 +60,7 @@ def _facts(path: Path, tree: ast.Module) -> Facts:
         names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
         if not names:
             raise UserError(
-                f"`train` in {path} takes no session",
+                f"`train` in {path} has no `session` argument",
                 cause=f"line {function.lineno}: def train()",
                 hints=["write `def train(session: holdfast.Session) -> None:`"],
             )
@@ -74,7 +74,7 @@ def _facts(path: Path, tree: ast.Module) -> Facts:
 def no_train(path: Path) -> UserError:
     return UserError(
         f"{path} has no `train(session)`",
-        cause="holdfast calls that function; the rest of the script only defines things",
+        cause="holdfast calls this function to train",
         hints=["put the training loop into `def train(session: holdfast.Session) -> None:`"],
     )
 

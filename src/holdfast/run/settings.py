@@ -331,7 +331,7 @@ def _unknown_variable(name: str, names: Mapping[str, str]) -> UserError:
     close = _close(name, names, 0.6)
     hints = [f"a similar one exists: `{close[0]}`"] if close else []
     return UserError(
-        f"the environment variable {name} names no setting",
+        f"the environment variable {name} is not the name of a setting",
         hints=[*hints, f"unset it with `unset {name}`, or see `holdfast config`"],
     )
 

@@ -66,7 +66,7 @@ class Workload:
     score_kind: str = ""
     """The kind of score that module computes itself."""
     ready: str = ""
-    """module:function that raises UserError where its arguments name data that cannot be trained on. No torch in it."""
+    """module:function that raises UserError where its arguments name data that cannot train. No torch in it."""
     extra: str = ""
     needs: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()

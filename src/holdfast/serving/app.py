@@ -75,7 +75,7 @@ class App:
             if request.method not in ("GET", "HEAD"):
                 return told(405, "only GET here", Allow="GET")
             if request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers:
-                return told(413, "no body is taken here", "it is the one address that needs no token")
+                return told(413, "no body is accepted here", "it is the one address that needs no token")
             return None
         scheme, _, said = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(said.strip().encode("latin-1", "replace"), self.token):
@@ -101,7 +101,7 @@ class App:
             about = {key: self.bundle.manifest.get(key) for key in keys}
             answer = Answer(200, json.dumps(about, indent=2).encode() + b"\n")
         else:
-            answer = told(404, "there is nothing here", "there are /predict, /metrics, /healthz and /")
+            answer = told(404, "unknown address", "there are /predict, /metrics, /healthz and /")
         self._answered(reply, answer)
         return None
 
@@ -142,7 +142,7 @@ class App:
         if isinstance(error, UserError):
             return told(422, error.message, error.cause)
         if isinstance(error, Full):
-            return told(503, "too many requests wait already", **{"Retry-After": "1"})
+            return told(503, "too many requests are waiting", **{"Retry-After": "1"})
         if isinstance(error, NotFinite):
             return told(500, "the model answered NaN or infinity")
         # an engine's own failure: told, and the server goes on

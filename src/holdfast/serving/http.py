@@ -170,7 +170,7 @@ class Server:
         if not (text.isascii() and text.isdigit() and len(text) < 16):
             raise Refused(told(400, "Content-Length is no number"))
         if int(text) and request.method != "POST":
-            raise Refused(told(413, "no body is taken here", f"{request.method} has none"))
+            raise Refused(told(413, "no body is accepted here", f"{request.method} has none"))
         if int(text) > self.limits.body:
             raise Refused(told(413, "the body is too large", f"{text} bytes, {self.limits.body} are taken"))
         return int(text)

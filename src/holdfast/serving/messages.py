@@ -1,7 +1,7 @@
 """What goes over the wire: requests as they are understood, answers as they are written.
 
 parsed(b"GET / HTTP/1.1\\r\\nHost: x")          # Request; Refused with the answer if it is none
-head_of(told(404, "there is nothing here"), close=False) + answer.body
+head_of(told(404, "unknown address"), close=False) + answer.body
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ class Readers:
             mine.sock.setblocking(False)
         except OSError:
             reader.end()
-            raise UserError("a process that reads requests does not start", cause="its own words are above") from None
+            raise UserError("a process that reads requests does not start", cause="its output is above") from None
         self._readers[number] = reader
         if self._closing:
             reader.end()

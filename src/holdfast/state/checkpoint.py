@@ -53,7 +53,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """A checkpoint that is not used, and why: in words that follow "checkpoint 003600 is passed over: "."""
+    """A checkpoint that is not used, and why: in words that follow "checkpoint 003600 is skipped: "."""
 
     path: Path
     reason: str
@@ -139,7 +139,7 @@ def _read_back(folder: Folder, digests: Digests) -> None:
         _compare(folder, digests)
     except (BadDigests, _Unlike) as error:
         where = DIGEST if isinstance(error, BadDigests) else STATE
-        raise OSError(errno.EIO, f"what was read back of {where} is not what was written") from error
+        raise OSError(errno.EIO, f"what was read back from {where} is not what was written") from error
 
 
 def _put(place: Folder, temporary: str, final: str) -> None:
@@ -235,7 +235,7 @@ def _check_form(folder: Folder) -> None:
             raise layout.BadHeader(f"{strange.name} is of an unknown type, {strange.dtype[:20]!r}")
         layout.read_meta(view)
     except (ValueError, RecursionError) as error:
-        raise _Unlike(f"its state is none of ours: {str(error)[:200]}") from None
+        raise _Unlike(f"its state was not written by holdfast: {str(error)[:200]}") from None
 
 
 def _different(file: BinaryIO, digests: Digests) -> list[str]:
@@ -274,7 +274,7 @@ def instead_of(bad: Path, why: str, say: Callable[[str], None]) -> Checkpoint | 
     """The newest good one before a checkpoint that verifies and cannot be used all the same; `say` hears of each."""
     good, rejected = newest_good(bad.parent, before=int(bad.name))
     for path, reason in [(bad, why), *rejected]:
-        say(f"checkpoint {path.name} is passed over: {reason}")
+        say(f"checkpoint {path.name} is skipped: {reason}")
     return good
 
 

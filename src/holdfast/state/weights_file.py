@@ -19,7 +19,7 @@ from holdfast.base.folders import Folder
 from holdfast.run.digests import CHUNK, Origin, write_file
 from holdfast.state import layout
 
-NO_DIGEST = "it carries no digest of ours"
+NO_DIGEST = "it has no digest of holdfast"
 """The answer of `check_weights` for a file that somebody else wrote: neither good nor damaged."""
 _NO_DIGEST = b"0" * 64
 
@@ -56,7 +56,7 @@ def write_weights(
             check()
             why = check_weights(path.with_name(temporary))
             if why is not None:
-                raise OSError(errno.EIO, f"what was read back of {path.name} is not what was written")
+                raise OSError(errno.EIO, f"what was read back from {path.name} is not what was written")
             folder.rename(temporary, path.name)
         except BaseException:
             folder.discard(temporary)

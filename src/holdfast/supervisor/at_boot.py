@@ -76,11 +76,9 @@ def find_system() -> str:
     if shutil.which("systemctl") or Path("/run/systemd/system").exists():
         return "systemd"
     raise UserError(
-        "nothing here can start a run after a boot",
+        "this machine has no service that can start a run after a boot",
         cause="there is no systemd",
-        hints=[
-            "add the command that `--print` shows to your own start-up files, for example with `@reboot` in crontab"
-        ],
+        hints=["add the command that `--print` shows to your start-up files, for example with `@reboot` in crontab"],
     )
 
 

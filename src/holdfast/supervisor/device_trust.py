@@ -98,7 +98,7 @@ class Trusting:
         self.affairs.rung = self._first_usable(wanted)
         if self.affairs.rung != wanted:
             before, after = self.affairs.plan.rungs[wanted], self.rung
-            text = f"training begins on {after.label}; `holdfast ledger --forget {before.device}` lifts what is held"
+            text = f"training begins on {after.label}; `holdfast ledger --forget {before.device}` lifts it"
             self.affairs.teller.emit("trust", device=before.device, text=f"{text} against {before.device}")
 
     def _first_usable(self, start: int) -> int:
@@ -190,7 +190,7 @@ class Trusting:
         """An operator disagreed with the CPU. Without a confirmation nothing follows but a line, and more looks."""
         device, text = self.rung.device, str(message.get("text") or "")
         done = "confirmed" if message.get("confirmed") else "not confirmed"
-        who = f"by {message['by']}" if message.get("by") else "nobody could try it again"
+        who = f"by {message['by']}" if message.get("by") else "it could not be tried again"
         told = f"{device} is suspected at step {message.get('step')}: {text}; {done} ({who}: {message.get('why')})"
         self.affairs.teller.emit("trust", device=device, state="suspected", text=told, suspicion=dict(message))
         facts = {"why": text, "confirmed": bool(message.get("confirmed")), "by": message.get("by") or "nobody"}

@@ -262,7 +262,7 @@ class Keeper:
         except OSError as error:
             print(f"holdfast: step {commit.step} is lost: {why}; elsewhere: {error.strerror}", file=sys.stderr)
             return
-        print(f"holdfast: {self.run} took nothing more ({why}); step {commit.step} is in {place}", file=sys.stderr)
+        print(f"holdfast: {self.run} could not be written ({why}); step {commit.step} is in {place}", file=sys.stderr)
 
     def _leave_word(self, commit: Commit | None) -> None:
         """How far the last worker was, for the accounts of whoever resumes the run."""

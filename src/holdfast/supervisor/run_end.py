@@ -127,9 +127,9 @@ class Ending:
     def _not_saved(self, sentence: str) -> GaveUp:
         """Not where it belongs: in another folder, or nowhere."""
         affairs, run, saved = self.affairs, self.affairs.run_folder, self.affairs.keeping.saved
-        cause = self._saving.refused or affairs.keeping.problem or "the keeper ended again and again"
+        cause = self._saving.refused or affairs.keeping.problem or "the process that saves ended repeatedly"
         if run.left is None or not Path(saved.get("path", "")).is_relative_to(run.path):
-            hints = [f"make room in {run.left or run.path}", affairs.resume_hint()]
+            hints = [f"free disk space in {run.left or run.path}", affairs.resume_hint()]
             return GaveUp(sentence, cause=cause, saved=affairs.saved(), hints=hints)
         weights = run.path / "final.safetensors"
         return GaveUp(
@@ -138,7 +138,7 @@ class Ending:
             saved=affairs.saved(),
             hints=[
                 *([f"the weights are in {weights}"] if weights.exists() else []),
-                f"the whole run is in {run.path} now: move it to a safe place",
+                f"the whole run is now in {run.path}: move it to a safe place",
                 affairs.resume_hint(),
             ],
         )
@@ -175,7 +175,7 @@ class Ending:
         code = CODES[Kind.BAD_DATA] if verdict.blame is Blame.DATA else fault.code
         hints = [f"`holdfast explain {code}` says what this means", f"what was found is in {folder}"]
         sentence = verdict.sentence() if proven else fault.sentence()
-        cause = f"it showed as: {fault.sentence()}" if proven else fault.cause()
+        cause = f"it appeared as: {fault.sentence()}" if proven else fault.cause()
         said = fault.evidence.get("verdict")
         found: dict[str, Any] = said if isinstance(said, dict) else {}  # reading a sample alone has words of its own
         error = ScriptFailed(
@@ -200,7 +200,7 @@ class Ending:
                 hints=[
                     *([] if affairs.plan.rungs[affairs.rung].on_cpu else [affairs.resume_hint(" --device cpu")]),
                     f"`holdfast explain {fault.code}` says what this means",
-                    f"the worker's last words are in {affairs.run_folder.path / 'faults'}",
+                    f"the worker's last output is in {affairs.run_folder.path / 'faults'}",
                 ],
             )
         )

@@ -134,7 +134,7 @@ class Affairs:
         return folder
 
     def resume_hint(self, flags: str = "") -> str:
-        return f"go on with `holdfast resume {handle(self.run_folder)}{flags}`"
+        return f"continue with `holdfast resume {handle(self.run_folder)}{flags}`"
 
     def saved(self) -> str | None:
         """What the keeper wrote last, for the error that ends the run."""

@@ -121,9 +121,9 @@ class Saving:
         except OSError:
             place = None
         if place is None:
-            self.affairs.teller.emit("note", text="no other folder has room for the run either")
+            self.affairs.teller.emit("note", text="no other folder has space for the run")
         else:
-            self.affairs.teller.emit("rescued", text=f"the run goes to {place} instead", path=str(place))
+            self.affairs.teller.emit("rescued", text=f"the run is saved in {place} instead", path=str(place))
         return place
 
     def _note(self, reports: list[Report]) -> None:
@@ -144,7 +144,7 @@ class Saving:
         affairs = self.affairs
         self._deaths += 1
         fault = Fault(Kind.KEEPER_DIED, message=str(died), evidence={"status": died.code})
-        move = Move(Action.REPLACE, affairs.rung, reason="a new keeper; training went on")
+        move = Move(Action.REPLACE, affairs.rung, reason="the process that saves was replaced; training continued")
         affairs.accounts.fault(fault.kind.value)
         affairs.memory.release_leases(keep=self.keeping.awaited)
         if self._deaths <= affairs.settings.retry.without_progress:

@@ -324,7 +324,7 @@ class Supervisor:
         ready = self.crew.launcher.ready
         if ready is None:
             if time.monotonic() - worker.started > self.settings.watchdog.setup:
-                raise InternalError("no worker could be started", cause="the nursery gave no sign of life")
+                raise InternalError("no worker could be started", cause="the nursery process did not answer")
             return
         waited = time.monotonic() - max(worker.started, ready)
         if waited <= self.settings.watchdog.first_step:
@@ -333,7 +333,7 @@ class Supervisor:
             self._worker_hangs(worker, beat, self.settings.watchdog.first_step)
         else:
             self.plan.preload = []
-            self._nursery_died(f"the nursery gave no sign of life for {waited:.0f} s")
+            self._nursery_died(f"the nursery process did not answer for {waited:.0f} s")
 
     # -- what became of the worker -------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ class Watch:
             return
         self._told.add(finding.grade)
         waits, after = finding.grade is Grade.WAITS, f"after {duration(limit)}"
-        next_ = "it is left alone" if waits else f"it is called hung and ended {after}"
+        next_ = "holdfast waits" if waits else f"holdfast will treat it as hung and end it {after}"
         text = f"no sign of life for {duration(silence)} in {beat.phase.label}; {finding.words}; {next_}"
         end = None if math.isinf(limit) else round(limit, 1)
         self._tell("silent", text=text, seconds=round(silence, 1), limit_s=end, waits=waits)

@@ -212,7 +212,7 @@ class Crew:
         """It cannot be killed and may still write: its slots stay with it, the newest snapshot is copied."""
         affairs = self.affairs
         device = None if affairs.plan.rungs[affairs.rung].on_cpu else affairs.device
-        text = f"process {worker.pid} cannot be killed; the run goes on without it"
+        text = f"process {worker.pid} cannot be killed; the run continues without it"
         if device is not None:
             text += f" and without {device}, which it holds until the machine is restarted"
         affairs.teller.emit("abandoned", pid=worker.pid, device=device, text=text)

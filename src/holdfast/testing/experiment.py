@@ -168,8 +168,12 @@ def _compare(summary: dict[str, Any], references: list[dict[str, Any]], *, injec
 def _verdict(digests: set[str | None], references: int, sha256: str | None) -> tuple[bool | None, str]:
     if sha256 is None:
         return False, "the run with faults did not finish"
-    if references < 2:
-        return (sha256 in digests if references else None), "fewer than two reference runs: determinism was not checked"
+    if references == 0:
+        return None, "there is no training without faults to compare with"
+    if references == 1 and sha256 not in digests:
+        return None, "the weights differ from those of one undisturbed run; two tell whether the job repeats itself"
+    if references == 1:
+        return True, "the weights are those of the undisturbed run, bit for bit"
     if len(digests) > 1:
         return None, "two undisturbed runs differ from each other: the job is not deterministic by itself"
     if sha256 in digests:

@@ -140,7 +140,7 @@ class LocalLink:
                 "training is over, but its result could not be saved",
                 cause=str(error.strerror or error),
                 saved=str(self.saved.path) if self.saved else None,
-                hints=[f"make room in {self.run.path}, then go on with `resume={self.run.name}`"],
+                hints=[f"free disk space in {self.run.path}, then go on with `resume={self.run.name}`"],
             ) from None
         return layout.weights_sha256(payload)
 

@@ -337,7 +337,7 @@ class Session:
         if self._in_epoch and self._passes.get(name):
             raise UserError(
                 f"all batches of this epoch were used already: session.batches({name}) was called again",
-                hints=["go round once more with session.epochs: each epoch is one pass over the data"],
+                hints=["use session.epochs for another pass: each epoch is one pass over the data"],
             )
 
     def _end_batch(self, opened: _Open, name: str) -> None:

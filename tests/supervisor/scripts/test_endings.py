@@ -81,7 +81,7 @@ def test_the_words_of_a_device_on_the_cpu_do_not_pass_without_a_line(tmp_path: P
     (tmp_path / "p.py").write_text('raise RuntimeError("CUDA error: device-side assert triggered")')
     ran = under_run(tmp_path, "p.py", settings=("run.device=cpu",))
     assert (ran.code, ran.faults, ran.restarts) == (1, [], []), ran.story()
-    assert 'it ended with the words of a device, "CUDA error: device-side assert triggered"' in ran.said, ran.story()
+    assert 'its last message is a device error, "CUDA error: device-side assert triggered"' in ran.said, ran.story()
     own = under_run(tmp_path / "own", command=[sys.executable, "-c", "raise RuntimeError('a mistake')"])
     assert (own.code, own.said) == (1, "")
 
@@ -196,7 +196,7 @@ def test_a_command_that_ends_with_such_a_code_by_itself_is_started_three_times(t
     assert ran.code == 4, ran.story()
     assert (tmp_path / "starts").read_text().split() == ["started"] * 3, ran.story()
     summary = ran.err.decode().partition("error: gave up")[2]
-    assert "its last words:" in summary and "no such sample" in summary and "reading the data" in summary, ran.story()
+    assert "its last output:" in summary and "no such sample" in summary and "reading the data" in summary, ran.story()
     assert f"it ended with code {code}, 3 times" in summary
 
 

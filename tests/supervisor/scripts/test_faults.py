@@ -126,7 +126,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, reference: Path) ->
     os.kill(pid, signal.SIGKILL)
     out, err = child.communicate(timeout=100)
     assert child.returncode == 0, err
-    assert b"checkpoint-00015.pt is passed over: it is cut short or torn" in err
+    assert b"checkpoint-00015.pt is skipped: it is cut short or torn" in err
     assert b"from checkpoint-00010.pt" in err
     assert out.rstrip().endswith(b"steps %d" % STEPS)
     assert same_weights(reference, tmp_path)

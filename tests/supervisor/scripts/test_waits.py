@@ -183,7 +183,7 @@ def test_whoever_waits_for_something_that_comes_is_left_alone(tmp_path: Path) ->
             ran = {name: animal.ran() for name, animal in animals.items()}
     wrong = {name: each.story() for name, each in ran.items() if each.code or each.faults or b"done" not in each.out}
     assert not wrong, "\n\n".join(f"=== {name}\n{text}" for name, text in wrong.items())
-    assert all(texts and "it is left alone" in texts[0] for texts in told.values()), told
+    assert all(texts and "holdfast waits" in texts[0] for texts in told.values()), told
 
 
 @pytest.mark.all
@@ -205,4 +205,4 @@ def test_whoever_is_stuck_is_found(tmp_path: Path) -> None:
         kinds = [event.kind for event in ran[name].events if event.kind in ("silent", "fault")]
         assert kinds[0] == "silent" and kinds[-1] == "fault", (name, kinds)
     message = told.read_text()
-    assert "is silent" in message and "it is called hung and ended after" in message, message
+    assert "is silent" in message and "holdfast will treat it as hung and end it after" in message, message

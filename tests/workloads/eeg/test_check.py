@@ -207,7 +207,7 @@ def test_simulate_check_prepare(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["eeg", "simulate", "data", "--subjects", "0"], 2, "--subjects 0 is less than 1"),
         (["eeg", "prepare", "data", "cache", "--band", "wide"], 2, "--band wide is no band"),
         (["eeg", "prepare", "data", "cache", "--notch", "x"], 2, "--notch x is no frequency"),
-        (["eeg", "prepare", "data"], 2, "the following arguments are required: CACHE"),
+        (["eeg", "prepare", "data"], 2, "CACHE is missing"),
         (["eeg", "prepare", "data", "cache", "--rat", "5"], 2, "unexpected argument `--rat`"),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_finished_stage_is_gone_on_from_and_a_stage_that_was_begun_is_finished
     assert begun.returncode == 0, begun.stderr
     assert (
         begun.stderr.splitlines()[0]
-        == f"• {RunFolder(tmp_path / 'runs' / first).name} is finished, but not what comes after it"
+        == f"• {RunFolder(tmp_path / 'runs' / first).name} is finished, but its later stages are not"
     )
     runs = {each.info["workload"]: each for each in list_runs(tmp_path / "runs")}
     assert set(runs) == {"eeg-pretrain", "eeg-challenge1", "eeg-challenge2"}

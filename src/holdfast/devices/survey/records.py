@@ -19,7 +19,7 @@ class Device:
     """One processor that may train: a card, an integrated GPU, the CPU."""
 
     id: str
-    """As torch calls it; where torch would not count it, its place on the bus: `pci:0000:03:00.0`."""
+    """As torch calls it; where torch does not see it, its place on the bus: `pci:0000:03:00.0`."""
     kind: str
     """nvidia, amd, intel, apple or cpu."""
     name: str | None = None

@@ -80,7 +80,7 @@ def serve(
     def told() -> None:
         say(f"watch  {address}")
         if host not in (*LOCAL, "::1"):
-            say("anybody who has this address can see these runs, and nothing on the way is encrypted")
+            say("anybody with this address can see these runs, and the connection is not encrypted")
         say("Ctrl-C ends the page; the runs go on")
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()  # into a pipe too: somebody waits for the address

@@ -84,7 +84,9 @@ class GoingOn:
         self._began_from = found.path if way is not None and found is not None and not way.chooses else None
         if way is None:  # it may find its own way, as scripts do that look for their file themselves
             again = self._again(reached, 0, "up to ")
-            return Start(command, {}, 0, f"from the beginning (nobody knows how it goes on); {again}")
+            return Start(
+                command, {}, 0, f"from the beginning (holdfast does not know how this script resumes); {again}"
+            )
         if found is None:
             return Start(command, {}, 0, f"from the beginning (no checkpoint was found); {self._again(reached, 0)}")
         step, sure = supervisor.steps.of(found, supervisor.notes)
@@ -119,7 +121,7 @@ class GoingOn:
         found = search(places, way.patterns, since_ns or order.since_ns)
         newest, passed = newest_whole([each for each in found if each.path not in self._unfit])
         for each, why in passed:
-            supervisor.affairs.teller.emit("note", text=f"{short(each.path)} is passed over: {why}")
+            supervisor.affairs.teller.emit("note", text=f"{short(each.path)} is skipped: {why}")
         if way.chooses and passed:
             return way, None
         return way, newest

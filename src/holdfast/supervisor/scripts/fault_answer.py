@@ -135,8 +135,10 @@ class Answering:
         assert self.supervisor.notes is not None
         said = hook_notes.device_words(self.supervisor.notes, words) if code > 0 else None
         if said is not None:
-            text = f'it ended with the words of a device, "{said}", while it computed on {self.supervisor.device}'
-            self.affairs.teller.emit("note", text=f"{text}: that is taken as its own error and not tried again")
+            text = f'its last message is a device error, "{said}", while it computed on {self.supervisor.device}'
+            self.affairs.teller.emit(
+                "note", text=f"{text}: holdfast takes this as the script's own error and does not retry"
+            )
 
     def _refuses_cpu(self, fault: Fault, words: str) -> bool:
         """On the last rung no device is visible: a script that insists on one cannot be helped."""
@@ -152,7 +154,7 @@ class Answering:
     def _try_another(self) -> None:
         assert self.supervisor.notes is not None
         own = hook_notes.own_error(self.supervisor.notes)
-        text = f"{short(self.going_on.failed())} is passed over: the script does not go on from it"
+        text = f"{short(self.going_on.failed())} is skipped: the script cannot resume from it"
         self.affairs.teller.emit("note", text=f"{text} ({own[0]})" if own else text)
         self._restart(Move(Action.REPLACE, self.affairs.rung, reason="from another checkpoint", new_worker=True))
 
@@ -347,12 +349,12 @@ class Answering:
         if move is not None:
             self._restart(move)
         elif self._room.over:
-            self.ending.gave_up(self.history[-1].fault, "there is still no room on the disk", self.history)
+            self.ending.gave_up(self.history[-1].fault, "the disk is still full", self.history)
 
     # -- the way back to a device --------------------------------------------------------------------------
 
     def _look_back(self) -> None:
-        """A device is well again: at the script's next checkpoint it goes back there, and not before."""
+        """A device works again: at the script's next checkpoint it goes back there, and not before."""
         trusting, supervisor = self._trusting, self.supervisor
         if trusting.returning is None or supervisor.script is None or supervisor.attached.alive:
             return
@@ -375,7 +377,7 @@ class Answering:
 
     def _return_to(self, rung: int) -> None:
         device = self.supervisor.order.rungs[rung].device
-        self._restart(Move(Action.NEXT_RUNG, rung, reason=f"{device} is well again", new_worker=True))
+        self._restart(Move(Action.NEXT_RUNG, rung, reason=f"{device} works again", new_worker=True))
 
     def close(self) -> None:
         outcome = self.ending.outcome

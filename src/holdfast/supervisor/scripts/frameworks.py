@@ -163,6 +163,6 @@ def check_template(template: str) -> None:
     try:
         words = shlex.split(template)
     except ValueError as error:
-        raise UserError(f"--resume-with cannot be read: {error}", hints=["check its quotes"]) from None
+        raise UserError(f"--resume-with cannot be understood: {error}", hints=["check its quotes"]) from None
     if not words:
         raise UserError("--resume-with is empty", hints=["for example `--resume-with '--resume {checkpoint}'`"])

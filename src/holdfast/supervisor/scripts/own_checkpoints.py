@@ -123,7 +123,7 @@ def newest_whole(found: Iterable[Found]) -> tuple[Found | None, list[tuple[Found
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, in words that can follow "it is passed over: "; None if it is whole."""
+    """What is wrong with a checkpoint, in words that can follow "it is skipped: "; None if it is whole."""
     try:
         return _folder(path) if path.is_dir() else _file(path)
     except OSError as error:

@@ -51,7 +51,7 @@ class Ending:
         tries = sum(past.fault.step == fault.step for past in history)
         times = f", {tries} times" if tries > 1 else ""
         said = last_lines(self.supervisor.record.last_words())
-        words = ["its last words:", *(f"  {line}" for line in said)] if said else []
+        words = ["its last output:", *(f"  {line}" for line in said)] if said else []
         error = GaveUp(
             f"gave up: {fault.sentence()}{times}",
             cause="\n".join([f"{fault.code}; {reason}", *words]),

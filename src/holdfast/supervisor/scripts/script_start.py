@@ -66,7 +66,9 @@ class Script:
 def check(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
     """The program a command names; UserError with the reason if it cannot be started."""
     if not command:
-        raise UserError("no command was given", hints=["write it after `--`: `holdfast run -- python train.py`"])
+        raise UserError(
+            "no command was given", hints=["write the command after `--`: `holdfast run -- python train.py`"]
+        )
     word = command[0]
     path = shutil.which(word, path=(env or os.environ).get("PATH"))
     if path is not None:
@@ -83,7 +85,7 @@ def check(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
         raise UserError(
             f"`{word}` was not found as a command", hints=[f"start it with Python: `holdfast run -- python {word}`"]
         )
-    cause = "there is no such file" if os.sep in word else "no folder of PATH has it"
+    cause = "there is no such file" if os.sep in word else "no folder in PATH contains it"
     raise UserError(f"the command `{word}` was not found", cause=cause)
 
 
@@ -121,7 +123,7 @@ def _refused(word: str, error: OSError) -> UserError:
     hints = []
     cause = str(error.strerror or error)
     if error.errno == errno.ENOEXEC:
-        cause = "it is neither a program of this machine nor a script that names its interpreter (#!…)"
+        cause = "it is neither a program for this machine nor a script with an interpreter line (#!…)"
         hints = [f"start it with its interpreter: `holdfast run -- python {word}` or `holdfast run -- sh {word}`"]
     elif error.errno == errno.E2BIG:
         cause = "its arguments and environment are too long"

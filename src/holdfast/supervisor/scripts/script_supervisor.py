@@ -300,7 +300,7 @@ class ScriptSupervisor:
             daemon = self.kin.daemon(script, self._name) if code == 0 else None
             if daemon is not None:
                 script.followed = daemon
-                text = f"the script went into the background as process {daemon}; it is still watched"
+                text = f"the script went into the background as process {daemon}; holdfast still watches it"
                 self.affairs.teller.emit("note", text=text)
                 return False
         self._over(script, code)
@@ -328,7 +328,7 @@ class ScriptSupervisor:
         stuck = self.kin.end(script, term=self.settings.watchdog.term_grace, kill=self.settings.watchdog.kill_grace)
         ended = [f"{pid} ({name})" for pid, name in names.items() if pid not in stuck]
         if ended:
-            text = f"ended what the script had left behind: {', '.join(ended[:5])}"
+            text = f"ended processes that the script left behind: {', '.join(ended[:5])}"
             more = len(ended) - 5
             self.affairs.teller.emit("note", text=f"{text} and {more} more" if more > 0 else text)
         for pid in stuck:

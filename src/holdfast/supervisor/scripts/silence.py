@@ -166,7 +166,7 @@ class Silence:
         stacks = ask_for_stacks(pid, notes.stacks_path(pid)) if self.settings.run.stacks else {}
         if notes.board.read().beats != beat.beats or script.poll() is not None:
             self.supervisor.affairs.teller.emit(
-                "note", text=f"process {pid} was silent for {silence:.0f} s and goes on by itself"
+                "note", text=f"process {pid} was silent for {silence:.0f} s and continues without help"
             )
             return  # asking where it was has woken it, or it was only slow
         if finding.kind in ("unknown", "unseen") and self._by_stack is None:
@@ -199,7 +199,7 @@ class Silence:
         if stuck:
             fault = fault.at(abandoned=stuck[0])
             for left in stuck:
-                text = f"process {left} cannot be killed; the run goes on without it"
+                text = f"process {left} cannot be killed; the run continues without it"
                 self.supervisor.affairs.teller.emit("abandoned", pid=left, text=text)
         assert supervisor.streams is not None
         supervisor.streams.finish(0.1)

@@ -25,7 +25,7 @@ def fault_sentence(fault: Fault, script: Script, seconds: float) -> str:
         silence = fault.evidence.get("silence_s")
         known = f" for {duration(float(silence))}" if isinstance(silence, (int, float)) else ""
         doing = f"; {doing}" if doing and fault.phase is None else f" in {fault.phase}" if fault.phase else ""
-        return f"pid {pid} made no step and said nothing{known}{where}{doing}"
+        return f"pid {pid} made no step and printed nothing{known}{where}{doing}"
     if fault.kind in (Kind.CRASH, Kind.KILLED):
         how = fault.evidence.get("signal") or fault.evidence.get("status") or "a signal"
         verb = "crashed with" if fault.kind is Kind.CRASH else "was killed from outside by"
@@ -37,10 +37,10 @@ def silent_sentence(finding: Finding, silence: float, limit: float) -> str:
     """What somebody hears of a long silence before anything is done about it."""
     head = f"no step and no output for {duration(silence)}; {finding.words}"
     if math.isinf(limit):
-        return f"{head}; it is left alone"
+        return f"{head}; holdfast waits"
     if finding.grade is Grade.WAITS:
-        return f"{head}; it is left alone, and called hung after {duration(limit)}"
-    return f"{head}; it is called hung and ended after {duration(limit)}"
+        return f"{head}; holdfast waits, and treats it as hung after {duration(limit)}"
+    return f"{head}; holdfast will treat it as hung and end it after {duration(limit)}"
 
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")

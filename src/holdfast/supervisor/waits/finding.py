@@ -36,8 +36,8 @@ class Finding:
 
 
 COMPUTES = Finding(Grade.UNCLEAR, "computes", "it computes")
-UNKNOWN = Finding(Grade.UNCLEAR, "unknown", "nobody can tell what it does")
-UNSEEN = Finding(Grade.UNCLEAR, "unseen", "nobody can tell what it does")
+UNKNOWN = Finding(Grade.UNCLEAR, "unknown", "what it does is unknown")
+UNSEEN = Finding(Grade.UNCLEAR, "unseen", "what it does is unknown")
 """Where processes cannot be looked at, at all."""
 STOPPED = Finding(Grade.STUCK, "stopped", "it is stopped by a signal")
 CIRCLE = Finding(Grade.STUCK, "others", "it waits for a process that waits for it")

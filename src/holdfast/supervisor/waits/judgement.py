@@ -200,7 +200,7 @@ class _Look:
     def _descriptor(self, pid: int, fd: int, writing: bool, seen: frozenset[int]) -> Finding | None:
         name = self.ends.name(pid, fd)
         if self.ends.is_terminal(pid, fd):
-            return Finding(Grade.WAITS, "prompt", "it waits for somebody at the terminal")
+            return Finding(Grade.WAITS, "prompt", "it waits for input at the terminal")
         if name.startswith(("pipe:", "socket:")):
             return self._across(pid, self.ends.across(pid, fd, writing=writing), name, seen, fd)
         if name.startswith("anon_inode:"):

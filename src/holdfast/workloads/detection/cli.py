@@ -20,14 +20,15 @@ from holdfast.console.output import Output, add_flags, counted
 from holdfast.console.usage import Parser, UsageError, similar
 
 ABOUT = """\
-Tools for boxes in images. Training itself is `holdfast train detection data=…`.
+Check object-detection data, use a trained detector, or generate a data set to try things on.
 
 examples:
-  holdfast detection check DATA             every bad label by file and line
-  holdfast detection predict RUN IMAGES…    boxes drawn, and as JSON, CSV or YOLO files
-  holdfast detection generate FOLDER        a thermal-like set to try things on
+  holdfast detection check DATA             list every bad label by file and line
+  holdfast detection predict RUN IMAGES…    draw boxes, and write them as JSON, CSV or YOLO files
+  holdfast detection generate FOLDER        generate a thermal-like data set
 
-`holdfast detection check --help` shows examples and flags; so do the others.
+Training itself is `holdfast train detection data=…`. `holdfast detection check --help` shows examples and options of
+one tool; the others have the same.
 """
 
 
@@ -44,6 +45,12 @@ class Tools(Parser):
             tips = similar(tool, TOOLS, "tool")
             raise UsageError(f"unknown tool `{tool}`", command="detection", cause=f"there are: {known}", tips=tips)
         return TOOLS[tool]().parse([*argv[:at], *argv[at + 1 :]])
+
+    def tools(self) -> dict[str, str]:
+        return {name: (TOOLS[name]().description or "").partition("\n")[0] for name in TOOLS}
+
+    def tool(self, name: str) -> Parser:
+        return TOOLS[name]()
 
 
 def add_parser(subparsers: Any) -> Parser:
@@ -75,23 +82,24 @@ def _check_parser() -> Parser:
     parser = Parser(
         "detection check",
         description="""\
-Look at every image and every label of a set, and name what is wrong by file and
-line. Training does the same before its first step and goes on with the rest.
+Check every image and label of a data set, and list each problem with its file and line.
 
 examples:
   holdfast detection check data.yaml            YOLO folders
   holdfast detection check annotations.json     COCO; a folder with Annotations/ is Pascal VOC
-  holdfast detection check data.yaml --decode   decode every image as well: slower, finds damage inside
+  holdfast detection check data.yaml --decode   also decode every image: slower, finds damage inside
   holdfast detection check data.yaml --classes car:vehicle,truck:vehicle    as training with classes=… sees it
   holdfast detection check data.yaml --json     every problem as JSON
 
-exit code 1 if anything is left out of training
+Training makes the same checks before its first step and leaves out what is bad.
 """,
     )
     parser.add_argument("data", metavar="DATA", help="a data.yaml, a COCO file, or a folder")
-    parser.add_argument("--decode", action="store_true", help="decode every image")
-    parser.add_argument("--classes", default="", metavar="C", help="those to keep: person,car:vehicle")
-    parser.add_argument("--most", type=int, default=50, metavar="N", help="problems to list (default: 50; 0 for all)")
+    parser.add_argument("--decode", action="store_true", help="also decode every image")
+    parser.add_argument("--classes", default="", metavar="C", help="classes to keep, for example person,car:vehicle")
+    parser.add_argument(
+        "--most", type=int, default=50, metavar="N", help="number of problems to list (default: 50; 0 for all)"
+    )
     add_flags(parser)
     parser.set_defaults(run=check)
     return parser
@@ -158,31 +166,36 @@ def _predict_parser() -> Parser:
     parser = Parser(
         "detection predict",
         description="""\
-Look at images, folders of them, or videos with a detector that was trained.
+Find objects in images, folders or videos with a trained detector.
 
 examples:
   holdfast detection predict latest photos/                the newest detection run
   holdfast detection predict calm-heron a.jpg drive.mp4    a run by its name
-  holdfast detection predict final.safetensors photos/     a file, with detector.json beside it
+  holdfast detection predict final.safetensors photos/     a weights file with detector.json beside it
   holdfast detection predict latest photos/ --format csv --no-pictures
-  holdfast detection predict runs/calm-heron/bundle photos/    what `holdfast optimize` made of it
+  holdfast detection predict runs/calm-heron/bundle photos/    a bundle of `holdfast optimize`
 
-a run that was optimized is used through its bundle, unless --device, --imgsz or
---trained says otherwise
+If the run has a bundle, predict uses it, unless you give --device, --imgsz or --trained.
 """,
     )
     parser.add_argument(
         "model", metavar="RUN", help="a run by name, folder or `latest`; a .safetensors file; or a bundle"
     )
-    parser.add_argument("sources", nargs="+", metavar="IMAGES", help="images, folders, videos")
-    parser.add_argument("--out", default="found", metavar="FOLDER", help="default: found")
-    parser.add_argument("--score", type=float, default=0.25, metavar="S", help="least score, 0 to 1 (default: 0.25)")
-    parser.add_argument("--format", default="json,csv,yolo", metavar="F", help="any of json, csv, yolo (default: all)")
-    parser.add_argument("--no-pictures", action="store_true", help="draw nothing")
-    parser.add_argument("--imgsz", type=int, default=0, metavar="N", help="longer side (default: as trained)")
-    parser.add_argument("--device", default="cpu", metavar="D", help="default: cpu")
-    parser.add_argument("--trained", action="store_true", help="the trained weights, even if there is a bundle")
-    parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
+    parser.add_argument("sources", nargs="+", metavar="IMAGES", help="images, folders or videos")
+    parser.add_argument("--out", default="found", metavar="FOLDER", help="folder for the results (default: found)")
+    parser.add_argument(
+        "--score", type=float, default=0.25, metavar="S", help="lowest score to report, 0 to 1 (default: 0.25)"
+    )
+    parser.add_argument(
+        "--format", default="json,csv,yolo", metavar="F", help="formats to write: any of json, csv, yolo (default: all)"
+    )
+    parser.add_argument("--no-pictures", action="store_true", help="do not draw boxes into pictures")
+    parser.add_argument(
+        "--imgsz", type=int, default=0, metavar="N", help="longer side of the image in pixels (default: as trained)"
+    )
+    parser.add_argument("--device", default="cpu", metavar="D", help="where to run (default: cpu)")
+    parser.add_argument("--trained", action="store_true", help="use the trained weights, even if there is a bundle")
+    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
     add_flags(parser)
     parser.set_defaults(run=predict)
     return parser
@@ -265,22 +278,22 @@ def _generate_parser() -> Parser:
     parser = Parser(
         "detection generate",
         description="""\
-Make a thermal-like set: warm shapes of four kinds moving over noise and drift,
-with their boxes. It is what `holdfast train detection` learns from where no
-data are given; its data.yaml says that it is generated.
+Generate a thermal-like data set: warm shapes of four kinds with their boxes.
 
 examples:
   holdfast detection generate thermal/
   holdfast detection generate thermal/ --train 2000 --val 200 --bits 16
+
+`holdfast train detection` learns from such a set when you give it no data. Its data.yaml says that it is generated.
 """,
     )
-    parser.add_argument("folder", metavar="FOLDER", help="where to; it must be new or empty")
-    parser.add_argument("--train", type=int, default=320, metavar="N", help="training images (default: 320)")
-    parser.add_argument("--val", type=int, default=80, metavar="N", help="validation images (default: 80)")
-    parser.add_argument("--width", type=int, default=160, metavar="N", help="default: 160")
-    parser.add_argument("--height", type=int, default=128, metavar="N", help="default: 128")
-    parser.add_argument("--bits", type=int, default=8, choices=(8, 16), help="default: 8")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    parser.add_argument("folder", metavar="FOLDER", help="folder to write; it must be new or empty")
+    parser.add_argument("--train", type=int, default=320, metavar="N", help="number of training images (default: 320)")
+    parser.add_argument("--val", type=int, default=80, metavar="N", help="number of validation images (default: 80)")
+    parser.add_argument("--width", type=int, default=160, metavar="N", help="width in pixels (default: 160)")
+    parser.add_argument("--height", type=int, default=128, metavar="N", help="height in pixels (default: 128)")
+    parser.add_argument("--bits", type=int, default=8, choices=(8, 16), help="bits per pixel (default: 8)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed (default: 0)")
     add_flags(parser)
     parser.set_defaults(run=generate)
     return parser

@@ -17,36 +17,41 @@ from holdfast.console.usage import Parser
 from holdfast.run.folder import find_run
 
 TOOLS = {
-    "render": Tool("holdfast.workloads.ecosystem.cli:add_render", "a film of what a run has learned, and its curves")
+    "render": Tool("holdfast.workloads.ecosystem.cli:add_render", "make a film of a run, and a picture of its curves")
 }
 
 
 def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
-    return Tools("ecosystem", "Predators and prey that learn.", TOOLS)
+    return Tools("ecosystem", "Show what the predators and prey of a run have learned.", TOOLS)
 
 
 def add_render(subparsers: Any) -> Parser:
     parser: Parser = subparsers.add_parser(
         "ecosystem render",
         description="""\
-Let the policies of a run play in a fresh world, and keep it as a film. Beside it
-goes a picture of how the run went: populations, catches, attempts, survival,
-entropy. It works on runs that are going on, that ended, and that crashed.
+Make a film of what a run has learned, and a picture of its curves.
 
 examples:
   holdfast ecosystem render latest                       world.gif in the run folder
   holdfast ecosystem render calm-heron --out hunt.mp4    as a video
-  holdfast ecosystem render latest --dice predators      predators that roll dice, to compare
+  holdfast ecosystem render latest --dice predators      predators that act at random, to compare
+
+The policies of the run play in a fresh world. The picture shows populations, catches, attempts, survival and entropy.
+It works for runs that are in progress, have ended or have crashed.
 """,
     )
-    parser.add_argument("name", metavar="RUN", help="a name, a folder, or `latest`")
-    parser.add_argument("--out", metavar="FILE", help=".gif, .mp4 or .png (default: world.gif in the run folder)")
-    parser.add_argument("--steps", type=int, default=150, metavar="N", help="default: 150")
-    parser.add_argument("--seed", type=int, default=7, metavar="N", help="of the world (default: 7)")
-    parser.add_argument("--pixels", type=int, default=480, metavar="N", help="width (default: 480)")
-    parser.add_argument("--dice", choices=["prey", "predators", "both"], help="who rolls dice instead")
-    parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
+    parser.add_argument("name", metavar="RUN", help="a run: its name such as calm-heron, its folder, or `latest`")
+    parser.add_argument(
+        "--out", metavar="FILE", help="file to write: .gif, .mp4 or .png (default: world.gif in the run folder)"
+    )
+    parser.add_argument("--steps", type=int, default=150, metavar="N", help="number of steps (default: 150)")
+    parser.add_argument("--seed", type=int, default=7, metavar="N", help="seed of the world (default: 7)")
+    parser.add_argument("--pixels", type=int, default=480, metavar="N", help="width in pixels (default: 480)")
+    parser.add_argument(
+        "--dice", choices=["prey", "predators", "both"], help="who acts at random: prey, predators or both"
+    )
+    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser

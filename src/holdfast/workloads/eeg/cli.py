@@ -16,17 +16,25 @@ from holdfast.console.usage import Parser
 
 TOOLS = {
     "download": Tool(
-        "holdfast.workloads.eeg.download_command", "get recordings from OpenNeuro, fcp-indi or the competition's copies"
+        "holdfast.workloads.eeg.download_command", "download recordings (OpenNeuro, fcp-indi, competition)"
     ),
-    "simulate": Tool("holdfast.workloads.eeg.data_commands:add_simulate", "write a data set with known truth"),
-    "check": Tool("holdfast.workloads.eeg.data_commands:add_check", "what in a data set would break other tools"),
-    "prepare": Tool("holdfast.workloads.eeg.data_commands:add_prepare", "filtered windows in a memory-mapped cache"),
-    "score": Tool("holdfast.workloads.eeg.score_command:add_score", "what runs scored, beside what guessing gets"),
-    "search": Tool("holdfast.workloads.eeg.search_command:add_search", "hyper-parameters, by supervised runs"),
-    "submit": Tool("holdfast.workloads.eeg.submit_command:add_submit", "the zip for the competition, built and tried"),
+    "simulate": Tool(
+        "holdfast.workloads.eeg.data_commands:add_simulate", "write a simulated data set with known truth"
+    ),
+    "check": Tool("holdfast.workloads.eeg.data_commands:add_check", "check a data set for what breaks other tools"),
+    "prepare": Tool(
+        "holdfast.workloads.eeg.data_commands:add_prepare", "filter recordings and cut windows for training"
+    ),
+    "score": Tool(
+        "holdfast.workloads.eeg.score_command:add_score", "show the scores of runs, beside those of guessing"
+    ),
+    "search": Tool("holdfast.workloads.eeg.search_command:add_search", "search hyper-parameters with supervised runs"),
+    "submit": Tool(
+        "holdfast.workloads.eeg.submit_command:add_submit", "build and test the zip file for the competition"
+    ),
 }
 
 
 def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
-    return Tools("eeg", "EEG: from a public bucket to a score.", TOOLS)
+    return Tools("eeg", "Download, check and prepare EEG recordings, score runs, and build a submission.", TOOLS)

@@ -32,27 +32,29 @@ def add_simulate(subparsers: Any) -> Parser:
     parser: Parser = subparsers.add_parser(
         "eeg simulate",
         description="""\
-Write a BIDS data set that looks like the Healthy Brain Network: 129 channels,
-a task with response times, rest, four factors, and everything that is wrong with
-real data. Nothing in it is real, and it says so; what is true of each subject and
-trial is in simulated_truth.json. The same seed gives the same bytes.
+Write a simulated BIDS data set that looks like the Healthy Brain Network.
 
 examples:
   holdfast eeg simulate ./data                       20 subjects at 100 Hz
   holdfast eeg simulate ./data --subjects 200 --seed 7
-  holdfast eeg simulate ./data --rate 500 --format set     as the originals are
+  holdfast eeg simulate ./data --rate 500 --format set     the format of the originals
+
+It has 129 channels, a task with response times, rest, four factors and the defects of real data. Every file says that
+it is simulated. simulated_truth.json holds the truth for each subject and trial. The same seed gives the same bytes.
 """,
     )
-    parser.add_argument("folder", metavar="DATA", help="a new folder, or one that holds simulated data")
-    parser.add_argument("--subjects", type=int, default=20, metavar="N", help="default: 20")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
-    parser.add_argument("--rate", type=int, default=100, metavar="HZ", help="100 or 500, or another (default: 100)")
-    parser.add_argument("--format", choices=("bdf", "set"), default="bdf", help="default: bdf")
-    parser.add_argument("--runs", type=int, default=2, metavar="N", help="runs of the task a subject (default: 2)")
-    parser.add_argument("--trials", type=int, default=24, metavar="N", help="trials a run (default: 24)")
+    parser.add_argument("folder", metavar="DATA", help="folder to write: a new one, or one that holds simulated data")
+    parser.add_argument("--subjects", type=int, default=20, metavar="N", help="number of subjects (default: 20)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed (default: 0)")
+    parser.add_argument("--rate", type=int, default=100, metavar="HZ", help="sampling rate (default: 100)")
+    parser.add_argument(
+        "--format", choices=("bdf", "set"), default="bdf", help="file format: bdf or set (default: bdf)"
+    )
+    parser.add_argument("--runs", type=int, default=2, metavar="N", help="task runs per subject (default: 2)")
+    parser.add_argument("--trials", type=int, default=24, metavar="N", help="trials per run (default: 24)")
     parser.add_argument("--rest", type=float, default=120.0, metavar="S", help="seconds of rest (default: 120)")
-    parser.add_argument("--clean", action="store_true", help="without artefacts, gaps and missing labels")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each core)")
+    parser.add_argument("--clean", action="store_true", help="write no artefacts, gaps or missing labels")
+    parser.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per core)")
     add_flags(parser, progress=True)
     parser.set_defaults(run=run_simulate)
     return parser
@@ -111,21 +113,21 @@ def add_check(subparsers: Any) -> Parser:
     parser: Parser = subparsers.add_parser(
         "eeg check",
         description="""\
-Look at every recording of a BIDS data set and name what would break braindecode,
-mne or mne-bids, or be left out here, with the recordings. The exit code is 1 if
-something would break them, 0 if not.
+Check every recording of a BIDS data set, and list what would break braindecode, mne or mne-bids.
 
 examples:
   holdfast eeg check ./data
-  holdfast eeg check ./data --prove      let braindecode say it itself
-  holdfast eeg check ./data -v           every recording by name
+  holdfast eeg check ./data --prove      run the calls of braindecode that would fail
+  holdfast eeg check ./data -v           name every recording
   holdfast eeg check ./data --json
-  holdfast eeg check ./cache             a cache: every byte against its digest
+  holdfast eeg check ./cache             check every byte of a cache against its digest
+
+It also lists what training would leave out.
 """,
     )
     parser.add_argument("folder", metavar="DATA", help="a BIDS data set, a folder of several, or a cache")
-    parser.add_argument("--prove", action="store_true", help="try the calls that would break, in another process")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each core)")
+    parser.add_argument("--prove", action="store_true", help="run the calls that would fail, in another process")
+    parser.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per core)")
     add_flags(parser, progress=True)
     parser.set_defaults(run=run_check)
     return parser
@@ -204,40 +206,63 @@ def add_prepare(subparsers: Any) -> Parser:
     parser: Parser = subparsers.add_parser(
         "eeg prepare",
         description="""\
-Filter the recordings of a BIDS data set, cut windows, and keep them in a cache that
-training maps into memory. What cannot be used is left out and counted by reason and
-recording. It may be interrupted: the same command goes on where it was.
+Filter the recordings of a BIDS data set, cut windows, and write them to a cache for training.
 
 examples:
-  holdfast eeg prepare ./data ./cache                       all three kinds
+  holdfast eeg prepare ./data ./cache                       all three kinds of windows
   holdfast eeg prepare ./data ./cache --kind challenge1
   holdfast eeg prepare ./data ./cache --as-served           as the competition serves them
   holdfast eeg prepare ./data ./cache --kind events --events stim_1,stim_2 --shift -0.1 --size 0.9
   holdfast eeg prepare ./data ./cache --kind challenge1 --trial '' \\
-      --stimulus 'target_*' --response 'buttonPress_*' --tasks cueing      other sets
+      --stimulus 'target_*' --response 'buttonPress_*' --tasks cueing      another data set
+
+It leaves out recordings that it cannot use, and counts them by reason. You can interrupt it; the same command
+continues where it stopped.
 """,
     )
     parser.add_argument("folder", metavar="DATA", help="a BIDS data set, or a folder of several")
-    parser.add_argument("cache", metavar="CACHE", help="where the windows go, one folder for each kind and rate")
-    parser.add_argument("--kind", action="append", choices=(*KINDS, "events"), help="default: the first three")
-    parser.add_argument("--rate", type=float, default=100.0, metavar="HZ", help="of the windows (default: 100)")
+    parser.add_argument("cache", metavar="CACHE", help="folder for the windows, one subfolder per kind and rate")
+    parser.add_argument(
+        "--kind", action="append", choices=(*KINDS, "events"), help="kind of windows (default: the first three)"
+    )
+    parser.add_argument(
+        "--rate", type=float, default=100.0, metavar="HZ", help="sampling rate of the windows (default: 100)"
+    )
     group = parser.add_argument_group("filters and channels")
-    group.add_argument("--band", default="0.5-45", metavar="LOW-HIGH", help="in Hz, or none (default: 0.5-45)")
-    group.add_argument("--notch", default="auto", metavar="HZ", help="in Hz, none, or auto: the mains of the data")
-    group.add_argument("--as-served", action="store_true", help="no filter, no repair: what a submission will see")
-    group.add_argument("--channels", metavar="A,B,…", help="default: those that most recordings have")
-    group.add_argument("--bad", choices=("zero", "interpolate", "keep"), default="zero", help="bad channels")
+    group.add_argument(
+        "--band", default="0.5-45", metavar="LOW-HIGH", help="band-pass filter in Hz, or none (default: 0.5-45)"
+    )
+    group.add_argument(
+        "--notch",
+        default="auto",
+        metavar="HZ",
+        help="notch filter in Hz, none, or auto: the mains frequency of the data",
+    )
+    group.add_argument("--as-served", action="store_true", help="no filter and no repair: what a submission receives")
+    group.add_argument(
+        "--channels", metavar="A,B,…", help="channels to keep (default: those that most recordings have)"
+    )
+    group.add_argument(
+        "--bad",
+        choices=("zero", "interpolate", "keep"),
+        default="zero",
+        help="what to do with bad channels: zero, interpolate or keep",
+    )
     group = parser.add_argument_group("windows")
-    group.add_argument("--size", type=float, default=0.0, metavar="S", help="seconds; default: 2, challenge2 4")
-    group.add_argument("--stride", type=float, default=0.0, metavar="S", help="seconds; default: 2")
-    group.add_argument("--shift", type=float, metavar="S", help="from event to window (default: from the data)")
-    group.add_argument("--tasks", metavar="A,B,…", help="default: those of the kind; '*' is all")
-    group.add_argument("--events", metavar="A,B,…", help="events to cut around, for the kind events")
-    group.add_argument("--trial", metavar="NAME", help="what begins a trial; '' if every stimulus does")
-    group.add_argument("--stimulus", metavar="A,B,…", help="names of stimuli; * stands for anything")
-    group.add_argument("--response", metavar="A,B,…", help="names of presses")
-    parser.add_argument("--rebuild", action="store_true", help="make it anew, whatever is there")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each core)")
+    group.add_argument(
+        "--size", type=float, default=0.0, metavar="S", help="length of a window in seconds (default: 2; challenge2: 4)"
+    )
+    group.add_argument(
+        "--stride", type=float, default=0.0, metavar="S", help="seconds between window starts (default: 2)"
+    )
+    group.add_argument("--shift", type=float, metavar="S", help="seconds from event to window (default: from the data)")
+    group.add_argument("--tasks", metavar="A,B,…", help="tasks to use (default: those of the kind; '*' for all)")
+    group.add_argument("--events", metavar="A,B,…", help="with --kind events: the events to cut around")
+    group.add_argument("--trial", metavar="NAME", help="event that starts a trial; '' if every stimulus does")
+    group.add_argument("--stimulus", metavar="A,B,…", help="names of stimulus events; * matches anything")
+    group.add_argument("--response", metavar="A,B,…", help="names of response events")
+    parser.add_argument("--rebuild", action="store_true", help="rebuild the cache even if it exists")
+    parser.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per core)")
     add_flags(parser, progress=True)
     parser.set_defaults(run=run_prepare)
     return parser

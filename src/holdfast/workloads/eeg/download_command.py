@@ -24,37 +24,46 @@ def add_parser(subparsers: Any) -> Parser:
     parser: Parser = subparsers.add_parser(
         "eeg download",
         description="""\
-Get recordings of the Healthy Brain Network, anonymously. Files that are here are
-not fetched again; after any interruption the same command goes on where it was.
-Each file is compared with its size and digest before it gets its name; one that is
-wrong goes to DATA/.holdfast/quarantine. Two of these may run at once.
+Download recordings of the Healthy Brain Network. Needs no account.
 
 examples:
   holdfast eeg download R5 --mini --to ./data            20 subjects, about 3 GB
-  holdfast eeg download R5 --to ./data --dry-run         how much would it be?
+  holdfast eeg download R5 --to ./data --dry-run         show how much it would download
   holdfast eeg download R1 R2 --tasks RestingState,contrastChangeDetection --to ./data
   holdfast eeg download R5 --source original --manifest hbn.tsv.gz --to ./data
   holdfast eeg download all --to ./data                  everything, about 350 GB
 
 sources:
   competition   100 Hz BDF, the copies of the 2025 challenge (default)
-  original      500 Hz, OpenNeuro, and fcp-indi where that fails
-  openneuro, fcp-indi    one of the two alone
+  original      500 Hz, OpenNeuro, or fcp-indi where OpenNeuro fails
+  openneuro, fcp-indi    only one of the two
+
+It skips files that you have. After an interruption the same command continues where it stopped. It compares each file
+with its size and digest; a wrong file goes to DATA/.holdfast/quarantine. Two downloads may run at the same time.
 """,
     )
-    parser.add_argument("words", nargs="*", metavar="RELEASE", help="R1 to R11, or all")
+    parser.add_argument("words", nargs="*", metavar="RELEASE", help="releases: R1 to R11, or all")
     parser.add_argument(
-        "--to", metavar="DATA", default="data", help="where it goes, one folder a release (default: data)"
+        "--to", metavar="DATA", default="data", help="target folder, with one subfolder per release (default: data)"
     )
-    parser.add_argument("--tasks", metavar="A,B,…", help="default: all")
-    parser.add_argument("--subjects", metavar="A,B,…", help="default: all")
-    parser.add_argument("--mini", action="store_true", help="the small set of 20 subjects of each release")
-    parser.add_argument("--source", default="competition", metavar="NAME", help="default: competition")
-    parser.add_argument("--manifest", metavar="FILE", default="", help="release, path, size, sha256; apart by tabs")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be fetched, and how much")
-    parser.add_argument("--verify", action="store_true", help="read and compare every file that is here, too")
-    parser.add_argument("--parallel", type=int, default=8, metavar="N", help="files at a time (default: 8)")
-    parser.add_argument("--base", action="append", default=[], metavar="NAME=URL", help="another server for a bucket")
+    parser.add_argument("--tasks", metavar="A,B,…", help="tasks to download (default: all)")
+    parser.add_argument("--subjects", metavar="A,B,…", help="subjects to download (default: all)")
+    parser.add_argument("--mini", action="store_true", help="only the small set of 20 subjects of each release")
+    parser.add_argument(
+        "--source",
+        default="competition",
+        metavar="NAME",
+        help="where to download from; see above (default: competition)",
+    )
+    parser.add_argument(
+        "--manifest", metavar="FILE", default="", help="table of release, path, size and sha256, separated by tabs"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show what it would download, and how much")
+    parser.add_argument("--verify", action="store_true", help="also verify every file that you have")
+    parser.add_argument("--parallel", type=int, default=8, metavar="N", help="downloads at the same time (default: 8)")
+    parser.add_argument(
+        "--base", action="append", default=[], metavar="NAME=URL", help="use another server for a bucket"
+    )
     add_flags(parser, progress=True)
     parser.set_defaults(run=run)
     return parser

@@ -26,21 +26,22 @@ def add_score(subparsers: Any) -> Parser:
     parser: Parser = subparsers.add_parser(
         "eeg score",
         description="""\
-What runs scored on their held-out subjects, each beside what guessing would get, and
-the number of the leaderboard: 0.3 x Challenge 1 + 0.7 x Challenge 2, where a score is
-rmse / std. Or the same metrics, with subject-bootstrap intervals, for any predictions.
+Show the scores of runs on their held-out subjects, beside the score of guessing.
 
 examples:
   holdfast eeg score                           the newest finished run of each challenge
-  holdfast eeg score calm-heron swift-otter    these
-  holdfast eeg score --csv predictions.csv     a table with columns subject, truth, guess
-  holdfast eeg score --decode cache/events-100hz   two kinds of events told apart, within each subject
+  holdfast eeg score calm-heron swift-otter    these runs
+  holdfast eeg score --csv predictions.csv     any predictions: a table with columns subject, truth, guess
+  holdfast eeg score --decode cache/events-100hz   tell two kinds of events apart, within each subject
+
+The number of the leaderboard is 0.3 x Challenge 1 + 0.7 x Challenge 2, where a score is rmse / std. Intervals come
+from a bootstrap over subjects.
 """,
     )
     parser.add_argument("runs", nargs="*", metavar="RUN", help="runs of a challenge (default: the newest of each)")
-    parser.add_argument("--csv", metavar="FILE", help="score these predictions instead")
+    parser.add_argument("--csv", metavar="FILE", help="score these predictions instead of runs")
     parser.add_argument("--decode", metavar="CACHE", help="windows around events: tell the two kinds apart")
-    parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
+    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser

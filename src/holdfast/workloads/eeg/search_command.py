@@ -22,20 +22,25 @@ def add_search(subparsers: Any) -> Parser:
     parser: Parser = subparsers.add_parser(
         "eeg search",
         description="""\
-Search hyper-parameters of a challenge with optuna. Every trial is a supervised run
-of its own, judged on the validation subjects; those of the test are never looked at.
-The same folder goes on where an earlier search was.
+Search the hyper-parameters of a challenge with optuna.
 
 examples:
   holdfast eeg search 1 --trials 20              on simulated EEG
-  holdfast eeg search 2 data=cache head=four     what is given is not searched
+  holdfast eeg search 2 data=cache head=four     arguments that you give are not searched
+
+Every trial is a supervised run, scored on the validation subjects. The search never looks at the test subjects. A
+second search in the same folder continues the first.
 """,
     )
-    parser.add_argument("challenge", type=int, choices=(1, 2), help="1 or 2")
-    parser.add_argument("words", nargs="*", default=[], metavar="KEY=VALUE", help="arguments of every run")
-    parser.add_argument("--trials", type=int, default=10, metavar="N", help="how many more (default: 10)")
-    parser.add_argument("--study", metavar="FOLDER", help="default: eeg-search-1 or eeg-search-2")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the search (default: 0)")
+    parser.add_argument("challenge", type=int, choices=(1, 2), help="challenge 1 or 2")
+    parser.add_argument(
+        "words", nargs="*", default=[], metavar="KEY=VALUE", help="arguments of every run; these are not searched"
+    )
+    parser.add_argument("--trials", type=int, default=10, metavar="N", help="number of further trials (default: 10)")
+    parser.add_argument(
+        "--study", metavar="FOLDER", help="folder of the search (default: eeg-search-1 or eeg-search-2)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the search (default: 0)")
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser

@@ -30,26 +30,28 @@ def add_submit(subparsers: Any) -> Parser:
     parser: Parser = subparsers.add_parser(
         "eeg submit",
         description="""\
-Build the zip for the competition from a run of each challenge: flat, with
-submission.py, weights and code that needs only torch. Then run it the way the
-competition does, in a clean environment with torch 2.2.2, on the subjects that
-were held out, and print score, time, memory, and whether windows as served are
-those it was trained on.
+Build the zip file for the competition, and test it as the competition does.
 
 examples:
   holdfast eeg submit                          the newest finished run of each challenge
-  holdfast eeg submit calm-heron swift-otter   these two
-  holdfast eeg submit --data ./data            cut the windows anew from these recordings
-  holdfast eeg submit --here                   with the torch at hand, no clean environment
+  holdfast eeg submit calm-heron swift-otter   these two runs
+  holdfast eeg submit --data ./data            cut the windows again from these recordings
+  holdfast eeg submit --here                   test with the installed torch, without a clean environment
+
+The zip holds submission.py, the weights and code that needs only torch. The test runs it in a clean environment with
+torch 2.2.2 on the held-out subjects, and prints score, time and memory, and whether the windows match those of the
+training.
 """,
     )
     parser.add_argument("runs", nargs="*", metavar="RUN", help="one run of each challenge (default: the newest)")
-    parser.add_argument("--out", default="submission.zip", metavar="FILE", help="default: submission.zip")
-    parser.add_argument("--data", metavar="FOLDER", help="the BIDS set the windows were made of, to cut them anew")
-    parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
-    parser.add_argument("--here", action="store_true", help="try it with the torch at hand")
-    parser.add_argument("--no-try", action="store_true", help="build it, but do not run it")
-    parser.add_argument("--device", default="cpu", metavar="D", help="where to try it (default: cpu)")
+    parser.add_argument(
+        "--out", default="submission.zip", metavar="FILE", help="file to write (default: submission.zip)"
+    )
+    parser.add_argument("--data", metavar="FOLDER", help="BIDS data set to cut the windows from again")
+    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
+    parser.add_argument("--here", action="store_true", help="test it with the installed torch")
+    parser.add_argument("--no-try", action="store_true", help="build the zip without testing it")
+    parser.add_argument("--device", default="cpu", metavar="D", help="device for the test (default: cpu)")
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser
