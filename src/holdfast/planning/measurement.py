@@ -184,7 +184,10 @@ def _tuner_takes(tuned: Mapping[str, Any]) -> float:
     return float(part[1]) if part else 0.0
 
 
-_PLAIN = {"precision": "fp32", "layout": "contiguous", "threads": 0, "pieces": 1, "workers": 0, "compile": False}
+_PLAIN = {
+    "precision": "fp32", "layout": "contiguous", "kernels": "default", "threads": 0, "pieces": 1, "workers": 0,
+    "compile": False,
+}  # fmt: skip
 
 
 def _words_of(tuned: Mapping[str, Any]) -> str:
@@ -194,6 +197,7 @@ def _words_of(tuned: Mapping[str, Any]) -> str:
         return ""
     told = {key: value for key, value in choice.items() if key in _PLAIN and value != _PLAIN[key]}
     words = [str(told[key]) for key in ("precision", "layout") if key in told]
+    words += ["gradients of convolutions by matrix products"] if "kernels" in told else []
     words += [f"{told['threads']} thread{'s' * (told['threads'] != 1)}"] if "threads" in told else []
     words += [f"in {told['pieces']} pieces"] if "pieces" in told else []
     words += [f"{told['workers']} loader process{'es' * (told['workers'] != 1)}"] if "workers" in told else []
