@@ -346,7 +346,7 @@ def _about_the_script(plan: Plan, rows: list[Option]) -> list[HoldfastError]:
             return []
         hints = ["`holdfast doctor` says what each device can do", "rented GPUs are in the table as far as they can be"]
         return [ScriptFailed("there is no device here to train on", cause="every one is refused", hints=hints)]
-    if any(each.usable for each in tried):
+    if any(each.usable for each in tried) or any(row.kind == "local" and row.time_s is not None for row in rows):
         return []
     first = tried[0]
     hints = ["`holdfast train` shows its whole traceback"] if first.raised else ["more time to measure: `--measure 5m`"]

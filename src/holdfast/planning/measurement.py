@@ -33,6 +33,8 @@ class Measurement:
     """What went wrong, in words that can stand alone."""
     slow: bool = False
     """Nothing went wrong, but the time was over before its first step was."""
+    unended_s: float = 0.0
+    """What its first step had taken when it was ended."""
     raised: bool = False
     """The script raised an error of its own, or asked for what cannot be."""
     start_s: float | None = None
