@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from holdfast.optimize.candidates import Machine, candidates
 from holdfast.optimize.clock import MOST_KEPT, Clock
 from holdfast.optimize.engines import kinds
-from holdfast.optimize.pipeline import Options, _Search
+from holdfast.optimize.pipeline import NothingFits, Options, _Search
 
 NETS = Path(__file__).with_name("nets.py")
 
@@ -53,17 +54,51 @@ def test_what_takes_long_comes_last() -> None:
     assert not slow & {"onnxruntime fp32", "export fp32", "onnxruntime int8-dynamic"}
 
 
-@pytest.mark.all
-@pytest.mark.timeout(300)
-def test_an_engine_that_never_ends_does_not_take_the_time_of_the_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The limit comes two seconds after its build has begun; what was tried before is bundled all the same."""
-    pytest.importorskip("onnxruntime", reason="the extra `optimize` is missing")
+@pytest.fixture
+def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An engine `zzz` whose build never ends."""
     (tmp_path / "add/engines").mkdir(parents=True)
     (tmp_path / "add/engines/zzz.py").write_text(ENGINE)
+    (tmp_path / "work").mkdir()
     monkeypatch.setenv("HOLDFAST_ADD", str(tmp_path / "add"))
     kinds.cache_clear()
+    yield
+    kinds.cache_clear()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("slow", "what"), [("zzz", "a candidate"), ("loading", "the model")])
+def test_time_that_is_over_before_anything_was_measured_is_an_error_that_says_so(
+    tmp_path: Path, endless: None, slow: str, what: str
+) -> None:
+    """Not that the model cannot be loaded: more time would help."""
+    nets = NETS
+    if slow == "loading":
+        nets = tmp_path / "stuck.py"
+        nets.write_text("from holdfast.injection import endless\n\n\ndef small():\n    endless.in_python()\n")
+
+    def tell(text: str) -> None:
+        if text.startswith(slow):
+            clock.limit_s = clock.now() - clock.began + MOST_KEPT + 2.0
+
+    spec = {"kind": "module", "factory": f"{nets}:small", "shapes": [[1, 6]]}
+    options = Options(seconds=0.1, engines=("zzz",), threads=1, profile=False, limit_s=1e4)
+    search = _Search(spec, tmp_path / "work", Machine.look(), options, tell)
+    clock = search.clock
+    with pytest.raises(NothingFits) as told:
+        search.run(tmp_path / "bundle")
+    assert told.value.message == f"the time was over before {what} was measured"
+    assert "`--limit` gives more" in str(told.value.cause) and told.value.hints == (
+        "`--engines onnxruntime` tries less",
+    )
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.all
+@pytest.mark.timeout(300)
+def test_an_engine_that_never_ends_does_not_take_the_time_of_the_whole(tmp_path: Path, endless: None) -> None:
+    """The limit comes two seconds after its build has begun; what was tried before is bundled all the same."""
+    pytest.importorskip("onnxruntime", reason="the extra `optimize` is missing")
     told: list[str] = []
 
     def tell(text: str) -> None:
@@ -74,13 +109,9 @@ def test_an_engine_that_never_ends_does_not_take_the_time_of_the_whole(
     wanted = ("onnxruntime fp32", "zzz", "compile")
     options = Options(seconds=0.1, engines=wanted, threads=1, profile=False, limit_s=1e4)
     spec = {"kind": "module", "factory": f"{NETS}:small", "shapes": [[1, 6]]}
-    (tmp_path / "work").mkdir()
     search = _Search(spec, tmp_path / "work", Machine.look(), options, tell)
     clock = search.clock
-    try:
-        search.run(tmp_path / "bundle")
-    finally:
-        kinds.cache_clear()
+    search.run(tmp_path / "bundle")
     rows = {row["name"]: row for row in search.rows}
     assert rows["onnxruntime fp32"]["chosen"] and (tmp_path / "bundle/predict.py").is_file()
     for name in ("zzz fp32", "compile fp32"):

@@ -349,3 +349,84 @@ def test_what_is_no_record_is_none(data: object) -> None:
 def test_a_field_of_the_wrong_type_counts_as_not_given() -> None:
     found = read(Measurement, {"job": "j", "device": "cpu", "step_s": "fast", "pieces": 2.5, "tuner": 1})
     assert found == Measurement("j", "cpu")
+
+
+# What came to no step -----------------------------------------------------------------------------------------------
+
+STUCK = Measurement("job", "cpu", threads=2, why="its first step did not end in 12 s", slow=True, unended_s=12.0,
+                    epochs=10, batches=100, took_s=18.0)  # fmt: skip
+HALF = Preset("side 32", (("side", "32"),), instead_of=(("side", "64"),))
+HERE = (Device("cpu", verdict="trusted"),)
+
+
+def stuck(*more: Measurement, trial: Measurement = STUCK, **changes: Any) -> Option:
+    rows = options(world(devices=HERE, **changes), [trial, *more])
+    (found,) = (each for each in rows if each.kind == "local" and each.preset == "as asked")
+    return found
+
+
+def test_a_job_that_was_too_slow_is_reckoned_from_a_smaller_form() -> None:
+    small = dataclasses.replace(CPU, preset="side 32")
+    found = stuck(small, presets=(HALF,))
+    measured = whole_run(small, cores=4)
+    assert measured is not None and found.time_s is not None and found.low_s is not None and found.high_s is not None
+    more = measured.parts["steps"] + measured.parts["evaluation"]
+    assert found.time_s == pytest.approx(measured.time_s + 3 * more)  # four times the pixels
+    assert found.low_s <= measured.time_s < found.time_s < found.high_s
+    assert found.basis == "estimated" and not found.refused_by
+    assert (
+        "4 times the work" in found.origin[1] and found.origin[0] == "not measured: its first step did not end in 12 s"
+    )
+
+
+def test_the_side_that_was_given_counts_and_not_the_default() -> None:
+    small = dataclasses.replace(CPU, preset="side 32")
+    given = (JobFacts("job", ("epochs", "side"), (("side", "128"),)),)
+    assert "16 times the work" in stuck(small, presets=(HALF,), jobs=given).origin[1]
+    words = Preset("small", (("size", "nano"),), instead_of=(("size", "tiny"),))
+    named = stuck(dataclasses.replace(CPU, preset="small"), presets=(words,), jobs=(JobFacts("job", ("size",)),))
+    assert named.high_s is None and "at least as long as the form `small`" in named.origin[1]
+
+
+def test_the_same_job_that_finished_here_goes_before_anything_else() -> None:
+    same = [Past("job", "cpu", took_s=each, arguments=(("lr", "1"),), steps=1000) for each in (90.0, 100.0, 130.0)]
+    job = (JobFacts("job", ("epochs", "side"), (("lr", "1"),)),)
+    found = stuck(dataclasses.replace(CPU, preset="side 32"), presets=(HALF,), past=tuple(same), jobs=job)
+    assert (found.basis, found.time_s) == ("remembered", 100.0)
+    assert "3 runs of the same that finished here" in found.origin[1]
+
+
+def test_a_run_with_other_arguments_says_what_a_step_took() -> None:
+    other = (Past("job", "cpu", took_s=60.0, lost_s=10.0, arguments=(("side", "8"),), steps=500),)
+    found = stuck(past=other)
+    assert (found.basis, found.time_s) == ("remembered", pytest.approx(100.0))  # 1,000 steps of 0.1 s
+    assert found.low_s == pytest.approx(100 / 3) and found.high_s == pytest.approx(300.0)
+
+
+def test_with_nothing_else_the_first_step_that_did_not_end_is_multiplied() -> None:
+    found = stuck()
+    assert (found.basis, found.time_s, found.low_s, found.high_s) == ("estimated", 12_000.0, 18.0, None)
+    assert "1,000 steps of that length" in found.origin[1]
+    decided = decide([found], Wanted(deadline_s=3600.0))
+    assert decided.judged[0].refused_by == "late"
+    assert decide([found], Wanted()).chosen == 0
+
+
+def test_where_no_step_began_at_least_a_lower_end_is_known() -> None:
+    found = stuck(
+        trial=dataclasses.replace(STUCK, unended_s=0.0, epochs=None, batches=None, why="no step began in 18 s")
+    )
+    assert (found.time_s, found.low_s, found.refused_by) == (None, 18.0, "no step began in 18 s")
+
+
+def test_a_script_that_raises_is_not_reckoned() -> None:
+    broken = dataclasses.replace(STUCK, slow=False, raised=True, why="it raised ValueError: no")
+    assert stuck(dataclasses.replace(CPU, preset="side 32"), trial=broken, presets=(HALF,)).time_s is None
+
+
+def test_a_script_that_does_not_say_its_length_is_told_what_a_thousand_steps_take_or_goes_by_its_last_run() -> None:
+    endless = dataclasses.replace(CPU, epochs=None, batches=None, between_s=None, closing_s=None)
+    told = stuck(trial=endless)
+    assert "give --steps; 1,000 of them take 1m 40s" in told.refused_by
+    known = stuck(trial=endless, past=(Past("job", "cpu", took_s=60.0, steps=2000),))
+    assert known.spends["steps"] == pytest.approx(200.0)

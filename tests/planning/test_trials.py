@@ -234,6 +234,10 @@ def test_a_job_that_is_too_slow_to_measure_leaves_time_for_a_smaller_one(tmp_pat
         capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "HOLDFAST_STATE": str(tmp_path / "state")},
         timeout=120, check=False,
     )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     rows = {row["preset"]: row for row in json.loads(done.stdout)["options"] if row["where"].startswith("cpu")}
-    assert rows["imgsz 64"]["time_s"] > 0 and rows["imgsz 64"]["basis"] == "measured"
-    assert "first step did not end" in json.dumps(rows["as asked"])
+    small, whole = rows["imgsz 64"], rows["as asked"]
+    assert small["time_s"] > 0 and small["basis"] == "measured"
+    assert "first step did not end" in json.dumps(whole)
+    assert whole["basis"] == "estimated" and small["time_s"] < whole["time_s"] < 5 * small["time_s"]  # 4 x the pixels
+    assert whole["time_low_s"] < whole["time_s"] < whole["time_high_s"]

@@ -363,7 +363,7 @@ def _about_the_script(plan: Plan, rows: list[Option]) -> list[HoldfastError]:
             return []
         hints = ["`holdfast doctor` says what each device can do", "the table still lists rented GPUs"]
         return [ScriptFailed("no device here can train", cause="the doctor refuses every device", hints=hints)]
-    if any(each.usable for each in tried):
+    if any(each.usable for each in tried) or any(row.kind == "local" and row.time_s is not None for row in rows):
         return []
     first = tried[0]
     hints = (

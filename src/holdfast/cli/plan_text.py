@@ -55,7 +55,8 @@ def page(
     left = len(rows) - len(shown)
     if left:
         lines.append(f"    and {counted(left, 'more rented GPU')}: `--all`")
-    lines += ["", *_sentences(rows, decided, called, width), *_wrapped(_basis(plan, rows), width)]
+    lines += ["", *_sentences(rows, decided, called, width), *_wrapped(_not_measured(rows, called), width)]
+    lines += _wrapped(_basis(plan, rows), width)
     if why:
         lines += ["", *_why(plan, rows, decided, called, width)]
     lines += ["", *_next(plan, rows, decided, called, kept)]
@@ -94,7 +95,7 @@ def _cells(plan: Plan, rows: Sequence[Option], decided: Decided, called: dict[in
             number,
             row.where,
             _model(row),
-            "-",
+            when(row),
             "-",
             "-",
             "-",
@@ -122,9 +123,11 @@ def _cut(text: str, most: int) -> str:
 
 
 def when(row: Option) -> str:
-    """3h 10m ±20m; from – to where the ends are far apart."""
-    if row.time_s is None or row.low_s is None or row.high_s is None:
-        return "-"
+    """3h 10m ±20m; from – to where the ends are far apart; the lower end alone, where nothing else is known."""
+    if row.time_s is None:
+        return "-" if row.low_s is None else f"more than {_about(row.low_s)}"
+    if row.high_s is None or row.low_s is None:
+        return f"{_about(row.time_s)} or more"
     if row.high_s > 2.2 * row.low_s:
         return f"{_about(row.low_s)} to {_about(row.high_s)}"
     return f"{duration(row.time_s)} ±{_about((row.high_s - row.low_s) / 2)}"
@@ -169,6 +172,16 @@ def _times(faults: float) -> str:
 
 def _wrapped(lines: Sequence[str], width: int) -> list[str]:
     return [part for line in lines for part in textwrap.wrap(line, min(width, 100), break_long_words=False)]
+
+
+def _not_measured(rows: Sequence[Option], called: dict[int, int]) -> list[str]:
+    """What a row goes by whose trial came to no step."""
+    told = [
+        (place, row)
+        for place, row in enumerate(rows)
+        if row.kind == "local" and row.basis in ("estimated", "remembered")
+    ]
+    return [f"Row {called[place]}: {'; '.join(row.origin)}." for place, row in told if place in called]
 
 
 def _basis(plan: Plan, rows: Sequence[Option]) -> list[str]:

@@ -113,8 +113,7 @@ class _Search:
             self._try_all(self._variants(self._best()))
             best = self._best()
             if best is None and self.clock.over:
-                raise NothingFits("the time ran out before a candidate was measured", cause=self._too_late(),
-                                  hints=["`--engines onnxruntime` tries less"])  # fmt: skip
+                raise self._time_over("a candidate")
             if best is None:
                 raise NothingFits("no candidate can be put into a bundle", cause=self._why(),
                                   hints=["allow a larger loss with --max-loss, or install more engines"])  # fmt: skip
@@ -152,6 +151,8 @@ class _Search:
                 told = failed.more.get("told")
                 if isinstance(told, dict):
                     raise errors.from_json(told) from None
+                if failed.kind == "hang" and self.clock.over:
+                    raise self._time_over("the model") from None
                 raise UserError("the model cannot be loaded", cause=failed.why) from None
         subject: dict[str, Any] = said["subject"]
         self.subject, self.factors = subject, said["merge"] if self.options.merge else []
@@ -166,6 +167,8 @@ class _Search:
             found = measure.against(child, child, seconds=self.options.seconds / 2, deadline=self.call_s)
             many = measure.throughput(child, self.options.batches, self.options.seconds / 4, self.call_s)
         except Failed as failed:
+            if failed.kind == "hang" and self.clock.over:
+                raise self._time_over("the model as it is") from None
             raise UserError("the model itself does not run", cause=failed.why) from None
         self.reference, self.scores = _arrays(self.work / "reference.npz"), said["scores"]
         wrong = parity.unfit(self.reference)
@@ -252,6 +255,11 @@ class _Search:
             if failed.kind == "hang" and self.clock.over:
                 row.update(state="skipped", reason=self._too_late())
         return row
+
+    def _time_over(self, what: str) -> NothingFits:
+        """Nobody is to blame but the limit."""
+        hints = ["`--engines onnxruntime` tries less"]
+        return NothingFits(f"the time was over before {what} was measured", cause=self._too_late(), hints=hints)
 
     def _too_late(self) -> str:
         return f"the time was over ({duration(self.options.limit_s)} in all): `--limit` gives more"

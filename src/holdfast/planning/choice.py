@@ -72,6 +72,11 @@ class Choice:
 
         return computed
 
+    def forget(self) -> None:
+        """What was begun and not ended: half of a compilation is of no use to the next."""
+        if self.compile:
+            torch._dynamo.reset()
+
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 

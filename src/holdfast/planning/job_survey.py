@@ -54,7 +54,7 @@ def look(
     value, name, basis = score if score is not None else (None, "", "")
     price = settings.plan.electricity
     return World(
-        jobs=tuple(JobFacts(job.name, known) for job, known in zip(jobs, parameters, strict=True)),
+        jobs=tuple(_facts(job, known) for job, known in zip(jobs, parameters, strict=True)),
         devices=tuple(device(each) for each in names),
         cores=machine.usable_cpus() or 1,
         cpu=platform.processor() or platform.machine(),
@@ -71,6 +71,10 @@ def look(
         steps=steps,
         save_every_s=settings.checkpoint.every,
     )
+
+
+def _facts(job: Job, parameters: tuple[str, ...]) -> JobFacts:
+    return JobFacts(job.name, parameters, tuple(sorted((key, str(value)) for key, value in job.arguments.items())))
 
 
 def recorded(world: World, here: Inventory, found: Sequence[Finding]) -> World:

@@ -7,15 +7,15 @@
     result = tune(make, [Knob("threads", (2, 1))])   # the general form: make(choice) returns one real step
     result.choice, result.speedup, result.rows
 
-Real steps of all candidates are taken in turns, so that a busy machine disturbs all alike, and compared in pairs. A
-candidate has to be clearly faster than the best so far, and the winner once more clearly faster than plain, or plain
-it is: the result is never worse than plain, as far as a measurement can tell. A candidate whose loss is not the plain
-one's, or that raises, is refused.
+Real steps of all candidates are taken in turns, so that a busy machine disturbs all alike, and compared in pairs
+(step_comparison.py). A candidate has to be clearly faster than the best so far, and the winner surely faster than the
+best plain setting, or that one it is. A candidate whose loss is not the plain one's, or that raises, is refused. All of
+it takes a twentieth of the run at most, and 30 s at most.
 
 In a run the result is written to `tuning.json` before the first step counts. Every worker after that, and every resume,
 uses what stands there, so recovery stays exact to the bit. What is being tried is written there as well: if it takes
 the process down, the next worker passes it over. What was measured is remembered for this machine, so that a second
-run begins at once, and with the same bits.
+run begins at once, and with the same bits; so does the run that follows a plan, whose trial has tuned already.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import hashlib
 import math
 import os
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,161 +40,23 @@ import holdfast
 from holdfast.planning.choice import Choice, Knob
 from holdfast.planning.kernels import worth_a_try
 from holdfast.planning.records import FILE, Memory, Record, Result, Row
+from holdfast.planning.step_comparison import NEEDED, Step, tune
 
 __all__ = ["Choice", "Knob", "Result", "Row", "Training", "for_session", "tune"]
 
-CLEARLY = 0.03
-"""A candidate has to take so much less time than the best so far."""
-HOPELESS = 1.15
-"""One that was never less than so much slower in two rounds is not measured further."""
-ROUNDS = 5
-SHARE, LEAST_S, MOST_S = 0.05, 1.5, 60.0
-"""The part of a run's time that tuning may take, and its limits in seconds."""
+SHARE, MOST_S, UNKNOWN_S = 0.05, 30.0, 1.5
+"""The part of a run's time that tuning may take; the most; and what it may take where the length is not known."""
 LONG_S, LEAST_BATCH = 0.5, 4
 """Steps that take longer are measured with smaller batches: what is faster stays faster, and the run begins sooner."""
 COMPILE_PAYS_S = 1200.0
-"""Compiling takes a minute: tried only where a run would take so long without it."""
-
-FEW = 8
-"""Steps that it takes to compare one candidate with plain."""
+"""Compiling takes tens of seconds: tried last, and only where a run would take so long without it."""
 CUT = "measured in part"
-"""The basis of what a trial of a plan found in less time. The run that follows soon uses that too; a long one measures
-anew, and ": a run takes 60 s" says so to planning/measurement.py."""
-ANEW_S = 30.0
-"""Where tuning may take so long, a run does not go by what a trial found in less."""
+"""The basis of what a trial of a plan found in less time than a run would have taken for it."""
+LEFT = "left to the run"
+"""The basis where a trial had no time to compare anything. ": a run takes 30 s" tells planning/measurement.py."""
 
 COMPILE = Knob("compile", (False, True))
 CPU = torch.device("cpu")
-Step = Callable[[], float]
-"""One real step; returns its loss, which also waits for the device."""
-
-
-def tune(
-    make: Callable[[Choice], Step],
-    knobs: Sequence[Knob],
-    *,
-    start: Choice | None = None,
-    rounds: int = ROUNDS,
-    budget_s: float = 20.0,
-    trying: Callable[[Choice | None], None] = lambda _: None,
-    forbidden: Sequence[Choice] = (),
-    clock: Callable[[], float] = time.perf_counter,
-    check: bool = True,
-) -> Result:
-    """Turn one knob after the other, keep what is clearly faster, and check the winner against plain at the end.
-
-    Without `check` the winner is believed as it is, which saves a few steps where time is short.
-    """
-    plain = start or Choice()
-    bench = _Bench(make, trying, tuple(forbidden), clock)
-    bench.build(plain)
-    bench.steps[plain]()
-    began = clock()
-    best, rows = plain, []
-    for knob in knobs:
-        candidates = [dataclasses.replace(best, **{knob.name: value}) for value in knob.values]
-        candidates = [each for each in dict.fromkeys(candidates) if each != best]
-        if clock() - began > budget_s:
-            break
-        found = [bench.against(each, best, rounds, began + budget_s) for each in candidates]
-        rows += found
-        good = [row for row in found if row.ratio is not None and row.ratio < 1.0 - CLEARLY]
-        if good:
-            best = min(good, key=lambda row: row.ratio or math.inf).choice
-        bench.let_go(all_but=(plain, best))
-    speedup = 1.0
-    if best != plain and not check:
-        speedup = (bench.median(plain) or 1.0) / (bench.median(best) or 1.0)
-    elif best != plain:
-        last = bench.against(best, plain, rounds, began + 2 * budget_s)
-        rows.append(last)
-        if last.ratio is None or last.ratio >= 1.0 - CLEARLY:
-            best = plain
-        else:
-            speedup = 1.0 / last.ratio
-    trying(None)
-    return Result(best, speedup, bench.median(plain), clock() - began, tuple(rows))
-
-
-class _Bench:
-    """The candidates that were built, and their times."""
-
-    def __init__(
-        self,
-        make: Callable[[Choice], Step],
-        trying: Callable[[Choice | None], None],
-        forbidden: tuple[Choice, ...],
-        clock: Callable[[], float],
-    ) -> None:
-        self.make, self.trying, self.forbidden, self.clock = make, trying, forbidden, clock
-        self.steps: dict[Choice, Step] = {}
-        self.losses: dict[Choice, float] = {}
-        self.times: dict[Choice, list[float]] = {}
-        self.cold: dict[Choice, float] = {}
-        """What the first step took: caches are cold, memory is new, and compiling happens there."""
-
-    def build(self, choice: Choice) -> None:
-        """Make it and take its first step, which does not count."""
-        if choice not in self.steps:
-            step = self.make(choice)
-            began = self.clock()
-            self.losses[choice] = step()
-            self.cold[choice] = self.clock() - began
-            self.steps[choice] = step
-
-    def let_go(self, all_but: tuple[Choice, ...]) -> None:
-        """Each candidate holds a copy of the model, and maybe loader processes."""
-        for choice in [each for each in self.steps if each not in all_but]:
-            del self.steps[choice]
-
-    def against(self, choice: Choice, best: Choice, rounds: int, deadline: float) -> Row:
-        if choice in self.forbidden:
-            return Row(choice, None, None, "it ended an earlier worker")
-        self.trying(choice)
-        try:
-            self.build(choice)
-            wrong = self._wrong(choice)
-            if wrong:
-                return Row(choice, None, None, wrong)
-            if not choice.compile and self.cold[choice] > 3.0 * self.cold[best] + 1.0:
-                return Row(choice, self.cold[choice], None, "its first step was far slower")
-            if len(self.times.get(choice, ())) == 0:
-                self.steps[choice]()
-            ratios = self._in_turns(choice, best, rounds, deadline)
-        except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
-            return Row(
-                choice, None, None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            )
-        return Row(choice, self.median(choice), statistics.median(ratios))
-
-    def _in_turns(self, choice: Choice, best: Choice, rounds: int, deadline: float) -> list[float]:
-        ratios = []
-        for number in range(rounds):
-            order = (choice, best) if number % 2 else (best, choice)
-            took = {each: self._timed(each) for each in order}
-            ratios.append(took[choice] / took[best])
-            hopeless = number >= 1 and min(ratios) > HOPELESS
-            if hopeless or (number >= 2 and self.clock() > deadline):
-                break
-        return ratios
-
-    def _timed(self, choice: Choice) -> float:
-        began = self.clock()
-        self.steps[choice]()
-        took = self.clock() - began
-        self.times.setdefault(choice, []).append(took)
-        return took
-
-    def _wrong(self, choice: Choice) -> str:
-        mine, theirs = self.losses[choice], next(iter(self.losses.values()))  # plain was built first
-        if not math.isfinite(mine) and math.isfinite(theirs):
-            return "its loss is not finite"
-        if abs(mine - theirs) > 0.05 * max(abs(theirs), 1e-3):
-            return f"its loss is {mine:.5g}, not {theirs:.5g}"
-        return ""
-
-    def median(self, choice: Choice) -> float | None:
-        return statistics.median(self.times[choice]) if self.times.get(choice) else None
 
 
 # Training steps ---------------------------------------------------------------------------------------------
@@ -216,13 +77,18 @@ class Training:
     device: torch.device = CPU
 
     def knobs(self) -> list[Knob]:
+        """What is worth a try: all that is possible, but bf16 only where this CPU is not slow with it."""
+        slow = self.device.type == "cpu" and not cpu_likes_bf16()
+        return [knob for knob in self.possible() if not (slow and knob.name == "precision") and knob != COMPILE]
+
+    def possible(self) -> list[Knob]:
         """What can be chosen for this model, on this device, without changing what is computed."""
         kinds = {type(module) for module in self.model.modules()}
         found = []
         if self.device.type == "cpu" and torch.get_num_threads() > 1:
             now = torch.get_num_threads()
             found.append(Knob("threads", tuple(dict.fromkeys((0, max(1, now // 2), 1)))))
-        if self.device.type == "cuda" or (self.device.type == "cpu" and cpu_likes_bf16()):
+        if self.device.type in ("cuda", "cpu"):
             found.append(Knob("precision", ("fp32", "bf16")))
         if nn.Conv2d in kinds:
             # Before the layout: which one is faster depends on the kernels.
@@ -233,6 +99,7 @@ class Training:
             found.append(Knob("pieces", tuple(each for each in (1, 2, 4) if each <= self.batch)))
         cores = os.cpu_count() or 1
         found.append(Knob("workers", tuple(dict.fromkeys((0, *(each for each in (1, 2, 4) if each <= cores // 2))))))
+        found.append(COMPILE)
         return found
 
     def make(self, choice: Choice) -> Step:
@@ -344,22 +211,21 @@ def for_session(
 def _measured(
     session: holdfast.Session, trial: Training, start: Choice, fixed: dict[str, Any], record: Record
 ) -> Result:
-    knobs = [knob for knob in trial.knobs() if knob.name not in fixed]
-    last = [] if "compile" in fixed else [COMPILE]
-    memory = Memory(_key(trial, knobs, start))
-    remembered = memory.recall([*knobs, *last], start)
+    possible = [knob for knob in trial.possible() if knob.name not in fixed]
+    memory = Memory(_key(trial, sorted(fixed), start))
+    remembered = memory.recall(possible, start)
     if remembered is not None:
         return remembered
+    knobs = [knob for knob in trial.knobs() if knob.name not in fixed]
+    last = [] if "compile" in fixed else [COMPILE]
+    allowed = getattr(session, "tuning_s", math.inf)
     session.progress(0, 1, "measuring the fastest way to take a step")
     try:
-        result = _in_budget(trial, knobs, start, record, last, getattr(session, "tuning_s", math.inf))
+        result = _in_budget(trial, knobs, start, record, last, allowed)
     except torch.OutOfMemoryError:  # the run itself can help itself there, once it is protected
         result = Result(start, 1.0, None, 0.0, (), "not measured: there was no room for a copy of the model")
-    else:
-        if result.basis == "measured":
-            memory.keep(result)
-        elif result.basis == CUT:
-            memory.keep(result, briefly=True)
+    if result.basis in ("measured", CUT):
+        memory.keep(result, planned=math.isfinite(allowed))
     session.progress(1, 1, "measuring the fastest way to take a step")
     return result
 
@@ -374,36 +240,62 @@ def _in_budget(
 ) -> Result:
     """For as long as it may take, beside what the run will take; `last` are knobs that only a long run is worth,
     `most_s` is all that a trial of a plan has."""
-    plain = trial.make(start)
-    plain()
     began = time.perf_counter()
-    plain()
-    one = time.perf_counter() - began
+    if trial.steps and SHARE * trial.steps < 2:
+        return Result(start, 1.0, None, 0.0, (), f"not measured: the run has only {trial.steps} steps")
+    one = _a_step(trial, start)
     worth = one * trial.steps
-    del plain
     if one > LONG_S and trial.batch > LEAST_BATCH:
-        trial = dataclasses.replace(trial, batch=max(LEAST_BATCH, int(trial.batch * LONG_S / one)))
-    budget = min(max(SHARE * worth, LEAST_S), MOST_S)
+        small = max(LEAST_BATCH, int(trial.batch * LONG_S / one))
+        trial, short = dataclasses.replace(trial, batch=small), one * small / trial.batch
+    else:
+        short = one
+    own = min(SHARE * worth, MOST_S) if trial.steps else UNKNOWN_S
+    left = min(own, most_s) - (time.perf_counter() - began)
+    if left < (NEEDED + 3) * short:
+        took = time.perf_counter() - began
+        if most_s < own:
+            return Result(start, 1.0, one, took, (), f"{LEFT}: a run takes {own:.0f} s")
+        return Result(start, 1.0, one, took, (), f"not measured: {own:.1f} s, a twentieth of the run, are too few")
     wanted = [*knobs, *last] if worth > COMPILE_PAYS_S else knobs
     dead = record.ended_a_worker()
-    if budget <= most_s:
-        return tune(trial.make, wanted, start=start, budget_s=budget, trying=record.trying, forbidden=dead)
-    cut = CUT if budget < ANEW_S else f"{CUT}: a run takes {budget:.0f} s"
-    if most_s < FEW * one:  # not even one candidate could be told from plain
-        return Result(start, 1.0, one, 0.0, (), f"{CUT}: a run takes {budget:.0f} s")
-    found = tune(trial.make, knobs, start=start, budget_s=most_s, trying=record.trying, forbidden=dead, check=False)
-    return dataclasses.replace(found, basis=cut)
+    found = tune(trial.make, wanted, start=start, budget_s=left, trying=record.trying, forbidden=dead)
+    basis = CUT if most_s < own else "measured"
+    return dataclasses.replace(found, basis=basis, took_s=time.perf_counter() - began)
 
 
-def _key(trial: Training, knobs: list[Knob], start: Choice) -> str:
-    """What a remembered result depends on: the work, the machine, the library, the candidates."""
-    shapes = [tuple(each.shape) for each in trial.samples[0]] if len(trial.samples) else []
+def _a_step(trial: Training, start: Choice) -> float:
+    """What a step takes. One of a large batch is reckoned from two small ones, because it may take a minute."""
+
+    def timed(batch: int) -> float:
+        step = dataclasses.replace(trial, batch=batch).make(start)
+        step()
+        times = []
+        for _ in range(2):  # the faster one: what disturbs a step would make the run look longer than it is
+            began = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    if trial.batch <= 2 * LEAST_BATCH:
+        return timed(trial.batch)
+    few = timed(LEAST_BATCH)
+    if few * trial.batch / LEAST_BATCH <= LONG_S:
+        return timed(trial.batch)
+    more = timed(2 * LEAST_BATCH)
+    return few + max(0.0, more - few) / LEAST_BATCH * (trial.batch - LEAST_BATCH)
+
+
+def _key(trial: Training, fixed: Sequence[str], start: Choice) -> str:
+    """What a remembered result depends on: the work, the machine, the library, what the user decided. Nothing in it may
+    change from one process to the next: labels of another length, or whether bf16 looked fast just then."""
+    shape = tuple(trial.samples[0][0].shape) if len(trial.samples) else ()
     sizes = [tuple(each.shape) for each in trial.model.parameters()]
     name = (
         torch.cuda.get_device_name(trial.device)
         if trial.device.type == "cuda"
         else torch.backends.cpu.get_cpu_capability()
     )
-    facts = (str(shapes), str(sizes), trial.batch, str(trial.device), name, torch.__version__, os.cpu_count(),
-             torch.get_num_threads(), str([knob.values for knob in knobs]), str(start))  # fmt: skip
+    facts = (str(shape), str(sizes), trial.batch, str(trial.device), name, torch.__version__, os.cpu_count(),
+             torch.get_num_threads(), list(fixed), str(start))  # fmt: skip
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]

@@ -123,7 +123,8 @@ class Bench:
             "preset": job.preset,
         }
         if self.left_s < LEAST_S:
-            return Measurement(**about, why=f"not measured: the {self.budget_s:.0f} s for measuring were over")
+            why = f"not measured: the {self.budget_s:.0f} s for measuring were over"
+            return Measurement(**about, why=why, slow=True)
         allowed = max(LEAST_S, self.left_s * share)
         host, torch_s = self._host({**job.env, **dict(way.env)})  # importing torch is no measuring
         began = self.clock()
@@ -149,7 +150,7 @@ class Bench:
                 processes.send_group(trial.child.pid, _KILL)  # loader processes that it left behind
         took = self.clock() - began
         self.spent_s += took - trial.prepared_s
-        known: dict[str, Any] = {"why": why, "slow": trial.slow} if why else {}
+        known: dict[str, Any] = {"why": why, "slow": trial.slow, "unended_s": trial.unended_s} if why else {}
         found = heard(trial.words(), torch_s, **about, **known)
         if opened is not None and self.ledger is not None:
             self.ledger.close(opened, "fault" if why else "finished", found.steps_seen, took)
@@ -182,6 +183,8 @@ class _Trial:
         self.device, self.tell = device, tell
         self.prepared_s = 0.0
         self.slow = False
+        self.unended_s = 0.0
+        self._looping_at: float | None = None
         self._powers: list[float] = []
         self._read = 0
         self._said: list[dict[str, Any]] = []
@@ -202,6 +205,7 @@ class _Trial:
                 heard_at = now
                 progress = word.get("progress")
                 looping = looping or "setup" in word
+                self._looping_at = now if looping and self._looping_at is None else self._looping_at
                 preparing = not looping and bool(progress and (progress[1] > 1 or preparing))
                 if preparing and progress:
                     self.tell(f"preparing: {progress[2]} {progress[0]} of {progress[1]}")
@@ -243,6 +247,7 @@ class _Trial:
         doing = next((word["progress"] for word in reversed(self._said) if "progress" in word), None)
         said = f"; it was at: {doing[2]} {doing[0]} of {doing[1]}" if doing else ""
         if any("setup" in word for word in self._said):
+            self.unended_s = round(self.clock() - (self._looping_at or self.clock()), 1)
             return f"its first step did not end in {allowed_s:.0f} s{said}"
         return f"no step began in {allowed_s:.0f} s{said}"
 

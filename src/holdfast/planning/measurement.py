@@ -33,6 +33,8 @@ class Measurement:
     """What went wrong, in words that can stand alone."""
     slow: bool = False
     """Nothing went wrong, but the time was over before its first step was."""
+    unended_s: float = 0.0
+    """What its first step had taken when it was ended."""
     raised: bool = False
     """The script raised an error of its own, or asked for what cannot be."""
     start_s: float | None = None
@@ -184,7 +186,10 @@ def _tuner_takes(tuned: Mapping[str, Any]) -> float:
     return float(part[1]) if part else 0.0
 
 
-_PLAIN = {"precision": "fp32", "layout": "contiguous", "threads": 0, "pieces": 1, "workers": 0, "compile": False}
+_PLAIN = {
+    "precision": "fp32", "layout": "contiguous", "kernels": "default", "threads": 0, "pieces": 1, "workers": 0,
+    "compile": False,
+}  # fmt: skip
 
 
 def _words_of(tuned: Mapping[str, Any]) -> str:
@@ -194,6 +199,7 @@ def _words_of(tuned: Mapping[str, Any]) -> str:
         return ""
     told = {key: value for key, value in choice.items() if key in _PLAIN and value != _PLAIN[key]}
     words = [str(told[key]) for key in ("precision", "layout") if key in told]
+    words += ["gradients of convolutions by matrix products"] if "kernels" in told else []
     words += [f"{told['threads']} thread{'s' * (told['threads'] != 1)}"] if "threads" in told else []
     words += [f"in {told['pieces']} pieces"] if "pieces" in told else []
     words += [f"{told['workers']} loader process{'es' * (told['workers'] != 1)}"] if "workers" in told else []

@@ -9,10 +9,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from holdfast.planning import history, rented_options
+from holdfast.base.human import duration
+from holdfast.planning import history, rented_options, unmeasured
 from holdfast.planning.estimate import Estimate, in_a_row, whole_run
 from holdfast.planning.measurement import PARTLY, Measurement
 from holdfast.planning.option import Option, Part
@@ -69,13 +71,11 @@ def _row(
     if preset is not None and (len(seen) < len(tried) or (bad is not None and not bad.preset)):
         return None
     if bad is not None or len(seen) < len(tried):
-        return replace(base, refused_by=bad.why if bad is not None else "not measured", basis="not measured")
+        return _unmeasured(world, device, base, found, [each for each, _ in tried], bad)
     estimates = [_estimate(world, device, each, changed) for each, changed in tried if each is not None]
     known = [each for each in estimates if each is not None]
     if len(known) < len(estimates):
-        return replace(
-            base, refused_by="the script does not say how many steps it takes: give --steps", basis="measured"
-        )
+        return replace(base, refused_by=_endless(seen, estimates), basis="measured")
     whole = in_a_row(known)
     energy, energy_from = _energy(device, first, whole.time_s)
     parts = tuple(
@@ -90,6 +90,58 @@ def _row(
         memory_bytes=max((each.memory_bytes or 0 for each in seen), default=0) or None,
         origin=tuple(_origin(world, device, seen, whole, energy_from, preset)),
     )  # fmt: skip
+
+
+def _endless(seen: Sequence[Measurement], estimates: Sequence[Estimate | None]) -> str:
+    """A step is known, their number is not: that is something."""
+    one = next((each.step_s for each, known in zip(seen, estimates, strict=True) if known is None), None) or 0.0
+    return f"the script does not say how many steps it takes: give --steps; 1,000 of them take {duration(1000 * one)}"
+
+
+def _unmeasured(
+    world: World,
+    device: Device,
+    base: Option,
+    found: dict[tuple[str, str], Measurement],
+    tried: Sequence[Measurement | None],
+    bad: Measurement | None,
+) -> Option:
+    """The job as asked came to no step in its time. Whatever else is known makes the row, with its basis."""
+    refused = replace(base, refused_by=bad.why if bad is not None else "not measured", basis="not measured")
+    if base.rank or any(each is not None and not each.usable and not each.slow for each in tried):
+        return refused
+    known: list[tuple[Estimate, str]] = []
+    for job, each in zip(world.jobs, tried, strict=True):
+        trial = each if each is not None else Measurement(job.name, device.id, slow=True)
+        measured = _estimate(world, device, trial, None)
+        answer = (
+            (measured, "measured")
+            if measured
+            else unmeasured.answer(world, device, job, trial, _smaller(world, device, found, job))
+        )
+        if answer is None:
+            return replace(refused, low_s=sum(one.took_s for one in tried if one is not None) or None)
+        known.append(answer)
+    whole = in_a_row([estimate for estimate, _ in known])
+    why = next(each.why for each in tried if each is not None and each.why)
+    bases = {basis for _, basis in known}
+    return replace(
+        base, time_s=whole.time_s, low_s=whole.low_s, high_s=whole.high_s if math.isfinite(whole.high_s) else None,
+        basis="estimated" if "estimated" in bases else "remembered", origin=(f"not measured: {why}", *whole.notes),
+    )  # fmt: skip
+
+
+def _smaller(
+    world: World, device: Device, found: dict[tuple[str, str], Measurement], job: JobFacts
+) -> list[tuple[Preset, Measurement, Estimate]]:
+    """The forms of a job that were measured, with what they take."""
+    rows = []
+    for preset in world.presets:
+        measured = found.get((job.name, preset.name))
+        estimate = _estimate(world, device, measured, None) if measured is not None else None
+        if measured is not None and estimate is not None:
+            rows.append((preset, measured, estimate))
+    return rows
 
 
 def _of_job(
@@ -111,11 +163,12 @@ def _estimate(world: World, device: Device, found: Measurement, changed: dict[st
     epochs = None
     if changed and found.preset == "":
         epochs = next((int(value) for value in changed.values() if value.isdigit()), None)
+    job = next((each for each in world.jobs if each.name == found.job), None)
     return whole_run(
         found,
         history.correction(list(world.past), found.job, device.id),
         epochs=epochs,
-        steps=world.steps,
+        steps=world.steps or (unmeasured.usual_steps(world, job, device) if job is not None else None),
         rate=device.rate,
         fault_s=history.seconds_per_fault(list(world.past)),
         save_every_s=world.save_every_s,

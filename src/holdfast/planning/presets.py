@@ -22,7 +22,7 @@ from typing import Any
 
 AS_ASKED = "as asked"
 _EPOCHS = ("epochs", "num_epochs", "n_epochs", "max_epochs", "updates")
-_SIDES = ("imgsz", "image_size", "img_size", "input_size", "resolution", "side", "crop")
+SIDES = ("imgsz", "image_size", "img_size", "input_size", "resolution", "side", "crop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class Preset:
     score: float | None = None
     basis: str = ""
     """Where the score comes from."""
+    instead_of: tuple[tuple[str, str], ...] = ()
+    """What its arguments are in the job as it was asked for, as far as that can be read."""
 
     @property
     def needs_trial(self) -> bool:
@@ -74,7 +76,8 @@ def smaller_than(given: Mapping[str, str], named: Iterable[Preset], path: Path) 
     """Those that make this script with these arguments smaller. Their scores are known for the job as it comes only."""
     now = {key: str(value) for key, value in _defaults(path).items() if value is not None} | dict(given)
     found = [each for each in named if all(_is_less(value, now.get(key)) for key, value in each.arguments)]
-    return tuple(replace(each, score=None, basis="") if given else each for each in found)
+    told = [replace(each, instead_of=tuple((k, now[k]) for k, _ in each.arguments if k in now)) for each in found]
+    return tuple(replace(each, score=None, basis="") if given else each for each in told)
 
 
 def _is_less(value: str, now: str | None) -> bool:
@@ -92,12 +95,12 @@ def for_script(path: Path, given: Mapping[str, str]) -> tuple[Preset, ...]:
     epochs = next((name for name in _EPOCHS if name in defaults), None)
     if epochs is not None:
         found.append(Preset("half the epochs", epochs_argument=epochs, share=0.5))
-    side = next((name for name in _SIDES if isinstance(defaults.get(name), int)), None)
+    side = next((name for name in SIDES if isinstance(defaults.get(name), int)), None)
     if side is not None:
         now = _whole(given.get(side)) or defaults[side]
         if isinstance(now, int) and now >= 64:
             half = max(32, now // 2 // 32 * 32)
-            found.append(Preset(f"{side} {half}", arguments=((side, str(half)),)))
+            found.append(Preset(f"{side} {half}", arguments=((side, str(half)),), instead_of=((side, str(now)),)))
     return tuple(found)
 
 

@@ -25,8 +25,10 @@ from holdfast.base.folders import make_private
 from holdfast.planning.choice import Choice, Knob
 
 FILE = "tuning.json"
-REMEMBERED_FOR_S, BUSY_S = 30 * 86400.0, 3600.0
-"""What was measured on a busy machine may be wrong for a quiet one, and is forgotten sooner."""
+REMEMBERED_FOR_S, PLANNED_S, BUSY_S = 30 * 86400.0, 7 * 86400.0, 3600.0
+"""What was measured on a busy machine may be wrong for a quiet one, and is forgotten sooner; but what a plan's trial
+took lasts as long as the plan, which has reckoned with it."""
+PLAIN = Choice()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,15 @@ class Row:
     seconds: float | None
     """The median of its steps."""
     ratio: float | None
-    """Its time over that of the best so far, in pairs; below 1 is faster."""
+    """Its time over that of the one it was compared with, the median of pairs; below 1 is faster."""
     refused: str = ""
+    against: Choice | None = None
+    low: float | None = None
+    high: float | None = None
+    """Between these the ratio lies, nine times of ten; for fewer than five pairs, all that were seen."""
+    pairs: int = 0
+    wins: int = 0
+    """Pairs in which it was the faster one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +56,44 @@ class Result:
 
     choice: Choice
     speedup: float
+    """Against the best plain setting; where that itself was chosen, against all threads."""
     plain_s: float | None
     took_s: float
     rows: tuple[Row, ...] = field(default=())
     basis: str = "measured"
+    low: float = 1.0
+    high: float = 1.0
+    base: Choice = PLAIN
+    """The best plain setting: a plain step with the number of threads that is fastest."""
+    pairs: int = 0
+    wins: int = 0
+    load: float = 0.0
+    """How many wanted to run at a time while it was measured, where that was more than there are cores; else 0."""
 
     def words(self) -> str:
         """One line for the user."""
-        tried = f"{len(self.rows)} tried in {self.took_s:.1f} s" if self.basis == "measured" else self.basis
-        if self.basis.startswith("not measured"):
+        if self.basis.startswith(("not measured", "left to the run")):
             return f"not tuned: {self.choice.words()} settings ({self.basis.partition(': ')[2]})"
-        if self.choice == Choice():
-            return f"tuned: plain settings are the fastest ({tried})"
-        return f"tuned: {self.choice.words()}: {self.speedup:.2f}x as fast as plain ({tried})"
+        tried = f"{len(self.rows)} tried in {self.took_s:.1f} s" if self.basis == "measured" else self.basis
+        return f"tuned: {self._told()} ({tried}){self._busy()}"
+
+    def _told(self) -> str:
+        if self.choice == PLAIN:
+            return "no setting is surely faster than plain" if self.load else "plain settings are the fastest"
+        spread = f"{self.low:.2f} to {self.high:.2f}"
+        spread += f", faster in {self.wins} of {self.pairs} pairs" if self.pairs else ""
+        if self.choice == self.base:
+            return (
+                f"{self.choice.words()}, the best plain setting: {self.speedup:.2f}x ({spread}) as fast as all threads"
+            )
+        than = "plain" if self.base == PLAIN else f"the best plain setting ({self.base.words()})"
+        return f"{self.choice.words()}: {self.speedup:.2f}x ({spread}) as fast as {than}"
+
+    def _busy(self) -> str:
+        if not self.load:
+            return ""
+        many = f"{self.load:.0f} processes want {os.cpu_count()} cores"
+        return f"; the machine is busy ({many}): on a quiet one another setting may be faster"
 
 
 class Record:
@@ -101,12 +135,12 @@ class Record:
     def keep(self, result: Result) -> None:
         self._write(
             {
+                **_numbers(result),
                 "choice": result.choice.to_json(),
                 "basis": result.basis,
-                "speedup": round(result.speedup, 3),
                 "plain_s": result.plain_s,
                 "took_s": round(result.took_s, 2),
-                "rows": [{**asdict(row), "choice": row.choice.to_json()} for row in result.rows],
+                "rows": [asdict(row) for row in result.rows],
                 "trying": None,
             }
         )
@@ -124,7 +158,8 @@ class Memory:
         found = (files.read_json(self.path) or {}).get(self.key)
         if not isinstance(found, dict):
             return None
-        lasts = BUSY_S if found.get("busy") else REMEMBERED_FOR_S
+        planned = found.get("planned") is True
+        lasts = PLANNED_S if planned else BUSY_S if found.get("busy") else REMEMBERED_FOR_S
         if not 0 <= time.time() - files.number(found.get("when")) < lasts:
             return None
         choice = Choice.from_json(found.get("choice"))
@@ -134,18 +169,18 @@ class Memory:
         for name, value in choice.to_json().items():
             if json.dumps(value) not in allowed.get(name, {json.dumps(getattr(start, name))}):
                 return None
+        whence = f"remembered from {'the plan' if planned else 'an earlier run'}"
+        numbers = {name: files.number(found.get(name)) for name in ("speedup", "low", "high", "load")}
         return Result(
-            choice, files.number(found.get("speedup")) or 1.0, None, 0.0, (), "remembered from an earlier run"
-        )
+            choice, numbers["speedup"] or 1.0, None, 0.0, (), whence,
+            numbers["low"] or 1.0, numbers["high"] or 1.0, Choice.from_json(found.get("base")) or PLAIN,
+            int(files.number(found.get("pairs"))), int(files.number(found.get("wins"))), numbers["load"],
+        )  # fmt: skip
 
-    def keep(self, result: Result, *, briefly: bool = False) -> None:
-        """For next time; `briefly` is for what was measured in less time than it deserves."""
-        told = {
-            "choice": result.choice.to_json(),
-            "speedup": round(result.speedup, 3),
-            "when": time.time(),
-            "busy": briefly or busy(),
-        }
+    def keep(self, result: Result, *, planned: bool = False) -> None:
+        """For next time; `planned` is what the trial of a plan found, for the run that follows it."""
+        told = {**_numbers(result), "choice": result.choice.to_json(), "when": time.time(), "planned": planned}
+        told["busy"] = result.load > 0 or load() > 0
         try:
             make_private(self.path.parent)
             data = files.read_json(self.path) or {}
@@ -155,11 +190,19 @@ class Memory:
             return
 
 
-def busy() -> bool:
-    """Whether clearly more wants to run here than there are cores; False where that cannot be asked."""
+def _numbers(result: Result) -> dict[str, Any]:
+    return {
+        "speedup": round(result.speedup, 3), "low": round(result.low, 3), "high": round(result.high, 3),
+        "pairs": result.pairs, "wins": result.wins, "base": result.base.to_json(), "load": round(result.load, 1),
+    }  # fmt: skip
+
+
+def load() -> float:
+    """How many want to run here, where that is clearly more than there are cores; else, and where nobody knows, 0."""
     if sys.platform == "win32":
-        return False
+        return 0.0
     try:
-        return os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1)
+        now = os.getloadavg()[0]
     except (AttributeError, OSError):
-        return False
+        return 0.0
+    return now if now > 1.5 * (os.cpu_count() or 1) else 0.0

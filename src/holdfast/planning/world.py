@@ -23,6 +23,8 @@ class JobFacts:
     """As runs of it are called in the history."""
     parameters: tuple[str, ...] = ()
     """Arguments that its `train` takes."""
+    arguments: tuple[tuple[str, str], ...] = ()
+    """Those that were given, sorted, as the history of runs has them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from holdfast.workloads.eeg import baselines, scores
+from holdfast.workloads.eeg import baselines, challenge2, closing, scores
 
 
 def test_nrmse_is_rmse_over_the_population_spread() -> None:
@@ -151,3 +151,19 @@ def test_one_subject_has_no_interval_and_shows_nothing() -> None:
     found = scores.measured(truth, truth + 0.01, np.full(40, "S1"), 1.5, auroc_too=True)
     assert found["nrmse"] < 0.1 and found["nrmse_low"] is found["r_high"] is found["auroc_low"] is None
     assert found["inside_noise"] is True
+
+
+@pytest.mark.parametrize(("people", "known"), [(2, False), (4, False), (5, True)])
+def test_fewer_than_five_subjects_have_no_interval_and_it_is_said(people: int, known: bool) -> None:
+    """Of two subjects, half of all draws are one of them twice: what looks like an interval is one or the other."""
+    truth = np.tile(np.linspace(0.5, 2.5, 20), people)
+    subjects = np.repeat([f"S{each}" for each in range(people)], 20)
+    guess = truth + np.random.default_rng(0).normal(0, 0.2, len(truth))
+    found = {"challenge": 1, "subjects": people, "windows": len(truth), **scores.measured(truth, guess, subjects, 1.5)}
+    assert (found["nrmse_low"] is not None) is known and found["inside_noise"] is not known
+    told = "\n".join(closing.of_run(found))
+    assert ("[" in told) is known and (
+        f"no interval: {people} subjects say too little about others" in told
+    ) is not known
+    spread = challenge2.mean_r_interval(np.stack([truth] * 2, 1), np.stack([guess] * 2, 1), subjects)
+    assert bool(np.isfinite(spread).all()) is known

@@ -88,3 +88,40 @@ def test_challenge2_is_cross_validated_too(tmp_path: Path) -> None:
     told = json.loads((outcome.folder.path / "scores.json").read_text())
     assert (told["out_of_fold"]["folds"], told["out_of_fold"]["windows"]) == (3, 36)
     assert np.isfinite(told["out_of_fold"]["nrmse"])
+
+
+def test_nets_that_share_all_subjects_train_in_a_run_beside_a_net_of_braindecode(tmp_path: Path) -> None:
+    """`cross=true`: who would validate trains as well, each subject is left out by one member, and what was kept
+    answers like the run. `against=` puts a net of braindecode beside it. Three test subjects: no interval."""
+    pytest.importorskip("braindecode")
+    windows = cache.open(small.challenge1(tmp_path / "cache", subjects=15, trials=4, releases=RELEASES))
+    words = ["model=unet", "members=3", "cross=true", "epochs=2", "batch=16", "width=8", "tune=false",
+             "against=ShallowFBCSPNet"]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", "train", "eeg-challenge1", f"data={windows.folder}", *words,
+         "run.threads=1", "run.device=cpu", "--json"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=800, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    folder = tmp_path / json.loads(done.stdout)["folder"]
+    told = json.loads((folder / "scores.json").read_text())
+    parts = split(windows.table)
+    rows = np.sort(np.concatenate([parts.train, parts.valid]))
+    assert told["out_of_fold"]["windows"] == len(rows) == 48, "the subjects of the validation train as well"
+    fold = folds(windows.table, rows, 3, mixed=True)
+    by_subject = {who: set(fold[windows.table["subject"][rows] == who]) for who in windows.table["subject"][rows]}
+    assert set(fold) == {0, 1, 2} and all(len(each) == 1 for each in by_subject.values())
+
+    from safetensors.torch import load_file
+
+    net = serving.build(submission.described(folder), models, heads)
+    net.load_state_dict(load_file(folder / "final.safetensors"))
+    assert net.pooled and len(net.members) == 3
+    guess = predict(net, windows, parts.test, CPU)[:, 0]
+    assert told["nrmse"] == pytest.approx(scores.nrmse(windows.table["response_time"][parts.test], guess), abs=1e-3)
+
+    said = (folder / "output.log").read_text()
+    assert told["nrmse_low"] is None and "  no interval: 3 subjects say too little about others" in said
+    rival = told["baselines"]["rival"]
+    assert rival["name"] == "ShallowFBCSPNet" and rival["steps"] >= 1 and rival["cpu_s"] > 0
+    assert np.isfinite(rival["nrmse"]) and f"ShallowFBCSPNet in the same {rival['cpu_s']} CPU s " in said

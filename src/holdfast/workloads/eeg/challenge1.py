@@ -4,6 +4,7 @@
     holdfast train eeg-challenge1 data=cache                   on windows made by `holdfast eeg prepare`
     holdfast train eeg-challenge1 head=scalar                  plain regression, for comparison
     holdfast train eeg-challenge1 model=transformer            the baseline; or any model of braindecode: model=EEGNeX
+    holdfast train eeg-challenge1 against=ShallowFBCSPNet      a net of braindecode beside it, as much processor time
     holdfast train eeg-challenge1 parent=calm-heron            from pretrained weights
     holdfast train eeg-challenge1 members=4 folds=true         an ensemble over releases, scored out of fold as well
     holdfast train eeg-challenge1 model=unet members=3 cross=true lr=0.016     the best here, for three times the work
@@ -26,6 +27,7 @@ from holdfast.workloads.eeg import baselines, foreign, linear, models, reporting
 from holdfast.workloads.eeg.heads import Ensemble, Net, ScalarHead, TimeHead
 from holdfast.workloads.eeg.inputs import say, windows_for
 from holdfast.workloads.eeg.ready import response_times, start_of
+from holdfast.workloads.eeg.rival import Rival
 from holdfast.workloads.eeg.splits import Rows, split
 from holdfast.workloads.eeg.splits import folds as fold_of
 from holdfast.workloads.eeg.training import Plan, Samples, fit, inherit, misaligned, predict
@@ -54,6 +56,7 @@ def train(
     patience: int = 6,
     tune: bool = True,
     precision: str = "",
+    against: str = "",
 ) -> None:
     """One run: windows, split, net, training, scores."""
     windows = windows_for(session, "challenge1", data)
@@ -65,6 +68,8 @@ def train(
     parts = split(table, valid=valid, test=test, keep=np.isfinite(times))
     say(session, f"split {parts.how}")
     rows = np.sort(np.concatenate([parts.train, parts.valid])) if cross else parts.train
+    if against and against not in models.OWN:
+        foreign.check(against)
     if cross and (members < 2 or head != "time"):
         raise UserError("cross=true needs several members and head=time", hints=["`members=3 cross=true`"])
 
@@ -101,12 +106,20 @@ def train(
 
     fixed = (("precision", precision),) if precision else ()
     plan = Plan(epochs, batch, lr, weight_decay, patience, tune, fixed, last=cross)
-    fit(session, net, samples, loss_of, check, plan)
+    rival = Rival(against)
+    with rival.timing():
+        fit(session, net, samples, loss_of, check, plan)
     judged = parts.test if len(parts.test) else parts.valid
     with session.evaluating():  # it takes long on a busy machine, and silence after a step would be a hang
         if not cross:
             calibrate(net, windows, parts.valid, times, float(times[parts.train].mean()), session.device)
-        report(session, net, windows, rows, judged, fold, model, head)
+        beside: dict[str, Any] = {}
+        if against:
+            other = build_net(windows, rows, model=against, head="scalar", dropout=dropout)
+            said = rival.answers(session, other, windows, rows, times, judged, batch)
+            beside = {"name": against, "nrmse": scores.rounded(scores.nrmse(times[judged], said)),
+                      "cpu_s": round(rival.cpu_s, 1), "steps": rival.steps}  # fmt: skip
+        report(session, net, windows, rows, judged, fold, model, head, beside)
 
 
 def build_net(
@@ -163,8 +176,9 @@ def calibrate(
 
 
 def report(
-    session: holdfast.Session, net: Ensemble, windows: Any, train: Rows, test: Rows, fold: Any, model: str, head: str
-) -> None:
+    session: holdfast.Session, net: Ensemble, windows: Any, train: Rows, test: Rows, fold: Any, model: str, head: str,
+    rival: dict[str, Any],
+) -> None:  # fmt: skip
     """The scores on held-out subjects, printed and kept in scores.json."""
     table = windows.table
     times, subjects = table["response_time"], table["subject"]
@@ -184,7 +198,7 @@ def report(
         "head": head,
         **reporting.described(windows, test),
         **scores.measured(truth, guess, subjects[test], constant, auroc_too=True),
-        "baselines": rows,
+        "baselines": {**rows, **({"rival": rival} if rival else {})},
     }
     if fold is not None:
         result["out_of_fold"] = reporting.out_of_fold(net, windows, train, times, fold, session.device)

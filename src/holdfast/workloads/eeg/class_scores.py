@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from holdfast.base.human import counted, table
 from holdfast.workloads.eeg import scores
 
-FEWEST = 5
-"""Subjects for an interval."""
+FEWEST = scores.FEWEST
 # The 97.5 % point of Student's t for 4, 5, … degrees of freedom; further on it is close to the last.
 _T = (2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093)
 _T_MANY = 1.98

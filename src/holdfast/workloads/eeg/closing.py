@@ -15,6 +15,8 @@ from holdfast.base.human import counted
 from holdfast.run.folder import name_of
 
 SCORES = "scores.json"
+FEWEST = 5
+"""Subjects for an interval: of fewer, nobody knows how far other people are from them."""
 
 
 def lines(folders: list[Path]) -> list[str]:
@@ -52,7 +54,7 @@ def of_run(result: dict[str, Any]) -> list[str]:
     what = "SIMULATED EEG" if result.get("simulated") else "EEG"
     people, windows = whole(result.get("subjects")), whole(result.get("windows"))
     held_out = f"{counted(people, 'held-out subject')}, {counted(windows, 'window')}"
-    told = [f"Challenge {result.get('challenge')} on {what}, {held_out}"]
+    told = [f"Challenge {result.get('challenge')} on {what}, {held_out}", *no_interval(result)]
     factors = result.get("factors")
     for row in factors if isinstance(factors, list) else [result]:
         told += of_scores(row) if isinstance(row, dict) else []
@@ -62,6 +64,12 @@ def of_run(result: dict[str, Any]) -> list[str]:
         fold = result["out_of_fold"]
         told.append(f"  out of fold ({fold.get('folds')} folds): {_one(fold, 'nrmse')}   {_one(fold, 'r')}")
     return told
+
+
+def no_interval(result: dict[str, Any]) -> list[str]:
+    """Why there is none, where there is none."""
+    people = whole(result.get("subjects"))
+    return [f"  no interval: {counted(people, 'subject')} say too little about others"] if people < FEWEST else []
 
 
 def of_scores(row: dict[str, Any]) -> list[str]:
@@ -89,6 +97,11 @@ def _is_number(value: Any) -> bool:
 def _baselines(rows: dict[str, Any]) -> str:
     names = {"constant": "the constant", "age_and_sex": "age+sex", "oracle": "the true subject mean (oracle)",
              "ridge_time": "ridge on time samples", "ridge_power": "ridge on band power"}  # fmt: skip
+    rival = rows.get("rival")
+    if isinstance(rival, dict):
+        name, cpu_s = rival.get("name"), rival.get("cpu_s")
+        rows = {**rows, "rival": rival.get("nrmse")}
+        names["rival"] = f"{name} in the same {cpu_s} CPU s"
     told = [f"{names[key]} {_n(value)}" for key, value in rows.items() if key in names and value is not None]
     return ", ".join(told) or "-"
 

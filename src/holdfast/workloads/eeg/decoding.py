@@ -40,7 +40,7 @@ def within_subject(windows: Any, *, task: str = "") -> list[dict[str, Any]]:
         label = table["event"][mine] == rare
         group = groups(table["recording"][mine], table["onset"][mine])
         said = cross_validated(features(windows.batch(mine), windows.rate), label, group)
-        low, high = scores.interval(lambda y, p: scores.auroc(y > 0.5, p), label.astype(float), said, group)
+        low, high = scores.interval(lambda y, p: scores.auroc(y > 0.5, p), label.astype(float), said, group, fewest=3)
         rows.append(
             {
                 "subject": subject,

@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
         return _decode(args.decode, output)
     if args.csv:
         result = score_table(Path(args.csv))
-        told = [f"{result['windows']} predictions of {result['subjects']} subjects", *closing.of_scores(result)]
+        told = [f"{result['windows']} predictions of {result['subjects']} subjects", *closing.no_interval(result)]
+        told += closing.of_scores(result)
         results = [result]
     else:
         folders = [find_run(root_of(args), name).path for name in args.runs] or _newest(root_of(args))

@@ -18,12 +18,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from holdfast.optimize.regression import nrmse, pair, pearson
+from holdfast.workloads.eeg import closing
 
 __all__ = ["auroc", "inside_noise", "interval", "nrmse", "overall", "pearson"]
 
 Floats = NDArray[np.float64]
 Metric = Callable[[Floats, Floats], float]
 
+FEWEST = closing.FEWEST
 WEIGHTS = (0.3, 0.7)
 """Challenge 1 and Challenge 2 in the overall score."""
 
@@ -69,14 +71,15 @@ def fast_slow(truth: ArrayLike, guess: ArrayLike) -> float:
 # How sure is it? --------------------------------------------------------------------------------------------
 
 
-def draws(subjects: ArrayLike, times: int, seed: int) -> list[NDArray[np.intp]]:
+def draws(subjects: ArrayLike, times: int, seed: int, fewest: int = FEWEST) -> list[NDArray[np.intp]]:
     """Row indices of `times` bootstrap samples in which whole subjects are drawn with replacement.
 
-    None for a single subject: it would always be drawn, and say nothing about how far others are from it.
+    None for fewer than five subjects: of two, half of all draws are one of them twice, and nobody knows from them how
+    far others are.
     """
     _, number = np.unique(np.asarray(subjects), return_inverse=True)
     rows = [np.flatnonzero(number == each) for each in range(int(number.max()) + 1)] if number.size else []
-    if len(rows) < 2:
+    if len(rows) < fewest:
         return []
     generator = np.random.default_rng(seed)
     return [
@@ -85,20 +88,22 @@ def draws(subjects: ArrayLike, times: int, seed: int) -> list[NDArray[np.intp]]:
 
 
 def bootstrap(
-    metric: Metric, truth: ArrayLike, guess: ArrayLike, subjects: ArrayLike, *, times: int = 500, seed: int = 0
-) -> Floats:
+    metric: Metric, truth: ArrayLike, guess: ArrayLike, subjects: ArrayLike, *, times: int = 500, seed: int = 0,
+    fewest: int = FEWEST,
+) -> Floats:  # fmt: skip
     """The metric in each of `times` samples of subjects; undefined ones are left out."""
     y, p = pair(truth, guess)
-    values = np.array([metric(y[rows], p[rows]) for rows in draws(subjects, times, seed)])
+    values = np.array([metric(y[rows], p[rows]) for rows in draws(subjects, times, seed, fewest)])
     kept: Floats = values[np.isfinite(values)]
     return kept
 
 
 def interval(
-    metric: Metric, truth: ArrayLike, guess: ArrayLike, subjects: ArrayLike, *, times: int = 500, seed: int = 0
-) -> tuple[float, float]:
+    metric: Metric, truth: ArrayLike, guess: ArrayLike, subjects: ArrayLike, *, times: int = 500, seed: int = 0,
+    fewest: int = FEWEST,
+) -> tuple[float, float]:  # fmt: skip
     """The middle 95 % of `bootstrap`; NaN where too few samples define it."""
-    values = bootstrap(metric, truth, guess, subjects, times=times, seed=seed)
+    values = bootstrap(metric, truth, guess, subjects, times=times, seed=seed, fewest=fewest)
     if len(values) < 20:
         return float("nan"), float("nan")
     low, high = np.percentile(values, [2.5, 97.5])

@@ -148,7 +148,9 @@ def lines(result: dict[str, Any]) -> list[str]:
         told.append(f"  ! not the competition's torch 2.2.2 ({result['not_official']}): it may still fail there")
     for number in (1, 2):
         each = tried[f"challenge{number}"]
-        bounds = f" [{each['nrmse_low']:.3f}, {each['nrmse_high']:.3f}]" if each["nrmse_low"] is not None else ""
+        bounds = " (no interval: too few subjects)"
+        if each["nrmse_low"] is not None:
+            bounds = f" [{each['nrmse_low']:.3f}, {each['nrmse_high']:.3f}]"
         score = "-" if each["nrmse"] is None else f"{each['nrmse']:.4f}{bounds}"
         told.append(
             f"  Challenge {number}  nrmse {score}, {counted(each['windows'], 'window')} of "
