@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 from holdfast.base.errors import UserError
 from holdfast.state.flatten import DTYPES, TORCH_DTYPES, Read, Slot
+from holdfast.state.gradients import Gradients
 from holdfast.state.layout import MODULE, RESERVED, SIZES, Layout, Shape, Spec, capacity_for, dump_json, plan
 from holdfast.state.module_part import ModulePart, make_module
 from holdfast.state.optimizer_part import OptimizerPart, make_optimizer
@@ -59,6 +60,8 @@ class Protected:
         self._unread = 0
         self._json: dict[str, tuple[Any, str]] = {}
         self._dirty = True
+        self.gradients = Gradients()
+        """Those that an update is still to use."""
         self.add(named)
 
     def add(self, named: Mapping[str, Any]) -> None:
@@ -74,6 +77,9 @@ class Protected:
         self._check_optimizers(named, parts)
         order = [*self._parts, *named]
         self._parts = {name: parts[name] for name in order}
+        for name, target in named.items():
+            if isinstance(target, Optimizer):
+                self.gradients.follow(name, target)
         self._dirty = True
 
     def _make(self, name: str, target: Any) -> Part:
@@ -82,6 +88,9 @@ class Protected:
         if isinstance(target, Optimizer):
             return make_optimizer(name, target, self._named_params)
         return make_other(name, target)
+
+    def _looked_at(self) -> list[Part]:
+        return [*self._parts.values(), self.gradients]
 
     def _named_params(self) -> dict[str, Tensor]:
         modules = [part for part in self._parts.values() if isinstance(part, ModulePart)]
@@ -116,7 +125,7 @@ class Protected:
             # After a restore every object has other memory, once. That is no sign that it moves at each look.
             self._held = {name: place for name, place in self._held.items() if place.own}
         replaced = force
-        for part in self._parts.values():
+        for part in self._looked_at():
             replaced = part.refresh(force=force) or replaced
         if not self._hold_fresh() or replaced:
             self._gather()
@@ -150,6 +159,8 @@ class Protected:
         }
         if self._aliases:
             meta["aliases"] = self._aliases
+        if self.gradients.node:
+            meta["gradients"] = self.gradients.node
         return meta
 
     def meta_json(self, extra: Mapping[str, Any] | None = None, *, look: bool = True) -> str:
@@ -212,7 +223,7 @@ class Protected:
         seen: dict[int, str] = {}
         self._aliases = {}
         rows: list[tuple[Spec, Tensor, bool]] = []
-        for part in self._parts.values():
+        for part in self._looked_at():
             for slot in part.slots:
                 first = seen.setdefault(id(slot.tensor), slot.name)
                 if first is slot.name:
@@ -259,6 +270,7 @@ class Protected:
         with torch.no_grad():
             for part in sorted(self._parts.values(), key=lambda part: rank.get(part.kind, 1)):
                 part.restore(find, meta["state"][part.name], self.device)
+            self.gradients.restore(find, meta.get("gradients"), self.device)
         self._dirty = True
 
     def _check_parts(self, saved: Mapping[str, str]) -> None:

@@ -180,6 +180,8 @@ class Session:
             )
         self._ground.protect(named_by_kind(positional, named, ranks=self.ranks))
         self._attempts.protect()
+        for optimizer in self._ground.known_optimizers():
+            optimizer.register_step_post_hook(lambda *_: self._stepped_by_hand())
         self._landing = restore(self._ground)
         if self._landing is not None:
             self._started = True
@@ -439,7 +441,8 @@ class Session:
             accumulate=max(1, int(accumulate)),
             split=split,
         )
-        loss = self._transact(lambda device: self._attempts.perform(work, device), work)
+        with self._ground.updating():
+            loss = self._transact(lambda device: self._attempts.perform(work, device), work)
         self._ground.loss, self._ground.norm = loss, work.norm
         self._leave_step()
         return Loss(loss, self._waiting)
@@ -469,6 +472,15 @@ class Session:
         if not self._in_epoch and self._landing is None:
             self._offers.make()  # of a value that was logged inside of the step
         self._enter(Phase.LOOP)
+
+    def _stepped_by_hand(self) -> None:
+        """`optimizer.step()` of the script's own: a step like any other, committed with the body it is in."""
+        if self._busy or self._ground.replaying:
+            return
+        self._board.begin_attempt(self._position.step + 1)
+        self._position.step += 1
+        self._uncommitted += 1
+        self._ground.loss = self._ground.norm = None
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:

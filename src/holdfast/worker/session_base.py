@@ -127,6 +127,18 @@ class Ground:
         finally:
             self.device, self.replaying = home, False
 
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """The session itself updates, and clears the gradients before the next time: none of them is state."""
+        if not self.ready:
+            yield
+            return
+        self.protected.gradients.by_session = True
+        try:
+            yield
+        finally:
+            self.protected.gradients.by_session = False
+
     # -- what is protected ---------------------------------------------------------------------------------
 
     def protect(self, objects: dict[str, Any]) -> None:
