@@ -70,6 +70,7 @@ class Landing:
     def land(self, ground: Ground) -> None:
         """Position, protected objects and generators as they were when the snapshot was taken."""
         ground.position, ground.loop = Position.of(self.meta), self.loop
+        ground.begun = int(self.meta["session"].get("begun", 0))
         protected = ground.protected
         if protected.stamp() != self.stamp or protected.tensors() is not self.tensors:
             protected.restore(snapshot.reader(self.payload), self.meta)

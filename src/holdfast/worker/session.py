@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from holdfast.base import enumeration
 from holdfast.base.board import Phase
 from holdfast.base.errors import HoldfastError, UserError
 from holdfast.data.loader import Batch, Loader
@@ -220,6 +221,13 @@ class Session:
         """The epoch the run is in, counted from 0."""
         return self._position.epoch
 
+    @property
+    def batch(self) -> int:
+        """The place of this batch in its epoch, counted from 0: in a restored run too."""
+        if self._open is None:
+            raise UserError("session.batch was asked outside of the loop over session.batches")
+        return self._open.batch.index
+
     def epochs(self, total: int) -> Iterator[int]:
         """Count epochs from where the run is to `total`; each is committed when its body is over.
 
@@ -312,10 +320,16 @@ class Session:
         self._passes[name] = False
         self._enter(Phase.DATA)
         total = len(data)
+        landing = self._landing
+        if landing is None:
+            self._ground.begun = data.cursor
         for batch in data.batches(data.epoch, data.cursor):
             self._show_position(batch.index, total)
             self._enter(Phase.LOOP)
             self._arrive("batch", name)
+            if landing is not None and self._landing is None:
+                _count_on(batch.index - self._ground.begun)
+            landing = None
             opened = self._open = _Open(data, batch, self._position.step)
             try:
                 yield batch.value
@@ -606,6 +620,15 @@ class Session:
     def progress(self, done: int, total: int, label: str = "") -> None:
         """Long work before the loop: shown to the user, and a sign of life for the watchdog."""
         self._board.progress(int(done), int(total), label)
+
+
+def _count_on(done: int) -> None:
+    if not enumeration.catch_up(done):
+        raise UserError(
+            "`enumerate` around session.batches cannot go on counting here",
+            cause=f"{done} batches of this epoch are done, and this build of Python has another kind of enumerate",
+            hints=["ask `session.batch` for the place of a batch in its epoch"],
+        )
 
 
 def _number(name: str, value: Any) -> float | None:

@@ -94,6 +94,8 @@ class Ground:
         """A step is computed off the record."""
         self.position = Position()
         self.loop: Loop | None = None
+        self.begun = 0
+        """The batch at which the pass over the data began that the run is in: 0 unless one was left by `break`."""
         self.unheard = Unheard(link.board)
         self.objects: dict[str, Any] = {}
         """What is protected, by name."""
@@ -182,6 +184,7 @@ class Ground:
                 "at": at,
                 "of": of,
                 "loop": None if self.loop is None else self.loop.to_json(),
+                "begun": self.begun,
                 "sequence": snapshots.next_sequence,
                 "skipped": skipped,
                 "repeated": repeated,
