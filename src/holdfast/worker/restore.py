@@ -56,16 +56,11 @@ class Landing:
         """How many loops over epochs the script has to come past first."""
         return self.loop.number if self.loop is not None else 0
 
-    def is_past(self, number: int, total: int) -> bool:
-        """Whether the run is past this loop over epochs, which may have been left before its end.
-
-        A run that was over goes on if it is asked to. A loop that a script begins again, after an error it caught, is
-        the same one.
-        """
+    @property
+    def missed(self) -> bool:
+        """Whether the loop it was taken in has more to do."""
         loop = self.loop
-        if loop is None or self.at == "end":
-            return False
-        return number <= loop.number if loop.left else number < loop.number and total != loop.total
+        return loop is not None and not loop.left and Position.of(self.meta).epoch < loop.first + loop.total
 
     def land(self, ground: Ground) -> None:
         """Position, protected objects and generators as they were when the snapshot was taken."""
@@ -137,7 +132,7 @@ def _restored(ground: Ground, payload: memoryview) -> Landing:
     for record in logged:
         ground.unheard.add(record)
         ground.link.send("unheard", **record)
-    inside = loop is not None and not loop.left and ground.position.epoch < loop.total
+    inside = loop is not None and not loop.left and ground.position.epoch < loop.first + loop.total
     place = {"step": ground.position.step, "epoch": ground.position.epoch}
     ground.link.send("restored", **place, ended=here, inside=inside)
     return landing

@@ -38,11 +38,12 @@ from holdfast.faults.ladder import Rung
 from holdfast.run.settings import Settings
 from holdfast.state.rng import capture_rng, restore_rng
 from holdfast.worker.best_offer import Offers
+from holdfast.worker.epoch_loops import EpochLoops, check_reached, left_by_error
 from holdfast.worker.peers import Peers
 from holdfast.worker.rest import Resting
 from holdfast.worker.restore import Landing, restore
 from holdfast.worker.retry import Attempts, Samples
-from holdfast.worker.session_base import Ground, Link, Loop, LostWorker, Position, StopRun, named_by_kind
+from holdfast.worker.session_base import Ground, Link, LostWorker, Position, StopRun, named_by_kind
 from holdfast.worker.step import Loss, Splitter, Work
 
 __all__ = ["Link", "LostWorker", "Run", "Session", "StopRun"]
@@ -102,8 +103,7 @@ class Session:
         self._busy = False
         """Inside a step, or past the end."""
         self._in_epoch = False
-        self._loops = 0
-        """How often `epochs` was called."""
+        self._loops = EpochLoops()
         self._left: int | None = None
         """The epoch whose loop was left before its end. It is over once the script goes on."""
         self._offers = Offers(ground)
@@ -211,7 +211,7 @@ class Session:
         `session.transaction`.
         """
         landing = self._landing
-        before = landing is not None and landing.left and self._loops <= landing.loops
+        before = landing is not None and landing.left and self._loops.calls <= landing.loops
         if not self._busy and not self._in_epoch and self._open is None and not before:
             self._land("asked")
         return self._position.step
@@ -228,48 +228,56 @@ class Session:
             raise UserError("session.batch was asked outside of the loop over session.batches")
         return self._open.batch.index
 
-    def epochs(self, total: int) -> Iterator[int]:
-        """Count epochs from where the run is to `total`; each is committed when its body is over.
+    def epochs(self, total: int, *, name: str | None = None) -> Iterator[int]:
+        """Count `total` epochs, those that are done left out; each is committed when its body is over.
 
-        A loop that is left early (`break`, `return`, an error that the script catches) ends its epoch as well, and a
-        later loop goes on with the next one.
+        Each loop counts from 0. A script with several may give them names; without, their order tells them apart. One
+        that is left early (`break`, `return`) ends its epoch as well. After an error that the script catches, the next
+        loop is the same one, and goes on with the next epoch.
         """
         if not isinstance(total, int) or total < 0:
             raise UserError(f"session.epochs takes a whole number of epochs, not {total!r}")
         if self._in_epoch:
             raise UserError("session.epochs was called inside another", cause="a run has one count of epochs")
-        number, self._loops = self._loops, self._loops + 1
-        if self._landing is not None and self._landing.is_past(number, total):
+        if self._landing is None:
+            self._end_left()
+        loop = self._loops.begin(self._ground, self._landing, total, name)
+        if loop is None:
             return
         self._end_left()
-        self._board.position(epoch=self._position.epoch, epochs=total, batch=0, batches=0)
-        for epoch in range(self._position.epoch, total):
+        first, last = loop.first, loop.first + total
+        self._board.position(epoch=self._position.epoch, epochs=last, batch=0, batches=0)
+        for epoch in range(self._position.epoch, last):
             self._arrive("epoch")
             self._enter(Phase.LOOP)  # before its first batch a body may do work of its own
             self._in_epoch = True
-            self._ground.loop = Loop(number, total)
+            self._ground.loop = loop
             self._passes.clear()
-            self._board.position(epoch=epoch, epochs=total, batch=0, batches=0)
-            self._epochs_total = total
+            self._board.position(epoch=epoch, epochs=last, batch=0, batches=0)
+            self._epochs_total = last
             try:
-                yield epoch
+                yield epoch - first
             except GeneratorExit:
-                self._leave_epoch(epoch)
+                self._leave_epoch(epoch, caught=left_by_error())
                 raise
             finally:
                 self._in_epoch = False
             self._end_epoch(epoch)
+        if self._landing is None:
+            self._ground.loop = loop  # also one without an epoch to do
         if self._landing is not None and self._landing.at == "epoch":
             self._land_at_last()
         self._enter(Phase.EVALUATE)  # a test or an export comes after the last epoch, not a snapshot that takes long
 
-    def _leave_epoch(self, epoch: int) -> None:
+    def _leave_epoch(self, epoch: int, *, caught: bool = False) -> None:
         """The loop was left. Its weights may be the best, and what the script does next may change them.
 
         Python closes the loop wherever its last name goes, and passes over what is raised here. An error that nobody
         catches leaves it too: so nothing that a run goes on from says yet that the epoch is over.
         """
         self._left = epoch
+        if self._ground.loop is not None:
+            self._ground.loop.caught = caught
         if self._open is not None and not self._busy:
             self._leave_batch(self._open)
         if self._landing is None and not self._busy:
@@ -565,6 +573,7 @@ class Session:
                 self._in_epoch = False
                 self._leave_epoch(self._position.epoch)
             self._end_left()
+            check_reached(self._landing)
             self._land_at_last()
             self._ground.peers.at_boundary(self._ground, "end", stop=False)
             self._ground.take("end", resumable=True)

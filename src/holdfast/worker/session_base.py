@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -71,14 +71,33 @@ class Loop:
     total: int
     left: bool = False
     """Before its end, and the script has gone on."""
+    caught: bool = False
+    """By an error that the script has caught: a loop after that is the same one."""
+    key: str = "#1"
+    """Its name, or which of those without one it is."""
+    first: int = 0
+    """The epoch of the run in which it began."""
+    before: list[str] = field(default_factory=list)
+    """The loops that are over."""
 
     @classmethod
     def of(cls, meta: dict[str, Any]) -> Loop | None:
         said = meta["session"].get("loop")
-        return Loop(int(said["number"]), int(said["total"]), bool(said["left"])) if isinstance(said, dict) else None
+        if not isinstance(said, dict):
+            return None
+        number = int(said["number"])
+        return Loop(
+            number,
+            int(said["total"]),
+            bool(said["left"]),
+            bool(said.get("caught")),
+            str(said.get("key", f"#{number + 1}")),
+            int(said.get("first", 0)),
+            [str(each) for each in said.get("before", [])],
+        )
 
     def to_json(self) -> dict[str, Any]:
-        return {"number": self.number, "total": self.total, "left": self.left}
+        return asdict(self)
 
 
 class Ground:
