@@ -1,4 +1,4 @@
-"""`enumerate` around an iterator that begins in the middle: it counts on from there, as it would have without a restart.
+"""`enumerate` around an iterator that begins in the middle: it counts on from there, as without a restart.
 
     catch_up(7)      # called by a generator that makes its first element: the enumerate around it says 7, 8, 9, …
 
@@ -22,7 +22,8 @@ _DEPTH = 4
 """`enumerate(zip(map(…)))`: so many iterators of Python's own around one another at most."""
 _ONE_FOR_ONE = ("holdfast", "tqdm", "rich", "progressbar", "alive_progress", "fastprogress")
 """Their generators give one element for one. What a generator of the script's own counts nobody knows."""
-_PASSING_ON = (tuple, zip, map, filter, enumerate, itertools.islice, itertools.chain, itertools.starmap, itertools.zip_longest)
+_TOOLS = (itertools.islice, itertools.chain, itertools.starmap, itertools.zip_longest)
+_PASSING_ON = (tuple, zip, map, filter, enumerate, *_TOOLS)
 
 
 def catch_up(count: int) -> bool:

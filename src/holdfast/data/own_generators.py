@@ -53,7 +53,7 @@ class OwnGenerators:
                 if id(value) not in known:
                     known.add(id(value))
                     found.append(value)
-            elif name.strip("_").lower() in _INNER or hasattr(value, "__getitem__") and hasattr(value, "__dict__"):
+            elif name.strip("_").lower() in _INNER or (hasattr(value, "__getitem__") and hasattr(value, "__dict__")):
                 found += self._generators(value, depth - 1, known)
         return found
 

@@ -1,4 +1,4 @@
-"""Gradients that are still to be used: a script that accumulates them over several batches has them between two updates.
+"""Gradients that are still to be used: a script that accumulates them over several batches has some between updates.
 
     part = Gradients()
     part.follow("optimizer", optimizer)

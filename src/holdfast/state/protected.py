@@ -40,6 +40,9 @@ _HEADER_BYTES = 160
 """A header row of a tensor with a long name."""
 _SPARE_BYTES = 1 << 20
 
+KEPT = "session"
+"""The part that a session protects by itself. Runs that were saved before there was one do not have it."""
+
 FOREIGN_LIMIT = 16 << 20
 """Bytes of numpy memory that versions() reads. Above, a copy of the whole costs less than the reading."""
 
@@ -269,13 +272,14 @@ class Protected:
         rank = {MODULE: 0, "optimizer": 2}
         with torch.no_grad():
             for part in sorted(self._parts.values(), key=lambda part: rank.get(part.kind, 1)):
-                part.restore(find, meta["state"][part.name], self.device)
+                if part.name in meta["state"]:
+                    part.restore(find, meta["state"][part.name], self.device)
             self.gradients.restore(find, meta.get("gradients"), self.device)
         self._dirty = True
 
     def _check_parts(self, saved: Mapping[str, str]) -> None:
         here = {name: part.kind for name, part in self._parts.items()}
-        if dict(saved) == here:
+        if {KEPT: "object", **saved} == {KEPT: "object", **here}:
             return
         hints = ["resume with the script that started the run, or start a new run"]
         for name in [*here, *saved]:

@@ -85,8 +85,10 @@ def _another_way(saved: Loop, key: str | None) -> UserError:
 
 
 def left_by_error() -> bool:
-    """Called by a generator that is closed: does an error leave the loop around it? Then the script may catch it and try
-    again. `break` and `return` take the iterator from the stack, with an instruction of their own."""
+    """Called by a generator that is closed: does an error leave the loop around it?
+
+    Then the script may catch it and try again. `break` and `return` take the iterator from the stack by an instruction.
+    """
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:  # a progress bar in between
         frame = frame.f_back

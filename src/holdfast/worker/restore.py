@@ -19,6 +19,7 @@ from holdfast.base.errors import UserError
 from holdfast.faults.classification import classify_exception
 from holdfast.state import snapshot
 from holdfast.state.layout import read_meta
+from holdfast.state.protected import KEPT
 from holdfast.state.rng import restore_rng
 from holdfast.worker import unreported
 from holdfast.worker.session_base import Ground, Loop, Position
@@ -139,7 +140,7 @@ def _restored(ground: Ground, payload: memoryview) -> Landing:
 
 
 def _check_same_objects(meta: dict[str, Any], ground: Ground) -> None:
-    before, now = set(meta["parts"]), set(ground.objects)
+    before, now = {*meta["parts"], KEPT}, set(ground.objects)
     if before != now:
         raise UserError(
             "the script protects other objects than the run it goes on with",

@@ -33,12 +33,15 @@ from holdfast.base import enumeration
 from holdfast.base.board import Phase
 from holdfast.base.errors import HoldfastError, UserError
 from holdfast.data.loader import Batch, Loader
+from holdfast.data.plain_pass import check_no_strays
 from holdfast.faults.bad_samples import Charge, attach
 from holdfast.faults.ladder import Rung
 from holdfast.run.settings import Settings
+from holdfast.state.protected import KEPT
 from holdfast.state.rng import capture_rng, restore_rng
 from holdfast.worker.best_offer import Offers
 from holdfast.worker.epoch_loops import EpochLoops, check_reached, left_by_error
+from holdfast.worker.kept_values import Kept, Meter
 from holdfast.worker.peers import Peers
 from holdfast.worker.rest import Resting
 from holdfast.worker.restore import Landing, restore
@@ -104,6 +107,7 @@ class Session:
         """Inside a step, or past the end."""
         self._in_epoch = False
         self._loops = EpochLoops()
+        self._kept = Kept()
         self._left: int | None = None
         """The epoch whose loop was left before its end. It is over once the script goes on."""
         self._offers = Offers(ground)
@@ -154,6 +158,15 @@ class Session:
         return self._ground.peers.ranks
 
     @property
+    def state(self) -> dict[str, Any]:
+        """A dictionary for what a script keeps besides its objects: restored with them, after any fault."""
+        return self._kept.values
+
+    def meter(self, name: str) -> Meter:
+        """A running mean that begins here, where a script would write `running = 0.0`; restored with the rest."""
+        return self._kept.meter(name)
+
+    @property
     def _position(self) -> Position:
         return self._ground.position
 
@@ -179,7 +192,7 @@ class Session:
                 cause="the snapshot's layout is made once",
                 hints=["pass everything in one call: `session.protect(model=…, optimizer=…, data=…)`"],
             )
-        self._ground.protect(named_by_kind(positional, named, ranks=self.ranks))
+        self._ground.protect({**named_by_kind(positional, named, ranks=self.ranks), KEPT: self._kept})
         self._attempts.protect()
         for optimizer in self._ground.known_optimizers():
             optimizer.register_step_post_hook(lambda *_: self._stepped_by_hand())
@@ -195,6 +208,9 @@ class Session:
         self._board.loaders(sum(loader.num_workers for loader in self._ground.loaders()))
         for loader in self._ground.loaders():
             loader.on_event = self._attempts.loader_mended
+            loader.passes.protected = True
+            if self._landing is not None:
+                loader.passes.begin_again()
             loader.on_wait = self._board.beat
             loader.device = self.device
             loader.share_with(self.rank, self.ranks)
@@ -255,6 +271,8 @@ class Session:
             self._passes.clear()
             self._board.position(epoch=epoch, epochs=last, batch=0, batches=0)
             self._epochs_total = last
+            for loader in self._ground.loaders():
+                loader.passes.drawn = 0
             try:
                 yield epoch - first
             except GeneratorExit:
@@ -331,6 +349,8 @@ class Session:
         landing = self._landing
         if landing is None:
             self._ground.begun = data.cursor
+        if self._in_epoch and not any(self._passes.values()):
+            self._check_nothing_drawn()
         for batch in data.batches(data.epoch, data.cursor):
             self._show_position(batch.index, total)
             self._enter(Phase.LOOP)
@@ -364,7 +384,19 @@ class Session:
                 hints=["go round once more with session.epochs: each epoch is one pass over the data"],
             )
 
+    def _check_nothing_drawn(self) -> None:
+        """An iterator that is drawn from between the beginning of an epoch and its first batch is a batch ahead."""
+        for name in (name for name, each in self._named.items() if isinstance(each, Loader)):
+            passes = self._named[name].passes
+            if passes.drawn and passes.current is not None:
+                raise UserError(
+                    f"`{name}` was drawn from before the first batch of the epoch",
+                    cause="after a fault that batch would be another one: it belongs to no body",
+                    hints=["draw inside of the loop over session.batches", "in `zip`, put session.batches first"],
+                )
+
     def _end_batch(self, opened: _Open, name: str) -> None:
+        check_no_strays()
         if self._open is not opened:
             raise UserError("this iterator over session.batches is of an earlier epoch", hints=["make a new one"])
         if self._position.step == opened.step:
