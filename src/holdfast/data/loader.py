@@ -143,7 +143,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches in an epoch: in this one, if it has begun, else as the dataset is now."""
-        if self._streams or self.cursor:
+        if self._streams or (self.cursor and self._restored is None):
             return len(self._epoch(self.epoch))
         return len(Epoch(0, 0, _length(self._dataset), self.batch_size, False, self.drop_last))
 
@@ -224,7 +224,7 @@ class Loader:
         self._restored, missed, self._missed = None, self._missed, None
         length = _length(dataset)
         if start and restored is not None:
-            self.length = length
+            self.length, self._plan = length, None
             self._check_shape(start, restored)
         elif not start and not self._streams:
             if missed is not None and missed[0] is dataset and length == missed[1]:

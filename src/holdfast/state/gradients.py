@@ -7,8 +7,9 @@
 
 A gradient that came, or was added to, since the last update of its optimizer belongs to the state. One that was there
 at that update is used up: nearly every loop clears it before the next backward, so it is not saved. A loop that does
-not is seen at its next update, and from then on its gradients are saved each time. A restored process that is in doubt
-leaves a mark in the place of one gradient: if it is still there at the update, the run stops with an error.
+not is seen at its next update, and from then on its gradients are saved each time. Until then they are saved if they are
+small. If not, a restored process leaves a mark in the place of one: if it is still there at the update, the run stops
+with an error.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from holdfast.state.parts import Part
 
 _USED = "_holdfast_used"
 """The attribute of a gradient that says at which version an update used it."""
+SMALL = 32 << 20
+"""Bytes of gradients that are saved on suspicion."""
 _LOST = "_holdfast_lost"
 """The attribute of a gradient that stands where one was that was not saved."""
 
@@ -77,11 +80,12 @@ class _Followed:
         if self.ours and not self.kept:
             return []
         found = [each for each in self.gradients() if not hasattr(each[1], _LOST)]
-        return found if self.kept else [each for each in found if getattr(each[1], _USED, None) != each[1]._version]
+        suspected = not self.cleared and sum(grad.nbytes for _, grad in found) <= SMALL
+        return found if self.kept or suspected else [each for each in found if getattr(each[1], _USED, None) != each[1]._version]
 
     def in_doubt(self) -> int | None:
         """One gradient that was used, of a script that nobody has seen clear them yet."""
-        if self.ours or self.kept or self.cleared:
+        if self.ours or self.kept or self.cleared or sum(grad.nbytes for _, grad in self.gradients()) <= SMALL:
             return None
         used = (index for index, grad in self.gradients() if hasattr(grad, _USED) or hasattr(grad, _LOST))
         return next(used, None)
