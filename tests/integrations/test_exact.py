@@ -81,3 +81,15 @@ def test_importing_an_integration_is_the_users_choice() -> None:
     assert not re.search(r"'(lightning|transformers|ultralytics|accelerate)[.']", done.stdout)
     text = (Path(importlib.util.find_spec("holdfast.integrations.ultralytics").origin)).read_text()  # type: ignore
     assert not re.search(r"^\s*(from|import) ultralytics", text, re.M)
+
+
+def test_gradients_over_several_batches_and_generators_of_the_loader(tmp_path: Path) -> None:
+    """Killed in the middle of a window and of an epoch; `enumerate` says when to update."""
+    script, batches = ATTACHED / "accumulating_loop.py", 11
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    ran = by_itself(alone, script, EPOCHS, batches)
+    assert ran.code == 0, ran.story()
+    ran = under_run(tmp_path, script, EPOCHS, batches, fault="kill@17")
+    assert ran.code == 0 and ran.faults == ["killed"], ran.story()
+    assert same_weights(alone, tmp_path)

@@ -140,6 +140,7 @@ def test_a_look_is_cheap() -> None:
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(250)))
     optimizer = torch.optim.Adam(model.parameters())
     Job(0, nn.Sequential(nn.Linear(6, 4), model), optimizer).train(0, 1)
+    optimizer.zero_grad()  # gradients that wait for an update are state, too
     protected = Protected({"model": model, "optimizer": optimizer}, CPU)
     count = len(protected.layout().live)
     assert count == 2000

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from holdfast.base.errors import UserError
+from holdfast.state import layout as layouts
 from holdfast.state.protected import Protected
 from tests.state.saving import CPU, load, save
 from tests.state.state_jobs import Job, check_resumes, net, same, weights
@@ -225,3 +227,22 @@ def test_estimate_is_enough_for_the_state_to_come() -> None:
         assert layout.total_bytes <= estimate, name
         if "LBFGS" not in name:
             assert estimate < 3 * layout.total_bytes + (2 << 20), name
+
+
+def test_large_gradients_that_may_be_used_again_are_missed_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has seen yet whether the loop clears them: one that does goes on, one that does not is told."""
+    monkeypatch.setattr("holdfast.state.gradients.SMALL", 0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    protected = Protected({"model": model, "optimizer": optimizer}, torch.device("cpu"))
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    slot = save(protected)
+    assert "gradients" in layouts.read_meta(slot) and not any("gradients" in name for name, *_ in protected._specs)
+    load(protected, slot)
+    model(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(UserError, match="adds to gradients"):
+        optimizer.step()
+    optimizer.zero_grad()
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()

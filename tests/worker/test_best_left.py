@@ -145,8 +145,8 @@ def test_weights_that_are_not_the_best_are_not_kept(tmp_path: Path) -> None:
     assert torch.equal(best_of(run(tmp_path, train)), kept[2])
 
 
-def test_a_later_loop_goes_on_with_the_next_epoch(tmp_path: Path) -> None:
-    """With all of its batches: those of the epoch that was left are not begun again."""
+def test_a_later_loop_counts_from_the_beginning(tmp_path: Path) -> None:
+    """With all of its batches: those of the epoch that was left are not begun again. The run counts on."""
     seen: list[tuple[int, int]] = []
 
     def train(session: Session) -> None:
@@ -162,8 +162,29 @@ def test_a_later_loop_goes_on_with_the_next_epoch(tmp_path: Path) -> None:
                     break
 
     outcome = run(tmp_path, train)
-    whole = [(epoch, number) for epoch in (2, 3) for number in range(3)]
-    assert seen == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), *whole]
+    assert seen == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)] * 2
+    assert [data["epoch"] for data in outcome.kinds("epoch")] == [0, 1, 2, 3]
+
+
+def test_a_loop_after_an_error_that_was_caught_is_the_same_one(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def train(session: Session) -> None:
+        scene = Scene(session)
+        for _ in range(2):
+            try:
+                for epoch in session.epochs(4):
+                    scene.epoch()
+                    seen.append(epoch)
+                    if seen == [0, 1]:
+                        raise EOFError("try again")
+            except EOFError:
+                pass
+            else:
+                break
+
+    outcome = run(tmp_path, train)
+    assert seen == [0, 1, 2, 3]
     assert [data["epoch"] for data in outcome.kinds("epoch")] == [0, 1, 2, 3]
 
 

@@ -31,7 +31,8 @@ def add_parser(subparsers: Any) -> Parser:
     parser: Parser = subparsers.add_parser(
         "chaos",
         description="""\
-Inject faults into a training and check that the result is the same.
+Inject faults into a training, and check that weights and logged numbers are the
+same as without them.
 
 examples:
   holdfast chaos my_script.py                         a few random faults
@@ -87,8 +88,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def exit_code(receipt: dict[str, Any]) -> ExitCode:
-    """The answer is no where a fault was not survived, did not come, or left other weights where equal ones are due."""
-    good = receipt.get("survived") and receipt.get("weights_equal") is not False and not _missing(receipt)
+    """The answer is no where a fault was not survived or did not come, or where weights or logged numbers differ."""
+    same = receipt.get("weights_equal") is not False and receipt.get("logged_equal") is not False
+    good = receipt.get("survived") and same and not _missing(receipt)
     return ExitCode.OK if good else ExitCode.NO
 
 
@@ -117,6 +119,7 @@ def verdict(result: dict[str, Any]) -> list[str]:
         f"  receipt  {summary.receipt_words(receipt)}",
         f"  time     {duration(receipt.get('seconds_lost'))} lost",
         f"  weights  {_equal_words(receipt)}",
+        *([f"  logged   {receipt['logged_why']}"] if receipt.get("logged_why") else []),
         "",
         f"  holdfast show {result.get('run')}      show everything about the run with faults",
     ]

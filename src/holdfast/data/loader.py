@@ -28,9 +28,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from holdfast.base.errors import UserError
+from holdfast.data.dataset_look import look
 from holdfast.data.inline_reader import Reader
 from holdfast.data.loader_child import Fetcher
 from holdfast.data.loader_pool import LoaderFailed, Pool
+from holdfast.data.plain_pass import Passes
 from holdfast.data.quarantine import MOST_LISTED, Course, Held, Quarantine
 from holdfast.data.sample_marks import Policy, current
 from holdfast.data.sample_order import Coverage, Epoch, Indices
@@ -89,7 +91,8 @@ class Loader:
         prefetch_factor: int | None = None,
         allow_missing: bool = False,
     ) -> None:
-        self.dataset = dataset
+        self._dataset = dataset
+        self._collate_fn = collate_fn
         self.length = _length(dataset)
         self.batch_size = _whole("batch_size", batch_size, least=1)
         self.num_workers = _whole("num_workers", num_workers, least=0)
@@ -113,6 +116,17 @@ class Loader:
         """Whether plain iteration may go on without samples that cannot be read."""
         self.missing: tuple[int, ...] = ()
         """The samples that the last plain iteration went without. Tell it with the score."""
+        self._streams = 0
+        """Training passes under way."""
+        self._seen: Any = None
+        """The dataset, as the last pass began with it."""
+        self._grown = False
+        """Its length has changed from one epoch to another."""
+        self._restored: Mapping[str, Any] | None = None
+        """The shape of the saved epoch, if this is the middle of it."""
+        self._missed: tuple[Any, int, int] | None = None
+        """The dataset, its length and the saved one, of a run whose dataset had grown."""
+        self.passes = Passes(self._plain_values)
         self._known = Quarantine(self.length)
         self._listed: list[dict[str, Any]] = []
         self._shard = (0, 1)
@@ -128,8 +142,25 @@ class Loader:
             )
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
-        return len(Epoch(0, 0, self.length, self.batch_size, False, self.drop_last))
+        """Batches in an epoch: in this one, if it has begun, else as the dataset is now."""
+        if self._streams or (self.cursor and self._restored is None):
+            return len(self._epoch(self.epoch))
+        return len(Epoch(0, 0, _length(self._dataset), self.batch_size, False, self.drop_last))
+
+    @property
+    def dataset(self) -> Any:
+        """May be replaced, and may grow, between two epochs."""
+        return self._dataset
+
+    @dataset.setter
+    def dataset(self, dataset: Any) -> None:
+        if self._streams:
+            raise UserError(
+                "the dataset of a Loader was replaced in the middle of an epoch",
+                hints=["replace it between two epochs: `data.dataset = …` before `session.batches(data)`"],
+            )
+        _length(dataset)
+        self._dataset = dataset
 
     @property
     def on_event(self) -> Callable[[str, dict[str, Any]], None] | None:
@@ -175,12 +206,41 @@ class Loader:
 
         A batch without any sample that can be read does not come at all.
         """
+        self._look(start)
         course = self._course(epoch, training=True)
-        for index, value in enumerate(self._values(course, start), start):
-            samples, missing = course.divided(index)
-            if len(samples):
-                part, counted = course.part(samples)
-                yield Batch(index, value, samples, epoch, missing, part, counted)
+        self._streams += 1
+        try:
+            for index, value in enumerate(self._values(course, start), start):
+                samples, missing = course.divided(index)
+                if len(samples):
+                    part, counted = course.part(samples)
+                    yield Batch(index, value, samples, epoch, missing, part, counted)
+        finally:
+            self._streams -= 1
+
+    def _look(self, start: int) -> None:
+        """A pass begins. The dataset may be another one, or have grown, since the last epoch."""
+        dataset, restored = self._dataset, self._restored
+        self._restored, missed, self._missed = None, self._missed, None
+        length = _length(dataset)
+        if start and restored is not None:
+            self.length, self._plan = length, None
+            self._check_shape(start, restored)
+        elif not start and not self._streams:
+            if missed is not None and missed[0] is dataset and length == missed[1]:
+                raise _not_grown(length, missed[2])
+            self._grown = self._grown or (self._fetcher.dataset is dataset and length != self.length)
+            self.length = length
+            self._plan = None
+        seen = look(dataset) if self.num_workers else None
+        if self._fetcher.dataset is not dataset or (self._pool.pids and seen != self._seen):
+            self._pool.close()  # its processes have a copy of what was
+            if self._fetcher.dataset is not dataset:
+                self._fetcher = Fetcher(dataset, self._collate_fn)
+                self._pool.fetcher = self._fetcher
+                self._here = Reader(self._fetcher, self._pool)
+        self._known.length = self.length
+        self._seen = seen
 
     def __iter__(self) -> Iterator[Any]:
         """The values of a whole epoch, for evaluation: the cursor stays where it is."""
@@ -188,10 +248,13 @@ class Loader:
         if known and not self.allow_missing:
             raise self._incomplete(known)
         self.missing = tuple(known)
-        return self._all_values(self._course(self.epoch, training=False))
+        return self.passes.begin(self.epoch)
 
-    def _all_values(self, course: Course) -> Iterator[Any]:
-        for index, value in enumerate(self._values(course, 0)):
+    def _plain_values(self, number: int, start: int) -> Iterator[Any]:
+        if not self.cursor:
+            self._look(0)
+        course = self._course(number, training=False)
+        for index, value in enumerate(self._values(course, start), start):
             if len(course.samples(index)):
                 yield value
         if self.missing:
@@ -211,7 +274,8 @@ class Loader:
 
     def _epoch(self, number: int) -> Epoch:
         plan = self._plan
-        if plan is None or (plan.number, plan.seed) != (number, self.seed):
+        now = (number, self.seed, self.batch_size) if not self._streams else (number, self.seed)
+        if plan is None or (plan.number, plan.seed, plan.batch_size)[: len(now)] != now:
             plan = Epoch(self.seed, number, self.length, self.batch_size, self.shuffle, self.drop_last)
             self._plan = plan  # kept: the order of a large dataset takes a second to sort
         return plan
@@ -352,19 +416,20 @@ class Loader:
             "repeated": self.repeated,
             "quarantined": self._known.to_json(),
             "shape": self._shape(),
+            **({"grown": True} if self._grown else {}),
+            **({"plain": plain} if (plain := self.passes.state_dict()) is not None else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`. In the middle of an epoch it must be the same data in the same batches."""
-        if state["cursor"] > 0:
-            for name, now in self._shape().items():
-                before = state["shape"][name]
-                if before != now:
-                    raise UserError(
-                        f"the saved run is at batch {state['cursor']} of an epoch with {name}={before}, "
-                        f"but the loader has {name}={now}",
-                        hints=(f"continue with {name}={before}, or start a new run",),
-                    )
+        saved, length = state["shape"], _length(self._dataset)
+        self._restored = saved if state["cursor"] > 0 else None  # looked at when the epoch goes on
+        self._grown = bool(state.get("grown"))
+        grown = self._grown and length != saved["length"]
+        self._missed = (self._dataset, length, int(saved["length"])) if grown else None
+        self.passes.load_state_dict(state.get("plain"))
+        if not self._streams:
+            self._plan = None
         self.epoch = int(state["epoch"])
         self.cursor = int(state["cursor"])
         self.seed = int(state["seed"])
@@ -375,6 +440,17 @@ class Loader:
         if state["shape"]["length"] == self.length and self.policy.leaves_out:
             self._known.merge(state.get("quarantined"))
 
+    def _check_shape(self, cursor: int, saved: Mapping[str, Any]) -> None:
+        """In the middle of an epoch it must be the same data in the same batches."""
+        for name, now in self._shape().items():
+            before = saved[name]
+            if before != now:
+                raise UserError(
+                    f"the saved run is at batch {cursor} of an epoch with {name}={before}, "
+                    f"but the loader has {name}={now}",
+                    hints=(f"continue with {name}={before}, or start a new run",),
+                )
+
     def _shape(self) -> dict[str, Any]:
         return {
             "length": self.length,
@@ -382,6 +458,17 @@ class Loader:
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
         }
+
+
+def _not_grown(now: int, saved: int) -> UserError:
+    return UserError(
+        f"the dataset had grown to {saved} samples when the run was saved, and has {now} now",
+        cause="what a script adds to a dataset in the course of a run is not restored by itself",
+        hints=(
+            "give the dataset state_dict and load_state_dict, and protect it: session.protect(…, samples=dataset)",
+            "or build it from `session.epoch` at the beginning of each epoch",
+        ),
+    )
 
 
 def _length(dataset: Any) -> int:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from holdfast.base import enumeration
 from holdfast.base.board import Phase
 from holdfast.base.errors import UserError
 from holdfast.integrations.data import Followed, follow
@@ -118,8 +119,12 @@ class AttachedLoader:
         keep, followed, board = self._keep, self._followed, self._keep.outside.board
         total = _length(self._loader)
         board.enter(Phase.LOOP)  # what a body does besides computing nobody knows: a minute at least for each
+        resumed = followed.resuming
         for batch in self._loader:
             board.begin_attempt(keep.step + 1)
+            if resumed:
+                _count_on(followed.given - 1)
+            resumed = False
             yield batch
             last = total and followed.given >= total
             if not last or not self._in_epochs:
@@ -132,6 +137,15 @@ class AttachedLoader:
         board = keep.outside.board
         board.position(epoch=self._epoch, epochs=0, batch=followed.used, batches=_length(self._loader))
         keep.stop_if_asked()
+
+
+def _count_on(done: int) -> None:
+    if not enumeration.catch_up(done):
+        raise UserError(
+            "`enumerate` around the attached loader cannot go on counting here",
+            cause=f"{done} batches of this epoch are done, and this build of Python has another kind of enumerate",
+            hints=["ask `loader.step_count` instead"],
+        )
 
 
 def _length(loader: Any) -> int:

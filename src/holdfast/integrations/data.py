@@ -5,7 +5,8 @@
     followed.state_dict()                     # epoch, batches used, the generators at the beginning of the epoch
     followed.load_state_dict(state)           # the next `for` goes on after the last batch that was used
 
-The order of an epoch is drawn when it begins, from generators whose state is kept. To go on, that moment is repeated:
+The order of an epoch is drawn when it begins, from generators whose state is kept: the global ones, and those the
+loader has for itself (`generator=`, a generator of its sampler or dataset). To go on, that moment is repeated:
 the generators are set back, the loader is asked again, and batches that were used are passed over. Without loader
 processes the sampler is asked for them and nothing is read. With loader processes they are read and dropped: each
 process draws its random numbers in order, and only so does the next batch meet the same ones.
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from holdfast.data.own_generators import OwnGenerators
 from holdfast.state.rng import capture_rng, restore_rng
 
 _CPU = torch.device("cpu")
@@ -39,16 +41,25 @@ class Followed:
         self.on_resumed: Callable[[], None] | None = None
         """Called where a restored run goes on: the generators as they were at its last commit."""
         self._begun: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None
-        self._resuming = False
+        self._own = OwnGenerators(loader)
+        self._own_begun: dict[str, Any] = {}
+        """The loader's own generators when this epoch began."""
+        self._own_now: dict[str, Any] | None = None
+        """Those of a restored run, as they were at its last commit."""
+        self.resuming = False
 
     def state_dict(self) -> dict[str, Any]:
         tensors, words = self._begun or ({}, {})
-        return {"passes": self.passes, "used": self.used, "tensors": dict(tensors), "words": words}
+        place = {"passes": self.passes, "used": self.used, "tensors": dict(tensors), "words": words}
+        own = self._own.state_dict()
+        return {**place, "own": {"begun": self._own_begun, "now": own}} if own else place
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.passes, self.used = int(state["passes"]), int(state["used"])
         self._begun = (dict(state["tensors"]), dict(state["words"])) if state["tensors"] else None
-        self._resuming = True
+        own = state.get("own") or {}
+        self._own_begun, self._own_now = dict(own.get("begun", {})), own.get("now")
+        self.resuming = True
 
     def finish(self) -> None:
         """The epoch is over: nothing of it is left to go on with."""
@@ -57,9 +68,10 @@ class Followed:
 
     def begin(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """The batches of the next epoch, or the rest of the one that was begun."""
-        resuming, self._resuming = self._resuming, False
+        resuming, self.resuming = self.resuming, False
         if resuming and self.used and self._begun is not None:
             restore_rng(*self._begun, _CPU)
+            self._own.load_state_dict(self._own_begun)
             self.given = self.used
             return self._hand_out(self._skip(make(), self.used))
         if resuming:
@@ -67,6 +79,7 @@ class Followed:
         self.passes += 1
         tensors, words = capture_rng(_CPU)
         self._begun = {name: tensor.clone() for name, tensor in tensors.items()}, words
+        self._own_begun = self._own.state_dict()
         self.used = self.given = 0
         return self._hand_out(make())
 
@@ -80,6 +93,9 @@ class Followed:
         resumed, self.on_resumed = self.on_resumed, None
         if resumed is not None:
             resumed()
+        own, self._own_now = self._own_now, None
+        if own is not None:
+            self._own.load_state_dict(own)
 
     def _skip(self, batches: Iterator[Any], count: int) -> Iterator[Any]:
         """The same iterator after its first batches."""

@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 from holdfast.base.errors import UserError
 from holdfast.state.flatten import DTYPES, TORCH_DTYPES, Read, Slot
+from holdfast.state.gradients import Gradients
 from holdfast.state.layout import MODULE, RESERVED, SIZES, Layout, Shape, Spec, capacity_for, dump_json, plan
 from holdfast.state.module_part import ModulePart, make_module
 from holdfast.state.optimizer_part import OptimizerPart, make_optimizer
@@ -38,6 +39,9 @@ __all__ = ["Protected", "capture_rng", "dtype_of", "restore_rng", "rng_specs", "
 _HEADER_BYTES = 160
 """A header row of a tensor with a long name."""
 _SPARE_BYTES = 1 << 20
+
+KEPT = "session"
+"""The part that a session protects by itself. Runs that were saved before there was one do not have it."""
 
 FOREIGN_LIMIT = 16 << 20
 """Bytes of numpy memory that versions() reads. Above, a copy of the whole costs less than the reading."""
@@ -59,6 +63,8 @@ class Protected:
         self._unread = 0
         self._json: dict[str, tuple[Any, str]] = {}
         self._dirty = True
+        self.gradients = Gradients()
+        """Those that an update is still to use."""
         self.add(named)
 
     def add(self, named: Mapping[str, Any]) -> None:
@@ -74,6 +80,9 @@ class Protected:
         self._check_optimizers(named, parts)
         order = [*self._parts, *named]
         self._parts = {name: parts[name] for name in order}
+        for name, target in named.items():
+            if isinstance(target, Optimizer):
+                self.gradients.follow(name, target)
         self._dirty = True
 
     def _make(self, name: str, target: Any) -> Part:
@@ -82,6 +91,9 @@ class Protected:
         if isinstance(target, Optimizer):
             return make_optimizer(name, target, self._named_params)
         return make_other(name, target)
+
+    def _looked_at(self) -> list[Part]:
+        return [*self._parts.values(), self.gradients]
 
     def _named_params(self) -> dict[str, Tensor]:
         modules = [part for part in self._parts.values() if isinstance(part, ModulePart)]
@@ -116,7 +128,7 @@ class Protected:
             # After a restore every object has other memory, once. That is no sign that it moves at each look.
             self._held = {name: place for name, place in self._held.items() if place.own}
         replaced = force
-        for part in self._parts.values():
+        for part in self._looked_at():
             replaced = part.refresh(force=force) or replaced
         if not self._hold_fresh() or replaced:
             self._gather()
@@ -150,6 +162,8 @@ class Protected:
         }
         if self._aliases:
             meta["aliases"] = self._aliases
+        if self.gradients.node:
+            meta["gradients"] = self.gradients.node
         return meta
 
     def meta_json(self, extra: Mapping[str, Any] | None = None, *, look: bool = True) -> str:
@@ -212,7 +226,7 @@ class Protected:
         seen: dict[int, str] = {}
         self._aliases = {}
         rows: list[tuple[Spec, Tensor, bool]] = []
-        for part in self._parts.values():
+        for part in self._looked_at():
             for slot in part.slots:
                 first = seen.setdefault(id(slot.tensor), slot.name)
                 if first is slot.name:
@@ -258,12 +272,14 @@ class Protected:
         rank = {MODULE: 0, "optimizer": 2}
         with torch.no_grad():
             for part in sorted(self._parts.values(), key=lambda part: rank.get(part.kind, 1)):
-                part.restore(find, meta["state"][part.name], self.device)
+                if part.name in meta["state"]:
+                    part.restore(find, meta["state"][part.name], self.device)
+            self.gradients.restore(find, meta.get("gradients"), self.device)
         self._dirty = True
 
     def _check_parts(self, saved: Mapping[str, str]) -> None:
         here = {name: part.kind for name, part in self._parts.items()}
-        if dict(saved) == here:
+        if {KEPT: "object", **saved} == {KEPT: "object", **here}:
             return
         hints = ["resume with the script that started the run, or start a new run"]
         for name in [*here, *saved]:

@@ -27,7 +27,7 @@ from holdfast.injection.chaos import VARIABLE, FaultPlan
 from holdfast.run import seal
 from holdfast.run.folder import read_events
 from holdfast.state import layout
-from holdfast.testing import bounded
+from holdfast.testing import bounded, logged
 
 MAX_RESUMES = 20
 TUNING = "tuning.json"
@@ -154,10 +154,14 @@ def _compare(summary: dict[str, Any], references: list[dict[str, Any]], *, injec
     receipt["faults_planned"], receipt["faults_injected"] = planned, injected
     receipt["reference_sha256"] = references[0]["receipt"]["weights_sha256"] if references else None
     receipt["weights_equal"], receipt["why"] = _verdict(digests, len(references), sha256)
+    folders = [Path(reference["folder"]) for reference in references]
+    numbers = logged.read(Path(summary["folder"])) if sha256 is not None else {}
+    receipt["logged_equal"], receipt["logged_why"] = logged.compare([logged.read(each) for each in folders], numbers)
     inexact = _inexact(Path(summary["folder"])) if sha256 is not None else None
     receipt["exact"] = inexact is None
     if inexact is not None and receipt["weights_equal"] is False:
         receipt["weights_equal"], receipt["why"] = None, inexact
+        receipt["logged_equal"], receipt["logged_why"] = None, inexact
     receipt["max_rel_diff"] = None
     if references and sha256 is not None:
         receipt["max_rel_diff"] = max_relative_difference(

@@ -19,6 +19,7 @@ from holdfast.base.errors import UserError
 from holdfast.faults.classification import classify_exception
 from holdfast.state import snapshot
 from holdfast.state.layout import read_meta
+from holdfast.state.protected import KEPT
 from holdfast.state.rng import restore_rng
 from holdfast.worker import unreported
 from holdfast.worker.session_base import Ground, Loop, Position
@@ -56,20 +57,16 @@ class Landing:
         """How many loops over epochs the script has to come past first."""
         return self.loop.number if self.loop is not None else 0
 
-    def is_past(self, number: int, total: int) -> bool:
-        """Whether the run is past this loop over epochs, which may have been left before its end.
-
-        A run that was over goes on if it is asked to. A loop that a script begins again, after an error it caught, is
-        the same one.
-        """
+    @property
+    def missed(self) -> bool:
+        """Whether the loop it was taken in has more to do."""
         loop = self.loop
-        if loop is None or self.at == "end":
-            return False
-        return number <= loop.number if loop.left else number < loop.number and total != loop.total
+        return loop is not None and not loop.left and Position.of(self.meta).epoch < loop.first + loop.total
 
     def land(self, ground: Ground) -> None:
         """Position, protected objects and generators as they were when the snapshot was taken."""
         ground.position, ground.loop = Position.of(self.meta), self.loop
+        ground.begun = int(self.meta["session"].get("begun", 0))
         protected = ground.protected
         if protected.stamp() != self.stamp or protected.tensors() is not self.tensors:
             protected.restore(snapshot.reader(self.payload), self.meta)
@@ -136,14 +133,14 @@ def _restored(ground: Ground, payload: memoryview) -> Landing:
     for record in logged:
         ground.unheard.add(record)
         ground.link.send("unheard", **record)
-    inside = loop is not None and not loop.left and ground.position.epoch < loop.total
+    inside = loop is not None and not loop.left and ground.position.epoch < loop.first + loop.total
     place = {"step": ground.position.step, "epoch": ground.position.epoch}
     ground.link.send("restored", **place, ended=here, inside=inside)
     return landing
 
 
 def _check_same_objects(meta: dict[str, Any], ground: Ground) -> None:
-    before, now = set(meta["parts"]), set(ground.objects)
+    before, now = {*meta["parts"], KEPT}, set(ground.objects)
     if before != now:
         raise UserError(
             "the script protects other objects than the run it goes on with",

@@ -31,17 +31,42 @@ def main(train: Callable[..., None], *, supervised: bool | None = None, argv: li
     """
     words = sys.argv[1:] if argv is None else argv
     wanted = os.environ.get(UNSUPERVISED, "") in ("", "0") if supervised is None else supervised
-    path = _script_path(train)
-    if wanted and path is not None:
-        _become(interpreter.module("holdfast", "train", path, *words))
+    if wanted:
+        try:
+            path = _script_path(train, insist=supervised is True)
+        except HoldfastError as error:
+            from holdfast.console.output import print_error
+
+            print_error(error)
+            raise SystemExit(int(error.exit_code)) from None
+        if path is not None:
+            _become(interpreter.module("holdfast", "train", path, *words))
     raise SystemExit(_run_here(train, words))
 
 
-def _script_path(train: Callable[..., None]) -> str | None:
-    """The script that was started; None in a notebook or an interactive session."""
+def _script_path(train: Callable[..., None], *, insist: bool) -> str | None:
+    """The file a worker imports to find `train`: the script that was started, or the module that defines it.
+
+    None in a notebook or an interactive session, where there is no file; an error for who insists on a supervisor.
+    """
     started = sys.modules.get("__main__")
     name = getattr(started, "__file__", None)
-    return name if name and train.__module__ == "__main__" else None
+    if name and vars(started).get("train") is train:  # written there, or imported under its name
+        return str(name)
+    module = sys.modules.get(train.__module__)
+    if module is not started and vars(module).get("train") is train and not getattr(module, "__package__", ""):
+        return getattr(module, "__file__", None)
+    if not insist and not name:
+        return None
+    where = "there is no script to start again" if not name else f"{name} has no name `train` for this function"
+    raise UserError(
+        f"`{train.__qualname__}` cannot be run under a supervisor",
+        cause=where,
+        hints=[
+            f"`from {train.__module__} import {train.__name__} as train` at the top of the script that is started",
+            "or train in this very process: `holdfast.main(train, supervised=False)`",
+        ],
+    )
 
 
 def _become(command: list[str]) -> None:

@@ -29,19 +29,24 @@ from typing import Any, TypeVar
 
 import torch
 
+from holdfast.base import enumeration
 from holdfast.base.board import Phase
 from holdfast.base.errors import HoldfastError, UserError
 from holdfast.data.loader import Batch, Loader
+from holdfast.data.plain_pass import check_no_strays
 from holdfast.faults.bad_samples import Charge, attach
 from holdfast.faults.ladder import Rung
 from holdfast.run.settings import Settings
+from holdfast.state.protected import KEPT
 from holdfast.state.rng import capture_rng, restore_rng
 from holdfast.worker.best_offer import Offers
+from holdfast.worker.epoch_loops import EpochLoops, check_reached, left_by_error
+from holdfast.worker.kept_values import Kept, Meter
 from holdfast.worker.peers import Peers
 from holdfast.worker.rest import Resting
 from holdfast.worker.restore import Landing, restore
 from holdfast.worker.retry import Attempts, Samples
-from holdfast.worker.session_base import Ground, Link, Loop, LostWorker, Position, StopRun, named_by_kind
+from holdfast.worker.session_base import Ground, Link, LostWorker, Position, StopRun, named_by_kind
 from holdfast.worker.step import Loss, Splitter, Work
 
 __all__ = ["Link", "LostWorker", "Run", "Session", "StopRun"]
@@ -101,8 +106,8 @@ class Session:
         self._busy = False
         """Inside a step, or past the end."""
         self._in_epoch = False
-        self._loops = 0
-        """How often `epochs` was called."""
+        self._loops = EpochLoops()
+        self._kept = Kept()
         self._left: int | None = None
         """The epoch whose loop was left before its end. It is over once the script goes on."""
         self._offers = Offers(ground)
@@ -153,6 +158,15 @@ class Session:
         return self._ground.peers.ranks
 
     @property
+    def state(self) -> dict[str, Any]:
+        """A dictionary for what a script keeps besides its objects: restored with them, after any fault."""
+        return self._kept.values
+
+    def meter(self, name: str) -> Meter:
+        """A running mean that begins here, where a script would write `running = 0.0`; restored with the rest."""
+        return self._kept.meter(name)
+
+    @property
     def _position(self) -> Position:
         return self._ground.position
 
@@ -178,8 +192,10 @@ class Session:
                 cause="the snapshot's layout is made once",
                 hints=["pass everything in one call: `session.protect(model=…, optimizer=…, data=…)`"],
             )
-        self._ground.protect(named_by_kind(positional, named, ranks=self.ranks))
+        self._ground.protect({**named_by_kind(positional, named, ranks=self.ranks), KEPT: self._kept})
         self._attempts.protect()
+        for optimizer in self._ground.known_optimizers():
+            optimizer.register_step_post_hook(lambda *_: self._stepped_by_hand())
         self._landing = restore(self._ground)
         if self._landing is not None:
             self._started = True
@@ -192,6 +208,9 @@ class Session:
         self._board.loaders(sum(loader.num_workers for loader in self._ground.loaders()))
         for loader in self._ground.loaders():
             loader.on_event = self._attempts.loader_mended
+            loader.passes.protected = True
+            if self._landing is not None:
+                loader.passes.begin_again()
             loader.on_wait = self._board.beat
             loader.device = self.device
             loader.share_with(self.rank, self.ranks)
@@ -208,7 +227,7 @@ class Session:
         `session.transaction`.
         """
         landing = self._landing
-        before = landing is not None and landing.left and self._loops <= landing.loops
+        before = landing is not None and landing.left and self._loops.calls <= landing.loops
         if not self._busy and not self._in_epoch and self._open is None and not before:
             self._land("asked")
         return self._position.step
@@ -218,48 +237,65 @@ class Session:
         """The epoch the run is in, counted from 0."""
         return self._position.epoch
 
-    def epochs(self, total: int) -> Iterator[int]:
-        """Count epochs from where the run is to `total`; each is committed when its body is over.
+    @property
+    def batch(self) -> int:
+        """The place of this batch in its epoch, counted from 0: in a restored run too."""
+        if self._open is None:
+            raise UserError("session.batch was asked outside of the loop over session.batches")
+        return self._open.batch.index
 
-        A loop that is left early (`break`, `return`, an error that the script catches) ends its epoch as well, and a
-        later loop goes on with the next one.
+    def epochs(self, total: int, *, name: str | None = None) -> Iterator[int]:
+        """Count `total` epochs, those that are done left out; each is committed when its body is over.
+
+        Each loop counts from 0. A script with several may give them names; without, their order tells them apart. One
+        that is left early (`break`, `return`) ends its epoch as well. After an error that the script catches, the next
+        loop is the same one, and goes on with the next epoch.
         """
         if not isinstance(total, int) or total < 0:
             raise UserError(f"session.epochs takes a whole number of epochs, not {total!r}")
         if self._in_epoch:
             raise UserError("session.epochs was called inside another", cause="a run has one count of epochs")
-        number, self._loops = self._loops, self._loops + 1
-        if self._landing is not None and self._landing.is_past(number, total):
+        if self._landing is None:
+            self._end_left()
+        loop = self._loops.begin(self._ground, self._landing, total, name)
+        if loop is None:
             return
         self._end_left()
-        self._board.position(epoch=self._position.epoch, epochs=total, batch=0, batches=0)
-        for epoch in range(self._position.epoch, total):
+        first, last = loop.first, loop.first + total
+        self._board.position(epoch=self._position.epoch, epochs=last, batch=0, batches=0)
+        for epoch in range(self._position.epoch, last):
             self._arrive("epoch")
             self._enter(Phase.LOOP)  # before its first batch a body may do work of its own
             self._in_epoch = True
-            self._ground.loop = Loop(number, total)
+            self._ground.loop = loop
             self._passes.clear()
-            self._board.position(epoch=epoch, epochs=total, batch=0, batches=0)
-            self._epochs_total = total
+            self._board.position(epoch=epoch, epochs=last, batch=0, batches=0)
+            self._epochs_total = last
+            for loader in self._ground.loaders():
+                loader.passes.drawn = 0
             try:
-                yield epoch
+                yield epoch - first
             except GeneratorExit:
-                self._leave_epoch(epoch)
+                self._leave_epoch(epoch, caught=left_by_error())
                 raise
             finally:
                 self._in_epoch = False
             self._end_epoch(epoch)
+        if self._landing is None:
+            self._ground.loop = loop  # also one without an epoch to do
         if self._landing is not None and self._landing.at == "epoch":
             self._land_at_last()
         self._enter(Phase.EVALUATE)  # a test or an export comes after the last epoch, not a snapshot that takes long
 
-    def _leave_epoch(self, epoch: int) -> None:
+    def _leave_epoch(self, epoch: int, *, caught: bool = False) -> None:
         """The loop was left. Its weights may be the best, and what the script does next may change them.
 
         Python closes the loop wherever its last name goes, and passes over what is raised here. An error that nobody
         catches leaves it too: so nothing that a run goes on from says yet that the epoch is over.
         """
         self._left = epoch
+        if self._ground.loop is not None:
+            self._ground.loop.caught = caught
         if self._open is not None and not self._busy:
             self._leave_batch(self._open)
         if self._landing is None and not self._busy:
@@ -310,10 +346,18 @@ class Session:
         self._passes[name] = False
         self._enter(Phase.DATA)
         total = len(data)
+        landing = self._landing
+        if landing is None:
+            self._ground.begun = data.cursor
+        if self._in_epoch and not any(self._passes.values()):
+            self._check_nothing_drawn()
         for batch in data.batches(data.epoch, data.cursor):
             self._show_position(batch.index, total)
             self._enter(Phase.LOOP)
             self._arrive("batch", name)
+            if landing is not None and self._landing is None:
+                _count_on(batch.index - self._ground.begun)
+            landing = None
             opened = self._open = _Open(data, batch, self._position.step)
             try:
                 yield batch.value
@@ -340,7 +384,19 @@ class Session:
                 hints=["use session.epochs for another pass: each epoch is one pass over the data"],
             )
 
+    def _check_nothing_drawn(self) -> None:
+        """An iterator that is drawn from between the beginning of an epoch and its first batch is a batch ahead."""
+        for name in (name for name, each in self._named.items() if isinstance(each, Loader)):
+            passes = self._named[name].passes
+            if passes.drawn and passes.current is not None:
+                raise UserError(
+                    f"`{name}` was drawn from before the first batch of the epoch",
+                    cause="after a fault that batch would be another one: it belongs to no body",
+                    hints=["draw inside of the loop over session.batches", "in `zip`, put session.batches first"],
+                )
+
     def _end_batch(self, opened: _Open, name: str) -> None:
+        check_no_strays()
         if self._open is not opened:
             raise UserError("this iterator over session.batches is of an earlier epoch", hints=["make a new one"])
         if self._position.step == opened.step:
@@ -439,7 +495,8 @@ class Session:
             accumulate=max(1, int(accumulate)),
             split=split,
         )
-        loss = self._transact(lambda device: self._attempts.perform(work, device), work)
+        with self._ground.updating():
+            loss = self._transact(lambda device: self._attempts.perform(work, device), work)
         self._ground.loss, self._ground.norm = loss, work.norm
         self._leave_step()
         return Loss(loss, self._waiting)
@@ -469,6 +526,15 @@ class Session:
         if not self._in_epoch and self._landing is None:
             self._offers.make()  # of a value that was logged inside of the step
         self._enter(Phase.LOOP)
+
+    def _stepped_by_hand(self) -> None:
+        """`optimizer.step()` of the script's own: a step like any other, committed with the body it is in."""
+        if self._busy or self._ground.replaying:
+            return
+        self._board.begin_attempt(self._position.step + 1)
+        self._position.step += 1
+        self._uncommitted += 1
+        self._ground.loss = self._ground.norm = None
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -539,6 +605,7 @@ class Session:
                 self._in_epoch = False
                 self._leave_epoch(self._position.epoch)
             self._end_left()
+            check_reached(self._landing)
             self._land_at_last()
             self._ground.peers.at_boundary(self._ground, "end", stop=False)
             self._ground.take("end", resumable=True)
@@ -594,6 +661,15 @@ class Session:
     def progress(self, done: int, total: int, label: str = "") -> None:
         """Long work before the loop: shown to the user, and a sign of life for the watchdog."""
         self._board.progress(int(done), int(total), label)
+
+
+def _count_on(done: int) -> None:
+    if not enumeration.catch_up(done):
+        raise UserError(
+            "`enumerate` around session.batches cannot go on counting here",
+            cause=f"{done} batches of this epoch are done, and this build of Python has another kind of enumerate",
+            hints=["ask `session.batch` for the place of a batch in its epoch"],
+        )
 
 
 def _number(name: str, value: Any) -> float | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -71,14 +71,33 @@ class Loop:
     total: int
     left: bool = False
     """Before its end, and the script has gone on."""
+    caught: bool = False
+    """By an error that the script has caught: a loop after that is the same one."""
+    key: str = "#1"
+    """Its name, or which of those without one it is."""
+    first: int = 0
+    """The epoch of the run in which it began."""
+    before: list[str] = field(default_factory=list)
+    """The loops that are over."""
 
     @classmethod
     def of(cls, meta: dict[str, Any]) -> Loop | None:
         said = meta["session"].get("loop")
-        return Loop(int(said["number"]), int(said["total"]), bool(said["left"])) if isinstance(said, dict) else None
+        if not isinstance(said, dict):
+            return None
+        number = int(said["number"])
+        return Loop(
+            number,
+            int(said["total"]),
+            bool(said["left"]),
+            bool(said.get("caught")),
+            str(said.get("key", f"#{number + 1}")),
+            int(said.get("first", 0)),
+            [str(each) for each in said.get("before", [])],
+        )
 
     def to_json(self) -> dict[str, Any]:
-        return {"number": self.number, "total": self.total, "left": self.left}
+        return asdict(self)
 
 
 class Ground:
@@ -94,6 +113,8 @@ class Ground:
         """A step is computed off the record."""
         self.position = Position()
         self.loop: Loop | None = None
+        self.begun = 0
+        """The batch at which the pass over the data began that the run is in: 0 unless one was left by `break`."""
         self.unheard = Unheard(link.board)
         self.objects: dict[str, Any] = {}
         """What is protected, by name."""
@@ -126,6 +147,18 @@ class Ground:
             yield
         finally:
             self.device, self.replaying = home, False
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """The session itself updates, and clears the gradients before the next time: none of them is state."""
+        if not self.ready:
+            yield
+            return
+        self.protected.gradients.by_session = True
+        try:
+            yield
+        finally:
+            self.protected.gradients.by_session = False
 
     # -- what is protected ---------------------------------------------------------------------------------
 
@@ -170,6 +203,7 @@ class Ground:
                 "at": at,
                 "of": of,
                 "loop": None if self.loop is None else self.loop.to_json(),
+                "begun": self.begun,
                 "sequence": snapshots.next_sequence,
                 "skipped": skipped,
                 "repeated": repeated,

@@ -1,0 +1,18 @@
+"""One idiom as a run of holdfast: `holdfast train job.py idiom=NAME plan="{'kill': [2, 5]}"`."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+import holdfast
+from tests.idioms.kit_list import idioms
+
+
+def train(session: holdfast.Session, *, idiom: str = "", plan: str = "{}") -> None:
+    path = session.run.folder / "plan.json"
+    if not path.exists():
+        path.write_text(plan.replace("'", '"'))
+    torch.manual_seed(0)
+    idioms()[idiom].ported(session)

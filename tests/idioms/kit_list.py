@@ -1,0 +1,15 @@
+"""All idioms by name: what the kit runs, and what a worker looks up."""
+
+from __future__ import annotations
+
+import importlib
+
+from tests.idioms.pieces import IDIOMS, Idiom
+
+GROUPS = ("by_hand", "loops", "loaders", "objects")
+
+
+def idioms() -> dict[str, Idiom]:
+    for group in GROUPS:
+        importlib.import_module(f"tests.idioms.{group}")
+    return IDIOMS

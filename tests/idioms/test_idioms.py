@@ -1,0 +1,47 @@
+"""Ordinary idioms under real kills: equal weights, equal logged numbers, or a clear error; never another silently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.supervisor.process_start import NurseryLauncher
+from tests.idioms.kit import Kit
+from tests.idioms.kit_list import idioms
+from tests.real_faults.conftest import nursery  # noqa: F401
+
+OFTEN = (
+    "gradient accumulation by hand",
+    "k folds with early stopping",
+    "a dataset that grows, not protected",
+    "a second Loader by iter() and next()",
+    "early stopping by a counter in session.state",
+)
+"""Those of each run of the suite; the others are for `make test-all`."""
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory, nursery: NurseryLauncher) -> Iterator[Kit]:  # noqa: F811
+    yield Kit(tmp_path_factory.mktemp("idioms"), nursery)
+
+
+@pytest.mark.parametrize("name", idioms())
+def test_killed(kit: Kit, name: str, request: pytest.FixtureRequest) -> None:
+    idiom = idioms()[name]
+    plain, killed = kit.cell(idiom, "plain"), kit.cell(idiom, "killed")
+    assert "DIFFERS" not in f"{plain} {killed}", (plain, killed)
+    if idiom.refused:
+        assert killed != "equal"
+
+
+@pytest.mark.parametrize("name", idioms())
+def test_stopped_and_resumed(kit: Kit, name: str) -> None:
+    cell = kit.cell(idioms()[name], "stopped and resumed")
+    assert "DIFFERS" not in cell, cell
+
+
+def test_the_sample_is_of_the_list() -> None:
+    assert set(OFTEN) <= set(idioms())
+    assert Path(__file__).parent.joinpath("job.py").exists()
