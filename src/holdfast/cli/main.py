@@ -40,6 +40,7 @@ COMMANDS = {
     "list": Command("runs:add_list", "every run there is"),
     "watch": Command("watch", "see a run, live or over, in the terminal or a browser"),
     "notify": Command("notify", "try whom runs tell, or tell of a run"),
+    "track": Command("track", "send a run to MLflow, W&B, Trackio or TensorBoard, or what is left of it"),
     "show": Command("runs:add_show", "everything about a run"),
     "report": Command("report", "one HTML file about a run; CSV, JSON, PNG of its numbers"),
     "weights": Command("weights", "the trained weights of a run as one file for plain PyTorch"),
