@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from holdfast.monitor.trackers.rows import Row
 from holdfast.monitor.trackers.tracker import About, Tracker
+from holdfast.monitor.trackers.wandb_file import history
 
 _ENDED_BADLY = ("FAILED", "GAVE_UP", "CRASHED")
 
@@ -105,28 +106,5 @@ def _folder() -> Path:
 
 def last_row(folder: Path, run: str) -> int | None:
     """The last row in the offline files of a run; None if there are no files that can be read."""
-    found = [number for path in folder.glob(f"offline-run-*-{run}/*.wandb") for number in _numbers(path)]
-    return max(found, default=None)
-
-
-def _numbers(path: Path) -> Iterator[int]:
-    """The row numbers in one file. A file that a killed process left ends where it is torn."""
-    try:
-        from wandb.proto.wandb_internal_pb2 import Record
-        from wandb.sdk.internal.datastore import DataStore
-    except ImportError:  # W&B keeps this to itself: without it the position in the run folder is believed
-        return
-    store = DataStore()
-    try:
-        store.open_for_scan(str(path))
-        while (data := store.scan_data()) is not None:
-            record = Record()
-            record.ParseFromString(data)
-            if record.HasField("history"):
-                yield from (int(item.value_json) for item in record.history.item if _is_step(item))
-    except Exception:
-        return
-
-
-def _is_step(item: Any) -> bool:
-    return (item.key or "/".join(item.nested_key)) == "_step"
+    rows = (row for path in folder.glob(f"offline-run-*-{run}/*.wandb") for row in history(path))
+    return max((int(row["_step"]) for row in rows if isinstance(row.get("_step"), int)), default=None)
