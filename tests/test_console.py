@@ -46,6 +46,7 @@ TYPED_BY = {
     r"watch --web": ("monitor/test_web.py", '"--web"'),
     r"run -- (yolo|accelerate)": ("supervisor/scripts/test_commands.py", '"yolo"'),
     r"notify \w+-": ("monitor/test_notify.py", '"notify"'),
+    r"track \w+-|train .* track\.to=": ("monitor/trackers/test_tracker_delivery.py", '"track"'),
     r"chaos \S+ --faults": ("workloads/eeg/test_runs.py", '"--faults"'),
 }
 """`holdfast …` that a test of its own types, with the machinery around it: a bucket, two machines, a card."""

@@ -18,7 +18,7 @@ from holdfast.base.errors import UserError
 from holdfast.base.folders import DEEPEST, kind
 from holdfast.base.human import shorten
 
-FOLDERS = ("checkpoints", "faults", "doubtful", "slots", "script", "tb")
+FOLDERS = ("checkpoints", "faults", "doubtful", "slots", "script", "tb", "trackers")
 """What we make in a run folder, and all that is in it."""
 GROWING = ("journal.jsonl", "metrics.jsonl", "readings.jsonl", "output.log", "lock", "messages.log", "supervisor.log")
 """What is appended to, and so must have no second name elsewhere."""

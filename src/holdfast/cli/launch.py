@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast import __version__
 from holdfast.base.errors import ExitCode, HoldfastError, UserError, from_json
-from holdfast.cli import cloud, face_choice, faces, notify
+from holdfast.cli import cloud, face_choice, faces, notify, track
 from holdfast.console.order import Order, add_device, add_words, create, read_order, root_of, threads_for
 from holdfast.console.output import Output, add_flags
 from holdfast.console.usage import Parser, UsageError
@@ -175,6 +175,10 @@ def _conduct(folder: RunFolder | None, order: Order, wanted: torchrun.Wanted, ou
         folder.append(start)
         face.event(start)
         notify.start(folder, order.settings)
+        for problem in track.start(folder, order.settings):
+            note = Event.now("note", text=problem)
+            folder.append(note)
+            face.event(note)
     preload = preload_for(order.facts)
     launch = torchrun.Launch(job, folder, command, env, order.settings, face, preload=preload)
     try:
@@ -188,7 +192,9 @@ def _conduct(folder: RunFolder | None, order: Order, wanted: torchrun.Wanted, ou
 def _words(order: Order) -> list[str]:
     """Arguments and settings again, for every rank. What may be secret is in the environment of nobody else."""
     changed = [
-        f"{key}={order.settings.shown(key)}" for key in order.settings.changed() if not key.startswith("notify.")
+        f"{key}={order.settings.shown(key)}"
+        for key in order.settings.changed()
+        if not key.startswith(("notify.", "track."))
     ]
     return [*(f"{key}={value}" for key, value in order.arguments.items()), *changed]
 

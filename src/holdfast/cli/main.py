@@ -44,6 +44,7 @@ COMMANDS = {
     "stop": Command("runs:add_stop", "stop a run and save its state"),
     "report": Command("report", "write one HTML file about a run; CSV, JSON, PNG"),
     "notify": Command("notify", "test notifications, or send them for a run"),
+    "track": Command("track", "send a run to MLflow, W&B, Trackio or TensorBoard"),
     "weights": Command("weights", "write the trained weights as one file for PyTorch"),
     "fsck": Command("fsck", "check the files of a run for damage"),
     "launch": Command("launch", "train with several processes, machines or a cloud"),
@@ -60,7 +61,7 @@ COMMANDS = {
 
 GROUPS = {
     "prepare": ("plan", "chaos", "config", "verify"),
-    "runs": ("status", "list", "show", "stop", "report", "notify", "weights", "fsck"),
+    "runs": ("status", "list", "show", "stop", "report", "notify", "track", "weights", "fsck"),
     "machines": ("launch", "push", "pull", "ledger", "env"),
     "models": ("optimize", "predict", "serve"),
     "help": ("explain", "completion"),

@@ -210,22 +210,33 @@ def _agree(
     _take(held, output)
     try:
         if new:
-            held.vouch({**held.info, **{key: shown.get(key) for key in FIELDS}, **changes})
+            held.vouch(_untracked({**held.info, **{key: shown.get(key) for key in FIELDS}, **changes}))
         else:
             held.update_info(**changes)
     finally:
         held.close()
 
 
+def _untracked(info: dict[str, Any]) -> dict[str, Any]:
+    """run.json without the trackers that it named before this user agreed to it."""
+    settings = info.get("settings")
+    kept = {key: value for key, value in settings.items() if key != "track"} if isinstance(settings, dict) else settings
+    return {**info, "settings": kept}
+
+
 def _settings(folder: RunFolder, overrides: dict[str, str]) -> Settings:
-    saved = folder.info.get("settings")
+    """Those of the run. Whom to tell and what tracks it are the user's where the user has not started the run here: a
+    folder from elsewhere must not name a command, or say who gets the numbers and the credentials of a tracker."""
+    info = folder.info
+    saved = info.get("settings")
+    own = ("notify",) if folder.vouched else ("notify", "track")
     try:
-        kept = {name: values for name, values in saved.items() if name != "notify"} if isinstance(saved, dict) else {}
+        kept = {name: values for name, values in saved.items() if name not in own} if isinstance(saved, dict) else {}
         settings = Settings.from_json(kept)
     except (AttributeError, TypeError):
         raise UserError(f"the settings in {folder.path / 'run.json'} cannot be read") from None
-    now = Settings.load()  # whom to tell is the user's, not the run's: a folder from elsewhere must not name a command
-    for key in (key for key in kinds() if key.startswith("notify.") and key in now.sources):
+    now, taken = Settings.load(), tuple(f"{name}." for name in ("notify", "track") if name not in kept)
+    for key in (key for key in kinds() if key.startswith(taken) and key in now.sources):
         settings = settings.override({key: now.get(key)}, now.source(key))
     return settings.override(overrides, COMMAND_LINE)
 

@@ -146,6 +146,12 @@ def conduct(folder: RunFolder, order: Order, settings: Settings, output: Output)
         from holdfast.cli import notify
 
         notify.start(folder, settings)  # before the stage: what it finds running is no part of the script
+    if settings.track.to:
+        from holdfast.cli import track
+
+        for problem in track.start(folder, settings):
+            folder.append(Event.now("note", text=problem))
+            output.note(f"! {problem}")
     try:
         with Stage(folder, settings) as stage:
             first = stage.first(order)

@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast import __version__
 from holdfast.base import compile_cache
-from holdfast.cli import face_choice, faces, notify, planned, summary
+from holdfast.cli import face_choice, faces, notify, planned, summary, track
 from holdfast.cli.run_facts import Look
 from holdfast.console.order import Order
 from holdfast.console.output import Output, print_error
@@ -120,6 +120,10 @@ def conduct(run: RunFolder, plan: Plan, settings: Settings, output: Output) -> i
         run.append(note)
         face.event(note)
     notify.start(run, settings)
+    for problem in track.start(run, settings):
+        note = Event.now("note", text=problem)
+        run.append(note)
+        face.event(note)
     try:
         outcome = Supervisor(run, plan, settings, face).run()
     finally:

@@ -36,6 +36,9 @@ from holdfast.integrations.whole import Whole
 _MADE_ANEW = ("hyper_parameters", "hparams_name", "datamodule_hyper_parameters")
 """What the script gives again when it starts."""
 
+_LOGGERS = {"MLFlowLogger": "mlflow", "WandbLogger": "wandb", "TensorBoardLogger": "tensorboard"}
+"""Loggers of the Trainer by class, with their names in the setting track.to."""
+
 
 class HoldfastCallback(Checkpoint):  # type: ignore[misc,unused-ignore]
     """Hands the Trainer's state out at every batch, and begins at the last one after a fault."""
@@ -107,6 +110,8 @@ class HoldfastCallback(Checkpoint):  # type: ignore[misc,unused-ignore]
             self._keep = self._keep.on(pl_module.device)
         if self._followed is not None and self._followed.on_resumed is not None:
             self._followed.on_resumed = self._keep.restore_generators
+        kinds = {base.__name__ for logger in trainer.loggers for base in type(logger).__mro__}
+        self._outside.send("loggers", names=[name for kind, name in _LOGGERS.items() if kind in kinds])
         self._outside.board.enter(Phase.LOOP)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:

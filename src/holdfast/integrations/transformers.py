@@ -83,6 +83,7 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         else:
             self._look(state, **kwargs)
             self._keep = self._keep.on(args.device)
+        self._outside.send("loggers", names=[str(name) for name in args.report_to or ()])
         self._outside.board.enter(Phase.LOOP)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

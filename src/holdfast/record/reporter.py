@@ -100,8 +100,10 @@ class Teller:
 
     def _write_down(self, step: int, epoch: int, values: dict[str, Any]) -> None:
         self.scalars.log(step, values)
-        self.run.append_metrics({"time": utc_now(), "step": step, "epoch": epoch, **values})
+        # The journal comes first: trackers read numbers there, and log_missing() looks for them in the metrics. After a
+        # kill between the two a number is written again, and not lost.
         self.emit("log", step=step, epoch=epoch, values=values)
+        self.run.append_metrics({"time": utc_now(), "step": step, "epoch": epoch, **values})
 
     def epoch(self, message: dict[str, Any], **more: Any) -> tuple[bool, int | None]:
         """An epoch is over: whether its weights are the best so far, and the snapshot that is held for them.

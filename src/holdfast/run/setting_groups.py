@@ -36,6 +36,11 @@ FULL = OrOff(Float("a number of percent above zero", low=1.0))
 COMMAND = OrOff(Text("a command line"))
 ADDRESS = OrOff(Text("an address that begins with https:// or http://", pattern=r"https?://\S+"))
 PATH = Text("the path of a folder")
+TRACKERS = OrOff(
+    Text("mlflow, wandb, trackio, tensorboard or several of them", r"((mlflow|wandb|trackio|tensorboard)(,(?!$)|$))+")
+)
+PROJECT = Text("a name of letters, digits, blanks, dots and hyphens", pattern=r"\w[\w .-]{0,90}")
+TRACKING = OrOff(Text("an address without a password in it (MLFLOW_TRACKING_PASSWORD is for that)", r"[^\s@]+"))
 FILE = OrOff(Text("the path of a file"))
 DOLLARS = OrOff(Float("a number of dollars, 0 or more", low=0.0))
 METRIC = Text("auto, none, or the name of a metric", pattern=r"[A-Za-z_][\w./-]*")
@@ -250,6 +255,24 @@ class NotifySettings:
     """Whether the terminal of `holdfast train` and `watch` rings its bell."""
     digest: float = setting(3600.0, DURATION)
     """How long what was mended is gathered before it is told as one message."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackSettings:
+    """Which experiment trackers get the run's numbers, events and files. The training never waits for them."""
+
+    to: str | None = setting(None, TRACKERS)
+    """The trackers, with commas between them. Each but tensorboard is an extra: `pip install 'holdfast[mlflow]'`."""
+    project: str = setting("holdfast", PROJECT)
+    """The project of the run in W&B and Trackio, and its experiment in MLflow."""
+    mlflow: str | None = setting(None, TRACKING)
+    """The address of the MLflow server, or sqlite:///FILE. Off is what the variable MLFLOW_TRACKING_URI says."""
+    tensorboard: str | None = setting(None, OrOff(PATH))
+    """A folder that gets event files of every run, in a folder with the run's name. Off is `tb/` of the run folder."""
+    artefacts: bool = setting(True, BOOL)
+    """Whether the report and the best weights are sent when the run ends."""
+    patience: float = setting(3600.0, DURATION)
+    """How long after the end of the run a tracker that is away is tried; `holdfast track` sends the rest later."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

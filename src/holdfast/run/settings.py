@@ -40,6 +40,7 @@ from holdfast.run.setting_groups import (
     RunSettings,
     SentinelSettings,
     SnapshotSettings,
+    TrackSettings,
     WatchdogSettings,
 )
 from holdfast.run.setting_values import Choice, Kind
@@ -80,6 +81,7 @@ class Settings:
     sentinel: SentinelSettings = field(default_factory=SentinelSettings)
     limits: LimitsSettings = field(default_factory=LimitsSettings)
     notify: NotifySettings = field(default_factory=NotifySettings)
+    track: TrackSettings = field(default_factory=TrackSettings)
     external: ExternalSettings = field(default_factory=ExternalSettings)
     plan: PlanSettings = field(default_factory=PlanSettings)
     sources: Mapping[str, str] = field(default_factory=_nothing, compare=False, repr=False)

@@ -96,6 +96,8 @@ class Attached:
             self.affairs.teller.log(int(message["step"]), int(message["epoch"]), dict(message["values"]))
         elif kind == "epoch" and self._saving is not None:
             self._saving.epoch(message)
+        elif kind == "loggers":
+            self.affairs.teller.emit("loggers", names=[str(name) for name in message["names"]])
         elif kind == "note":
             self.affairs.teller.emit("note", text=str(message.get("text")))
 
