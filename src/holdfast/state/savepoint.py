@@ -31,6 +31,8 @@ from holdfast.state.protected import Protected
 from holdfast.state.rng import capture_rng, restore_rng
 
 _version = attrgetter("_version")
+SMALL = 1 << 20
+"""Bytes of a buffer that is copied each time. A larger one is a table as a rule, which nobody writes to."""
 PASSED_OVER = 100
 """Steps after which an object that took long to ask is asked again."""
 
@@ -56,8 +58,11 @@ class Savepoint:
         self._base: list[Tensor] | None = None
         self._known: list[Tensor] = []
         self._parameters: list[Tensor] = []
-        self._buffers: list[Tensor] = []
-        self._copies: list[Tensor] = []
+        self._small: list[Tensor] = []
+        self._large: list[Tensor] = []
+        """Buffers."""
+        self._small_copies: list[Tensor] = []
+        self._large_copies: list[Tensor] = []
         self._versions: list[int] = []
         self._written = 0
         self._marks: tuple[Any, ...] = ()
@@ -95,9 +100,10 @@ class Savepoint:
     def restore(self, device: torch.device) -> None:
         assert self._rng is not None and self._asked is not None, "there is nothing to go back to"
         with torch.no_grad():
-            if self._buffers:
-                torch._foreach_copy_(self._buffers, self._copies)
-        self._versions = list(map(_version, self._buffers))
+            for buffers, copies in ((self._small, self._small_copies), (self._large, self._large_copies)):
+                if buffers:
+                    torch._foreach_copy_(buffers, copies)
+        self._versions = list(map(_version, self._large))
         for part, (node, tensors) in zip(self._objects, self._asked, strict=True):
             part.restore(tensors.__getitem__, node, device)
         restore_rng(*self._rng, device)
@@ -121,22 +127,25 @@ class Savepoint:
         parameters = {id(each) for part in self._modules for each in part.named_params().values()}
         once = {id(each): each for each in self._known}
         self._parameters = [each for key, each in once.items() if key in parameters]
-        self._buffers = [each for key, each in once.items() if key not in parameters]
-        self._copies = [each.detach().clone() for each in self._buffers]
-        self._versions = list(map(_version, self._buffers))
+        buffers = [each for key, each in once.items() if key not in parameters]
+        self._small = [each for each in buffers if each.nbytes <= SMALL]
+        self._small_copies = [each.detach().clone() for each in self._small]
+        self._large = [each for each in buffers if each.nbytes > SMALL]
+        self._large_copies = [each.detach().clone() for each in self._large]
+        self._versions = list(map(_version, self._large))
 
     def _of_modules(self) -> list[Tensor]:
         return [slot.tensor for part in self._modules for slot in part.slots]
 
     def _copy_buffers(self) -> None:
-        """Those that were written to since they were copied last."""
-        now = list(map(_version, self._buffers))
-        if now == self._versions:
-            return
-        changed = [at for at, version in enumerate(now) if version != self._versions[at]]
+        """The small ones, and the large ones that were written to: torch's batch norm writes without counting."""
         with torch.no_grad():
-            torch._foreach_copy_([self._copies[at] for at in changed], [self._buffers[at] for at in changed])
-        self._versions = now
+            if self._small:
+                torch._foreach_copy_(self._small_copies, self._small)
+            now = list(map(_version, self._large))
+            for at in [at for at, version in enumerate(now) if version != self._versions[at]]:
+                self._large_copies[at].copy_(self._large[at])
+            self._versions = now
 
     def _marked(self) -> tuple[Any, ...]:
         """Numbers that a step has no business to change."""
