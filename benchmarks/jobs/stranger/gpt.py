@@ -1,4 +1,4 @@
-"""A GPT on random tokens, bf16 on a GPU: layers, width and heads as asked for, fused AdamW, `compile=1` for torch.compile."""
+"""A GPT on random tokens, bf16 on a GPU, fused AdamW; `compile=1` for torch.compile."""
 
 from __future__ import annotations
 

@@ -30,7 +30,6 @@ from holdfast.supervisor.undo import undo
 from holdfast.supervisor.worker_watch import Watch
 from holdfast.supervisor.workers import Crew
 
-
 CALM = 600.0
 """Seconds without a fault that a run is taken to have behind it when it begins."""
 

@@ -33,14 +33,14 @@ class Uncommitted:
     losses: list[tuple[int, Tensor]] = field(default_factory=list)
     last: Tensor | None = None
     unseen: bool = False
-    """The gradients of some were not looked at."""
+    """The gradients of some are not in `last`."""
 
     def add(self, step: int, loss: Tensor | None, norm: Tensor | None) -> None:
         self.count += 1
+        self.unseen = self.unseen or (loss is not None and norm is None) or self.last is not None
         self.last = norm
         if loss is None:
             return
-        self.unseen = self.unseen or norm is None
         if len(self.losses) < MOST:
             self.losses.append((step, loss))
 
