@@ -39,7 +39,7 @@ def test_kills_at_planned_steps(drive: Drive, reference: Drive) -> None:
     run = drive(faults="sigkill@5,sigkill@5:backward,oom@11,segfault@13:optimizer,sigkill@22", settings=AUTO)
     assert_same(run, reference())
     assert run.receipt["cadence"]["rule"] in ("lose", "cost", "faults")
-    assert run.receipt["faults"]["oom"] == 1 and run.receipt["recoveries"] >= 4
+    assert len(run.faults()) == 5 and run.receipt["recoveries"] >= 4, run.story()
 
 
 def test_kills_at_random_moments(drive: Drive, reference: Drive) -> None:
@@ -49,8 +49,7 @@ def test_kills_at_random_moments(drive: Drive, reference: Drive) -> None:
 
     def meanwhile(supervisor: Supervisor) -> None:
         for _ in range(3):
-            before = len(kills)
-            wait_until(lambda: supervisor.outcome is not None or _begun(supervisor) > before)
+            wait_until(lambda: supervisor.outcome is not None or _begun(supervisor) > len(kills))
             time.sleep(chance.uniform(0.0, 0.3))
             if supervisor.outcome is not None or not kill_worker(supervisor):
                 return

@@ -119,7 +119,7 @@ def test_what_is_not_finite_between_two_commits_is_noticed_at_the_next(tmp_path:
         while session.step_count < 9:
             session.step(fn, session.step_count)
 
-    with pytest.raises(holdfast.ScriptFailed, match="not finite|non-finite|NaN|infinit") as raised:
+    with pytest.raises(holdfast.ScriptFailed, match="not finite") as raised:
         run(tmp_path, train, snapshot__every="8")
     if bad == "loss":
         assert "step 5" in str(raised.value)

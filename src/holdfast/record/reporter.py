@@ -26,7 +26,6 @@ from holdfast.record.time_spent import Spending
 from holdfast.run.events import Event, utc_now
 from holdfast.run.folder import RunFolder
 
-
 MOST_LOGGED = 20_000
 """Records that are remembered: more than a script logs from one commit to the next."""
 
@@ -131,7 +130,7 @@ class Teller:
         return any((data.get("epoch"), data.get("step")) == (epoch, step) for data in told)
 
     def undo(self, step: int) -> bool:
-        """What was logged after this step is not believed, and written again. True if the best weights on disk are not, either."""
+        """What was logged after this step is not believed. True if the best weights on disk are not, either."""
         self._logged.clear()
         self.scalars.undo(step)
         return self.best.undo(step)
