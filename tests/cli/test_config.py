@@ -21,7 +21,9 @@ watchdog.compile           30m     default
 watchdog.wait              1h      default
 watchdog.term_grace        2 s     default
 watchdog.kill_grace        10 s    default
-snapshot.every             1       default
+snapshot.every             auto    default
+snapshot.lose              1 s     default
+snapshot.cost              1       default
 snapshot.slots             5       default
 snapshot.memory            4 GB    HOLDFAST_SNAPSHOT_MEMORY
 snapshot.where             auto    default

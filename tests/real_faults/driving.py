@@ -42,7 +42,9 @@ from tests.waiting import wait_until
 
 JOBS = Path(__file__).parent / "jobs"
 JOB = JOBS / "job.py"
-QUICK = {"watchdog.first_step": "30s", "watchdog.term_grace": "0.5s"}
+EACH_STEP = {"snapshot.every": "1"}
+"""Most tests say what a fault at one step does, and count what is repeated. The default is in test_cadence.py."""
+QUICK = {"watchdog.first_step": "30s", "watchdog.term_grace": "0.5s", **EACH_STEP}
 SOON = {"watchdog.floor": "1s"}
 """For tests that hang: after a second, where a step takes milliseconds. Others keep the default, for busy machines."""
 
@@ -260,9 +262,14 @@ class Command:
         self.runs = runs
         settings = [name for name in os.environ if name.startswith("HOLDFAST_") and name != "HOLDFAST_STATE"]
         clean = {name: value for name, value in os.environ.items() if name not in settings}
+        cadence = {} if any(str(word).startswith("snapshot.every=") for word in words) else EACH_STEP
         self.process = subprocess.Popen(
             [sys.executable, "-m", "holdfast", *map(str, words), f"run.folder={runs}", "run.threads=1"],
-            env={**clean, **(env or {})},
+            env={
+                **clean,
+                **{f"HOLDFAST_{key.replace('.', '_').upper()}": each for key, each in cadence.items()},
+                **(env or {}),
+            },
             cwd=runs,
             **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more},
         )

@@ -416,22 +416,70 @@ def test_right_after_a_snapshot_it_can_still_be_rolled_back(tmp_path: Path) -> N
     assert outcome.moves == ["retry"]
 
 
-def test_between_snapshots_it_takes_a_new_worker(tmp_path: Path) -> None:
-    with pytest.raises(holdfast.ScriptFailed):
-        trained(tmp_path, hooks=[Raise(oom, "optimizer", 4)], snapshot__every=5)
+@pytest.mark.parametrize("every", [5, "auto"])
+@pytest.mark.parametrize("norm", [False, True])
+def test_between_snapshots_a_step_that_fails_before_its_update_is_tried_again(
+    tmp_path: Path, every: int | str, norm: bool
+) -> None:
+    """Buffers and generators are as they were when it began."""
 
-
-def test_a_change_before_the_step_is_not_rolled_back_over(tmp_path: Path) -> None:
-    """The last snapshot is of the step before, but the body has changed something since: that is not exact."""
+    def build() -> dict[str, Any]:
+        return {"model": nn.Sequential(network(norm=norm), nn.Dropout(0.3))}
 
     def body(session: Session, objects: dict[str, Any], batch: Any, memory: Memory) -> None:
-        with torch.no_grad():
+        with torch.no_grad():  # a change before the step belongs to it, and is not done twice
             for parameter in objects["model"].parameters():
                 parameter.mul_(0.99)
-        a_step(session, objects, batch, memory)
 
+        def fn(piece: Any) -> Tensor:
+            return mse_loss(objects["model"](piece[0]), piece[1]) * (1.0 + 0.1 * float(np.random.normal()))
+
+        session.step(fn, batch)
+
+    expected, _ = trained(tmp_path, body, build=build, epochs=2)
+    faults = [Raise(oom, "backward", 4), Raise(oom, "optimizer", 6), Raise(oom, "optimizer", 12)]
+    result, outcome = trained(tmp_path, body, build=build, epochs=2, hooks=faults, snapshot__every=every)
+    equal(result, expected)
+    assert outcome.moves == ["retry"] * 3
+
+
+def _changed_by_the_update(at: int, body: Script = a_step) -> tuple[Script, Callable[..., None]]:
+    seen: list[int] = []
+
+    def broken(*_: Any) -> None:
+        seen.append(1)
+        if len(seen) == at:
+            raise oom()
+
+    def prepare(session: Session, objects: dict[str, Any]) -> None:
+        objects["optimizer"].register_step_post_hook(broken)
+
+    return body, prepare
+
+
+def _changed_by_the_function(at: int) -> tuple[Script, None]:
+    steps: list[int] = []
+
+    def body(session: Session, objects: dict[str, Any], batch: Any, memory: Memory) -> None:
+        def fn(piece: Any) -> Tensor:
+            steps.append(1)
+            if len(steps) == at:
+                with torch.no_grad():
+                    objects["model"][0].weight.mul_(0.5)
+                raise oom()
+            return mse_loss(objects["model"](piece[0]), piece[1])
+
+        session.step(fn, batch)
+
+    return body, None
+
+
+@pytest.mark.parametrize("changed", [_changed_by_the_update, _changed_by_the_function])
+def test_between_snapshots_half_an_update_takes_a_new_worker(tmp_path: Path, changed: Callable[[int], Any]) -> None:
+    """There is nothing in this process to go back to: parameters were written to."""
+    body, prepare = changed(4)
     with pytest.raises(holdfast.ScriptFailed):
-        trained(tmp_path, body, hooks=[Raise(oom, "optimizer", 6)], snapshot__every=5)
+        trained(tmp_path, body, prepare=prepare, snapshot__every=5)
 
 
 # -- a worker that starts with a decision ---------------------------------------------------------------------

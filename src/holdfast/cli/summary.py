@@ -13,6 +13,7 @@ from holdfast.console.output import count, counted, duration, metric, percent, s
 from holdfast.monitor.bottleneck import judge
 from holdfast.monitor.logs import clean
 from holdfast.monitor.planned import dollars, planned
+from holdfast.record.receipt import cadence_words
 from holdfast.run import machine
 from holdfast.run.reference import handle, shown
 
@@ -113,7 +114,8 @@ def accounts(look: Look, width: int = 100) -> list[str]:
     elif look.step:  # nobody has counted its samples
         steps = counted(whole(receipt.get("steps")) or 0, "step")
         lines += _labelled("receipt", f"{steps}: {count(whole(receipt.get('steps_repeated')) or 0)} repeated", width)
-    for label, text in (("cost", cost_words(look)), ("bound", bound_words(look))):
+    commits = clean(cadence_words(receipt))
+    for label, text in (("commits", commits), ("cost", cost_words(look)), ("bound", bound_words(look))):
         lines += _labelled(label, text, width) if text else []
     sha256 = receipt.get("weights_sha256")
     return lines + _labelled("weights", f"sha256 {sha256[:16]}…", width) if isinstance(sha256, str) else lines

@@ -12,6 +12,7 @@ from typing import Any
 from holdfast.base.human import count, counted, duration, metric, percent
 from holdfast.monitor.reader import Run
 from holdfast.monitor.tail import LONGEST
+from holdfast.record.receipt import cadence_words
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
@@ -157,6 +158,8 @@ def verdict(run: Run) -> str:
         parts.append(f"{text}; {counted(skipped, 'sample was', 'samples were')} skipped and {count(twice)} seen twice.")
     elif isinstance(receipt.get("steps_repeated"), int) and run.step:  # of a foreign script nobody knows the samples
         parts.append(f"{counted(receipt['steps_repeated'], 'step was', 'steps were')} repeated.")
+    if commits := cadence_words(receipt):
+        parts.append(f"It committed {commits}.")
     if plan is not None and not run.live:
         said = plan.beside(run.lasted_s) if run.state == "FINISHED" else plan.words
         parts.append(f"{said[0].upper()}{said[1:]}.")

@@ -10,10 +10,23 @@ samples by the loader's own comparison at the end of each epoch.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.run.folder import number, whole
+
+
+def cadence_words(receipt: Mapping[str, Any]) -> str:
+    """each 68 steps (1 s), 2.9 ms each: a fault may cost 1 s. Empty where nobody wrote it down."""
+    said = receipt.get("cadence")
+    if not isinstance(said, dict) or not whole(said.get("every_steps")):
+        return ""
+    steps, seconds, commit = whole(said.get("every_steps")), number(said.get("every_s")), number(said.get("commit_ms"))
+    often = "each step" if steps == 1 else f"each {steps} steps"
+    often += f" ({seconds:.3g} s)" if seconds and steps > 1 else ""
+    often += f", {commit:.3g} ms each" if commit else ""
+    return f"{often}: {str(said.get('why', ''))[:200]}"
 
 
 @dataclass(slots=True)
@@ -32,6 +45,8 @@ class Accounts:
     recoveries: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     timeline: list[dict[str, Any]] = field(default_factory=list)
+    cadence: dict[str, Any] | None = None
+    """How often the newest worker commits, and why."""
     recovery_s: list[float] = field(default_factory=list)
     """From a fault's detection to the next commit, each time."""
 
@@ -42,6 +57,13 @@ class Accounts:
         self.recoveries += 1
         self.seconds_lost += max(0.0, lost_s)
         self.recovery_s = [*self.recovery_s[-9999:], round(seconds, 4)]
+
+    def heard_cadence(self, said: dict[str, Any], emit: Callable[..., None]) -> None:
+        """A worker says how often it commits. What is only measured anew is no event."""
+        again = said.pop("again", False)
+        self.cadence = said
+        if not again:
+            emit("cadence", **said)
 
     def on_device(self, device: str, step: int) -> None:
         """The run is on `device` from this step on."""
@@ -88,6 +110,7 @@ class Accounts:
             "quarantined": samples if isinstance(samples, list) else [],
             "seconds_lost": round(self.seconds_lost, 3),
             "recovery_s": self._spread(),
+            "cadence": self.cadence,
             "weights_sha256": sha256,
         }
 
@@ -108,6 +131,7 @@ class Accounts:
             "faults": dict(self.faults),
             "timeline": self.timeline,
             "recovery_s": self.recovery_s,
+            "cadence": self.cadence,
         }
 
     @classmethod
@@ -117,6 +141,7 @@ class Accounts:
         faults = found.get("faults")
         timeline = found.get("timeline")
         seconds = found.get("recovery_s")
+        cadence = found.get("cadence")
         return cls(
             attempts=whole(found.get("attempts")),
             steps=whole(found.get("steps")),
@@ -128,5 +153,6 @@ class Accounts:
             timeline=[row for row in timeline if isinstance(row, dict) and "device" in row]
             if isinstance(timeline, list)
             else [],
+            cadence=cadence if isinstance(cadence, dict) else None,
             recovery_s=[number(value) for value in seconds] if isinstance(seconds, list) else [],
         )

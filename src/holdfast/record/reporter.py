@@ -26,6 +26,9 @@ from holdfast.record.time_spent import Spending
 from holdfast.run.events import Event, utc_now
 from holdfast.run.folder import RunFolder
 
+MOST_LOGGED = 20_000
+"""Records that are remembered: more than a script logs from one commit to the next."""
+
 
 class Face:
     """Who shows the run to somebody. This one shows nothing; the command line has others."""
@@ -49,6 +52,8 @@ class Teller:
         self.energy_j: dict[str, float] = {}
         self.best = Best(run, best_metric)
         self._failed_over: set[str] = set()
+        self._logged: dict[tuple[Any, ...], None] = {}
+        """What was written last, in order."""
         self._batches = 0
         """Of the last epoch that had any: between two epochs the board knows none, and a total must not flicker."""
         self._epochs = 0
@@ -89,7 +94,13 @@ class Teller:
         self.scalars.say(fault.step, f"{fault.code} {fault.sentence()}")
 
     def log(self, step: int, epoch: int, values: dict[str, Any]) -> None:
-        self._write_down(step, epoch, values)
+        """Numbers that a worker repeats, as it went back to an earlier commit, are written once."""
+        record = step, epoch, tuple(sorted(values.items()))
+        if record not in self._logged:
+            self._write_down(step, epoch, values)
+            self._logged[record] = None
+            if len(self._logged) > MOST_LOGGED:
+                del self._logged[next(iter(self._logged))]
         self.best.consider(step, epoch, values)
 
     def log_missing(self, step: int, epoch: int, values: dict[str, Any]) -> None:
@@ -122,6 +133,7 @@ class Teller:
 
     def undo(self, step: int) -> bool:
         """What was logged after this step is not believed. True if the best weights on disk are not, either."""
+        self._logged.clear()
         self.scalars.undo(step)
         return self.best.undo(step)
 

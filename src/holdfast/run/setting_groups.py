@@ -77,8 +77,12 @@ class WatchdogSettings:
 class SnapshotSettings:
     """The copy of the training state in memory that outlives the worker."""
 
-    every: int = setting(1, at_least(1, "a whole number of steps"))
-    """Steps between two snapshots. At 1 a fault costs one step; more makes tiny, fast steps cheaper."""
+    every: int | Auto = setting("auto", OrAuto(at_least(1, "a whole number of steps")))
+    """Steps between two snapshots: at 1 a fault costs one step. With auto, `lose` and `cost` decide while it runs."""
+    lose: float = setting(1.0, DURATION)
+    """How much work a fault may cost; at least one step. Where that is dearer than `cost`, the default gives way."""
+    cost: float = setting(1.0, PERCENT)
+    """The share of the training time that snapshots may take, in percent. A `lose` that you set comes before it."""
     slots: int = setting(5, between(3, 16))
     """Copies kept at once: one being written, the newest, one being saved, one perhaps the best, one agreed on."""
     memory: int | Auto = setting("auto", OrAuto(BYTES))

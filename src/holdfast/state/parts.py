@@ -96,6 +96,12 @@ class ObjectPart(Part):
     def restore(self, read: Read, node: Node, device: torch.device) -> None:
         self._target.load_state_dict(unflatten(node, read, device))
 
+    def copied(self) -> tuple[Node, dict[str, Tensor]]:
+        """What the object says of itself now, in memory of its own."""
+        flat = Flattener(self.name)
+        node = flat.encode(self._target.state_dict())
+        return node, {slot.name: slot.tensor.detach().clone() for slot in flat.slots}
+
 
 class CustomModulePart(ObjectPart):
     """A module that has a say in how it is saved. Its keys become tensor names as they are."""

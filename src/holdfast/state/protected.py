@@ -119,6 +119,10 @@ class Protected:
                     hints=["protect the module as well: session.protect(model=model, optimizer=optimizer)"],
                 )
 
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        return self._parts
+
     # At each step -------------------------------------------------------------------------------------------
 
     def look(self) -> None:

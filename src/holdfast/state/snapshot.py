@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -64,6 +65,12 @@ class Taken:
     """Device and CPU computed the same just after it."""
     considered: bool = False
     """A look at what was computed just after it is under way."""
+    reads: list[Tensor] = field(default_factory=list)
+    """What it reads straight, until an optimizer may write to it again."""
+    versions: int = 0
+    """How often those had been written to."""
+    losses: Sequence[tuple[int, Tensor]] = ()
+    """Of the steps since the take before."""
     scaled: bool = False
     """A GradScaler looks after the gradients: it skips steps that are not finite."""
 
@@ -81,6 +88,7 @@ class NotFinite:
         return "the gradient" if math.isfinite(self.loss) else "the loss"
 
 
+_version = attrgetter("_version")
 PATIENCE_WITH_SCALER = 20
 """Losses in a row that are not finite before a GradScaler's skipping is no explanation any more."""
 
@@ -148,11 +156,13 @@ class Snapshots:
         resumable: bool = True,
         hold: bool = False,
         again: bool = False,
+        losses: Sequence[tuple[int, Tensor]] = (),
     ) -> None:
         """Copy the state as it is now. `resumable` is False for a savepoint inside a loop body.
 
         `hold` keeps the slot until somebody lets it go: its weights may be the best so far. `again` is for a copy of
-        what was restored: it counts as the predecessor's, for this worker has done nothing yet.
+        what was restored: it counts as the predecessor's, for this worker has done nothing yet. `losses` are those of
+        the steps since the last take, by step.
         """
         rng_tensors, rng_json = capture_rng(self.device)
         changed = self.protected.changed()
@@ -166,12 +176,17 @@ class Snapshots:
         slot.begin(self._sequence)
         views = self._slot_views(slot, plan)
         taken = Taken(slot, plan, self._sequence, step, resumable, samples, hold, again=again, scaled=scaled)
+        taken.losses = losses
         slot.memory[views.meta] = plan.pack_meta(text)
         for name, source in rng_tensors.items():
             views.rng[name].copy_(source)
         self._copy(taken, views, loss, norm)
         self.last = taken
         self._versions = self.protected.versions()
+        if taken.lazy:
+            pairs = zip(self.protected.tensors(), self.protected.lazy(), strict=True)
+            taken.reads = [tensor for tensor, lazy in pairs if lazy]
+            taken.versions = sum(map(_version, taken.reads))
 
     def _copy(self, taken: Taken, views: Views, loss: Tensor | None, norm: Tensor | None) -> None:
         on_device = self._live[: self._device_count]
@@ -213,6 +228,12 @@ class Snapshots:
         """Everything that is not a tensor, as of the last look `fresh` or `take` took."""
         return self.protected.meta(look=False)
 
+    @property
+    def busy(self) -> bool:
+        """A copy is still on its way: another one would have to wait for it."""
+        self.poll()
+        return bool(self._pending)
+
     # -- arrival -------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
@@ -228,18 +249,31 @@ class Snapshots:
 
     def _before_update(self) -> None:
         """An optimizer is about to write: it waits, on the device, for copies that read straight from the state."""
-        if self._copies is not None:
+        if self._copies is not None and self._pending:
+            for taken in self._pending:
+                self._look_at_torn(taken)
             self._copies.guard(self._pending)
 
+    def _look_at_torn(self, taken: Taken) -> None:
+        """What an optimizer alone changes was written to by something else while it was copied: no commit."""
+        reads, taken.reads = taken.reads, []
+        if reads and sum(map(_version, reads)) != taken.versions:
+            taken.torn = True
+            if self.last is taken:
+                self.last = None
+
     def _arrived(self) -> None:
-        taken = self._pending.pop(0)
+        taken = self._pending[0]
+        self._look_at_torn(taken)
+        self._pending.pop(0)
         self._finish(taken, self._slot_views(taken.slot, taken.plan))
 
     def _finish(self, taken: Taken, views: Views) -> None:
         if taken.torn:
             return
         loss, _, norm = views.loss.tolist()
-        if self.watch_numbers and not self._accepts(taken, loss, norm):
+        losses, taken.losses = taken.losses, ()
+        if self.watch_numbers and not self._accepts(taken, loss, norm, losses):
             return
         views.loss[1] = 1.0 if math.isfinite(loss) else 0.0
         if taken.hold:
@@ -266,11 +300,15 @@ class Snapshots:
             if self.on_numbers is not None and loss != NO_LOSS:
                 self.on_numbers(loss, norm)
 
-    def _accepts(self, taken: Taken, loss: float, norm: float) -> bool:
-        """Whether the numbers of this step are finite. From the first that is not, nothing is kept any more."""
+    def _accepts(self, taken: Taken, loss: float, norm: float, losses: Sequence[tuple[int, Tensor]]) -> bool:
+        """Whether the numbers of these steps are finite. From the first that is not, nothing is kept any more."""
         if self.not_finite is None and not (math.isfinite(norm) and (loss == NO_LOSS or math.isfinite(loss))):
-            self._skips += 1
-            if not taken.scaled or self._skips >= PATIENCE_WITH_SCALER:
+            early = [(step, each) for step, found in losses if not math.isfinite(each := float(found))]
+            self._skips += max(1, len(early))
+            if not taken.scaled:
+                step, loss = early[0] if early else (taken.step, loss)
+                self.not_finite = NotFinite(step, loss, norm)
+            elif self._skips >= PATIENCE_WITH_SCALER:
                 self.not_finite = NotFinite(taken.step, loss, norm)
         elif self.not_finite is None:
             self._skips = 0

@@ -30,6 +30,9 @@ from holdfast.supervisor.undo import undo
 from holdfast.supervisor.worker_watch import Watch
 from holdfast.supervisor.workers import Crew
 
+CALM = 600.0
+"""Seconds without a fault that a run is taken to have behind it when it begins."""
+
 
 @dataclass(slots=True)
 class Crisis:
@@ -57,6 +60,7 @@ class Recovery:
         self._left_out: list[Any] = []
         """Samples that make a step fail wherever it is computed. Every worker is told: its state may be older."""
         self.inquest = Inquest(affairs, trusting.blamed)
+        self._began = time.monotonic()
         crew.orders = self._orders
 
     def _orders(self) -> dict[str, Any]:
@@ -65,7 +69,13 @@ class Recovery:
             "probation": self.trusting.probation,
             "leave_out": self._left_out,
             "sentinel": self._compares,
+            "between_faults": self._between_faults(),
         }
+
+    def _between_faults(self) -> float | None:
+        """Seconds that a worker lived on average; None while there was no fault. One alone says little."""
+        deaths = self.affairs.accounts.recoveries + (self.crisis is not None)
+        return (time.monotonic() - self._began + CALM) / (deaths + 1) if deaths else None
 
     # -- deciding ------------------------------------------------------------------------------------------
 

@@ -273,6 +273,8 @@ class Supervisor:
             self._trusting.blind = True
         elif kind == "recovered":
             self.teller.emit("recovered", **message)
+        elif kind == "cadence":
+            self.accounts.heard_cadence(message, self.teller.emit)
         elif kind == "quarantined":
             self._recovery.inquest.quarantined(message)
             self.teller.emit(kind, **message)

@@ -28,7 +28,7 @@ from holdfast.record.reporter import Face, Teller
 from holdfast.run.disk_trouble import Storage
 from holdfast.run.events import utc_now
 from holdfast.run.folder import RunFolder
-from holdfast.run.settings import Settings
+from holdfast.run.settings import DEFAULT, Settings
 from holdfast.state import checkpoint, layout
 from holdfast.state.slot_memory import Memory
 from holdfast.state.slots import Arena
@@ -93,6 +93,8 @@ class LocalLink:
             fault = Fault.from_json(data["fault"])
             self.accounts.fault(fault.kind.value)
             self.teller.emit_fault(fault, Move.from_json(data["move"]), whole=True)
+        elif kind == "cadence":
+            self.accounts.heard_cadence(data, self.teller.emit)
         elif kind == "epoch":
             best, sequence = self.teller.epoch(data)
             self.board.hear()
@@ -186,6 +188,8 @@ def run_local(
     """Train here and now; returns the receipt. Your own errors come out as they are."""
     # There is nobody to go back to the last agreement for it: a device that is wrong is noticed by a supervised run.
     settings = settings.override({"sentinel.enabled": "never"}, "an unsupervised run")
+    if settings.source("snapshot.every") == DEFAULT:  # and nobody who would start a process that goes back further
+        settings = settings.override({"snapshot.every": 1}, "an unsupervised run")
     link = LocalLink(run, settings, face or Face())
     link.checkpoint = resume
     run.update_info(state="RUNNING", device=device)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -99,11 +99,14 @@ class Samples:
 class _Begun:
     """What a step began with, to go back to."""
 
-    exact: bool
-    """False if the last snapshot is older than this step: then there is nothing to go back to."""
-    meta: dict[str, Any]
-    generators: tuple[dict[str, torch.Tensor], dict[str, Any]]
     pieces: int
+    meta: dict[str, Any] | None = None
+    """What was not a tensor, if the last snapshot is of this very moment; else there is a savepoint at best."""
+    generators: tuple[dict[str, torch.Tensor], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
+
+    @property
+    def exact(self) -> bool:
+        return self.meta is not None
 
 
 class Attempts:
@@ -148,7 +151,7 @@ class Attempts:
     def until_done(self, perform: Callable[[torch.device], T], work: Work | None, samples: Samples | None) -> T:
         """After a fault: roll back, then do what the ladder says. `samples` are those of the loop's batch."""
         self._compiling.begin()
-        begun = self._begin()
+        begun = self._begin(work)
         peers = self.ground.peers
         peers.begin_step(None if samples is None else samples.batch)
         looked = False
@@ -161,14 +164,16 @@ class Attempts:
                 peers.all_done(None)
             except Exception as error:
                 fault = self._fault_of(error)
-                if begun.exact and (fault is None or fault.health is Health.ALIVE):
+                alive = fault is None or fault.health is Health.ALIVE
+                back = alive and self._can_go_back(begun, work)
+                if back:
                     self._settle()
                 if fault is None:  # the script's own error: it may go on, and must not find half a step
                     _remember_step(error, work, samples)
-                    if begun.exact:
+                    if back:
                         self._roll_back(begun)
                     raise
-                move = self._judge(self._placed(fault, work, samples), error, begun)
+                move = self._judge(self._placed(fault, work, samples), error, back=back)
                 self._roll_back(begun)
                 self._apply(move, begun)
                 continue
@@ -182,7 +187,7 @@ class Attempts:
         fault = self.vigil.before_step(work, step, describe)
         if fault is not None:
             self.lose(without_bad_samples(fault, samples))
-        if self.vigil.computed and begun.exact and self.ground.protected.meta() != begun.meta:
+        if self.vigil.computed and begun.exact and self.ground.protected.meta() != begun.meta:  # on trial it is exact
             self._roll_back(begun)  # the function changes more than its gradients: a generator, a count
 
     def check_numbers(self) -> None:
@@ -225,19 +230,30 @@ class Attempts:
     def perform(self, work: Work, device: torch.device) -> torch.Tensor:
         """Forward, backward and update, in as many pieces as fit."""
         work.pieces = max(self.pieces.count, flags.pieces(batches.batch_size(work.batch)))
-        work.watch = self.vigil.watches_numbers
+        work.updating = False
+        work.watch = self.vigil.watches_numbers and (self.vigil.on_trial or self.ground.cadence.expects())
         work.together = self.ground.peers.together(work)
         return step.perform(work, device, self.vigil.entering(self.ground.enter))
 
-    def _begin(self) -> _Begun:
-        ground, snapshots = self.ground, self.ground.snapshots
+    def _begin(self, work: Work | None) -> _Begun:
+        """A step goes back to its savepoint if it fails before its update; a transaction needs a whole snapshot."""
+        ground, snapshots, cadence = self.ground, self.ground.snapshots, self.ground.cadence
         self.pieces.grow_back()
-        exact = snapshots.fresh()
-        if not exact and (ground.settings.snapshot.every == 1 or snapshots.last is None):
+        wanted = cadence.each_step or self.vigil.on_trial or (work is None and cadence.fixed is None)
+        wanted = wanted or snapshots.last is None
+        exact = (wanted or ground.uncommitted.count == 0) and snapshots.fresh()
+        if wanted and not exact:
             ground.take("save", resumable=False)
             self.check_numbers()
             exact = True
-        return _Begun(exact, snapshots.meta_now(), capture_rng(ground.device), self.pieces.count)
+        if exact:
+            return _Begun(self.pieces.count, snapshots.meta_now(), capture_rng(ground.device))
+        if work is not None:
+            ground.light.take(ground.device, cadence.patience)
+        return _Begun(self.pieces.count)
+
+    def _can_go_back(self, begun: _Begun, work: Work | None) -> bool:
+        return begun.exact or (work is not None and not work.updating and self.ground.light.holds())
 
     def _once(self, perform: Callable[[torch.device], T]) -> T:
         step = self.ground.position.step + 1
@@ -288,14 +304,14 @@ class Attempts:
             splittable=work is not None and self._splittable(work, samples),
         )
 
-    def _judge(self, fault: Fault, error: Exception, begun: _Begun) -> Move:
+    def _judge(self, fault: Fault, error: Exception, *, back: bool) -> Move:
         """What now? What this process cannot mend is raised: also if it has no exact state to go back to."""
         ground = self.ground
         retry = ground.settings.retry
         limits = Limits(tries=retry.same_step, outside=retry.without_progress)
         move = ground.peers.agree_on(next_move(fault, self._history, self._rungs, self._rung, limits=limits))
         in_process = move.action in (Action.RETRY, Action.SPLIT, Action.CPU_BATCH)
-        if not in_process or fault.health is not Health.ALIVE or not begun.exact:
+        if not in_process or fault.health is not Health.ALIVE or not back:
             ground.over = LostWorker(fault)
             raise ground.over from error
         self._history.append(Past(fault, move, self._rung))
@@ -319,8 +335,11 @@ class Attempts:
         self._settle()
         self.ground.drop_gradients()
         step.free_memory(self.ground.device)
-        self.ground.snapshots.roll_back(begun.meta)
-        restore_rng(*begun.generators, self.ground.device)
+        if begun.meta is None:
+            self.ground.light.restore(self.ground.device)
+        else:
+            self.ground.snapshots.roll_back(begun.meta)
+            restore_rng(*begun.generators, self.ground.device)
 
     def _apply(self, move: Move, begun: _Begun) -> None:
         """Where the next try is, and in how many pieces."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ from holdfast.run.settings import Settings
 from holdfast.state.protected import KEPT
 from holdfast.state.rng import capture_rng, restore_rng
 from holdfast.worker.best_offer import Offers
+from holdfast.worker.cadence import Cadence
 from holdfast.worker.epoch_loops import EpochLoops, check_reached, left_by_error
 from holdfast.worker.kept_values import Kept, Meter
 from holdfast.worker.peers import Peers
@@ -48,6 +50,7 @@ from holdfast.worker.restore import Landing, restore
 from holdfast.worker.retry import Attempts, Samples
 from holdfast.worker.session_base import Ground, Link, LostWorker, Position, StopRun, named_by_kind
 from holdfast.worker.step import Loss, Splitter, Work
+from holdfast.worker.uncommitted import Uncommitted
 
 __all__ = ["Link", "LostWorker", "Run", "Session", "StopRun"]
 
@@ -95,6 +98,7 @@ class Session:
         self.settings = settings
         ground = Ground(link, settings, device)
         ground.peers = peers or ground.peers
+        ground.cadence = Cadence(settings, together=ground.peers.ranks > 1)
         self._ground = ground
         self._board = ground.board
         self._phase_hooks = ground.phase_hooks
@@ -114,7 +118,6 @@ class Session:
         self._open: _Open | None = None
         self._passes: dict[str, bool] = {}
         """The loaders used in this epoch, and whether all their batches were."""
-        self._uncommitted = 0
         self._epochs_total = 0
         self._left_out: list[dict[str, Any]] = []
 
@@ -127,12 +130,14 @@ class Session:
         probation: int = 0,
         sentinel: bool = True,
         leave_out: Iterable[dict[str, Any]] = (),
+        between_faults: float | None = None,
     ) -> None:
         """What was decided for the first steps of this worker, after its predecessor was lost in one."""
         self._attempts.begin_with(
             pieces=pieces, cpu_batch=cpu_batch, trial=trial, probation=probation, sentinel=sentinel
         )
         self._left_out = list(leave_out)
+        self._ground.cadence.between_faults = between_faults
 
     @property
     def device(self) -> torch.device:
@@ -400,7 +405,7 @@ class Session:
         if self._open is not opened:
             raise UserError("this iterator over session.batches is of an earlier epoch", hints=["make a new one"])
         if self._position.step == opened.step:
-            self._uncommitted += 1  # a body without a step is done as well
+            self._ground.uncommitted.count += 1  # a body without a step is done as well
         self._count_batch(opened)
         self._commit("batch", name, last=opened.loader.cursor >= len(opened.loader))
         self._enter(Phase.DATA)
@@ -449,7 +454,7 @@ class Session:
         """Land here, or where the script has gone another way than before and is past the place."""
         landing, self._landing = self._landing, None
         if landing is not None:
-            self._uncommitted = 0
+            self._ground.uncommitted = Uncommitted()
             landing.land(self._ground)
             self._tell_again(landing)
 
@@ -498,7 +503,7 @@ class Session:
         with self._ground.updating():
             loss = self._transact(lambda device: self._attempts.perform(work, device), work)
         self._ground.loss, self._ground.norm = loss, work.norm
-        self._leave_step()
+        self._leave_step(loss, work.norm)
         return Loss(loss, self._waiting)
 
     def transaction(self, fn: Callable[[], T]) -> T:
@@ -515,12 +520,13 @@ class Session:
 
         result = self._transact(perform, None)
         self._ground.loss = self._ground.norm = None
-        self._leave_step()
+        self._ground.uncommitted.whole = True
+        self._leave_step(None, None)
         return result
 
-    def _leave_step(self) -> None:
+    def _leave_step(self, loss: torch.Tensor | None, norm: torch.Tensor | None) -> None:
         self._position.step += 1
-        self._uncommitted += 1
+        self._ground.uncommitted.add(self._position.step, loss, norm)
         if not self._in_epoch and self._open is None:
             self._commit("free")
         if not self._in_epoch and self._landing is None:
@@ -574,20 +580,17 @@ class Session:
         """
         self._ground.check_not_over()
         stop = self._ground.peers.at_boundary(self._ground, at, stop=self._board.stop_requested)
-        due = (
-            at not in ("batch", "free")
-            or hold
-            or self._uncommitted >= self.settings.snapshot.every
-            or stop
-            or self._board.rest
-            or self._attempts.vigil.on_trial
-        )
+        asked = at not in ("batch", "free") or hold or stop or self._board.rest or self._attempts.vigil.on_trial
+        due = self._due(last=last) or asked
         if self._landing is not None:
             due = False  # on its way to where the snapshot was taken: nothing of this counts
         if due:
             self._enter(Phase.SNAPSHOT)
+            began = time.perf_counter()
             self._ground.take(at, of, resumable=not last, hold=hold)
-            self._uncommitted = 0
+            self._ground.uncommitted.clear()
+            self._ground.cadence.taken(time.perf_counter() - began)
+            self._tell_cadence()
             self._attempts.check_numbers()
         self._resting.at_boundary()
         if stop or (self.ranks == 1 and self._board.stop_requested):  # several stop where they agreed to
@@ -596,6 +599,19 @@ class Session:
             self._ground.link.send("stopped", step=self._position.step)
             self._ground.over = StopRun()
             raise self._ground.over
+
+    def _due(self, *, last: bool) -> bool:
+        """Whether it is time. A worker does not go on from the last batch of an epoch: its end comes soon."""
+        ground = self._ground
+        due = ground.cadence.due(ground.uncommitted.count)
+        if ground.cadence.fixed is not None:
+            return due
+        return ground.uncommitted.whole or (due and not last and not ground.snapshots.busy)
+
+    def _tell_cadence(self, *, last: bool = False) -> None:
+        news = self._ground.cadence.news(last=last)
+        if news is not None:
+            self._ground.link.send("cadence", **news)
 
     def _finish(self) -> None:
         """The script's `train` has returned: the last commit."""
@@ -609,6 +625,7 @@ class Session:
             self._land_at_last()
             self._ground.peers.at_boundary(self._ground, "end", stop=False)
             self._ground.take("end", resumable=True)
+            self._tell_cadence(last=True)
             self._ground.snapshots.flush()
             self._attempts.check_numbers()
         self._busy = True

@@ -26,7 +26,10 @@ from holdfast.faults.classification import Fault
 from holdfast.run.settings import Settings
 from holdfast.state import snapshot
 from holdfast.state.protected import Protected
+from holdfast.state.savepoint import Savepoint
+from holdfast.worker.cadence import Cadence
 from holdfast.worker.peers import Alone, Peers
+from holdfast.worker.uncommitted import Uncommitted, norms
 from holdfast.worker.unreported import Unheard
 
 
@@ -122,11 +125,17 @@ class Ground:
         """Of the last step, kept with its snapshot."""
         self.norm: torch.Tensor | None = None
         """Of its gradients, where it is known."""
+        self.uncommitted = Uncommitted()
+        self.cadence = Cadence(settings)
+        """How often everything is committed."""
+        self._savepoint: Savepoint | None = None
         self.over: StopRun | LostWorker | None = None
         """Why nothing more is done here: said again to a script whose bare `except:` went on regardless."""
         self.phase_hooks: list[Callable[[Phase], None]] = []
         self.peers: Peers = Alone()
         """The other ranks of this run."""
+        self._finite_from_start: bool | None = None
+        """Whether parameters were finite at the first commit: some models have infinite ones on purpose."""
         self._protected: Protected | None = None
         self._snapshots: snapshot.Snapshots | None = None
 
@@ -170,6 +179,8 @@ class Ground:
         self._protected = protected
         self._snapshots = snapshot.Snapshots(protected, self.link, self.device, self.known_optimizers())
         self._snapshots.reserve()
+        loaders = [name for name, value in objects.items() if isinstance(value, Loader)]
+        self._savepoint = Savepoint(protected, objects.values(), constant=loaders)
 
     @property
     def ready(self) -> bool:
@@ -186,6 +197,12 @@ class Ground:
         assert self._snapshots is not None, "protect() comes first"
         return self._snapshots
 
+    @property
+    def light(self) -> Savepoint:
+        """Where a step goes back to that fails before its update, if no snapshot was taken just before it."""
+        assert self._savepoint is not None, "protect() comes first"
+        return self._savepoint
+
     def take(self, at: str, of: str | None = None, *, resumable: bool, hold: bool = False, again: bool = False) -> None:
         """Everything protected, as it is now, with the place in the loop it belongs to.
 
@@ -193,6 +210,7 @@ class Ground:
         """
         snapshots, position = self.snapshots, self.position
         snapshots.poll()
+        norm = self._norm()
         skipped = sum(loader.skipped for loader in self.loaders())
         repeated = sum(loader.repeated for loader in self.loaders())
         meta = {
@@ -216,12 +234,30 @@ class Ground:
             step=position.step,
             samples=position.samples,
             loss=self.loss,
-            norm=self.norm,
+            norm=norm,
             scaled=self.scaler() is not None,
             resumable=resumable,
             hold=hold,
             again=again,
+            losses=self.uncommitted.looked_at(),
         )
+
+    def _norm(self) -> torch.Tensor | None:
+        """Of the gradients of the last step, not finite if any number since the last commit was not.
+
+        A GradScaler passes over steps that are not finite, and knows better.
+        """
+        if not self.snapshots.watch_numbers or self.scaler() is not None:
+            return self.norm
+        with torch.no_grad():
+            if self._finite_from_start is None:
+                found = norms(self._parameters())
+                self._finite_from_start = all(bool(torch.isfinite(each)) for each in found)
+            found = self.uncommitted.norm(self._parameters if self._finite_from_start else None)
+        return self.norm if found is None else found
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [each for module in self.modules() for each in module.parameters()]
 
     def _quarantined(self) -> dict[str, Any] | None:
         """The samples that are left out, for the receipt; None if there are none, as there should be."""

@@ -67,6 +67,8 @@ class Work:
     """Whether the norm of the gradients is wanted."""
     norm: Tensor | None = None
     """That norm, on the device, once they are there. None under a GradScaler, which judges them itself."""
+    updating: bool = False
+    """The update has begun: parameters may be others than before."""
     together: Callable[[Tensor], Tensor] | None = None
     """Makes the gradients, and the loss, those of all ranks."""
 
@@ -101,6 +103,7 @@ def _gradients(work: Work, device: torch.device, enter: Callable[[Phase], None])
 
 
 def _update(work: Work) -> None:
+    work.updating = True
     scaler = work.scaler
     norms = []
     for optimizer in work.optimizers:
@@ -153,6 +156,7 @@ def _perform_closure(work: Work, device: torch.device, enter: Callable[[Phase], 
     if len(work.optimizers) != 1 or work.scaler is not None:
         raise UserError("LBFGS takes a step of its own, without a GradScaler or another optimizer beside it")
     optimizer = work.optimizers[0]
+    work.updating = True
     optimizer.step(closure)  # type: ignore[arg-type]
     return first[0]
 

@@ -305,6 +305,7 @@ def _train(config: dict[str, Any], link: SupervisedLink, rungs: list[Rung]) -> i
         probation=int(config.get("probation") or 0),
         sentinel=bool(config.get("sentinel", True)),
         leave_out=config.get("leave_out") or (),
+        between_faults=config.get("between_faults"),
     )
     if rungs[rung].precision == "fp32":
         force_fp32()

@@ -1,0 +1,125 @@
+"""How often a session commits, and what it notices of the steps between two commits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from holdfast.run.settings import Settings
+from holdfast.worker.cadence import Cadence
+from holdfast.worker.session import Session
+from tests.worker.local_runs import run
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def simulated(steps: int, step_s: float, commit_s: float, between_faults: float | None = None, **changes: Any) -> Any:
+    """The steps after which a worker commits, and its cadence."""
+    clock = Clock()
+    settings = Settings.load({key.replace("__", "."): value for key, value in changes.items()}, cwd="/", env={})
+    cadence = Cadence(settings, clock=clock)
+    cadence.between_faults = between_faults
+    commits, since = [], 0
+    for step in range(1, steps + 1):
+        clock.now += step_s
+        since += 1
+        if cadence.due(since):
+            clock.now += commit_s
+            cadence.taken(commit_s)
+            commits.append(step)
+            since = 0
+    return commits, cadence
+
+
+def distance(commits: list[int]) -> int:
+    return max(after - before for before, after in zip(commits[-4:], commits[-3:], strict=False))
+
+
+def test_a_fault_costs_a_second_and_a_new_worker_commits_soon() -> None:
+    commits, cadence = simulated(5000, 0.005, 0.0005)
+    assert commits[0] == 1 and commits[1] <= 4
+    assert 150 <= distance(commits) <= 200
+    said = cadence.words()
+    assert (said["rule"], said["every_s"]) == ("lose", 1.0) and "1 s" in said["why"]
+
+
+def test_a_step_longer_than_that_is_committed() -> None:
+    commits, cadence = simulated(10, 3.0, 0.02)
+    assert commits == list(range(1, 11))
+    assert cadence.words()["every_steps"] == 1 and "longer" in cadence.words()["why"]
+
+
+def test_dear_commits_keep_to_their_share_of_the_time() -> None:
+    commits, cadence = simulated(5000, 0.1, 0.3)
+    assert 270 <= distance(commits) <= 310
+    assert cadence.words()["rule"] == "cost"
+    commits, _ = simulated(5000, 0.1, 0.3, snapshot__cost="10")
+    assert 25 <= distance(commits) <= 31
+
+
+def test_a_loss_that_was_set_comes_before_the_cost() -> None:
+    commits, cadence = simulated(2000, 0.1, 0.3, snapshot__lose="2s")
+    assert distance(commits) <= 20
+    assert cadence.words()["rule"] == "lose"
+
+
+def test_many_faults_bring_more_commits() -> None:
+    commits, cadence = simulated(5000, 0.005, 0.0005, between_faults=15.0)
+    assert distance(commits) <= 25  # sqrt(2 * 0.5 ms * 15 s) = 0.12 s
+    assert cadence.words()["rule"] == "faults"
+
+
+def test_a_number_of_steps_that_was_set_is_kept() -> None:
+    assert simulated(9, 0.005, 0.0005, snapshot__every="3")[0] == [3, 6, 9]
+    assert simulated(3, 0.005, 0.0005, snapshot__every="1")[0] == [1, 2, 3]
+
+
+def test_news_come_when_the_choice_has_changed() -> None:
+    _, cadence = simulated(2000, 0.005, 0.0005)
+    assert cadence.news() is not None and cadence.news() is None
+    assert cadence.news(last=True)["again"] is True
+    for _ in range(20):
+        cadence.taken(0.5)
+    assert cadence.news()["rule"] == "cost"
+
+
+class Table(nn.Module):
+    """Rows of which each is used in one step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.ParameterList([nn.Parameter(torch.ones(3)) for _ in range(12)])
+
+
+@pytest.mark.parametrize("bad", ["loss", "gradient"])
+def test_what_is_not_finite_between_two_commits_is_noticed_at_the_next(tmp_path: Path, bad: str) -> None:
+    """A loss, though its gradients are finite; a gradient, though nobody uses the parameter again."""
+
+    def train(session: Session) -> None:
+        model = Table()
+        session.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+
+        def fn(step: int) -> torch.Tensor:
+            loss = model.rows[step].square().sum()
+            if step == 4:
+                return loss + float("inf") if bad == "loss" else (model.rows[step] * 0.0).sqrt().sum()
+            return loss
+
+        while session.step_count < 9:
+            session.step(fn, session.step_count)
+
+    with pytest.raises(holdfast.ScriptFailed, match="not finite") as raised:
+        run(tmp_path, train, snapshot__every="8")
+    if bad == "loss":
+        assert "step 5" in str(raised.value)
