@@ -28,7 +28,7 @@ JOBS ?= 3
 define tests
 $(PYTEST) $(1) -n $(JOBS) --dist loadfile --durations 25 || { test $$? -eq 1 && \
     echo "== The tests that failed run once more, one at a time ==" && \
-    $(PYTEST) $(1) -n 0 --last-failed --last-failed-no-failures none; }
+    $(PYTEST) --everything -n 0 --last-failed --last-failed-no-failures none; }
 endef
 
 # Every path here is relative: the folder may have blanks in its name.

@@ -209,6 +209,7 @@ def holdfast(*words: str, folder: Path, **variables: str) -> subprocess.Complete
 # Fault and workload ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 def test_a_fault_and_a_workload_of_ours_meet_in_a_run(add: Add, tmp_path: Path) -> None:
     """Both are known by their files alone: the run is called by its name, and the fault is answered by its row."""
     add("workloads/two_spirals.py", WORKLOAD)

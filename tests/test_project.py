@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -95,3 +97,39 @@ def test_the_demo_shows_commands_that_exist() -> None:
     assert 0 < demo.cpu_share() <= 1.1
     with demo.monitor() as address:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{20,}", address)
+
+
+CASES = """
+import pytest
+
+@pytest.mark.parametrize("number", range(7))
+@pytest.mark.sample(3)
+def test_cases(number): pass
+
+@pytest.mark.parametrize("number", range(2))
+@pytest.mark.sample(5)
+def test_few(number): pass
+
+@pytest.mark.all
+def test_long(): pass
+
+def test_short(): pass
+"""
+
+
+def test_make_test_and_the_rest_are_everything(tmp_path: Path) -> None:
+    """No test is in both or in neither, and of each that is sampled one case is in `make test`."""
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  all\n  sample\n", encoding="utf-8")
+    (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")
+
+    def chosen(*options: str) -> set[str]:
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:zarr", *options]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return {line for line in done.stdout.splitlines() if "::" in line}
+
+    first, rest = chosen(), chosen("--rest")
+    assert not first & rest and first | rest == chosen("--everything") and len(first | rest) == 11
+    assert sorted(name.partition("::")[2].partition("[")[0] for name in first) == [
+        "test_cases", "test_cases", "test_cases", "test_few", "test_short",
+    ]  # fmt: skip

@@ -311,6 +311,7 @@ def test_what_took_the_machine_down_is_not_done_again(host: Host, place: Path, t
     assert took_machine_down(ledger, DEVICE) == {}
 
 
+@pytest.mark.all
 def test_a_host_that_dies_takes_no_result_with_it(place: Path) -> None:
     with Host({ailments.VARIABLE: str(place)}) as host:
         while host.torch is None:

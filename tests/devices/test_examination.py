@@ -101,6 +101,7 @@ def test_a_crash_is_cured_by_a_switch(clinic: Clinic) -> None:
     assert by_name["conv2d fp32 training"] == "passed", "what was not tried before is done with the remedy"
 
 
+@pytest.mark.all
 def test_a_cure_by_a_variable_is_found_after_one_that_does_not_help(clinic: Clinic) -> None:
     wrong = Symptom("wrong", kernel="addmm", part="forward", cure="ATEN_CPU_CAPABILITY=avx2")
     seen = clinic.examine(("linear fp32",), wrong)

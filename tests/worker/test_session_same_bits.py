@@ -299,7 +299,7 @@ def test_resumed_after_deaths(job: Job, tmp_path: Path) -> None:
     assert (outcome.receipt["samples_skipped"], outcome.receipt["samples_repeated"]) == (0, 0)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
 def test_out_of_memory_once(job: Job, phase: str, tmp_path: Path) -> None:
     if isinstance(job, Several) and phase != "forward":
