@@ -162,8 +162,11 @@ def test_colour_becomes_grey_and_back() -> None:
     assert torch.allclose(nn.functional.conv2d(thrice, again), nn.functional.conv2d(image, grey), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0", "shufflenet_v2_x0_5",
-                                  "regnet_y_400mf", "mnasnet0_5", "densenet121"])  # fmt: skip
+SMALL = ("mobilenet_v3_small", "shufflenet_v2_x0_5")
+OTHERS = ("mobilenet_v2", "efficientnet_b0", "regnet_y_400mf", "mnasnet0_5", "densenet121")
+
+
+@pytest.mark.parametrize("name", [*SMALL, *(pytest.param(each, marks=pytest.mark.all) for each in OTHERS)])
 def test_other_networks_of_torchvision_are_mapped_whole(name: str, tmp_path: Path) -> None:
     """Random weights, as a file would hold them: all but the classifier arrive, and the three sizes come out."""
     from torchvision import models
