@@ -14,7 +14,7 @@ from torch import nn
 
 from holdfast.base.errors import UserError
 from holdfast.workloads.detection import pretrained, tensors, training
-from holdfast.workloads.detection.backbones import Foreign
+from holdfast.workloads.detection.backbones import Foreign, take
 from holdfast.workloads.detection.model import Detector
 
 OTHER = '''
@@ -160,3 +160,31 @@ def test_colour_becomes_grey_and_back() -> None:
     assert torch.allclose(nn.functional.conv2d(image, grey), nn.functional.conv2d(thrice, kernel), atol=1e-5)
     again = pretrained.channels_as(grey, 3)
     assert torch.allclose(nn.functional.conv2d(thrice, again), nn.functional.conv2d(image, grey), atol=1e-5)
+
+
+SMALL = ("mobilenet_v3_small", "shufflenet_v2_x0_5")
+OTHERS = ("mobilenet_v2", "efficientnet_b0", "regnet_y_400mf", "mnasnet0_5", "densenet121")
+
+
+@pytest.mark.parametrize("name", [*SMALL, *(pytest.param(each, marks=pytest.mark.all) for each in OTHERS)])
+def test_other_networks_of_torchvision_are_mapped_whole(name: str, tmp_path: Path) -> None:
+    """Random weights, as a file would hold them: all but the classifier arrive, and the three sizes come out."""
+    from torchvision import models
+
+    theirs = models.get_model(name, weights=None).state_dict()
+    torch.save(theirs, tmp_path / f"{name}.pth")
+    net = Foreign(name, 3, (8, 8, 8)).eval()
+    told = "\n".join(take(net, tmp_path / f"{name}.pth").lines())
+    assert "start anew: backbone.fit (6)" in told
+    unused = told.partition("not used of the file: ")[2]
+    assert all(each.startswith(("classifier", "fc.")) for each in unused.split(", ")), told
+    first = next(value for value in theirs.values() if value.ndim == 4)
+    assert any(value.shape == first.shape and torch.equal(value, first) for value in net.state_dict().values())
+    with torch.no_grad():
+        assert [each.shape[-1] for each in net(torch.zeros(1, 3, 64, 64))] == [8, 4, 2]
+
+
+@pytest.mark.parametrize("name", ["squeezenet1_1", "vit_b_16"])
+def test_a_network_that_is_no_backbone_is_refused_and_not_a_traceback(name: str) -> None:
+    with pytest.raises(UserError, match="cannot be"):
+        Foreign(name, 3, (8, 8, 8))

@@ -103,7 +103,7 @@ def _sizes(stages: list[tuple[str, nn.Module]], channels: int) -> list[tuple[int
         stage.eval()
         try:
             x = stage(x)
-        except (RuntimeError, TypeError, ValueError) as error:
+        except (RuntimeError, TypeError, ValueError, AssertionError) as error:
             raise UserError(
                 f"this network cannot be a backbone: `{part}`", cause=str(error).splitlines()[0][:160]
             ) from None
