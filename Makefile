@@ -53,7 +53,7 @@ demo: $(DEMO_READY)
 	@$(PY) scripts/demo.py
 
 docs: $(DOCS_READY)
-	$(PY) scripts/site.py
+	$(PY) scripts/site_pages.py
 
 test: check
 	$(PYTEST) -n $(JOBS) --dist loadfile --durations 25 || { test $$? -eq 1 && $(AGAIN); }

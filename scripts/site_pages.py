@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Builds the documentation as a site: README.md is its first page, docs/ the others.
 
-    python scripts/site.py            # build/site/index.html; exit code 1 for a link or an anchor that leads nowhere
+    python scripts/site_pages.py      # build/site/index.html; exit code 1 for a broken link or anchor
 
 The pages are copied as they lie in the repository, so that their links work there and on the site alike.
 """
@@ -17,26 +17,22 @@ import sys
 from pages import ROOT
 
 SOURCE = ROOT / "build" / "site-source"
+CONFIG = ROOT / "mkdocs.yml"
 BESIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "LICENSE")
 """Files of the repository that pages lead to."""
 
 
 def main() -> int:
     stage()
-    command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--quiet",
-        "--config-file",
-        str(ROOT / "mkdocs.yml"),
-    ]
-    code = subprocess.call(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
-    if code == 0:
-        print("build/site/index.html")
-    return int(code != 0)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(CONFIG)]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:  # not --quiet: that hides the warnings from --strict as well
+        wrong = [line for line in done.stderr.splitlines() if not line.startswith("INFO")]
+        print("\n".join(wrong), file=sys.stderr)
+        return 1
+    print("build/site/index.html")
+    return 0
 
 
 def stage() -> None:
