@@ -1,9 +1,10 @@
 # The developer's interface. CI runs `make demo test test-all`.
 #
-#   make demo       doctor, plan, training with three faults, receipt, a fast model, and a page to look at
+#   make demo       doctor, plan, training with three faults, a fast model, a report: 90 seconds after set-up
 #   make test       what has to hold: lint, types, tests (no accelerator needed); six minutes on two cores
 #   make test-all   `make test`, then the long matrices of tests that it takes samples of
 #   make check      lint, format, types and documentation alone
+#   make docs       the documentation as a site below build/site/, strictly: a broken link is an error
 #   make fix        let ruff repair what it can
 #   make bench      the long measurements, kept in benchmarks/results/ (ARGS=--quick: a smoke test of them)
 #   make hardware   the tests that need a real accelerator
@@ -13,8 +14,9 @@
 #   make lock       make requirements.lock anew from pyproject.toml and requirements.in (needs uv)
 #   make clean      remove everything that was made, .venv included
 #
-# The first command makes .venv from requirements.lock; later ones install nothing. `make hardware PY=python3` uses
-# a Python you have instead, with the packages that are in it.
+# The first command makes .venv from requirements.lock; later ones install nothing. `make demo` installs only what the
+# demo needs, `make docs` what the site needs; `make test` adds the rest. `make hardware PY=python3` uses a Python you
+# have instead, with the packages that are in it.
 
 PYTHON ?= python3
 PY ?= .venv/bin/python
@@ -34,8 +36,12 @@ endef
 # Every path here is relative: the folder may have blanks in its name.
 ifeq ($(PY),.venv/bin/python)
 READY = .venv/.ready
+DEMO_READY = .venv/.demo-ready
+DOCS_READY = .venv/.docs-ready
 else
 READY =
+DEMO_READY =
+DOCS_READY =
 export PYTHONPATH := $(CURDIR)/src
 endif
 
@@ -43,14 +49,17 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The tests start some thousand Pythons: each would compile our files anew if none of them kept the bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all check check-fast fix bench hardware verify platforms package package-check lock clean setup
+.PHONY: help demo docs test test-all check check-fast fix bench hardware verify platforms package package-check lock clean setup
 .DELETE_ON_ERROR:
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
-demo: $(READY)
-	$(PY) scripts/demo.py
+demo: $(DEMO_READY)
+	@$(PY) scripts/demo.py
+
+docs: $(DOCS_READY)
+	$(PY) scripts/site_pages.py
 
 test: check
 	$(call tests,)
@@ -92,22 +101,44 @@ package-check: $(READY)
 
 setup: $(READY)
 
-# Two stamps: a change of pyproject.toml registers the package anew and downloads nothing.
-.venv/.locked: requirements.lock
+INSTALL = .venv/bin/python -m pip install --quiet --progress-bar off --no-compile --require-hashes
+COMPILE = .venv/bin/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true  # pip would do it on one core
+OURS = .venv/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+
+.venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "error: Python 3.10 or newer, please")'
-	.venv/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --progress-bar off --no-compile --require-hashes -r requirements.lock
-	.venv/bin/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true  # pip would do it on one core
+	$(PYTHON) -m venv .venv
+
+# Two stamps: a change of pyproject.toml registers the package anew and downloads nothing.
+.venv/.locked: requirements.lock | .venv/bin/python
+	@echo "Installing what the tests need into .venv (once, some minutes)"
+	$(INSTALL) -r requirements.lock
+	$(COMPILE)
 	touch $@
 
 .venv/.ready: .venv/.locked pyproject.toml
-	.venv/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	$(OURS)
+	touch $@ .venv/.demo-ready
+
+# A part of requirements.lock, in the same versions. torch is most of it.
+.venv/.demo-ready: requirements-demo.lock pyproject.toml | .venv/bin/python
+	@echo "Installing what the demo needs into .venv (once; most of it is torch)"
+	@test -e .venv/.ready || $(INSTALL) -r requirements-demo.lock
+	@test -e .venv/.ready || $(COMPILE)
+	@$(OURS)
+	@touch $@
+
+.venv/.docs-ready: requirements-docs.lock | .venv/bin/python
+	$(INSTALL) -r requirements-docs.lock
 	touch $@
 
+LOCK = uv pip compile --universal --python-version 3.10 --generate-hashes --no-emit-index-url --no-header --quiet
+
 lock:
-	uv pip compile --universal --python-version 3.10 --generate-hashes --no-emit-index-url --no-header --quiet \
-	    --extra dev --output-file requirements.lock pyproject.toml requirements.in
-	@! grep -n '://' requirements.lock
+	$(LOCK) --extra dev --output-file requirements.lock pyproject.toml requirements.in
+	$(LOCK) -c requirements.lock --extra demo --output-file requirements-demo.lock pyproject.toml
+	echo 'mkdocs-material>=9.6' | $(LOCK) -c requirements.lock --output-file requirements-docs.lock -
+	@! grep -n '://' requirements.lock requirements-demo.lock requirements-docs.lock
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

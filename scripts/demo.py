@@ -39,10 +39,10 @@ class Step(NamedTuple):
 
 def steps(short: bool) -> tuple[Step, ...]:
     """The whole demo, or the one for a busy machine: fewer steps of training, no hang to wait for, fewer engines."""
-    words = (f"epochs={2 if short else 4}", "tune=false", "run.threads=1")
+    words = (f"epochs={2 if short else 4}", "tune=false")
     faults = "sigkill@10,oom_in_step@20" if short else "sigkill@15,hang@28,oom_in_step@45"
     hit = "a kill -9 and full memory" if short else "a kill -9, a hang and full memory"
-    engines = "eager,onnxruntime"
+    engines = "eager fp32,onnxruntime fp32,onnxruntime int8-static"
     return (
         Step("Can this machine be trusted? Small trainings, compared with the CPU.", 10, ("doctor",)),
         Step(
@@ -74,7 +74,8 @@ def main() -> int:
     say(f"{len(plan)} steps, about {sum(step.seconds for step in plan)} seconds on two quiet cores. Ctrl-C ends it.")
     with monitor() as address:
         for number, step in enumerate(plan, 1):
-            say(f"\n── {number} of {len(plan)} · {clock(began)} · about {step.seconds} s · {step.words}")
+            say(f"\n── step {number} of {len(plan)} · {clock(began)} so far · this one about {step.seconds} s")
+            say(f"   {step.words}")
             say(f"$ holdfast {shlex.join(step.command)}")
             code = subprocess.call(holdfast(*step.command))
             if code:
@@ -132,6 +133,7 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("HOLDFAST_RUN_THREADS", "1")  # such a small net is fastest so
     os.environ.setdefault("PYTHONWARNINGS", "ignore")  # what torch's exporter deprecates is no news for a visitor
     try:
         sys.exit(main())

@@ -32,6 +32,7 @@ def main() -> int:
     if code or "bit for bit" not in text:
         print(f"error: that was no run to show (exit code {code}):\n{text}")
         return 1
+    text = shortened(text)
     PLACE.mkdir(exist_ok=True)
     for name in ("light", "dark"):
         (PLACE / f"terminal-{name}.svg").write_text(drawn(text, name), encoding="utf-8", newline="\n")
@@ -71,7 +72,14 @@ def at_the_end(text: str) -> str:
     for row in text.replace("\r\n", "\n").split("\n"):
         left = re.split(r"\r(?:\x1b\[2?K)?|\x1b\[2K", row)[-1]
         rows.append(re.sub(r"\x1b\[(?:\?\d+[hl]|\d*[A-HJKST])", "", left))
+    rows = [row for row in rows if not re.search(r"\d (?:it/s|s/it) ", f"{row} ")]  # bars: gone when the run is over
     return "\n".join(rows).strip("\n")
+
+
+def shortened(text: str) -> str:
+    """Without the lines of the training in peace, which show nothing."""
+    head, mark, rest = text.partition("run with 3 faults")
+    return f"{head.splitlines()[0]}\n…\n{mark}{rest}"
 
 
 def drawn(text: str, name: str) -> str:

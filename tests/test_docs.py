@@ -253,3 +253,14 @@ def test_the_picture_shows_each_fault_and_both_curves(monkeypatch: pytest.Monkey
     assert len(lines) == 2 and lines[0] != lines[1]
     kept = (ROOT / picture.PLACE).read_text(encoding="utf-8")
     assert all(f">{escape(name)}<" in kept for name in picture.FAULTS.values()), "make it again"
+
+
+@pytest.mark.parametrize("name", ["light", "dark"])
+def test_the_picture_of_the_terminal_shows_the_faults_and_loads_nothing(name: str) -> None:
+    drawn = (ROOT / "docs" / "pictures" / f"terminal-{name}.svg").read_text(encoding="utf-8")
+    words = "".join(ElementTree.fromstring(drawn).itertext()).replace("\xa0", " ")
+    for said in ("F007", "F005", "F001", "bit for bit", "0 lost"):
+        assert said in words, "make it again: scripts/terminal_picture.py"
+    addresses = set(re.findall(r"https?://[^\"\s]+", drawn)) - {"http://www.w3.org/2000/svg"}
+    assert addresses == set()
+    assert f"docs/pictures/terminal-{name}.svg" in (ROOT / "README.md").read_text(encoding="utf-8")
