@@ -11,6 +11,7 @@
 #   make verify     holdfast-verify.pyz below dist/: `holdfast verify` as one file for people with other cards
 #   make platforms  types as on Windows and macOS (minutes; not part of `make check`)
 #   make package    wheel and sdist below dist/, looked into (package-check: and installed into an empty environment)
+#   make release-check  versions, workflows, Dockerfile, wheel and sdist; `holdfast doctor` by uvx and pipx (minutes)
 #   make lock       make requirements.lock anew from pyproject.toml and requirements.in (needs uv)
 #   make clean      remove everything that was made, .venv included
 #
@@ -49,7 +50,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The tests start some thousand Pythons: each would compile our files anew if none of them kept the bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo docs test test-all check check-fast fix bench hardware verify platforms package package-check lock clean setup
+.PHONY: help demo docs test test-all check check-fast fix bench hardware verify platforms package package-check
+.PHONY: release-check lock clean setup
 .DELETE_ON_ERROR:
 
 help:
@@ -98,6 +100,9 @@ package: $(READY)
 
 package-check: $(READY)
 	$(PY) scripts/package.py --try
+
+release-check: $(READY)
+	$(PY) scripts/release.py --try
 
 setup: $(READY)
 

@@ -44,6 +44,7 @@ ELSEWHERE = {
     "supervisor/scripts/hook_notes.py": "makes a new folder, which fails where anything is",
     "monitor/index.py": "the cache folder of the user",
     "monitor/picture.py": "a file the user names",
+    "monitor/trackers/tensorboard_tracker.py": "a folder in the one that the setting track.tensorboard names",
     "monitor/web/keys.py": "the cache folder of the user: new, or it is not written",
     "base/board.py": "a file of tempfile.mkstemp, where there is no shared memory",
     "supervisor/keeper.py": "a new folder in one of tempfile.mkdtemp, when the run folder cannot be written",

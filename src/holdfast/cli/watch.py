@@ -177,12 +177,8 @@ def _live(args: argparse.Namespace, root: Path, folders: list[Path], at: int, ou
             from holdfast.monitor.terminal.app import Watch
 
             settings = Settings.load()
-    except ImportError as error:
-        raise UserError(
-            "the live monitor needs textual",
-            cause=str(error),
-            hints=["pip install 'holdfast[monitor]'", "or print one picture: `holdfast watch -1`"],
-        ) from None
+    except ImportError:
+        return _redrawn(_wanted(folders, at, args.names), args, output)
     app = Watch(
         folders,
         find=None if args.names else (lambda: [each.path for each in list_runs(root)[-MOST:]]),
@@ -197,6 +193,25 @@ def _live(args: argparse.Namespace, root: Path, folders: list[Path], at: int, ou
     )
     behave()
     app.run()
+    return ExitCode.OK
+
+
+def _redrawn(folders: Sequence[Path], args: argparse.Namespace, output: Output) -> int:
+    """Without textual: the picture of `-1`, drawn again and again. Nothing more needs to be installed for it."""
+    from holdfast.monitor.terminal import redraw, small
+    from holdfast.monitor.terminal.curves import plain
+    from holdfast.monitor.terminal.scene import look
+
+    runs, trust = [reader.open(path) for path in folders], _trust()
+
+    def lines(width: int) -> list[str]:
+        shown: list[str] = []
+        for run in runs:
+            run.refresh()
+            shown += ([""] if shown else []) + list(small.picture(look(run, trust), width))
+        return shown if output.out.unicode else [plain(line) for line in shown]
+
+    redraw.watch(lines, lambda text: print(text, end="", flush=True), max(0.1, args.every))
     return ExitCode.OK
 
 

@@ -139,6 +139,19 @@ def test_a_foreign_run_folder_cannot_say_who_gets_the_numbers(tmp_path: Path) ->
     assert _untracked(folder.info)["settings"] == {}  # what a yes seals
 
 
+def test_a_hostile_name_leads_nowhere(tmp_path: Path) -> None:
+    """run.json says what the run is called; the folder in the team's folder has the name of the run folder."""
+    team = tmp_path / "team" / "here"
+    run = TrackedRun(tmp_path, "tensorboard", {"track.tensorboard": str(team)})
+    run.folder.update_info(run="../elsewhere")
+    run.kill("tensorboard")
+    run.log(1, loss=1.0)
+    run.end()
+    run.wait()
+    assert [path.name for path in (tmp_path / "team").iterdir()] == ["here"]
+    assert [path.name for path in team.iterdir()] == [run.folder.name]
+
+
 def test_an_address_with_a_password_is_refused() -> None:
     with pytest.raises(UserError, match="is not allowed"):
         Settings.load({"track.mlflow": "https://me:secret@mlflow.example"}, env={})

@@ -25,7 +25,8 @@ class TensorboardTracker:
         """A new file. What an earlier process wrote after the last row that is known to be there is taken back."""
         base = self.about.target.tensorboard
         folder = Path(base).expanduser() / self.about.name if base else self.about.folder / "tb"
-        folder.mkdir(parents=True, exist_ok=True)
+        if base:  # a folder of the user's; that of the run is made by EventFile
+            folder.mkdir(parents=True, exist_ok=True)
         self._close()
         self._events = EventFile(folder)
         if self.about.at_step >= 0:

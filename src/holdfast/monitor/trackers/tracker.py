@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from holdfast.base.errors import UserError
 from holdfast.monitor.trackers.rows import Row, Rows
+from holdfast.run.folder import name_of
 
 NAMES = ("mlflow", "wandb", "trackio", "tensorboard")
 
@@ -77,13 +78,14 @@ class About:
 
     @property
     def name(self) -> str:
-        said = self.info.get("run")
-        return said if isinstance(said, str) and said else self.folder.name
+        """Of the folder: what run.json calls itself may have been written by anybody, and names a folder of a team."""
+        return name_of(self.folder)
 
     @property
     def id(self) -> str:
         """The same for every copy of the run folder, on every machine."""
-        return sha256(f"{self.name} {self.info.get('created')}".encode()).hexdigest()[:16]
+        named = self.info.get("run") or self.name
+        return sha256(f"{named} {self.info.get('created')}".encode()).hexdigest()[:16]
 
     @property
     def arguments(self) -> dict[str, str]:

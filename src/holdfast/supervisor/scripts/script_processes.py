@@ -41,6 +41,8 @@ class Kin:
         self._before = set() if _childless() else set(family(os.getpid()))
         """Children there were before the script: nobody's business."""
         self.adopts = _become_subreaper()
+        self._seen: set[int] = set()
+        """Zombies at the last look."""
         self.reaped: dict[int, int] = {}
         """Exit codes of orphans that ended."""
 
@@ -58,12 +60,29 @@ class Kin:
         ticks = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
         return sum(member.cpu_ticks for member in members.values()) / ticks
 
+    def reap_old(self, script: Script) -> None:
+        """Take the exit codes of orphans that were zombies at the last look already, while the script goes on.
+
+        A process that a thread of ours started and waits for is a zombie for a moment only: it is never taken here.
+        """
+        zombies = self._zombies(script)
+        self._reap(zombies & self._seen)
+        self._seen = zombies
+
     def reap(self, script: Script) -> None:
         """Take the exit codes of orphans, so that none stays as a zombie."""
+        self._reap(self._zombies(script))
+
+    def _zombies(self, script: Script) -> set[int]:
         if not self.adopts or sys.platform == "win32":
-            return
-        for pid, member in family(os.getpid()).items():
-            if member.parent == os.getpid() and member.state == "Z" and pid != script.pid and pid not in self.ours():
+            return set()
+        me, ours = os.getpid(), {script.pid, *self.ours()}
+        everybody = family(me).items()
+        return {pid for pid, each in everybody if each.parent == me and each.state == "Z" and pid not in ours}
+
+    def _reap(self, pids: set[int]) -> None:
+        if sys.platform != "win32":
+            for pid in pids:
                 with contextlib.suppress(ChildProcessError):
                     done, status = os.waitpid(pid, os.WNOHANG)
                     if done:

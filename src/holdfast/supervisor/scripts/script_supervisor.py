@@ -164,6 +164,8 @@ class ScriptSupervisor:
         affairs = self.affairs
         if now - self._last_beat >= BEAT_EVERY and self.notes is not None:
             self._last_beat = now
+            if self.script is not None:
+                self.kin.reap_old(self.script)
             self._see_loss()
             self._see_frameworks(self.notes)
             affairs.teller.beat(self.notes.board.read(), self.device, affairs.accounts)
