@@ -110,7 +110,9 @@ def gan(session: Session) -> None:
     for _ in session.epochs(3):
         for batch in session.batches(data):
             told = session.step(
-                lambda b: (critic(b[0]) - critic(maker(torch.randn(4, 4)).detach())).mean().square(), batch, optimizer=tell
+                lambda b: (critic(b[0]) - critic(maker(torch.randn(4, 4)).detach())).mean().square(),
+                batch,
+                optimizer=tell,
             )
             made = session.step(lambda b: critic(maker(torch.randn(4, 4))).square().mean(), batch, optimizer=make)
             moment(session)

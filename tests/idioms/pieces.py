@@ -1,9 +1,9 @@
 """What the idioms share: small data, a small model, a list of them, and the moments at which a process may be killed.
 
-    @idiom("gradient accumulation", plain=by_torch)        # by_torch(log) -> the model, without holdfast
-    def accumulate(session: Session) -> None:
-        ...
-        moment(session)                                    # once in each body: the kit may kill the process here
+@idiom("gradient accumulation", plain=by_torch)        # by_torch(log) -> the model, without holdfast
+def accumulate(session: Session) -> None:
+    ...
+    moment(session)                                    # once in each body: the kit may kill the process here
 """
 
 from __future__ import annotations

@@ -90,6 +90,6 @@ def test_gradients_over_several_batches_and_generators_of_the_loader(tmp_path: P
     alone.mkdir()
     ran = by_itself(alone, script, EPOCHS, batches)
     assert ran.code == 0, ran.story()
-    ran = under_run(tmp_path, script, EPOCHS, batches, fault="kill@17")
+    ran = under_run(tmp_path, script, EPOCHS, batches, fault="kill@5")
     assert ran.code == 0 and ran.faults == ["killed"], ran.story()
     assert same_weights(alone, tmp_path)

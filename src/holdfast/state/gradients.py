@@ -81,7 +81,11 @@ class _Followed:
             return []
         found = [each for each in self.gradients() if not hasattr(each[1], _LOST)]
         suspected = not self.cleared and sum(grad.nbytes for _, grad in found) <= SMALL
-        return found if self.kept or suspected else [each for each in found if getattr(each[1], _USED, None) != each[1]._version]
+        return (
+            found
+            if self.kept or suspected
+            else [each for each in found if getattr(each[1], _USED, None) != each[1]._version]
+        )
 
     def in_doubt(self) -> int | None:
         """One gradient that was used, of a script that nobody has seen clear them yet."""
