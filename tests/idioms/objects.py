@@ -183,8 +183,16 @@ def own_loop(session: Session) -> None:
     session.protect(model=model, optimizer=optimizer)
     while session.step_count < 16:
         x = torch.randn(4, 6)
+
+        def turn(x: torch.Tensor = x) -> None:
+            optimizer.zero_grad()
+            loss = loss_of(model, [x, x.sum(dim=1, keepdim=True)])
+            loss.backward()
+            optimizer.step()
+            session.log(loss=loss.item())
+
+        session.transaction(turn)
         moment(session)
-        session.log(loss=session.step(lambda b: loss_of(model, b), [x, x.sum(dim=1, keepdim=True)]))
 
 
 @idiom("optimizer.step() by hand in an epoch without a Loader")

@@ -70,7 +70,7 @@ def samples(count: int = 24, width: int = 6) -> TensorDataset:
 
 
 def net(dropout: float = 0.0) -> nn.Module:
-    """Without dropout it ends as the plain script does: torch's DataLoader draws a number in each epoch, ours does not."""
+    """Without dropout it ends as the plain script does: torch's DataLoader draws a number in each epoch."""
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 1))
 
 
