@@ -8,8 +8,8 @@
 A gradient that came, or was added to, since the last update of its optimizer belongs to the state. One that was there
 at that update is used up: nearly every loop clears it before the next backward, so it is not saved. A loop that does
 not is seen at its next update, and from then on its gradients are saved each time. Until then they are saved if they
-are small. If not, a restored process leaves a mark in the place of one: if it is still there at the update, the run stops
-with an error.
+are small. If not, a restored process leaves a mark in the place of one: if it is still there at the update, the run
+stops with an error.
 """
 
 from __future__ import annotations
