@@ -44,6 +44,7 @@ import training
 import watching
 from common import RESULTS, Bound, adopt, machine, say, told, versions, write
 
+import idioms
 import monitor
 import optimize
 import planning
@@ -70,6 +71,7 @@ PARTS = {
     "external-cost": Part(external.cost, external.cost_bounds),
     "storage": Part(storage.storage, storage.storage_bounds),
     "watching": Part(watching.watching, watching.watching_bounds),
+    "idioms": Part(idioms.idioms, idioms.idioms_bounds),
     "leaks": Part(leaks.leaks, leaks.leaks_bounds),
     "ranks": Part(ranks.ranks, ranks.ranks_bounds),
     "doctor": Part(doctor.doctor, doctor.doctor_bounds),

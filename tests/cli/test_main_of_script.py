@@ -42,7 +42,7 @@ def test_a_function_of_another_module_is_supervised(tmp_path: Path) -> None:
 
 
 def test_one_that_no_worker_can_find_is_an_error(tmp_path: Path) -> None:
-    text = "import holdfast, library\nif __name__ == '__main__':\n    holdfast.main(lambda session: library.train(session))\n"
+    text = "import holdfast, library\nif __name__ == '__main__':\n    holdfast.main(lambda s: library.train(s))\n"
     done = run(tmp_path, text)
     assert done.returncode == 2, done.stderr
     assert "cannot be run under a supervisor" in done.stderr

@@ -87,7 +87,9 @@ class Kit:
         quiet = self.quiet(idiom)
         if run.outcome.state != "FINISHED":
             error = run.outcome.error
-            said = f"{getattr(error, 'message', '')} {getattr(error, 'cause', '')}" if error is not None else run.story()
+            said = (
+                f"{getattr(error, 'message', '')} {getattr(error, 'cause', '')}" if error is not None else run.story()
+            )
             due = idiom.refused and re.search(idiom.refused, said or "")
             return "clear error" if due else f"DIFFERS: {run.outcome.state}: {said}"
         same, why = logged.compare([logged.read(quiet.folder)], logged.read(run.folder))
@@ -119,5 +121,3 @@ class Kit:
         if wrong or told != numbers:
             return f"DIFFERS from plain PyTorch: {wrong or (told, numbers)}"
         return "equal"
-
-

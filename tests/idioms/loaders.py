@@ -70,7 +70,11 @@ def second_shuffled(session: Session) -> None:
 
 @idiom("a second Loader by iter(), not protected", refused="not protected")
 def second_unprotected(session: Session) -> None:
-    labelled, more, model = holdfast.Loader(samples(), batch_size=4), holdfast.Loader(samples(40), batch_size=4), net(0.2)
+    labelled, more, model = (
+        holdfast.Loader(samples(), batch_size=4),
+        holdfast.Loader(samples(40), batch_size=4),
+        net(0.2),
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     session.protect(model=model, optimizer=optimizer, labelled=labelled)
     it = iter(more)

@@ -82,9 +82,8 @@ def fold(session: Session) -> None:
                 session.step(lambda b: loss_of(model, b), batch)
                 moment(session)
             if epoch == number:
+                session.log(fold=number, weight=model[0].weight.sum().item())
                 break
-        if session.epoch == sum(range(1, number + 2)):  # logged once: not on the way to a later fold
-            session.log(fold=number, weight=model[0].weight.sum().item())
 
 
 def graded(log: Log) -> nn.Module:

@@ -110,7 +110,9 @@ def gan(session: Session) -> None:
     for _ in session.epochs(3):
         for batch in session.batches(data):
             told = session.step(
-                lambda b: (critic(b[0]) - critic(maker(torch.randn(4, 4)).detach())).mean().square(), batch, optimizer=tell
+                lambda b: (critic(b[0]) - critic(maker(torch.randn(4, 4)).detach())).mean().square(),
+                batch,
+                optimizer=tell,
             )
             made = session.step(lambda b: critic(maker(torch.randn(4, 4))).square().mean(), batch, optimizer=make)
             moment(session)
@@ -181,8 +183,16 @@ def own_loop(session: Session) -> None:
     session.protect(model=model, optimizer=optimizer)
     while session.step_count < 16:
         x = torch.randn(4, 6)
+
+        def turn(x: torch.Tensor = x) -> None:
+            optimizer.zero_grad()
+            loss = loss_of(model, [x, x.sum(dim=1, keepdim=True)])
+            loss.backward()
+            optimizer.step()
+            session.log(loss=loss.item())
+
+        session.transaction(turn)
         moment(session)
-        session.log(loss=session.step(lambda b: loss_of(model, b), [x, x.sum(dim=1, keepdim=True)]))
 
 
 @idiom("optimizer.step() by hand in an epoch without a Loader")

@@ -1,9 +1,9 @@
 """What the idioms share: small data, a small model, a list of them, and the moments at which a process may be killed.
 
-    @idiom("gradient accumulation", plain=by_torch)        # by_torch(log) -> the model, without holdfast
-    def accumulate(session: Session) -> None:
-        ...
-        moment(session)                                    # once in each body: the kit may kill the process here
+@idiom("gradient accumulation", plain=by_torch)        # by_torch(log) -> the model, without holdfast
+def accumulate(session: Session) -> None:
+    ...
+    moment(session)                                    # once in each body: the kit may kill the process here
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def samples(count: int = 24, width: int = 6) -> TensorDataset:
 
 
 def net(dropout: float = 0.0) -> nn.Module:
-    """Without dropout it ends as the plain script does: torch's DataLoader draws a number in each epoch, ours does not."""
+    """Without dropout it ends as the plain script does: torch's DataLoader draws a number in each epoch."""
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 1))
 
 

@@ -22,9 +22,9 @@ HEAD = """# Ordinary idioms under faults
 
 <!-- Made by `python -m tests.idioms.table`; do not edit. -->
 
-Each row is an idiom of ordinary PyTorch loops: a plain script and its port are in `tests/idioms/`. Each cell is what came
-of a run of it. *equal*: the weights, bit for bit, the logged numbers and the count of steps are those of the quiet run.
-*clear error*: the run stops and says why. A cell that says *DIFFERS* is a defect.
+Each row is an idiom of ordinary PyTorch loops: a plain script and its port are in `tests/idioms/`. Each cell is what
+came of a run of it. *equal*: the weights, bit for bit, the logged numbers and the count of steps are those of the quiet
+run. *clear error*: the run stops and says why. A cell that says *DIFFERS* is a defect.
 
 - plain: the weights of the port are those of the plain PyTorch script, where the idiom has one.
 - quiet: the run ends without a fault.

@@ -21,10 +21,15 @@ def protected_names(tmp_path: Path, *positional: Any, **named: Any) -> list[str]
 
     def train(session: Session) -> None:
         session.protect(*positional, **named)
-        names.extend(session._named)
+        names.extend(name for name in session._named if name != "session")  # what it keeps itself
 
     run(tmp_path, train)
     return names
+
+
+def test_the_name_of_what_the_session_keeps_is_taken(tmp_path: Path) -> None:
+    with pytest.raises(holdfast.UserError, match="the session itself keeps"):
+        protected_names(tmp_path, session=nn.Linear(2, 2))
 
 
 def test_positional_objects_are_named_by_what_they_are(tmp_path: Path) -> None:

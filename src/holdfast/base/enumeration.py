@@ -77,5 +77,5 @@ def _add(counting: enumerate[Any], count: int) -> bool:
 
 
 def _number(counting: enumerate[Any]) -> int | None:
-    number = counting.__reduce__()[1][1]  # type: ignore[index]
+    number = counting.__reduce__()[1][1]
     return number if isinstance(number, int) else None

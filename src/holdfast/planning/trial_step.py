@@ -46,10 +46,10 @@ class TrialSession(Session):
     """How long a script's tuner may take here (planning.measure)."""
     _said_at = 0.0
 
-    def epochs(self, total: int) -> Iterator[int]:
+    def epochs(self, total: int, *, name: str | None = None) -> Iterator[int]:
         watch = self.watch
         watch.say(epochs=total)
-        inner = super().epochs(total)
+        inner = super().epochs(total, name=name)
         for epoch in inner:
             watch.loop_begins()
             watch.epoch_begins()

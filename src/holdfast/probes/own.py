@@ -44,11 +44,11 @@ class OneStep(Session):
     findings: tuple[Finding, ...] = ()
     not_compared = ""
     precision = ""
-    batch: int | None = None
+    samples: int | None = None
     loss: float | None = None
 
     def step(self, fn: Any, batch: Any, **options: Any) -> NoReturn:
-        self.batch = batches.batch_size(batch)
+        self.samples = batches.batch_size(batch)
         with self._looked_at():
             self.loss = float(super().step(fn, batch, **options))
         raise _Enough
@@ -109,7 +109,7 @@ def script(bench: Bench, spec: dict[str, Any]) -> Iterator[Outcome]:
 
 
 def _outcome(session: OneStep) -> Outcome:
-    facts: dict[str, Any] = {"batch": session.batch, "loss": session.loss, "torch": torch.__version__}
+    facts: dict[str, Any] = {"batch": session.samples, "loss": session.loss, "torch": torch.__version__}
     told = [finding for finding in session.findings if not finding.skipped]
     facts |= {"operators": len(told), "precision": session.precision}
     if not told:

@@ -7,9 +7,9 @@
 
 A gradient that came, or was added to, since the last update of its optimizer belongs to the state. One that was there
 at that update is used up: nearly every loop clears it before the next backward, so it is not saved. A loop that does
-not is seen at its next update, and from then on its gradients are saved each time. Until then they are saved if they are
-small. If not, a restored process leaves a mark in the place of one: if it is still there at the update, the run stops
-with an error.
+not is seen at its next update, and from then on its gradients are saved each time. Until then they are saved if they
+are small. If not, a restored process leaves a mark in the place of one: if it is still there at the update, the run
+stops with an error.
 """
 
 from __future__ import annotations
@@ -81,7 +81,11 @@ class _Followed:
             return []
         found = [each for each in self.gradients() if not hasattr(each[1], _LOST)]
         suspected = not self.cleared and sum(grad.nbytes for _, grad in found) <= SMALL
-        return found if self.kept or suspected else [each for each in found if getattr(each[1], _USED, None) != each[1]._version]
+        return (
+            found
+            if self.kept or suspected
+            else [each for each in found if getattr(each[1], _USED, None) != each[1]._version]
+        )
 
     def in_doubt(self) -> int | None:
         """One gradient that was used, of a script that nobody has seen clear them yet."""

@@ -197,7 +197,10 @@ class Session:
                 cause="the snapshot's layout is made once",
                 hints=["pass everything in one call: `session.protect(model=…, optimizer=…, data=…)`"],
             )
-        self._ground.protect({**named_by_kind(positional, named, ranks=self.ranks), KEPT: self._kept})
+        objects = named_by_kind(positional, named, ranks=self.ranks)
+        if KEPT in objects:
+            raise UserError(f"`{KEPT}` is the name of what the session itself keeps", hints=["protect it by another"])
+        self._ground.protect({**objects, KEPT: self._kept})
         self._attempts.protect()
         for optimizer in self._ground.known_optimizers():
             optimizer.register_step_post_hook(lambda *_: self._stepped_by_hand())
