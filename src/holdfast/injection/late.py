@@ -88,5 +88,11 @@ class LateCopies:
     def lock_pages(self, slot: Slot) -> None:
         return None
 
+    def spent(self) -> float:
+        return 0.0
+
+    def make_room(self) -> bool:
+        return False
+
 
 cuda_copies.MAKERS[DEVICE] = LateCopies

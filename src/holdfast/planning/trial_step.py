@@ -76,8 +76,8 @@ class TrialSession(Session):
         if not self._in_epoch and watch.elapsed > watch.seconds * IN_EPOCHS:
             raise Enough
 
-    def _leave_step(self) -> None:
-        super()._leave_step()
+    def _leave_step(self, loss: Any, norm: Any) -> None:
+        super()._leave_step(loss, norm)
         if not self._in_epoch and self._open is None and self.watch.tick():  # a loop without epochs or batches
             self.watch.batches_end()
             raise Enough

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from holdfast.state.snapshot import Taken, Views
 
 FLAT_LIMIT = 512 << 20
-"""Device bytes up to which the state is gathered first. Above, tensors are large enough to copy one by one."""
+"""Device bytes up to which the state is gathered first, whatever is free."""
+STAGE = 0.25
+"""Of the free memory of the device that gathering a larger state may take. Without it the update waits for the copy."""
 
 
 class Copies(Protocol):
@@ -38,6 +40,13 @@ class Copies(Protocol):
     ) -> None: ...
     def guard(self, pending: list[Taken]) -> None: ...
     def lock_pages(self, slot: Slot) -> None: ...
+    def spent(self) -> float:
+        """Seconds that the device has waited for copies since this was asked last, as far as it is known by now."""
+        ...
+
+    def make_room(self) -> bool:
+        """Memory of the device is short: give back what is not needed. True if there was something."""
+        ...
 
 
 MAKERS: dict[torch.device, Callable[[], Copies]] = {}
@@ -69,17 +78,55 @@ class CudaCopies:
         self.runs: list[tuple[int, int, int]] = []
         self._flat_free: Any = None
         self._locked: set[int] = set()
+        self._staging = True
+        """Whether a large state may be gathered first."""
+        self._waits: list[tuple[Any, Any]] = []
+        """Events around what the device did for a copy, or waited for one."""
+
+    def spent(self) -> float:
+        seconds = 0.0
+        while self._waits and self._waits[0][1].query():
+            begun, ended = self._waits.pop(0)
+            seconds += begun.elapsed_time(ended) / 1e3
+        return seconds
+
+    def make_room(self) -> bool:
+        had, self._staging = self._staging, False
+        if not had or self.straight or self.flat is None or self.flat.numel() <= FLAT_LIMIT:
+            return False
+        self.flat, self.flat_views = None, []
+        return True
+
+    def _timed(self, stream: Any) -> Callable[[], None]:
+        """What is put on this stream from here until the answer is called is what a copy cost."""
+        begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begun.record(stream)
+
+        def end() -> None:
+            ended.record(stream)
+            self._waits.append((begun, ended))
+
+        return end
 
     def holds(self, tensor: Tensor) -> bool:
         return tensor.device.type != "cpu"
 
     def arrange(self, plan: layouts.Layout, lazy: list[bool]) -> None:
         """Decide what is gathered and what is copied straight."""
-        entries = plan.live
-        small = sum(entry.stop - entry.start for entry in entries) <= FLAT_LIMIT
-        self.gathered = [index for index, flag in enumerate(lazy) if small or not flag]
-        self.straight = [index for index, flag in enumerate(lazy) if flag and not small]
         self.flat, self.flat_views, self.runs, self._flat_free = None, [], [], None
+        size = sum(entry.stop - entry.start for entry in plan.live)
+        whole = size <= FLAT_LIMIT or (self._staging and size <= STAGE * torch.cuda.mem_get_info(self.device)[0])
+        try:
+            self._gather(plan, lazy, whole=whole)
+        except torch.OutOfMemoryError:
+            self._staging = False
+            self._gather(plan, lazy, whole=False)
+
+    def _gather(self, plan: layouts.Layout, lazy: list[bool], *, whole: bool) -> None:
+        entries = plan.live
+        self.gathered = [index for index, flag in enumerate(lazy) if whole or not flag]
+        self.straight = [index for index, flag in enumerate(lazy) if flag and not whole]
+        self.flat_views = []
         chosen = [entries[index] for index in self.gathered]
         self.runs = _runs([(entry.start, entry.stop) for entry in chosen])
         size = sum(stop - start for start, stop, _ in self.runs)
@@ -95,9 +142,11 @@ class CudaCopies:
     def copy(self, taken: Taken, views: Views, sources: list[Tensor], loss: Tensor | None, norm: Tensor | None) -> None:
         main = torch.cuda.current_stream(self.device)
         if self.flat is not None:
+            end = self._timed(main)
             if self._flat_free is not None:
                 main.wait_event(self._flat_free)
             torch._foreach_copy_(self.flat_views, [sources[index] for index in self.gathered])
+            end()
         self.stream.wait_stream(main)
         with torch.cuda.stream(self.stream):
             for start, stop, at in self.runs:
@@ -121,7 +170,10 @@ class CudaCopies:
     def guard(self, pending: list[Taken]) -> None:
         for taken in pending:
             if taken.lazy:
-                torch.cuda.current_stream(self.device).wait_event(taken.event)
+                main = torch.cuda.current_stream(self.device)
+                end = self._timed(main)
+                main.wait_event(taken.event)
+                end()
 
     def lock_pages(self, slot: Slot) -> None:
         """Page-lock a slot on first use: copies into it then run beside the step instead of blocking it."""

@@ -14,6 +14,7 @@ what is still being copied.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -133,6 +134,7 @@ class Snapshots:
         self.on_numbers: Callable[[float, float], None] | None = None
         """Called with the loss and the gradient norm of each step that has arrived."""
         self._skips = 0
+        self._laying_s = 0.0
         self._copies: Copies | None = copies_for(device)
         if self._copies is not None:
             for optimizer in optimizers:
@@ -421,11 +423,27 @@ class Snapshots:
     def _slot_views(self, slot: Slot, plan: layouts.Layout) -> Views:
         views = self._views.get(slot.index)
         if views is None or views.plan is not plan:
+            began = time.perf_counter()
             views = _make_views(slot, plan)
             if self._copies is not None:
                 self._copies.lock_pages(slot)
             self._views[slot.index] = views
+            self._laying_s += time.perf_counter() - began
         return views
+
+    def laid_out(self) -> float:
+        """Seconds spent on laying out slots since this was asked last: that is done once for each."""
+        seconds, self._laying_s = self._laying_s, 0.0
+        return seconds
+
+    def waited(self) -> float:
+        """Seconds that the device spent on copies since this was asked last."""
+        return 0.0 if self._copies is None else self._copies.spent()
+
+    def make_room(self) -> None:
+        """Memory of the device is short: from the next take on the state is copied out without a buffer there."""
+        if self._copies is not None and self._copies.make_room():
+            self._plan = None
 
 
 def _make_views(slot: Slot, plan: layouts.Layout) -> Views:

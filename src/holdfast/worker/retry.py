@@ -333,6 +333,7 @@ class Attempts:
     def _roll_back(self, begun: _Begun) -> None:
         """Everything protected, and the generators, as they were when the step began."""
         self._settle()
+        self.ground.snapshots.make_room()
         self.ground.drop_gradients()
         step.free_memory(self.ground.device)
         if begun.meta is None:

@@ -590,9 +590,12 @@ class Session:
         if due:
             self._enter(Phase.SNAPSHOT)
             began = time.perf_counter()
+            snapshots = self._ground.snapshots
+            snapshots.laid_out()
             self._ground.take(at, of, resumable=not last, hold=hold)
             self._ground.uncommitted.clear()
-            self._ground.cadence.taken(time.perf_counter() - began)
+            took = time.perf_counter() - began - snapshots.laid_out()
+            self._ground.cadence.taken(took + snapshots.waited())
             self._tell_cadence()
             self._attempts.check_numbers()
         self._resting.at_boundary()

@@ -251,8 +251,7 @@ class Ground:
             return self.norm
         with torch.no_grad():
             if self._finite_from_start is None:
-                found = norms(self._parameters())
-                self._finite_from_start = all(bool(torch.isfinite(each)) for each in found)
+                self._finite_from_start = all(bool(torch.isfinite(each)) for each in norms(self._parameters()))
             found = self.uncommitted.norm(self._parameters if self._finite_from_start else None)
         return self.norm if found is None else found
 
