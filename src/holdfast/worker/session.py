@@ -542,7 +542,7 @@ class Session:
             return
         self._board.begin_attempt(self._position.step + 1)
         self._position.step += 1
-        self._uncommitted += 1
+        self._ground.uncommitted.add(self._position.step, None, None)
         self._ground.loss = self._ground.norm = None
 
     @contextlib.contextmanager
