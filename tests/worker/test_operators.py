@@ -132,6 +132,12 @@ def test_attention_that_cannot_be_asked_again_is_left_alone() -> None:
     assert watch.taken() == []
 
 
+def test_unsigned_numbers_are_described() -> None:
+    """The seeds of attention in half precision: an operator that has them is compared, and named."""
+    case = Case("aten::mm", "", [], {}, tensors=[torch.ones(2, 2), torch.tensor([7], dtype=torch.uint64)])
+    assert case.described() == "mm in forward, float32 [2, 2]"
+
+
 # A look knows the calls of the step ----------------------------------------------------------------------------------
 
 

@@ -152,7 +152,7 @@ def operator(name: str, overload: str) -> Any:
 def shape_of(tensor: Tensor) -> Shape:
     largest = 1.0
     if tensor.device.type == "cpu" and not tensor.is_floating_point() and tensor.numel():
-        largest = float(tensor.max())
+        largest = float(tensor.double().max())  # unsigned numbers have no max of their own
     return Shape(list(tensor.shape), list(tensor.stride()), str(tensor.dtype).removeprefix("torch."), largest)
 
 
