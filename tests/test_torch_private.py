@@ -26,7 +26,10 @@ USED = {
     "torch._C._set_mkldnn_enabled": {"planning/kernels.py"},
     "torch._C._set_nnpack_enabled": {"planning/kernels.py"},
     "torch._debug_has_internal_overlap": {"state/parts.py"},
-    "torch._foreach_copy_": {"state/cuda_copies.py", "state/snapshot.py", "workloads/detection/training.py"},
+    "torch._dynamo.reset": {"planning/choice.py"},
+    "torch._foreach_copy_": {
+        "state/cuda_copies.py", "state/savepoint.py", "state/snapshot.py", "workloads/detection/training.py",
+    },
     "torch._foreach_lerp_": {"workloads/detection/training.py"},
     "torch._inductor.aoti_compile_and_package": {"optimize/engines/aot.py"},
     "torch._inductor.aoti_load_package": {"optimize/engines/aot.py"},

@@ -10,82 +10,88 @@ from holdfast.run.settings import kinds
 from .conftest import Command
 
 TABLE = """\
-SETTING                    VALUE   FROM
-watchdog.floor             90 s    ./holdfast.toml:2
-watchdog.factor            4       default
-watchdog.first_step        3m      default
-watchdog.setup             30m     default
-watchdog.loop              60 s    default
-watchdog.evaluate          10m     default
-watchdog.compile           30m     default
-watchdog.wait              1h      default
-watchdog.term_grace        2 s     default
-watchdog.kill_grace        10 s    default
-snapshot.every             auto    default
-snapshot.lose              1 s     default
-snapshot.cost              1       default
-snapshot.slots             5       default
-snapshot.memory            4 GB    HOLDFAST_SNAPSHOT_MEMORY
-snapshot.where             auto    default
-checkpoint.every           60 s    default
-checkpoint.at_epochs       true    default
-checkpoint.keep            3       default
-checkpoint.best            auto    default
-retry.same_step            3       default
-retry.without_progress     10      default
-retry.in_a_row             4       default
-loader.stuck_floor         5 s     default
-loader.first_wait          2m      default
-data.quarantine            true    default
-data.skip_bad              false   default
-data.outside               false   default
-data.most_bad              1       default
-run.folder                 runs    default
-run.seed                   7       command line
-run.threads                auto    default
-run.device                 cuda:0  ~/.config/holdfast/config.toml:1
-run.portable               false   default
-run.stacks                 true    default
-run.tensorboard            true    default
-oom.split                  true    default
-oom.allow_batchnorm_split  false   default
-oom.grow_back_steps        50      default
-probation.enabled          true    default
-probation.first_delay      60 s    default
-probation.factor           2       default
-probation.max_delay        1h      default
-probation.probe            2m      default
-probation.steps            20      default
-probation.steady           500     default
-probation.returns          5       default
-blame.replay               true    default
-blame.budget               20 s    default
-blame.non_finite           stop    default
-sentinel.enabled           auto    default
-sentinel.cost              0.8     default
-sentinel.samples           4       default
-limits.cpu_c               off     default
-limits.gpu_c               off     default
-limits.cpu_w               off     default
-limits.gpu_w               off     default
-limits.memory              off     default
-limits.gpu_memory          off     default
-limits.disk_free           off     default
-limits.action              auto    default
-limits.patience            10 s    default
-notify.level               result  default
-notify.command             off     default
-notify.webhook             off     default
-notify.format              auto    default
-notify.bell                false   default
-notify.digest              1h      default
-external.restart           true    default
-external.output            64 MiB  default
-external.room              30m     default
-external.hook              true    default
-plan.measure               30 s    default
-plan.electricity           off     default
-plan.prices                off     default
+SETTING                    VALUE     FROM
+watchdog.floor             90 s      ./holdfast.toml:2
+watchdog.factor            4         default
+watchdog.first_step        3m        default
+watchdog.setup             30m       default
+watchdog.loop              60 s      default
+watchdog.evaluate          10m       default
+watchdog.compile           30m       default
+watchdog.wait              1h        default
+watchdog.term_grace        2 s       default
+watchdog.kill_grace        10 s      default
+snapshot.every             auto      default
+snapshot.lose              1 s       default
+snapshot.cost              1         default
+snapshot.slots             5         default
+snapshot.memory            4 GB      HOLDFAST_SNAPSHOT_MEMORY
+snapshot.where             auto      default
+checkpoint.every           60 s      default
+checkpoint.at_epochs       true      default
+checkpoint.keep            3         default
+checkpoint.best            auto      default
+retry.same_step            3         default
+retry.without_progress     10        default
+retry.in_a_row             4         default
+loader.stuck_floor         5 s       default
+loader.first_wait          2m        default
+data.quarantine            true      default
+data.skip_bad              false     default
+data.outside               false     default
+data.most_bad              1         default
+run.folder                 runs      default
+run.seed                   7         command line
+run.threads                auto      default
+run.device                 cuda:0    ~/.config/holdfast/config.toml:1
+run.portable               false     default
+run.stacks                 true      default
+run.tensorboard            true      default
+oom.split                  true      default
+oom.allow_batchnorm_split  false     default
+oom.grow_back_steps        50        default
+probation.enabled          true      default
+probation.first_delay      60 s      default
+probation.factor           2         default
+probation.max_delay        1h        default
+probation.probe            2m        default
+probation.steps            20        default
+probation.steady           500       default
+probation.returns          5         default
+blame.replay               true      default
+blame.budget               20 s      default
+blame.non_finite           stop      default
+sentinel.enabled           auto      default
+sentinel.cost              0.8       default
+sentinel.samples           4         default
+limits.cpu_c               off       default
+limits.gpu_c               off       default
+limits.cpu_w               off       default
+limits.gpu_w               off       default
+limits.memory              off       default
+limits.gpu_memory          off       default
+limits.disk_free           off       default
+limits.action              auto      default
+limits.patience            10 s      default
+notify.level               result    default
+notify.command             off       default
+notify.webhook             off       default
+notify.format              auto      default
+notify.bell                false     default
+notify.digest              1h        default
+track.to                   off       default
+track.project              holdfast  default
+track.mlflow               off       default
+track.tensorboard          off       default
+track.artefacts            true      default
+track.patience             1h        default
+external.restart           true      default
+external.output            64 MiB    default
+external.room              30m       default
+external.hook              true      default
+plan.measure               30 s      default
+plan.electricity           off       default
+plan.prices                off       default
 """
 
 

@@ -25,13 +25,13 @@ holdfast {__version__}: train PyTorch models on hardware you cannot trust
 
   holdfast doctor                  test each device: crash, hang, wrong numbers?
   holdfast run -- python train.py  run it unchanged, restart it after faults
-  holdfast train my_script.py      train with a session: a fault costs one step
+  holdfast train my_script.py      train with a session: a fault costs a second
   holdfast watch                   watch runs; --web shows them in the browser
   holdfast resume latest           continue a run that stopped or crashed
 
 other commands:
   prepare     plan  chaos  config  verify
-  runs        status  list  show  stop  report  notify  weights  fsck
+  runs        status  list  show  stop  report  notify  track  weights  fsck
   machines    launch  push  pull  ledger  env
   models      optimize  predict  serve
   help        explain  completion

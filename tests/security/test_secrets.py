@@ -137,7 +137,7 @@ def test_a_run_of_a_script_keeps_no_secret_and_still_goes_on(tmp_path: Path) -> 
     assert again.code == 0, again.err
     assert not any(secret in everywhere(run.path) for secret in SECRETS)
     other = holdfast("resume", str(copy), cwd=tmp_path, **env)
-    assert other.code == 2 and "was not kept" in other.err, "a copy does not have them"
+    assert other.code == 2 and "secrets are not stored" in other.err, "a copy does not have them"
     given = holdfast("resume", str(copy), "--", "python", "job.py", *WORDS, cwd=tmp_path, **env)
     assert given.code == 0, given.err
 

@@ -147,7 +147,7 @@ def test_a_break_and_then_the_next_epoch(count: int, deaths: list[str], tmp_path
     def script(session: Session, stage: Stage) -> None:
         session.protect(**stage.objects)
         for _ in session.epochs(3):
-            for number, batch in enumerate(session.batches(stage.data), stage.data.cursor + 1):
+            for number, batch in enumerate(session.batches(stage.data), 1):
                 stage.step(session, batch)
                 if number == count:
                     break

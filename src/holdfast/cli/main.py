@@ -31,7 +31,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "doctor": Command("doctor", "test each device: does it crash, hang, compute wrong?"),
     "run": Command("run", "run any script unchanged; restart it after a fault"),
-    "train": Command("train", "train a script with train(session); a fault costs a step"),
+    "train": Command("train", "train a script with train(session); a fault costs a second"),
     "watch": Command("watch", "watch a run in the terminal or the browser"),
     "resume": Command("resume", "continue a run that stopped, crashed or failed"),
     "plan": Command("plan", "compare devices and rented GPUs by time and cost"),
@@ -71,7 +71,7 @@ GROUPS = {
 FIRST = {
     "doctor": "test each device: crash, hang, wrong numbers?",
     "run -- python train.py": "run it unchanged, restart it after faults",
-    "train my_script.py": "train with a session: a fault costs one step",
+    "train my_script.py": "train with a session: a fault costs a second",
     "watch": "watch runs; --web shows them in the browser",
     "resume latest": "continue a run that stopped or crashed",
 }

@@ -276,7 +276,7 @@ class Protected:
         rank = {MODULE: 0, "optimizer": 2}
         with torch.no_grad():
             for part in sorted(self._parts.values(), key=lambda part: rank.get(part.kind, 1)):
-                if part.name in meta["state"]:
+                if part.name != KEPT or KEPT in meta["state"]:
                     part.restore(find, meta["state"][part.name], self.device)
             self.gradients.restore(find, meta.get("gradients"), self.device)
         self._dirty = True

@@ -140,7 +140,7 @@ def _restored(ground: Ground, payload: memoryview) -> Landing:
 
 
 def _check_same_objects(meta: dict[str, Any], ground: Ground) -> None:
-    before, now = {*meta["parts"], KEPT}, set(ground.objects)
+    before, now = {*meta["parts"]} - {KEPT}, {*ground.objects} - {KEPT}
     if before != now:
         raise UserError(
             "the script protects other objects than the run it goes on with",

@@ -245,7 +245,7 @@ open("pids", "w").write(f"{a.pid} {b.pid}")
         assert ran.code == 0, ran.story()
         pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
         assert wait_until(lambda: not any(processes.exists(pid) for pid in pids))
-        assert any("ended what the script had left behind" in note for note in ran.notes), ran.notes
+        assert any("ended processes that the script left behind" in note for note in ran.notes), ran.notes
         assert "sleep 602" in " ".join(ran.notes)
         assert bystander.poll() is None
     finally:
