@@ -1,7 +1,7 @@
-# The developer's interface. CI runs `make demo test test-all`.
+# The developer's interface. CI runs `make demo test`.
 #
 #   make demo       doctor, plan, training with three faults, a fast model, a report: 90 seconds after set-up
-#   make test       what has to hold: lint, types, tests (no accelerator needed); six minutes on two cores
+#   make test       what has to hold: lint, types, tests (no accelerator needed)
 #   make test-all   `make test`, then the long matrices of tests that it takes samples of
 #   make check      lint, format, types and documentation alone
 #   make docs       the documentation as a site below build/site/, strictly: a broken link is an error
