@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,28 @@ def test_a_stop_is_honoured_at_the_next_boundary_and_nothing_is_lost(where: str,
     run(tmp_path, train, folder=folder)
     equal(results[-1][0], expected)
     assert results[-1][1] == diary
+
+
+def test_a_free_loop_that_is_stopped_logs_the_step_it_did(tmp_path: Path) -> None:
+    """The step is committed inside of `session.step`, and its number is logged behind it."""
+
+    def train(session: Session) -> None:
+        stage = Stage()
+        session.protect(**stage.objects)
+        while session.step_count < 6:
+            if session.step_count == 3 and not asked:
+                asked.append(True)
+                session._board.request_stop()
+            loss = session.step(lambda b: stage.model(b).square().mean(), torch.rand(2, 4))
+            session.log(loss=loss)
+
+    asked: list[bool] = []
+    folder = new_folder(tmp_path)
+    with pytest.raises(holdfast.Stopped):
+        run(tmp_path, train, folder=folder)
+    run(tmp_path, train, folder=folder)
+    records = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_script_that_swallows_everything_cannot_go_on_after_a_stop(tmp_path: Path) -> None:

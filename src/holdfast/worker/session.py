@@ -109,6 +109,8 @@ class Session:
         self._started = False
         self._busy = False
         """Inside a step, or past the end."""
+        self._stopping = False
+        """A free loop was asked to stop: before its next step."""
         self._in_epoch = False
         self._loops = EpochLoops()
         self._kept = Kept()
@@ -561,6 +563,8 @@ class Session:
         self._ground.check_not_over()
         if self._busy:
             raise UserError("session.step was called inside a step", cause="a step is rolled back as a whole")
+        if self._stopping:
+            self._stop()
         self._end_left()
         self._arrive("free")
         opened = self._open
@@ -600,11 +604,17 @@ class Session:
             self._attempts.check_numbers()
         self._resting.at_boundary()
         if stop or (self.ranks == 1 and self._board.stop_requested):  # several stop where they agreed to
-            self._ground.snapshots.flush()
-            self._attempts.check_numbers()
-            self._ground.link.send("stopped", step=self._position.step)
-            self._ground.over = StopRun()
-            raise self._ground.over
+            if at == "free" and self.ranks == 1:
+                self._stopping = True  # before the next step: what the script logs of this one is still logged
+            else:
+                self._stop()
+
+    def _stop(self) -> None:
+        self._ground.snapshots.flush()
+        self._attempts.check_numbers()
+        self._ground.link.send("stopped", step=self._position.step)
+        self._ground.over = StopRun()
+        raise self._ground.over
 
     def _due(self, *, last: bool) -> bool:
         """Whether it is time. A worker does not go on from the last batch of an epoch: its end comes soon."""
