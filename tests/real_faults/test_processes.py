@@ -51,7 +51,7 @@ def test_nursery_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, referenc
     run = drive(tmp_path, nursery=None, faults="sigkill@5", preload=["never_ends"], settings=settings)
     assert_exact(run, reference(), faults=2)
     assert run.faults() == ["killed", "nursery_died"]
-    assert "no sign of life" in run.fault(2)["message"]
+    assert "did not answer for" in run.fault(2)["message"]
 
 
 @pytest.mark.all

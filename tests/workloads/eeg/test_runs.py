@@ -175,7 +175,7 @@ def test_the_press_is_found_and_everything_says_simulated(chain: Chain) -> None:
     assert scores["simulated"] is True and scores["subjects"] == 4
     assert scores["r"] > 0.8
     assert scores["nrmse"] < scores["baselines"]["oracle"] < scores["baselines"]["constant"]
-    assert scores["r_low"] <= scores["r"] <= scores["r_high"]
+    assert scores["r_low"] is scores["r_high"] is None  # four subjects say nothing about the next ones
     text = (chain.run("eeg-challenge1") / "output.log").read_text()
     assert "Challenge 1 on SIMULATED EEG, 4 held-out subjects, 64 windows" in text
     assert "beside it, nrmse of the constant" in text
@@ -305,7 +305,7 @@ def test_a_description_that_is_none_is_refused(chain: Chain, tmp_path: Path, cha
 
 @pytest.mark.all
 def test_a_killed_run_with_the_tuner_on_ends_with_the_same_bits(chain: Chain) -> None:
-    """Chaos runs it twice undisturbed and once with kills: choices are recorded, remembered, and kept to."""
+    """Chaos runs it twice undisturbed and once with kills. The runs are too short to tune more than their share."""
     words = ["chaos", "eeg-challenge1", "data=cache", "epochs=4", "batch=16", "members=2", "folds=true", "augment=1.0"]
     done = subprocess.run(
         command(*words, "--faults", "sigkill@3:backward,sigkill@9:snapshot", "--json"),
@@ -315,7 +315,6 @@ def test_a_killed_run_with_the_tuner_on_ends_with_the_same_bits(chain: Chain) ->
     assert done.returncode == 0, done.stderr[-2000:]
     receipt = json.loads(done.stdout)["receipt"]
     assert receipt["weights_equal"] is True and receipt["exact"] is True
-    assert (chain.cwd / "state" / "tuning.json").is_file()  # measured by the first, used by all
     assert receipt["steps_lost"] == 0 and receipt["faults_injected"] == 2
 
 
