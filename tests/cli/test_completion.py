@@ -61,7 +61,8 @@ def test_answers_come_from_the_parsers(place: Path, monkeypatch: pytest.MonkeyPa
     assert words("zsh", "nonsense", "") == []
 
 
-def test_bash_gets_only_what_stands_after_its_word_breaks() -> None:
+def test_bash_gets_only_what_stands_after_its_word_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # without runs
     assert words("bash", "holdfast train x.py --device cuda:") == ["0", "1"]
     assert words("bash", "holdfast train x.py watchdog.fl") == ["watchdog.floor="]
     assert words("bash", 'holdfast show "la') == []
