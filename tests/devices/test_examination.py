@@ -142,6 +142,7 @@ def test_wrong_from_a_batch_of_seven_on_is_computed_in_smaller_pieces(clinic: Cl
     assert "wrong-at-some-batch-sizes" in codes(seen)
 
 
+@pytest.mark.all
 def test_wrong_beside_a_second_process(clinic: Clinic) -> None:
     seen = clinic.examine(("network in company", "network fp32"), Symptom("wrong", company=True), backend="mps")
     assert seen.verdict.state == "use_with_care"

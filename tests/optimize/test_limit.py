@@ -66,6 +66,7 @@ def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     kinds.cache_clear()
 
 
+@pytest.mark.all
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("slow", "what"), [("zzz", "a candidate"), ("loading", "the model")])
 def test_time_that_is_over_before_anything_was_measured_is_an_error_that_says_so(

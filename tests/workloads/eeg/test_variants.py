@@ -90,6 +90,7 @@ def test_challenge2_is_cross_validated_too(tmp_path: Path) -> None:
     assert np.isfinite(told["out_of_fold"]["nrmse"])
 
 
+@pytest.mark.all
 def test_nets_that_share_all_subjects_train_in_a_run_beside_a_net_of_braindecode(tmp_path: Path) -> None:
     """`cross=true`: who would validate trains as well, each subject is left out by one member, and what was kept
     answers like the run. `against=` puts a net of braindecode beside it. Three test subjects: no interval."""
