@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from holdfast.base import locks
 from holdfast.base.control_characters import without_control
 from holdfast.base.errors import HoldfastError
 from holdfast.base.files import open_regular, read_json, whole
 from holdfast.base.folders import Folder
+from holdfast.base.line_file import objects
 from holdfast.monitor.devices import behave
 from holdfast.monitor.tail import Tail
 from holdfast.monitor.trackers.rows import Row, Rows
@@ -103,7 +103,7 @@ class Delivery:
         if not self._tail.changed():
             return
         for _, lines in self._tail.read():
-            for record in _objects(lines):
+            for record in objects(lines):
                 for row in self.about.rows.read(record):
                     if row.number <= self.sent:
                         self.about.delivered(row)
@@ -222,16 +222,6 @@ class Delivery:
                 continue
             yield self.run.path / name, "model", digest.hexdigest()
             return
-
-
-def _objects(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict):
-            yield record
 
 
 def deliver(folder: Path, name: str, target: Target, say: Callable[[str], None]) -> str:
