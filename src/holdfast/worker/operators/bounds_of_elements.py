@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -27,23 +30,41 @@ SINGLE = frozenset(
 
 def moved_by(case: Case, right: list[Tensor | None], unit: float) -> list[Tensor | None]:
     """How far the results come when every input is off by one rounding: the root of the sum of some tries."""
-    source = torch.Generator().manual_seed(0)
+    chance = random.Random(0)
     moved: list[Tensor | None] = [torch.zeros_like(each) if each is not None else None for each in right]
     exact = doubled(case.tensors)
     for _ in range(MOVES):
-        inputs = [_moved(each, unit, source) for each in exact]
+        inputs = [_moved(each, unit, chance) for each in exact]
         for total, found, answer in zip(moved, reference.compute(case, inputs, exact=True), right, strict=False):
             if total is not None and found is not None and answer is not None:
                 total += (found - answer).square()
     return [each.sqrt() if each is not None else None for each in moved]
 
 
-def _moved(tensor: Tensor, unit: float, source: torch.Generator) -> Tensor:
+def _moved(tensor: Tensor, unit: float, chance: random.Random) -> Tensor:
     if not tensor.is_floating_point():
         return tensor
-    way = torch.rand(tensor.shape, generator=source, dtype=torch.float64).mul_(0.5).add_(0.5)
-    way *= torch.randint(0, 2, tensor.shape, generator=source).mul_(2).sub_(1)
-    return tensor + tensor * way * unit
+    return torch.addcmul(tensor, tensor, _ways(tensor.numel(), chance).view(tensor.shape), value=unit)
+
+
+def _ways(count: int, chance: random.Random) -> Tensor:
+    """Up or down by half a rounding to a whole one: a piece of a table, from another place each time."""
+    table = _table()
+    if count > len(table) // 2:  # a piece would be nearly the same each time
+        return _drawn(count, torch.Generator().manual_seed(chance.getrandbits(48)))
+    first = chance.randrange(len(table) - count)
+    return table[first : first + count]
+
+
+@cache
+def _table() -> Tensor:
+    """Random numbers cost more than all else in a comparison, so they are drawn once in a process."""
+    return _drawn(1 << 20, torch.Generator().manual_seed(0))
+
+
+def _drawn(count: int, source: torch.Generator) -> Tensor:
+    way = torch.rand(count, generator=source, dtype=torch.float64).mul_(0.5).add_(0.5)
+    return way.mul_(torch.randint(0, 2, (count,), generator=source).mul_(2).sub_(1))
 
 
 def add_elements(case: Case, right: list[Tensor | None], limits: list[Tensor | None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 SPREAD = 0.25
 """The chance of an operator in the second half of the first look: nobody knows yet how many are to come."""
+LEAST = 1
+"""Operators of a look, however long the look takes."""
 LISTED = 8
 """Operators of a look that lists the calls of the step as well, which takes its time."""
 KINDS = 4096
@@ -50,6 +53,8 @@ class Look(TorchDispatchMode):
         self.before = recorder.met.get(part, Counter())
         self.most = recorder.operators if self.chosen is not None else min(recorder.operators, LISTED)
         self.calls = 0
+        self.spent = 0.0
+        """Seconds that the look itself took so far, without the operators of the step."""
         self.shifted = False
         """Whether the step makes other calls than the one that was listed."""
 
@@ -74,15 +79,19 @@ class Look(TorchDispatchMode):
         number, self.calls = self.calls, self.calls + 1
         if self.chosen is not None and number not in self.chosen:  # nearly all calls: a look costs what they cost
             return func(*args, **kwargs)
+        began = time.perf_counter()
         try:
             noted = self._note(func, args, kwargs)
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
             noted = None  # an operator we do not understand is the script's business
             self.recorder.left_alone[f"{func.__name__}: {type(error).__name__}"] += 1
+        self.spent += time.perf_counter() - began
         out = func(*args, **kwargs)
         if noted is not None:
+            began = time.perf_counter()
             case, part, again = noted
             self._keep(case, part, out if again is None else self._without_dropout(func, again))
+            self.spent += time.perf_counter() - began
         return out
 
     def _note(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Case, Part, dict[str, Any] | None] | None:
@@ -138,6 +147,8 @@ class Look(TorchDispatchMode):
         if recorder.everything:
             return True
         if len(self.kinds) >= self.most or self.left <= 0:
+            return False
+        if len(self.kinds) >= LEAST and self.spent > recorder.most_s:
             return False
         if self.chosen is not None:
             return True

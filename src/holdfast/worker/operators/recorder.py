@@ -37,6 +37,8 @@ LEAST = 4
 """Of which so many are wanted, however large they are."""
 LONGEST_S = 0.05
 """Of what a look may add to a short step."""
+WARMED = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
+"""Formats whose copies are tried before the training: a GPU loads the code of each when it is used first."""
 WHOLE, PARTS = "whole", ("forward", "backward", "optimizer")
 """What a look can be at."""
 
@@ -72,13 +74,25 @@ class Recorder:
         self._bytes = 0.0
         """What an operator takes of the budget, about."""
         self._event: Any = None
-        self.room()  # the first time is slow: before the training, not in the step that is looked at
+        self.most_s = 0.5 * LONGEST_S
+        """After so much time of its own a look takes nothing more."""
+        self._warm()
 
     def room(self) -> Tensor | None:
         """Locked memory for the copies of one look. It goes back to torch, which keeps it, with the last of them."""
         if self.device.type != "cuda":
             return None
         return torch.empty(self.budget + SPARE, dtype=torch.uint8, pin_memory=True)
+
+    def _warm(self) -> None:
+        """What is slow the first time happens before the training, not in the step that is looked at."""
+        room = self.room()
+        if room is None:
+            return
+        for kind in WARMED:
+            some = torch.zeros(8, 8, dtype=kind, device=self.device)[1::2, ::3]
+            room[: some.numel() * some.element_size()].view(kind).view(some.shape).copy_(some, non_blocking=True)
+        torch.cuda.synchronize(self.device)
 
     @contextlib.contextmanager
     def look(self, step: int = 0, *, parts: bool = False) -> Iterator[None]:
@@ -148,8 +162,9 @@ class Recorder:
         return {places[kind][call]: kind for kind, call in plan.items() if call < len(places.get(kind, ()))}
 
     def spent(self, seconds: float, usual: float) -> None:
-        """A look made a step this much longer. It takes fewer operators until that is no more than a step, or 50 ms."""
-        most = max(usual, LONGEST_S)
+        """A look made a step this much longer. It takes fewer until the step takes no more than two steps, or 50 ms."""
+        most = max(usual, LONGEST_S - usual)
+        self.most_s = 0.5 * most
         if seconds > 0.8 * most:
             self.operators = max(LEAST, self.operators // 2)
         elif seconds < 0.3 * most:
