@@ -57,7 +57,9 @@ def one(arm: str, seed: int, lane: Lane, scratch: Path, more: list[str]) -> dict
         "times_dice_frozen_prey": _rounded(scores["times_dice_frozen_prey"]),
         "curves": {key: _rounded([each[key] for each in updates]) for key in CURVES},
         "against_dice": {
-            number + 1: round(each["valid_catches"], 3) for number, each in enumerate(updates) if "valid_catches" in each
+            number + 1: round(each["valid_catches"], 3)
+            for number, each in enumerate(updates)
+            if "valid_catches" in each
         },
         "chosen": {device: each.get("choice", each) for device, each in tuned.items() if isinstance(each, dict)},
     }
@@ -82,7 +84,9 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
             "cpu_s_median": statistics.median(row["cpu_s"] for row in mine),
             "peak_mb": statistics.median(row["peak_mb"] for row in mine),
             "against_dice": _by_update([row["against_dice"] for row in mine]),
-            "catch_rate": [over_seeds(column) for column in zip(*(row["curves"]["catch_rate"] for row in mine), strict=True)],
+            "catch_rate": [
+                over_seeds(column) for column in zip(*(row["curves"]["catch_rate"] for row in mine), strict=True)
+            ],
         }
     return found
 
