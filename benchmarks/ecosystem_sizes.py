@@ -1,13 +1,13 @@
-"""The ecosystem's two sizes, with and without gradient accumulation: learning curves side by side, several seeds of each.
+"""The ecosystem's two sizes, with and without gradient accumulation: learning curves side by side, several seeds.
 
-    python benchmarks/ecosystem_sizes.py --out results                         # all arms, five seeds, a core for each run
+    python benchmarks/ecosystem_sizes.py --out results                         # all arms, five seeds, a core for each
     python benchmarks/ecosystem_sizes.py --out results --arms default,small    # some of them
     python benchmarks/ecosystem_sizes.py --draw results/ecosystem-sizes-cpu.json docs/pictures/ecosystem-sizes.svg
 
-Every run is `holdfast train ecosystem …` as anybody types it, on one core. `default` is that without a word more. The other arms
-do not tune themselves, so that they differ in what their name says alone: `pieces=4` computes each minibatch in four parts
-whose gradients are added up, and `longer` gives the small network the updates that fit into the processor time of the
-large one. Catches against dice are counted every four updates, in fresh worlds that are the same for all.
+Every run is `holdfast train ecosystem …` as anybody types it, on one core. `default` is that without a word more. The
+other arms do not tune themselves, so that they differ in what their name says alone: `in 4 pieces` computes each
+minibatch in four parts whose gradients are added up, and `longer` gives the small network the updates that fit into the
+processor time of the large one. Catches against dice are counted every four updates, in the same fresh worlds for all.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         mine = [row for row in rows if row.get("arm") == arm]
         if not mine:
             continue
+        rates = zip(*(row["curves"]["catch_rate"] for row in mine), strict=True)
         found[arm] = {
             "words": ARMS[arm],
             "seeds": len(mine),
@@ -84,9 +85,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
             "cpu_s_median": statistics.median(row["cpu_s"] for row in mine),
             "peak_mb": statistics.median(row["peak_mb"] for row in mine),
             "against_dice": _by_update([row["against_dice"] for row in mine]),
-            "catch_rate": [
-                over_seeds(column) for column in zip(*(row["curves"]["catch_rate"] for row in mine), strict=True)
-            ],
+            "catch_rate": [over_seeds(column) for column in rates],
         }
     return found
 

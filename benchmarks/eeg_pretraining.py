@@ -3,10 +3,10 @@
     python benchmarks/eeg_pretraining.py --out results --part simulated
     python benchmarks/eeg_pretraining.py --out results --part real --data …/muse_bids
 
-Each pair of runs has one seed, the same windows, folds and settings, and differs in the first weights alone: those of a run of
-`eeg-pretrain` with that seed, or fresh ones. What is shown is the difference inside of pairs. In the real part nobody who is
-tested was in the pretraining: it sees the people of one task, and the tests are recordings of another person.
-`--data` is a BIDS set with the layout of NeuroTechX's eeg-notebooks_v0.1; it is not part of the project.
+Each pair of runs has one seed, the same windows, folds and settings, and differs in the first weights alone: those of a
+run of `eeg-pretrain` with that seed, or fresh ones. What is shown is the difference inside of pairs. In the real part
+nobody who is tested was in the pretraining: it sees the people of one task, and the tests are recordings of another
+person. `--data` is a BIDS set with the layout of NeuroTechX's eeg-notebooks_v0.1; it is not part of the project.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BETTER = {"nrmse": "smaller", "mean_r": "larger", "balanced_accuracy": "larger",
 
 
 def simulated(lanes: Lanes, scratch: Path, seeds: int, quick: bool) -> dict[str, Any]:
-    """`eeg-pretrain`, then both challenges from its weights, and both from fresh ones: the set of `holdfast train eeg`."""
+    """`eeg-pretrain`, then both challenges from its weights and from fresh ones, on the set of `holdfast train eeg`."""
     os.environ["HOLDFAST_EEG_DEMO"] = str(scratch / "demo")
     from holdfast.workloads.eeg.demo import demo_data
 
@@ -106,9 +106,7 @@ def real(lanes: Lanes, scratch: Path, seeds: int, quick: bool, data: Path) -> di
         more += [f"parent={started[seed]['folder']}"] if pretrained else []
         done = lane.train(["eeg-classify", *more], scratch / f"runs-{task}-{seed}-{pretrained}")
         kept = json.loads((Path(done["folder"]) / "scores.json").read_text())
-        told = {
-            key: kept.get(key) for key in ("balanced_accuracy", "auroc", "baselines", "windows", "answers", "folds")
-        }
+        told = {key: kept.get(key) for key in ("balanced_accuracy", "auroc", "baselines", "windows", "folds")}
         row = {"task": task, "seed": seed, "pretrained": pretrained, **told, "cpu_s": done["cpu_s"]}
         say(f"  {row}")
         return row

@@ -61,8 +61,10 @@ def train(
     task = classify_data.task(windows, wanted, asked)
     say(session, task.words())
     net = build_net(windows, task, model=model, width=width, dropout=dropout)
-    if parent:
-        say(session, [inherit(member.backbone, parent, session) for member in net.members][0])
+    for number, member in enumerate(net.members if parent else []):
+        taken = inherit(member.backbone, parent, session)
+        if number == 0:
+            say(session, taken)
     say(session, f"{model}: {models.parameters(net):,} parameters in {len(net.members)} nets, one for each fold")
     samples = Samples(windows, task.rows, task.targets, augment=augment, fold=task.folds.fold)
 
