@@ -106,7 +106,8 @@ def real(lanes: Lanes, scratch: Path, seeds: int, quick: bool, data: Path) -> di
         more += [f"parent={started[seed]['folder']}"] if pretrained else []
         done = lane.train(["eeg-classify", *more], scratch / f"runs-{task}-{seed}-{pretrained}")
         kept = json.loads((Path(done["folder"]) / "scores.json").read_text())
-        told = {key: kept.get(key) for key in ("balanced_accuracy", "auroc", "baselines", "windows", "folds")}
+        keys = ("balanced_accuracy", "auroc", "auroc_per_group", "baselines", "windows", "folds")
+        told = {key: kept.get(key) for key in keys}
         row = {"task": task, "seed": seed, "pretrained": pretrained, **told, "cpu_s": done["cpu_s"]}
         say(f"  {row}")
         return row
