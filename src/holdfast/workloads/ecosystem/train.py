@@ -59,10 +59,15 @@ def train(
     attention: str = "auto",
     tune: bool = True,
     precision: str = "",
+    pieces: int = 0,
 ) -> None:
     """One run: worlds, policies, updates, scores."""
     if updates < 1 or steps < 1:
         raise UserError(f"updates is {updates} and steps {steps}", cause="both have to be 1 or more")
+    if not 0 <= pieces <= minibatch:
+        raise UserError(
+            f"pieces is {pieces}", cause=f"a minibatch of {minibatch} can be cut into 1 to {minibatch}; 0: measured"
+        )
     check_attention(attention, session.device)
     rules = Rules(
         worlds=worlds, size=size, prey=prey, predators=predators, prey_capacity=max(48, math.ceil(1.5 * prey)),
@@ -76,7 +81,7 @@ def train(
     files.write_json(
         session.run.folder / ABOUT, {"schema": 1, "preset": preset, "rules": rules.to_json(), "attention": attention}
     )
-    learner.recipe, learner.way = tuned(session, learner, updates, tune, precision, attention)
+    learner.recipe, learner.way = tuned(session, learner, updates, tune, precision, attention, pieces)
     session.protect(**learner.protected())
 
     film = picture.Film()
@@ -102,7 +107,13 @@ def train(
 
 
 def tuned(
-    session: holdfast.Session, learner: Learner, updates: int, tune: bool, precision: str, attention: str
+    session: holdfast.Session,
+    learner: Learner,
+    updates: int,
+    tune: bool,
+    precision: str,
+    attention: str,
+    pieces: int = 0,
 ) -> tuple[ppo.Recipe, Way]:
     """Precision, threads and pieces by the common tuner, on a real minibatch of this network."""
     import dataclasses
@@ -118,6 +129,7 @@ def tuned(
         steps=updates * 2 * recipe.epochs * max(1, recipe.most // recipe.minibatch),
     )
     fixed: dict[str, Any] = {"workers": 0} | ({"precision": precision} if precision else {})
+    fixed |= {"pieces": pieces} if pieces else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a CPU without bf16 says so at length; the tuner will not choose it
         choice = measure.for_session(session, trial, tuned=tune, fixed=fixed)

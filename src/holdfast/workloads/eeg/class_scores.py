@@ -101,6 +101,11 @@ def measured(
     }
     if len(names) == 2:
         found["auroc"] = scores.rounded(scores.auroc(truth == 1, probabilities[:, 1]))
+        if several:  # where somebody has one class alone, there is nothing to order
+            found["auroc_per_group"] = {
+                name: scores.rounded(scores.auroc(truth[groups == name] == 1, probabilities[groups == name, 1]))
+                for name in people
+            }
     return found
 
 

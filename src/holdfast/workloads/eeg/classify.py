@@ -5,6 +5,7 @@
     holdfast train eeg-classify data=./set target=age                    a column of participants.tsv; an amount
     holdfast train eeg-classify data=./set target=sex folds=5            five folds by subject
     holdfast train eeg-classify data=./set target=value model=EEGNetv4   a model of braindecode
+    holdfast train eeg-classify data=./set target=value parent=calm-heron   from the weights of an eeg-pretrain run
 
 Every subject is tested once, by a net that never saw it: one net for each fold, all of them trained in this run for the
 same number of epochs. Nothing is chosen on who is tested. What is printed is of those tests alone, beside guessing
@@ -24,7 +25,7 @@ from holdfast.workloads.eeg import class_scores, classify_data, linear, models, 
 from holdfast.workloads.eeg.challenge1 import backbone_for
 from holdfast.workloads.eeg.heads import Ensemble, LabelHead, Net
 from holdfast.workloads.eeg.inputs import say
-from holdfast.workloads.eeg.training import Plan, Samples, fit, predict
+from holdfast.workloads.eeg.training import Plan, Samples, fit, inherit, predict
 
 
 def train(
@@ -32,6 +33,7 @@ def train(
     *,
     data: str,
     target: str,
+    parent: str = "",
     tasks: str = "",
     classes: str = "",
     predicts: str = "auto",
@@ -59,6 +61,10 @@ def train(
     task = classify_data.task(windows, wanted, asked)
     say(session, task.words())
     net = build_net(windows, task, model=model, width=width, dropout=dropout)
+    for number, member in enumerate(net.members if parent else []):
+        taken = inherit(member.backbone, parent, session)
+        if number == 0:
+            say(session, taken)
     say(session, f"{model}: {models.parameters(net):,} parameters in {len(net.members)} nets, one for each fold")
     samples = Samples(windows, task.rows, task.targets, augment=augment, fold=task.folds.fold)
 

@@ -1,0 +1,195 @@
+"""Does pretraining help? Both challenges on simulated EEG, and four tasks of real recordings, several seeds of each.
+
+    python benchmarks/eeg_pretraining.py --out results --part simulated
+    python benchmarks/eeg_pretraining.py --out results --part real --data …/muse_bids
+
+Each pair of runs has one seed, the same windows, folds and settings, and differs in the first weights alone: those of a
+run of `eeg-pretrain` with that seed, or fresh ones. What is shown is the difference inside of pairs. In the real part
+nobody who is tested was in the pretraining: it sees the people of one task, and the tests are recordings of another
+person. `--data` is a BIDS set with the layout of NeuroTechX's eeg-notebooks_v0.1; it is not part of the project.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import common
+from common import command, say
+from many import Lane, Lanes, over_seeds, write
+
+REAL: dict[str, list[str]] = {
+    "P300": ["tasks=P300", "classes=stim_1,stim_2", "shift=-0.1", "size=0.9"],
+    "audP300": ["tasks=audP300", "classes=stim_1,stim_2", "shift=-0.1", "size=0.9"],
+    "N170": ["tasks=N170", "classes=stim_1,stim_2", "shift=-0.1", "size=0.9"],
+    "SSVEP": ["tasks=SSVEP", "classes=stim_1,stim_2", "shift=0.5", "size=2.0"],
+}
+BETTER = {"nrmse": "smaller", "mean_r": "larger", "balanced_accuracy": "larger", "auroc": "larger"}
+
+
+# Simulated ------------------------------------------------------------------------------------------------------
+
+
+def simulated(lanes: Lanes, scratch: Path, seeds: int, quick: bool) -> dict[str, Any]:
+    """`eeg-pretrain`, then both challenges from its weights and from fresh ones, on the set of `holdfast train eeg`."""
+    os.environ["HOLDFAST_EEG_DEMO"] = str(scratch / "demo")
+    from holdfast.workloads.eeg.demo import demo_data
+
+    small = {"subjects": 12, "trials": 8, "rest_seconds": 12.0} if quick else {}
+    demo_data(scratch / "demo", **small)  # once: the runs find it made
+    short = ["epochs=2"] if quick else []
+    # runs ask for the set of the default size, so a small one is named as data
+    place = [f"data={scratch / 'demo' / 'cache'}"] if quick else []
+
+    def chain(seed: int, pretrained: bool, lane: Lane) -> dict[str, Any]:
+        runs = scratch / f"runs-{seed}-{pretrained}"
+        more, spent = [*place, "tune=false", f"run.seed={seed}"], 0.0
+        start: list[str] = []
+        if pretrained:
+            epochs = ["pretrain_epochs=1"] if quick else []
+            done = lane.train(["eeg-pretrain", *more, *epochs], runs)
+            start, spent = [f"parent={done['folder']}"], done["cpu_s"]
+        found: dict[str, Any] = {"seed": seed, "pretrained": pretrained, "pretraining_cpu_s": spent}
+        for name in ("challenge1", "challenge2"):
+            done = lane.train([f"eeg-{name}", *more, *short, *start], runs)
+            kept = json.loads((Path(done["folder"]) / "scores.json").read_text())
+            keys = ("nrmse", "r", "mean_r")
+            found[name] = {key: kept[key] for key in keys if key in kept} | {"cpu_s": done["cpu_s"]}
+        say(f"  {found}")
+        return found
+
+    jobs = [
+        lambda lane, seed=seed, way=way: chain(seed, way, lane) for seed in range(seeds) for way in (True, False)
+    ]  # fmt: skip
+    rows = lanes.all(jobs)
+    good = [row for row in rows if "failed" not in row]
+    pairs = {
+        f"{name}, {key}": paired(good, lambda row, name=name, key=key: row[name][key])
+        for name, key in (("challenge1", "nrmse"), ("challenge2", "nrmse"), ("challenge2", "mean_r"))
+    }
+    return {"pairs": pairs, "runs": good, "failed": [row["failed"] for row in rows if "failed" in row]}
+
+
+# Real -----------------------------------------------------------------------------------------------------------
+
+
+def real(lanes: Lanes, scratch: Path, seeds: int, quick: bool, data: Path) -> dict[str, Any]:
+    """Pretraining on the people of the cueing task, then what another person's recordings are of."""
+    os.environ["HOLDFAST_EEG_WINDOWS"] = str(scratch / "windows")
+    others, person = scratch / "others", scratch / "person"
+    _part_of(data, others, lambda name: not name.startswith("sub-N"))
+    _part_of(data, person, lambda name: name.startswith("sub-N"))
+    words = ["eeg", "prepare", str(others), str(scratch / "cache"), "--kind", "pretrain", "--tasks", "cueing", "--json"]
+    done = subprocess.run(command(*words), stdout=subprocess.PIPE, text=True, check=False)
+    say(f"  windows for pretraining: {done.stdout[:300]}")
+    tasks = dict(list(REAL.items())[:1]) if quick else REAL
+    short = ["epochs=2"] if quick else []
+
+    def before(seed: int, lane: Lane) -> dict[str, Any]:
+        epochs = [f"pretrain_epochs={1 if quick else 12}"]
+        words = ["eeg-pretrain", f"data={scratch / 'cache'}", "tune=false", f"run.seed={seed}", *epochs]
+        return lane.train(words, scratch / f"before-{seed}")
+
+    started = lanes.all([lambda lane, seed=seed: before(seed, lane) for seed in range(seeds)])
+    losses = [_losses(Path(each["folder"])) for each in started if "failed" not in each]
+    say(f"  pretraining, validation loss by epoch: {losses}")
+
+    def classify(task: str, seed: int, pretrained: bool, lane: Lane) -> dict[str, Any]:
+        more = [f"data={person}", "target=value", "tune=false", f"run.seed={seed}", *tasks[task], *short]
+        more += [f"parent={started[seed]['folder']}"] if pretrained else []
+        done = lane.train(["eeg-classify", *more], scratch / f"runs-{task}-{seed}-{pretrained}")
+        kept = json.loads((Path(done["folder"]) / "scores.json").read_text())
+        keys = ("balanced_accuracy", "auroc", "auroc_per_group", "baselines", "windows", "folds")
+        told = {key: kept.get(key) for key in keys}
+        row = {"task": task, "seed": seed, "pretrained": pretrained, **told, "cpu_s": done["cpu_s"]}
+        say(f"  {row}")
+        return row
+
+    # one run of each task first: it makes the windows that the others find
+    first = [lambda lane, task=task: classify(task, 0, False, lane) for task in tasks]
+    rest = [
+        lambda lane, task=task, seed=seed, way=way: classify(task, seed, way, lane)
+        for task in tasks for seed in range(seeds) for way in (True, False) if (seed, way) != (0, False)
+    ]  # fmt: skip
+    rows = [*lanes.all(first), *lanes.all(rest)]
+    good = [row for row in rows if "failed" not in row]
+    pairs = {
+        f"{task}, {key}": paired([row for row in good if row["task"] == task], lambda row, key=key: row[key])
+        for task in tasks for key in ("auroc", "balanced_accuracy")
+    }  # fmt: skip
+    failed = [row["failed"] for row in (*started, *rows) if "failed" in row]
+    return {"pairs": pairs, "pretraining": {"valid_loss": losses}, "runs": good, "failed": failed}
+
+
+def _part_of(data: Path, to: Path, wanted: Any) -> None:
+    """Some of the subjects of a set, as a set."""
+    to.mkdir(parents=True)
+    for each in data.iterdir():
+        if each.name.startswith("sub-") and not wanted(each.name):
+            continue
+        shutil.copytree(each, to / each.name) if each.is_dir() else shutil.copy(each, to)
+    rows = (data / "participants.tsv").read_text().splitlines()
+    kept = [rows[0], *(row for row in rows[1:] if wanted(row.split("\t")[0]))]
+    (to / "participants.tsv").write_text("\n".join(kept) + "\n")
+
+
+def _losses(folder: Path) -> list[float]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [round(row["valid_loss"], 4) for row in rows if "valid_loss" in row]
+
+
+# Both -----------------------------------------------------------------------------------------------------------
+
+
+def paired(rows: list[dict[str, Any]], value: Any) -> dict[str, Any]:
+    """With and without, seed by seed, and the mean difference with its interval over seeds."""
+    by = {(row["seed"], row["pretrained"]): value(row) for row in rows}
+    seeds = sorted({seed for seed, _ in by if (seed, True) in by and (seed, False) in by})
+    with_, without = ([by[seed, way] for seed in seeds] for way in (True, False))
+    apart = [a - b for a, b in zip(with_, without, strict=True)]
+    return {
+        "seeds": seeds,
+        "pretrained": with_,
+        "fresh": without,
+        "mean_pretrained": over_seeds(with_) if seeds else None,
+        "mean_fresh": over_seeds(without) if seeds else None,
+        "difference": over_seeds(apart) if seeds else None,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=common.RESULTS)
+    parser.add_argument("--part", choices=("simulated", "real"), required=True)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--lanes", type=int, default=0, help="runs at a time; 0: one for each core")
+    parser.add_argument("--quick", action="store_true")
+    given = parser.parse_args()
+    if given.part == "real" and given.data is None:
+        parser.error("--part real needs --data")
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="holdfast-pretraining-", ignore_cleanup_errors=True) as place:
+        scratch = Path(place)
+        common.adopt(scratch)
+        lanes = Lanes(most=given.lanes)
+        if given.part == "simulated":
+            measured = simulated(lanes, scratch, given.seeds, given.quick)
+        else:
+            measured = real(lanes, scratch, given.seeds, given.quick, given.data)
+    measured["better"] = BETTER
+    name = f"eeg-pretraining-{given.part}-cpu"
+    write(given.out / f"{name}.json", name.removesuffix("-cpu"), measured, seconds=time.monotonic() - began)
+    for name, pair in measured["pairs"].items():
+        say(f"  {name}: {pair['mean_pretrained']} pretrained, {pair['mean_fresh']} fresh, apart {pair['difference']}")
+
+
+if __name__ == "__main__":
+    main()
