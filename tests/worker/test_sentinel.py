@@ -162,6 +162,19 @@ def test_what_scripts_do_accuses_nobody(sentinel: Sentinel) -> None:
     assert opinion.agrees and opinion.compared > 40, opinion.text
 
 
+def test_narrow_formats_accuse_nobody(sentinel: Sentinel) -> None:
+    """Layers in eight bits: fake quantisation with its straight-through gradient, quantised tensors, float8."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(16, 16), torch.randn(6, 16, requires_grad=True)
+    with sentinel.looking(1):
+        faked = torch.fake_quantize_per_tensor_affine(layer.weight, 0.02, 0, -128, 127)
+        stored = torch.quantize_per_tensor(layer.weight.detach(), 0.02, 0, torch.qint8).dequantize()
+        narrow = x.to(torch.float8_e4m3fn).to(torch.float32) @ layer.weight.to(torch.float8_e5m2).to(torch.float32).T
+        (x @ faked.T + x @ stored.T + narrow).square().mean().backward()
+    (opinion,) = sentinel.opinions()
+    assert opinion.agrees and opinion.compared > 5, opinion.text
+
+
 # Zeros ---------------------------------------------------------------------------------------------------------------
 
 
