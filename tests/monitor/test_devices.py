@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.monitor import devices, nvml
+from holdfast.devices import nvidia
+from holdfast.monitor import devices
 from holdfast.monitor.devices import Sensors
 
 LIBRARY = r"""
@@ -32,6 +33,11 @@ int nvmlDeviceGetPowerUsage(void *h, unsigned *p) { if (*(int *)h) return 3; *p 
 int nvmlDeviceGetEnforcedPowerLimit(void *h, unsigned *p) { if (*(int *)h) return 3; *p = 350000; return 0; }
 int nvmlDeviceGetName(void *h, char *s, unsigned n) { strncpy(s, *(int *)h ? "Old Card" : "RTX 4090", n); return 0; }
 int nvmlDeviceGetUUID(void *h, char *s, unsigned n) { strncpy(s, *(int *)h ? "GPU-b1" : "GPU-a0", n); return 0; }
+typedef struct { char old[16]; unsigned domain, bus, device, id, subsystem; char place[32]; } Place;
+int nvmlSystemGetDriverVersion(char *s, unsigned n) { strncpy(s, "580.95.05", n); return 0; }
+int nvmlDeviceGetPciInfo_v3(void *h, Place *p) {
+  if (*(int *)h) return 3; p->id = 0x268410DE; strcpy(p->place, "00000000:65:00.0"); return 0; }
+int nvmlDeviceGetCudaComputeCapability(void *h, int *a, int *b) { if (*(int *)h) return 3; *a = 8; *b = 9; return 0; }
 """
 
 
@@ -123,7 +129,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = tmp_path / "libnvidia-ml.so.1"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", str(made), str(tmp_path / "nvml.c")], check=True)
     real = ctypes.CDLL
-    monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name, **more: real(str(made) if "nvidia" in str(name) else name))
+    monkeypatch.setattr(nvidia.ctypes, "CDLL", lambda name, **more: real(str(made) if "nvidia" in str(name) else name))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return made
 
@@ -141,6 +147,15 @@ def test_nvidia_cards_through_the_library_of_the_driver(driver: Path, monkeypatc
         rows = Sensors().read()["devices"][:-1]
         assert [row["name"] for row in rows] == names
         assert [row["device"] for row in rows] == [f"cuda:{number}" for number in range(len(names))]
+
+
+def test_nvidia_cards_where_nvidia_smi_is_missing(driver: Path) -> None:
+    """In the words that nvidia-smi has for the same; what a card does not say is left out."""
+    first, second = nvidia.Nvml().described()
+    assert tuple(first) == (*nvidia.CARD[:5], "compute_cap", "driver_version")
+    assert (first["pci.bus_id"], first["pci.device_id"]) == ("00000000:65:00.0", "0x268410DE")
+    assert (first["name"], first["compute_cap"], first["driver_version"]) == ("RTX 4090", "8.9", "580.95.05")
+    assert second == {"name": "Old Card", "uuid": "GPU-b1", "memory.total": "0", "driver_version": "580.95.05"}
 
 
 def test_a_pretended_file_replaces_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

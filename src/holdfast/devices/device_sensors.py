@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
+from holdfast.devices import nvidia
 from holdfast.devices.identity import identify
 from holdfast.run import machine
 
@@ -69,12 +70,12 @@ def errors(reading: Reading) -> int:
 
 
 def _nvidia(pci: str, run: Callable[[list[str]], str | None]) -> Reading:
-    words = ["nvidia-smi", f"--query-gpu={','.join(_QUERY.values())}", "--format=csv,noheader,nounits", "-i", pci]
-    said = run(words)
+    said = run(nvidia.query(*_QUERY.values(), pci=pci))
+    (row, *_) = nvidia.rows(said or "", tuple(_QUERY.values())) or [{}]
     found: Reading = {}
-    for name, text in zip(_QUERY, (said or "").strip().split(","), strict=False):
-        with contextlib.suppress(ValueError):
-            found[name] = float(text)
+    for name, field in _QUERY.items():
+        with contextlib.suppress(ValueError, KeyError):
+            found[name] = float(row[field])
     return found
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.devices import nvidia
 from holdfast.record import evidence
-from holdfast.record.evidence import nvml
 from holdfast.record.evidence.gathering import Gathering
 
 from .places import AGAIN, LOST, new_run, read
@@ -28,7 +28,7 @@ except RuntimeError as error:
 
 
 def test_a_failed_assertion_on_the_card(tmp_path: Path) -> None:
-    if nvml.command() is None:
+    if nvidia.report_command() is None:
         pytest.skip("no NVIDIA driver here")
     gathering = Gathering()
     gathering.worker_begins()

@@ -1,4 +1,4 @@
-"""NVIDIA cards: from the kernel's files, then from nvidia-smi or NVML in a process of their own.
+"""Which NVIDIA cards are here: from the kernel's files, then from the driver, in a process of its own.
 
     cards, told = look(found, root, run, troubles)    # Devices without a label yet; {"nvidia": "570.86.15"}
     order(cards, root, env, run, troubles)            # their places on the bus in the order in which torch counts them
@@ -9,9 +9,6 @@ matters, the driver is asked by a child that does nothing else (`cuda_order`).
 
 from __future__ import annotations
 
-import csv
-import importlib.util
-import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -20,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.base import interpreter
-from holdfast.devices import identity
+from holdfast.devices import identity, nvidia
 from holdfast.devices.survey.kernel_files import address, number, read
 from holdfast.devices.survey.records import Device
 from holdfast.devices.survey.tools import Run
 
-_FIELDS = ("pci.bus_id", "pci.device_id", "name", "uuid", "memory.total", "driver_version", "compute_cap")
 _DEADLINE_S = 20.0
 """Without persistence mode the driver initialises every card first, which takes seconds on a large machine."""
 _MIB = 1024 * 1024
@@ -40,7 +36,7 @@ def look(
     rows = None
     if cards or always or any((root / path).exists() for path in ("dev/nvidiactl", "dev/dxg")):
         rows = _ask_smi(run, troubles)
-        rows = _ask_nvml(run, troubles) if rows is None else rows
+        rows = _ask_library(run) if rows is None else rows
     versions: dict[str, str] = {}
     for row in rows or []:
         place = address(row.get("pci.bus_id", "")) or ""
@@ -96,38 +92,20 @@ def _uuids(root: Path) -> dict[str, str]:
 
 
 def _ask_smi(run: Run, troubles: list[str]) -> list[dict[str, str]] | None:
-    fields: Sequence[str] = _FIELDS
-    answer = run(_query(fields), _DEADLINE_S)
+    fields: Sequence[str] = nvidia.CARD
+    answer = run(nvidia.query(*fields), _DEADLINE_S)
     if answer.trouble and "compute_cap" in answer.trouble:  # a driver older than the field refuses the whole question
-        fields = _FIELDS[:-1]
-        answer = run(_query(fields), _DEADLINE_S)
+        fields = fields[:-1]
+        answer = run(nvidia.query(*fields), _DEADLINE_S)
     if answer.trouble:
         troubles.append(answer.trouble)
-    if answer.text is None:
-        return None
-    rows = csv.reader(io.StringIO(answer.text), skipinitialspace=True)
-    return [_row(fields, values) for values in rows if len(values) == len(fields)]
+    return None if answer.text is None else nvidia.rows(answer.text, fields)
 
 
-def _query(fields: Sequence[str]) -> list[str]:
-    return ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-
-
-def _row(fields: Sequence[str], values: Sequence[str]) -> dict[str, str]:
-    """ "[N/A]" and "[Not Supported]" are its words for unknown."""
-    known = {name: value.strip() for name, value in zip(fields, values, strict=True)}
-    return {name: value for name, value in known.items() if value and not value.startswith("[")}
-
-
-def _ask_nvml(run: Run, troubles: list[str]) -> list[dict[str, str]] | None:
-    """nvidia-ml-py, where nvidia-smi is missing: some containers leave it out."""
-    if importlib.util.find_spec("pynvml") is None:
-        return None
-    answer = run(interpreter.module("holdfast.devices.survey.nvml"), _DEADLINE_S)
-    if answer.trouble:
-        troubles.append(answer.trouble)
-    rows = _objects(answer.text)
-    return None if rows is None else [{str(name): str(value) for name, value in row.items()} for row in rows]
+def _ask_library(run: Run) -> list[dict[str, str]] | None:
+    """The driver's library, where nvidia-smi is missing: some containers leave it out. Its absence is no trouble."""
+    said = _objects(run(interpreter.module("holdfast.devices.nvidia"), _DEADLINE_S).text)
+    return None if said is None else [{str(name): str(value) for name, value in row.items()} for row in said]
 
 
 def order(

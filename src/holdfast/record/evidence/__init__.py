@@ -9,7 +9,7 @@
     messages.py     what kernel messages mean          gathering.py   what comes later
     kernel_log.py   where they are read                reader.py      a command that may hang
     drm.py          wedged devices                     counters.py    what the system counts
-    nvml.py         what NVIDIA's driver says          environment.py versions, hardware, variables
+    environment.py  versions, hardware, variables
 
 No torch here, and no call into a driver: the supervisor uses all of this.
 """

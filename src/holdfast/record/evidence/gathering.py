@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.base import processes
+from holdfast.devices import nvidia
 from holdfast.devices.identity import identify
 from holdfast.faults.classification import Fault, Health, Kind
 from holdfast.faults.kernel_messages import Entry, worst
-from holdfast.record.evidence import counters, environment, kernel_log, nvml
+from holdfast.record.evidence import counters, environment, kernel_log
 from holdfast.record.evidence.drm import WedgedListener
 from holdfast.record.evidence.folder import add, write_counters, write_json, write_readme, write_text
 from holdfast.record.evidence.kernel_log import KernelLog
@@ -235,7 +236,7 @@ class Gathering:
             return
         if self._readable_by != "kmsg":
             self._start(self._next_source(), case)
-        command = nvml.command() if first and (case.fault.device or "").startswith("cuda") else None
+        command = nvidia.report_command() if first and (case.fault.device or "").startswith("cuda") else None
         if command is not None:
             self._start("nvidia", case, command)
 
@@ -275,7 +276,7 @@ class Gathering:
                 continue
             del self._asked[name]
             if name == "nvidia":
-                self._nvidia_said(answer.why or nvml.cards(answer.text), cases)
+                self._nvidia_said(answer.why or nvidia.report(answer.text), cases)
             else:
                 self._log_said(name, answer.why or kernel_log.READERS[name](answer.text), cases, last=last)
 
@@ -296,7 +297,7 @@ class Gathering:
         )
 
     def _nvidia_said(self, said: list[dict[str, Any]] | str, cases: list[Case]) -> None:
-        cards = said if isinstance(said, str) else [{**card, "needs": nvml.needs(card)} for card in said]
+        cards = said if isinstance(said, str) else [{**card, "needs": nvidia.needs(card)} for card in said]
         for case in cases:
             add(case.folder, "counters.json", nvidia=cards)
 

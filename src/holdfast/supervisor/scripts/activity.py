@@ -16,6 +16,7 @@ import shutil
 import time
 from collections import deque
 
+from holdfast.devices import nvidia
 from holdfast.record.evidence.reader import Reader
 from holdfast.supervisor.scripts.script_processes import Kin
 
@@ -26,7 +27,7 @@ CPU_SHARE = 0.2
 GPU_SHARE = 0.05
 WINDOW = 10.0
 """Seconds it is judged over."""
-_USE = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+_USE = nvidia.query("utilization.gpu")
 
 
 class Activity:

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.record.evidence import nvml
+from holdfast.devices import nvidia
 
-SAID = Path(__file__).with_name("nvidia-smi.xml").read_text()
+SAID = (Path(__file__).parents[1] / "record/evidence/nvidia-smi.xml").read_text()
 
 
 def test_a_healthy_card() -> None:
-    cards = nvml.cards(SAID)
+    cards = nvidia.report(SAID)
     assert not isinstance(cards, str)
     (card,) = cards
     assert card["device"] == "0000:00:06.0"
     assert card["name"] == "NVIDIA H200"
     assert card["recovery_action"] == "None"
-    assert nvml.needs(card) is None
+    assert nvidia.needs(card) is None
     assert card["ecc"]["dram_uncorrectable"] == 0
     assert card["remapped_rows"] == {
         "corr": 0,
@@ -39,9 +39,9 @@ def test_a_card_that_needs_something() -> None:
     ).replace(
         "<clocks_event_reason_hw_thermal_slowdown>Not Active<", "<clocks_event_reason_hw_thermal_slowdown>Active<"
     )
-    cards = nvml.cards(text)
+    cards = nvidia.report(text)
     assert not isinstance(cards, str)
-    assert nvml.needs(cards[0]) == "Reboot"
+    assert nvidia.needs(cards[0]) == "Reboot"
     assert cards[0]["slowed_by"] == ["hw_thermal_slowdown"]
 
 
@@ -58,9 +58,9 @@ def test_a_card_that_needs_something() -> None:
     ],
 )
 def test_a_driver_that_says_nothing_useful(text: str, why: str) -> None:
-    assert nvml.cards(text) == why
+    assert nvidia.report(text) == why
 
 
 def test_there_may_be_no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert nvml.command() is None
+    assert nvidia.report_command() is None
