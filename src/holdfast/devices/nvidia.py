@@ -133,7 +133,8 @@ class _Place(ctypes.Structure):
 
     _fields_ = (
         ("old_bus_id", ctypes.c_char * 16), ("domain", ctypes.c_uint), ("bus", ctypes.c_uint),
-        ("device", ctypes.c_uint), ("device_id", ctypes.c_uint), ("subsystem_id", ctypes.c_uint), ("bus_id", ctypes.c_char * 32),
+        ("device", ctypes.c_uint), ("device_id", ctypes.c_uint),
+        ("subsystem_id", ctypes.c_uint), ("bus_id", ctypes.c_char * 32),
     )  # fmt: skip
 
 
