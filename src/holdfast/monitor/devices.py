@@ -5,8 +5,9 @@
     python -m holdfast.monitor.devices --every 2 --disk runs/x        one such JSON object a line, until nobody reads
 
 NVIDIA through its management library (devices/nvidia.py), AMD and Intel through the kernel's files, Apple through
-`ioreg`, the CPU through psutil where it is installed (`pip install 'holdfast[monitor]'`) and /proc where not. Unknown is
-None, never 0: no sensor is not cold. Asking a sick driver can hang, so a run asks from a child that nothing depends on.
+`ioreg`, the CPU through psutil where it is installed (`pip install 'holdfast[monitor]'`) and /proc where not.
+Unknown is None, never 0: no sensor is not cold. Asking a sick driver can hang, so a run asks from a child
+that nothing depends on.
 HOLDFAST_SENSORS names a JSON file whose values replace what is read: for tests of what happens at 90 °C.
 """
 
