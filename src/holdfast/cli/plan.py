@@ -110,7 +110,8 @@ def run(args: argparse.Namespace) -> int:
     if args.recorded:
         from holdfast.cli import recorded
 
-        return recorded.plan(args, wanted, output, wrong)
+        orders, _, world = surveyed(args, wrong)
+        return recorded.plan(args, orders[0].facts.path.name, world, output, wrong)
     if args.source:
         plan = dataclasses.replace(plans.load(Path(args.source)), wanted=wanted)
     else:

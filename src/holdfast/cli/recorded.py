@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from holdfast.devices.consultation import Opinion
     from holdfast.devices.findings import Finding
     from holdfast.devices.survey.records import Inventory
-    from holdfast.planning.decide import Wanted
     from holdfast.planning.world import World
 
 _SIGNS = {"error": "✗", "warning": "!", "note": "-"}
@@ -47,12 +46,10 @@ def show(args: argparse.Namespace, output: Output) -> int:
     return int(ExitCode.NO if bad else ExitCode.OK)
 
 
-def plan(args: argparse.Namespace, wanted: Wanted, output: Output, wrong: list[HoldfastError]) -> int:
+def plan(args: argparse.Namespace, script: str, world: World, output: Output, wrong: list[HoldfastError]) -> int:
     """`holdfast plan SCRIPT --recorded FOLDER`: what that machine could train on, what is in the way, what to do."""
-    from holdfast.cli.plan import surveyed
     from holdfast.planning import job_survey
 
-    orders, _, world = surveyed(args, wrong)
     with recorded.load(Path(args.recorded)) as there:
         here = there.inventory()
         found = inspection.of_inventory(here, there.env)
@@ -64,7 +61,7 @@ def plan(args: argparse.Namespace, wanted: Wanted, output: Output, wrong: list[H
         output.json({"recorded": there.name, "devices": devices, "steps": [*steps], "knowledge": known})
     else:
         width = min(doctor_text.WIDTH, max(output.out.width - 1, 40))
-        for line in plan_page(there.name, orders[0].facts.path.name, world, steps, width):
+        for line in plan_page(there.name, script, world, steps, width):
             output.print(without_control(line))
     for error in wrong:
         print_error(error, output.err)
