@@ -1,14 +1,13 @@
 """MOABB's own pipelines, by MOABB's own evaluation, on recordings that `holdfast train eeg-classify` reads as well.
 
-    python -m venv MOABB && MOABB/bin/pip install moabb          # an environment of its own: it is no dependency of ours
+    python -m venv MOABB && MOABB/bin/pip install moabb          # its own environment: no dependency of ours
     MOABB/bin/python benchmarks/moabb_side.py --data …/muse_bids --out moabb.json
 
-The pipelines are the four that MOABB names for the paradigm P300, with its own filter (1 to 24 Hz) and its AUROC. One of
-them, tangent space with an SVM, refuses these four electrodes as it comes (matrices that are not positive definite), so
-its covariances are shrunk (`oas`), as in the other two. A task
-of one person is `CrossSessionEvaluation` with each recording as a session: a recording is tested by what was trained on
-the others, as in `eeg-classify`. A task of several people is `CrossSubjectEvaluation`. Both see events as the set's
-events.tsv has them; nothing is downloaded.
+The pipelines are the four that MOABB names for the paradigm P300, with its own filter (1 to 24 Hz) and its AUROC. One
+of them, tangent space with an SVM, refuses these four electrodes as it comes (matrices that are not positive
+definite), so its covariances are shrunk (`oas`), as in the other two. A task of one person is `CrossSessionEvaluation`
+with each recording as a session: a recording is tested by what was trained on the others, as in `eeg-classify`. A task
+of several people is `CrossSubjectEvaluation`. Both see events as the set's events.tsv has them; nothing is downloaded.
 """
 
 from __future__ import annotations
