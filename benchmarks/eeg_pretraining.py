@@ -80,7 +80,9 @@ def simulated(lanes: Lanes, scratch: Path, seeds: int, quick: bool) -> dict[str,
 # Real -----------------------------------------------------------------------------------------------------------
 
 
-def real(lanes: Lanes, scratch: Path, seeds: int, quick: bool, data: Path) -> dict[str, Any]:
+def real(
+    lanes: Lanes, scratch: Path, seeds: int, quick: bool, data: Path, names: list[str], epochs: int
+) -> dict[str, Any]:
     """Pretraining on the people of the cueing task, then what another person's recordings are of."""
     os.environ["HOLDFAST_EEG_WINDOWS"] = str(scratch / "windows")
     others, person = scratch / "others", scratch / "person"
@@ -89,12 +91,12 @@ def real(lanes: Lanes, scratch: Path, seeds: int, quick: bool, data: Path) -> di
     words = ["eeg", "prepare", str(others), str(scratch / "cache"), "--kind", "pretrain", "--tasks", "cueing", "--json"]
     done = subprocess.run(command(*words), stdout=subprocess.PIPE, text=True, check=False)
     say(f"  windows for pretraining: {done.stdout[:300]}")
-    tasks = dict(list(REAL.items())[:1]) if quick else REAL
-    short = ["epochs=2"] if quick else []
+    tasks = {name: REAL[name] for name in (names[:1] if quick else names)}
+    short = ["epochs=2"] if quick else [f"epochs={epochs}"]
 
     def before(seed: int, lane: Lane) -> dict[str, Any]:
-        epochs = [f"pretrain_epochs={1 if quick else 12}"]
-        words = ["eeg-pretrain", f"data={scratch / 'cache'}", "tune=false", f"run.seed={seed}", *epochs]
+        words = ["eeg-pretrain", f"data={scratch / 'cache'}", "tune=false", f"run.seed={seed}"]
+        words.append(f"pretrain_epochs={1 if quick else 12}")
         return lane.train(words, scratch / f"before-{seed}")
 
     started = lanes.all([lambda lane, seed=seed: before(seed, lane) for seed in range(seeds)])
@@ -116,7 +118,7 @@ def real(lanes: Lanes, scratch: Path, seeds: int, quick: bool, data: Path) -> di
     first = [lambda lane, task=task: classify(task, 0, False, lane) for task in tasks]
     rest = [
         lambda lane, task=task, seed=seed, way=way: classify(task, seed, way, lane)
-        for task in tasks for seed in range(seeds) for way in (True, False) if (seed, way) != (0, False)
+        for seed in range(seeds) for task in tasks for way in (True, False) if (seed, way) != (0, False)
     ]  # fmt: skip
     rows = [*lanes.all(first), *lanes.all(rest)]
     good = [row for row in rows if "failed" not in row]
@@ -125,7 +127,8 @@ def real(lanes: Lanes, scratch: Path, seeds: int, quick: bool, data: Path) -> di
         for task in tasks for key in ("auroc", "balanced_accuracy")
     }  # fmt: skip
     failed = [row["failed"] for row in (*started, *rows) if "failed" in row]
-    return {"pairs": pairs, "pretraining": {"valid_loss": losses}, "runs": good, "failed": failed}
+    about = {"valid_loss": losses, "epochs": 12, "then": short}
+    return {"pairs": pairs, "pretraining": about, "runs": good, "failed": failed}
 
 
 def _part_of(data: Path, to: Path, wanted: Any) -> None:
@@ -169,6 +172,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=common.RESULTS)
     parser.add_argument("--part", choices=("simulated", "real"), required=True)
     parser.add_argument("--data", type=Path)
+    parser.add_argument("--tasks", default=",".join(REAL), help="of the real part")
+    parser.add_argument("--epochs", type=int, default=20, help="of the real part, after pretraining")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--lanes", type=int, default=0, help="runs at a time; 0: one for each core")
     parser.add_argument("--quick", action="store_true")
@@ -183,7 +188,7 @@ def main() -> None:
         if given.part == "simulated":
             measured = simulated(lanes, scratch, given.seeds, given.quick)
         else:
-            measured = real(lanes, scratch, given.seeds, given.quick, given.data)
+            measured = real(lanes, scratch, given.seeds, given.quick, given.data, given.tasks.split(","), given.epochs)
     measured["better"] = BETTER
     name = f"eeg-pretraining-{given.part}-cpu"
     write(given.out / f"{name}.json", name.removesuffix("-cpu"), measured, seconds=time.monotonic() - began)

@@ -54,6 +54,8 @@ examples:
   holdfast plan train.py lr=3e-4 --deadline 12h      the cheapest way that finishes in time
   holdfast plan detection --deadline 10m --budget 5  also consider rented GPUs, up to 5 dollars
   holdfast plan detection --why                      show where every number comes from
+  holdfast plan detection data=sample.yaml --times 1000
+      the time for a data set 1000 times as large
   holdfast plan detection --save plan.json           keep the measurements …
   holdfast plan --from plan.json --risk low          … and choose again without measuring
 
@@ -88,6 +90,9 @@ GPUs. `holdfast train` with the same script and arguments then follows the plan.
     how = parser.add_argument_group("measuring")
     how.add_argument("--measure", metavar="T", help="time for all measurements together (default: 30s)")
     how.add_argument("--steps", type=int, metavar="N", help="number of steps, if the script does not tell it")
+    how.add_argument(
+        "--times", type=int, default=1, metavar="N", help="the real data set is N times as large as the one given here"
+    )
     how.add_argument("--prices", metavar="FILE", help="your own prices, a CSV file: gpu,cloud,usd_per_hour")
     how.add_argument("--save", metavar="FILE", help="write the measurements to a file")
     how.add_argument("--from", dest="source", metavar="FILE", help="choose from a saved plan; runs nothing")
@@ -118,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         plan = _measured(args, wanted, output, wrong)
     rows = plan.rows()
     decided = plan.decided(rows)
-    kept = not args.source and not wrong and bool(plan.measurements)
+    kept = not args.source and not wrong and bool(plan.measurements) and plan.world.larger == 1
     if kept:
         plans.keep(plan)
     if args.save:
@@ -238,6 +243,11 @@ def surveyed(args: argparse.Namespace, wrong: list[HoldfastError]) -> tuple[list
         raise UsageError(
             "nothing to plan: no script was given", command="plan", tips=["name a script or a workload, or use --from"]
         )
+    if args.times < 1 or (args.times > 1 and args.steps):
+        cause = (
+            "it is 1 or more" if args.times < 1 else "with --steps, give the number of steps of the real job instead"
+        )
+        raise UserError(f"--times {args.times} cannot be", cause=cause)
     orders = orders_for(args.script, args.words, args.script_argv, args.device)
     settings = orders[0].settings
     presets, score = _forms(args.script, orders)
@@ -246,7 +256,7 @@ def surveyed(args: argparse.Namespace, wrong: list[HoldfastError]) -> tuple[list
     world = job_survey.look(
         jobs, [order.facts.parameters for order in orders], settings,
         prices=_prices(args.prices or settings.plan.prices, wrong), presets=presets, only=only, score=score,
-        steps=args.steps,
+        steps=args.steps, larger=args.times,
     )  # fmt: skip
     return orders, jobs, world
 

@@ -70,7 +70,8 @@ def _head(plan: Plan) -> str:
     if not seen:
         return f"Nothing of {_asked(plan)} could be measured here ({duration(plan.measured_s)})."
     ways = f" in {counted(where, 'way')}" if where > 1 else ""
-    return f"Measured {_asked(plan)} here: {counted(steps, 'step')}{ways}, {duration(plan.measured_s)}."
+    larger = f" Times are for {plan.world.larger:,} times the data." if plan.world.larger > 1 else ""
+    return f"Measured {_asked(plan)} here: {counted(steps, 'step')}{ways}, {duration(plan.measured_s)}.{larger}"
 
 
 def _asked(plan: Plan) -> str:
@@ -239,7 +240,10 @@ def _next(plan: Plan, rows: Sequence[Option], decided: Decided, called: dict[int
     other = next((p for p, row in enumerate(rows) if row.kind == "local" and p in called and p != decided.chosen), None)
     if other is not None:
         start(other)
-    commands.append((f"  {command(plan, 'plan', '--why')}", "every number, and where it came from"))
+    larger = ("--times", str(plan.world.larger)) if plan.world.larger > 1 else ()
+    if larger:  # these words train on the small set: no row of the table is that
+        commands = []
+    commands.append((f"  {command(plan, 'plan', *larger, '--why')}", "every number, and where it came from"))
     return table(commands, gap=6)
 
 
@@ -252,6 +256,7 @@ def as_json(plan: Plan, rows: Sequence[Option], decided: Decided) -> dict[str, A
     return {
         "asked": plan.asked,
         "words": list(plan.words),
+        "times_the_data": plan.world.larger,
         "options": [_option(rows, decided, called, place) for place in range(len(rows))],
         "chosen": chosen,
         "why": decided.why,

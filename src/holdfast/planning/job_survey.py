@@ -48,6 +48,7 @@ def look(
     only: str | None = None,
     score: tuple[float, str, str] | None = None,
     steps: int | None = None,
+    larger: int = 1,
 ) -> World:
     """Everything but the measurements."""
     names = [only] if only else inventory.candidates()
@@ -69,6 +70,7 @@ def look(
         score_basis=basis,
         past=tuple(history.recall(*(job.name for job in jobs))),
         steps=steps,
+        larger=larger,
         save_every_s=settings.checkpoint.every,
     )
 

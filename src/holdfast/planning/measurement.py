@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 MEASURED, PARTLY, FAILED = "measured", "partly", "failed"
@@ -84,6 +84,23 @@ class Measurement:
         if self.epochs is None:
             return None
         return self.epochs * (1 if self.batches is None else self.batches)
+
+
+def grown(found: Measurement, times: int) -> Measurement:
+    """The same for a set that is so many times as large: as many more steps in an epoch, and as much more of what goes
+    over the whole set (evaluation, the end, work that prepares it). A step and the rest of the set-up stay the same."""
+    if found.batches is None and found.epochs is not None:  # an epoch is one step
+        steps = {"step_s": None if found.step_s is None else times * found.step_s}
+    else:
+        steps = {"batches": None if found.batches is None else times * found.batches}
+    return replace(
+        found,
+        **steps,
+        between_s=None if found.between_s is None else times * found.between_s,
+        closing_s=None if found.closing_s is None else times * found.closing_s,
+        setup_s=None if found.setup_s is None else found.setup_s + (times - 1) * found.prepared_s,
+        prepared_s=0.0,
+    )
 
 
 def heard(words: Iterable[Mapping[str, Any]], began_s: float, **about: Any) -> Measurement:

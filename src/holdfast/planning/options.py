@@ -16,7 +16,7 @@ from dataclasses import replace
 from holdfast.base.human import duration
 from holdfast.planning import history, rented_options, unmeasured
 from holdfast.planning.estimate import Estimate, in_a_row, whole_run
-from holdfast.planning.measurement import PARTLY, Measurement
+from holdfast.planning.measurement import PARTLY, Measurement, grown
 from holdfast.planning.option import Option, Part
 from holdfast.planning.presets import AS_ASKED, Preset
 from holdfast.planning.prices import card
@@ -25,6 +25,9 @@ from holdfast.planning.world import Device, JobFacts, World
 
 def options(world: World, measurements: Sequence[Measurement]) -> list[Option]:
     """All rows, in the order in which they are shown."""
+    if world.larger > 1:  # runs that finished here were of the small set
+        measurements = [grown(each, world.larger) for each in measurements]
+        world = replace(world, past=())
     local = [row for device in world.devices for row in _of_device(world, device, measurements)]
     local.sort(key=lambda row: (bool(row.refused_by), row.rank, row.time_s or 0.0))
     taken, refused = [r for r in local if not r.refused_by], [r for r in local if r.refused_by]
@@ -248,6 +251,11 @@ def _origin(
         if each.epochs is not None:
             of = f" of {each.batches} steps" if each.batches else ""
             yield f"{name}{each.epochs} epochs{of}: the script says so"
+        if world.larger > 1:
+            yield (
+                f"{name}of a set {world.larger:,} times as large as the one that was measured (--times): steps,"
+                " evaluation, the end and the check of the data as many times, a step and the rest as measured"
+            )
         if each.tuned:
             yield f"{name}its tuner took: {each.tuned}"
         if each.pieces > 1:

@@ -86,4 +86,6 @@ class World:
     past: tuple[Past, ...] = ()
     steps: int | None = None
     """Where the script does not say how many it takes."""
+    larger: int = 1
+    """How many times as large as the set that was measured the real one is."""
     save_every_s: float = 60.0

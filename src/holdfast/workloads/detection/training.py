@@ -131,6 +131,9 @@ def train(
     compute = choice.loss(lambda b: loss_of(net, b), session.device)
     calm_from = epochs - round(calm * epochs) if mosaic else 0
     looks = Looks(max(0, evaluate_every) or now_and_then(len(part), len(still)), given=evaluate_every > 0)
+    if looks.every > 1 and not looks.given:
+        say = f"the validation set is scored every {looks.every} epochs and after the last"
+        print(f"{say}, to keep that under a fifth of the time (`evaluate_every=1`: each)", flush=True)
     found: Found = []
 
     for epoch in session.epochs(epochs):
@@ -142,6 +145,7 @@ def train(
             average.update_parameters(net)
         numbers = {"train_loss": losses.mean()}
         learned = time.monotonic()
+        looks.learned(learned - began)
         if looks.due(epoch, epochs):
             with session.evaluating():
                 found = find_all(averaged, still, session.device, choice)
@@ -150,6 +154,8 @@ def train(
             looks.took(time.monotonic() - learned, learned - began)
         session.log(**numbers)
 
+    if looks.learning_s:  # a worker that came for the report alone has learned nothing
+        print(looks.words(), flush=True)
     with session.evaluating():  # scores and pictures of many images take longer than a step may
         if not found:  # the worker that trained the last epoch is not this one
             found = find_all(averaged, still, session.device, choice)
