@@ -89,7 +89,7 @@ def test_slots_without_room_are_left_out_and_two_are_needed(monkeypatch: pytest.
     ready._thread.join()
     assert len(ready.slots()) == given
     if given == 1:
-        with pytest.raises(UserError, match="no room for .* of snapshots in memory"):
+        with pytest.raises(UserError, match=r"no room for .* of snapshots in memory"):
             ready.wait(set())
     else:
         ready.wait({0})
