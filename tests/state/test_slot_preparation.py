@@ -30,6 +30,9 @@ def test_large_slots_are_reserved_beside_the_script() -> None:
     arena = Arena.create(LARGE, slots=3, later=True)
     assert held(arena) == 3 * HEADER
     ready = Preparation(arena)
+    ready.wait({0})
+    assert 2 * LARGE <= held(arena) < 3 * LARGE, "the third takes no memory before it is needed"
+    ready.more()
     ready.wait({0, 1})
     assert held(arena) >= 3 * LARGE
     assert [slot.index for slot in ready.slots()] == [0, 1, 2]
@@ -85,6 +88,8 @@ def test_slots_without_room_are_left_out_and_two_are_needed(monkeypatch: pytest.
     monkeypatch.setattr(slot_preparation, "_populate", lambda: populate)
     arena = Arena.create(LARGE, slots=4, later=True)
     ready = Preparation(arena)
+    with ready._changed:
+        ready._want(4)
     assert ready._thread is not None
     ready._thread.join()
     assert len(ready.slots()) == given
@@ -93,6 +98,8 @@ def test_slots_without_room_are_left_out_and_two_are_needed(monkeypatch: pytest.
             ready.wait(set())
     else:
         ready.wait({0})
+        ready.more()
+        assert len(ready.slots()) == 2
     arena.close()
 
 

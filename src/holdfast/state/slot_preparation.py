@@ -3,10 +3,12 @@
     ready = Preparation(arena, lock=copies.lock_pages)     # a thread begins with the slot that is written first
     ready.slots()                                          # those that can be written without a wait
     ready.wait({0})                                        # until there is one beside slot 0; seconds waited
+    ready.more()                                           # all of them are in use: the next one, beside the script
 
 A slot of some gigabytes costs seconds when it is written for the first time: the system finds, clears and maps each of
-its pages, and CUDA locks them. Small slots cost nothing worth a thread. A slot that the system has no room for is left
-out: a run needs two. On systems that cannot do this ahead the first snapshot in a slot does it, as it always did.
+its pages, and CUDA locks them. Two slots do at first; more are made ready when those are in use, so a slot that nobody
+needs takes no memory. Small slots cost nothing worth a thread. A slot that the system has no room for is left out: a
+run needs two. On systems that cannot do this ahead the first snapshot in a slot does it, as it always did.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ class Preparation:
         self._ready: set[int] = set()
         self._why: OSError | None = None
         self._given_up = False
+        self._target = LEAST
+        """How many are wanted by now."""
         self._thread: threading.Thread | None = None
         if arena.capacity < LARGE:
             self._ready = {slot.index for slot in arena.slots}
@@ -65,6 +69,7 @@ class Preparation:
         began = time.perf_counter()
         with self._changed:
             while not self._ready - taken and not self.over:
+                self._want(len(self._ready) + 1)
                 self._changed.wait(0.1)
             if self.over and len(self._ready) < LEAST:
                 said = self._why.strerror if self._why is not None else None
@@ -72,6 +77,15 @@ class Preparation:
         waited = time.perf_counter() - began
         self.seconds["waited"] += waited
         return waited
+
+    def more(self) -> None:
+        """One more than are ready."""
+        with self._changed:
+            self._want(len(self._ready) + 1)
+
+    def _want(self, count: int) -> None:
+        self._target = max(self._target, count)
+        self._changed.notify_all()
 
     def said(self) -> dict[str, Any]:
         """What became of large slots, for the receipt; {} for small ones."""
@@ -82,7 +96,9 @@ class Preparation:
 
     def stop(self) -> None:
         """Before the slots are closed: nobody asks for their pages any more."""
-        self._given_up = True
+        with self._changed:
+            self._given_up = True
+            self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
 
@@ -91,6 +107,8 @@ class Preparation:
         hands = max(1, min(MOST_HANDS, (os.cpu_count() or 1) // 4))
         with ThreadPoolExecutor(hands) as pool:
             for slot in order:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._given_up or len(self._ready) < self._target)
                 if self._given_up:
                     return
                 try:

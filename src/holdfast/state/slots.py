@@ -278,9 +278,10 @@ class Arena:
             time.sleep(0.001)
         return min(unwanted or free, key=lambda slot: slot.words[_Word.SEQUENCE])
 
-    def has_room(self, busy: set[int], among: list[Slot] | None = None) -> bool:
-        """Whether `choose` would find a slot that nobody wants."""
-        return bool(_unwanted(self._free(busy, among)))
+    def has_room(self, busy: set[int], among: list[Slot] | None = None, *, plain: bool = False) -> bool:
+        """Whether `choose` would find a slot that nobody wants; `plain`: and none that was agreed on, or may be."""
+        free = _unwanted(self._free(busy, among))
+        return any(not slot.agreed and not slot.considered for slot in free) if plain else bool(free)
 
     def _free(self, busy: set[int], among: list[Slot] | None) -> list[Slot]:
         newest = self.newest()

@@ -174,6 +174,7 @@ class Snapshots:
             views.rng[name].copy_(source)
         self._copy(taken, views, loss, norm)
         self.last = taken
+        self._look_ahead(arena)
         self._versions = self.protected.versions()
         if taken.lazy:
             pairs = zip(self.protected.tensors(), self.protected.lazy(), strict=True)
@@ -418,6 +419,12 @@ class Snapshots:
             busy.discard(self._pending[0].slot.index)
             self._arrived()
         return arena.choose(busy, ready)
+
+    def _look_ahead(self, arena: Arena) -> None:
+        """The next take finds a slot that is ready; where all of those are in use, one more is made ready meanwhile."""
+        assert self._ready is not None
+        if not self._ready.over and not arena.has_room(self._in_use(arena), self._ready.slots(), plain=True):
+            self._ready.more()
 
     def _in_use(self, arena: Arena) -> set[int]:
         """Slots that are written to, and that of the last take: of two slots a savepoint makes room for the next."""
