@@ -1,4 +1,4 @@
-"""A large state behind cheap steps: 100 square layers and AdamW, 2 GB in 300 tensors by default; `width=2560` is 8 GB."""
+"""A large state behind cheap steps: 100 square layers and AdamW, 2 GB in 300 tensors; `width=2560` makes it 8 GB."""
 
 from __future__ import annotations
 
