@@ -123,3 +123,15 @@ def test_the_state_does_not_fit_into_memory(drive: Drive, reference: Drive) -> N
     assert said.data["where"] == "file"
     assert "snapshot.memory allows 1.0 MiB" in said.data["text"]
     assert not (run.folder / "slots").exists()
+
+
+def test_memory_for_two_slots(drive: Drive, reference: Drive) -> None:
+    """Then there are two, which is said, and a run survives the same with them: its checkpoints are whole, too."""
+    file = drive(settings={"snapshot.memory": "1MiB"})
+    (said,) = file.of("arena")
+    two = 2 * int(said.data["bytes"]) // 5
+    settings = {"snapshot.memory": f"{two}B", "snapshot.every": "1", "checkpoint.every": "0.05"}
+    run = drive(faults="sigkill@5,oom@9", settings=settings)
+    assert_exact(run, reference(), faults=2)
+    assert [each.data["slots"] for each in run.of("arena")] == [2], run.story()
+    assert run.of("checkpoint"), run.story()

@@ -131,11 +131,10 @@ def test_a_disk_that_keeps_something_else_is_noticed_at_once(
     """What comes back is not what was written: the checkpoint never gets its name, and those before it stay."""
     write = checkpoint.write_file
 
-    def faulty(inside: Folder, file: str, pieces: Any) -> list[str]:
-        hashed = write(inside, file, pieces)
+    def faulty(inside: Folder, file: str, *rest: Any) -> None:
+        write(inside, file, *rest)
         if file == name:
             damage(inside.path / file, -5)
-        return hashed
 
     monkeypatch.setattr(checkpoint, "write_file", faulty)
     with pytest.raises(OSError, match=f"what was read back from {name} is not what was written") as caught:

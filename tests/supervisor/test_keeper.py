@@ -43,15 +43,15 @@ for step in range(1, 1_000_000):
 """
 
 
-def commit(arena: Arena, step: int) -> None:
+def commit(arena: Arena, step: int, *, sequence: int = 0, **session: Any) -> None:
     """A snapshot whose every weight is its step, so that a mix of two shows."""
     slot = arena.choose(set())
-    slot.begin(step)
+    slot.begin(sequence or step)
     data = slot.payload(PLAN.total_bytes)
     data[: PLAN.data_start] = PLAN.header
     data[PLAN.span("model.weight")] = bytes([step % 251]) * WEIGHTS
-    data[PLAN.span(layout.META)] = PLAN.pack_meta({"parts": {"model": "module"}, "session": {"step": step}})
-    slot.commit(sequence=step, step=step, generation=0, size=PLAN.total_bytes)
+    data[PLAN.span(layout.META)] = PLAN.pack_meta({"parts": {"model": "module"}, "session": {"step": step, **session}})
+    slot.commit(sequence=sequence or step, step=step, generation=0, size=PLAN.total_bytes)
 
 
 def assert_whole(path: Path, step: int) -> None:
@@ -141,6 +141,39 @@ def test_the_same_snapshot_is_not_written_twice(kept: Kept) -> None:
     assert "path" in kept.save()["saved"]
 
 
+def test_the_end_of_a_run_is_not_written_twice(kept: Kept) -> None:
+    """The snapshot that a run ends with holds what its last epoch has left, at another place: the disk has it."""
+    commit(kept.arena, 7, at="epoch", epoch=1)
+    first = kept.save()["saved"]
+    commit(kept.arena, 7, sequence=8, at="end", epoch=1)
+    answer = kept.save(last=True, weights=["final"])
+    assert "path" not in answer["saved"] and answer["saved"]["weights_sha256"] and "not_saved" not in answer
+    assert_whole(Path(first["path"]), 7)
+    commit(kept.arena, 7, sequence=9, at="end", epoch=2)  # this is another state, if only by a count
+    assert "path" in kept.save(last=True)["saved"]
+
+
+@pytest.mark.parametrize(("ending", "written"), [(8, False), (7, True)])
+def test_a_checkpoint_that_the_end_of_the_run_overtakes_is_given_up(tmp_path: Path, ending: int, written: bool) -> None:
+    """Unless it is of the very step that the run ends with."""
+    arena = Arena.create(PLAN.total_bytes, slots=4)
+    commit(arena, 7)
+    ours, theirs = Channel.pair()
+    keeper = Keeper(theirs, tmp_path, 3)
+    keeper.arenas = [arena]
+    ours.send({"owed": []})
+    ours.send({"ending": ending})
+    answer = keeper._answer({"reason": "time", "weights": ["best"]})
+    assert ("path" in answer["saved"]) == written and "not_saved" not in answer
+    assert len(checkpoint.candidates(tmp_path / "checkpoints")) == int(written)
+    assert checkpoint.leftovers(tmp_path / "checkpoints") == []
+    assert (tmp_path / "best.safetensors").exists(), "weights are of their own worth"
+    assert [list(message) for message, _ in keeper.inbox] == [["owed"], ["ending"]], "what came meanwhile is heard"
+    ours.close()
+    theirs.close()
+    arena.close()
+
+
 def test_weights_and_their_digest(kept: Kept) -> None:
     commit(kept.arena, 9)
     answer = kept.save(weights=["best", "final"], checkpoint=False)
@@ -177,12 +210,11 @@ def test_a_snapshot_overwritten_while_it_is_copied_leaves_no_checkpoint(
     keeper.arenas = [arena]
     copy = checkpoint.write_file
 
-    def interrupted(folder: Folder, name: str, pieces: Any) -> list[str]:
-        written = copy(folder, name, pieces)
+    def interrupted(folder: Folder, name: str, *rest: Any) -> None:
+        copy(folder, name, *rest)
         newest = arena.newest()
         assert newest is not None
         arena.slots[newest.slot].begin(99)
-        return written
 
     for module in (checkpoint, weights_file):
         monkeypatch.setattr(module, "write_file", interrupted)

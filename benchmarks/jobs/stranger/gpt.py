@@ -51,6 +51,13 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
         return cross_entropy(found.flatten(0, 1), tokens[:, 1:].flatten())
 
 
+def fill(device: torch.device, percent: int) -> torch.Tensor | None:
+    """Take memory of the card until so much of it is left: somebody else is on it, too."""
+    free, total = torch.cuda.mem_get_info(device)
+    spare = free - total * percent // 100
+    return torch.empty(spare, dtype=torch.uint8, device=device) if spare > 0 else None
+
+
 def train(
     session: holdfast.Session,
     *,
@@ -62,6 +69,7 @@ def train(
     length: int = 1024,
     batch: int = 16,
     compile: int = 0,
+    left: int = 100,
     window: int = 5,
 ) -> None:
     torch.set_float32_matmul_precision("high")
@@ -74,6 +82,8 @@ def train(
     for _ in session.epochs(1):
         for samples in session.batches(data):
             loss = session.step(lambda b: loss_of(net, b[0]), samples)
+            if left < 100 and session.step_count == 3:
+                taken = fill(session.device, left)  # noqa: F841
             windows.step()
         session.log(train_loss=loss)
 
@@ -89,6 +99,7 @@ def bare(
     length: int,
     batch: int,
     compile: int,
+    left: int,
     window: int,
 ) -> None:
     torch.set_float32_matmul_precision("high")
@@ -97,7 +108,9 @@ def bare(
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=where.type == "cuda")
     net = torch.compile(model) if compile else model
     windows = Windows(times, where, window)
-    for (tokens,) in DataLoader(text(steps * batch, length), batch_size=batch, shuffle=True):
+    for number, (tokens,) in enumerate(DataLoader(text(steps * batch, length), batch_size=batch, shuffle=True)):
+        if left < 100 and number == 3:
+            taken = fill(where, left)  # noqa: F841
         optimizer.zero_grad()
         loss = loss_of(net, tokens.to(where))
         loss.backward()
@@ -108,4 +121,4 @@ def bare(
 
 if __name__ == "__main__":
     sizes = {"layers": 12, "width": 768, "heads": 12, "length": 1024, "batch": 16}
-    bare(**arguments(device="cpu", times="", steps=60, **sizes, compile=0, window=5))
+    bare(**arguments(device="cpu", times="", steps=60, **sizes, compile=0, left=100, window=5))

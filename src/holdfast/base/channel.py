@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import sys
 from collections.abc import Iterator, Sequence
@@ -72,6 +73,10 @@ class Channel:
         finally:
             self.sock.settimeout(None)
         return self._next()
+
+    def has_news(self) -> bool:
+        """Whether a message has arrived, or begins to."""
+        return bool(self._buffer) or bool(select.select([self.sock], [], [], 0)[0])
 
     def pending(self) -> Iterator[Message]:
         """Every message that has arrived; raises `Closed` once the other end is gone and all is read."""

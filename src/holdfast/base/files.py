@@ -73,6 +73,13 @@ def flush_to_disk(fd: int) -> None:
     os.fsync(fd)
 
 
+def begin_to_flush(fd: int, start: int, size: int) -> None:
+    """Let the disk begin with these bytes, without a wait: else it begins when somebody waits for all of them."""
+    if sys.platform == "linux" and hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, start, size, os.POSIX_FADV_DONTNEED)
+
+
 def forget_cached(fd: int) -> None:
     """Ask the system to drop its copy in memory, so that what is read next is what the disk gives."""
     if sys.platform == "linux" and hasattr(os, "posix_fadvise"):

@@ -131,6 +131,10 @@ class Folder:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _PLAIN
         return open(os.open(self._place(name), flags, 0o600, dir_fd=self._fd), "wb")
 
+    def change(self, name: str) -> BinaryIO:
+        """A plain file that is there, for reading and writing."""
+        return open(self._opened(name, os.O_RDWR), "r+b")
+
     def grow(self, name: str, *, make: bool = True, empty: bool = False) -> int:
         """A descriptor of a file that is appended to: a plain one, that has no other name and is ours."""
         fd = self._opened(name, os.O_RDWR | os.O_APPEND, make=make)

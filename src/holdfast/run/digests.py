@@ -12,21 +12,30 @@ make a new one.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
-from collections.abc import Iterable, Mapping
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from holdfast.base.files import flush_to_disk, forget_cached
+from holdfast.base.files import begin_to_flush, flush_to_disk, forget_cached
 from holdfast.base.folders import Folder
 from holdfast.run.folder import name_of, read_json
 
 FORMAT = 2
 CHUNK = 8 << 20
 """Bytes that are read, written and hashed at once."""
+FLUSH = 64 << 20
+"""Bytes after which the disk begins with what was written so far."""
+NICE = 10
 MAX_BYTES = 100_000_000
 """Of a digest.json: more tensors than the header of a safetensors file can name."""
 HEADER = "header"
@@ -137,21 +146,98 @@ class Digests:
         return cls(_count(record["step"]), origin, _text(record["created"]), pieces)
 
 
-def write_file(folder: Folder, name: str, pieces: Iterable[memoryview]) -> list[str]:
-    """Write a new file to the disk, and the SHA-256 of each piece."""
-    hashed = []
+def write_file(
+    folder: Folder, name: str, pieces: Iterable[memoryview], check: Callable[[], None] = lambda: None
+) -> None:
+    """Write a new file to the disk. `check` is called now and then, and may raise to end it."""
     with folder.create(name) as file:
+        at = flushed = 0
         for piece in pieces:
-            digest = hashlib.sha256()
             for start in range(0, len(piece), CHUNK):
-                chunk = piece[start : start + CHUNK]
-                digest.update(chunk)
-                file.write(chunk)
-            hashed.append(digest.hexdigest())
+                check()
+                at += file.write(piece[start : start + CHUNK])
+                if at - flushed >= FLUSH:
+                    begin_to_flush(file.fileno(), flushed, at - flushed)
+                    flushed = at
         file.flush()
         flush_to_disk(file.fileno())
         forget_cached(file.fileno())
-    return hashed
+
+
+def read_back(
+    folder: Folder,
+    name: str,
+    pieces: Sequence[memoryview],
+    *,
+    hands: int = 0,
+    check: Callable[[], None] = lambda: None,
+) -> list[str]:
+    """The SHA-256 of each piece as the disk gives it; Unlike if a byte is not the one that was written.
+
+    With several `hands` it takes as many threads. With none there is one, and it leaves the processor to others.
+    """
+    starts = [0, *itertools.accumulate(map(len, pieces))]
+    with folder.read(name) as file, ThreadPoolExecutor(max(1, hands), initializer=_aside(hands)) as pool:
+        reader = _Reader(file)
+        if os.fstat(file.fileno()).st_size != starts[-1]:
+            raise Unlike(name)
+        try:
+            jobs = [pool.submit(reader.compare, *each, check) for each in zip(pieces, starts[:-1], strict=True)]
+            found = [job.result() for job in jobs]
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+        forget_cached(file.fileno())  # it is read once; the data of the training may stay in memory
+    return found
+
+
+class Unlike(Exception):
+    """What was read back is not what was written."""
+
+
+class _Reader:
+    """A file that several threads read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._turn = threading.Lock()
+
+    def compare(self, piece: memoryview, start: int, check: Callable[[], None]) -> str:
+        digest = hashlib.sha256()
+        for at in range(0, len(piece), CHUNK):
+            check()
+            wanted = bytes(piece[at : at + CHUNK])
+            found = self._read(len(wanted), start + at)
+            if found != wanted:
+                raise Unlike
+            digest.update(found)
+        return digest.hexdigest()
+
+    def _read(self, size: int, at: int) -> bytes:
+        parts: list[bytes] = []
+        while size:
+            if hasattr(os, "pread"):
+                part = os.pread(self._file.fileno(), size, at)
+            else:
+                with self._turn:
+                    self._file.seek(at)
+                    part = self._file.read(size)
+            if not part:
+                break
+            parts.append(part)
+            size, at = size - len(part), at + len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _aside(hands: int) -> Callable[[], None]:
+    """For threads that work beside a training: where it wants the processor they get about a tenth of it."""
+
+    def step_aside() -> None:
+        if sys.platform == "linux" and hands == 0:
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+    return step_aside
 
 
 def digest_next(file: BinaryIO, size: int) -> tuple[int, str]:

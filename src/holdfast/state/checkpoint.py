@@ -24,7 +24,19 @@ from typing import Any, BinaryIO
 from holdfast.base.files import forget_cached, open_regular
 from holdfast.base.folders import Folder
 from holdfast.base.human import counted
-from holdfast.run.digests import CHUNK, HEADER, MAX_BYTES, BadDigests, Digests, Origin, Piece, digest_next, write_file
+from holdfast.run.digests import (
+    CHUNK,
+    HEADER,
+    MAX_BYTES,
+    BadDigests,
+    Digests,
+    Origin,
+    Piece,
+    Unlike,
+    digest_next,
+    read_back,
+    write_file,
+)
 from holdfast.run.events import Event, utc_now
 from holdfast.state import layout
 from holdfast.state.weights_file import write_weights as write_weights
@@ -90,10 +102,12 @@ def write(
     step: int,
     origin: Origin | None = None,
     check: Callable[[], None] = _nothing,
+    hands: int = 0,
 ) -> Checkpoint:
     """Write one checkpoint and read it back; what is not the same bytes never gets its final name.
 
-    `check` raises OSError if the payload changed while it was copied: a mix of two steps has a good digest too.
+    `check` raises OSError if the payload changed while it was copied: a mix of two steps has a good digest too. The
+    digests are of what the disk gives back, by as many threads as there are `hands`; 0 is one that steps aside.
     The folder that `folder` lies in is not made anew: a run folder that is gone was taken away by somebody.
     """
     final = f"{step:06d}"
@@ -104,11 +118,11 @@ def write(
         place.make(temporary)
         try:
             with place.below(temporary) as inside:
-                pieces = _write_state(inside, payload, check)
+                pieces = _write_state(inside, payload, check, hands)
                 check()
                 digests = Digests(step, origin, utc_now(), pieces)
                 write_file(inside, DIGEST, [memoryview(digests.sealed())])
-                _read_back(inside, digests)
+                _check_digests(inside, digests)
                 inside.sync()
             _put(place, temporary, final)
         except BaseException:
@@ -118,7 +132,7 @@ def write(
     return Checkpoint(folder / final, step, digests.size, digests.sha256)
 
 
-def _write_state(folder: Folder, payload: memoryview, check: Callable[[], None]) -> tuple[Piece, ...]:
+def _write_state(folder: Folder, payload: memoryview, check: Callable[[], None], hands: int) -> tuple[Piece, ...]:
     try:
         entries, start = layout.parse_header(payload)
     except layout.BadHeader:
@@ -128,18 +142,22 @@ def _write_state(folder: Folder, payload: memoryview, check: Callable[[], None])
     if stop != len(payload):
         raise layout.BadHeader(f"{len(payload) - stop} bytes belong to no tensor")
     spans = [(HEADER, 0, start), *((entry.name, start + entry.start, start + entry.stop) for entry in entries)]
-    hashed = write_file(folder, STATE, [payload[begin:end] for _, begin, end in spans])
+    pieces = [payload[begin:end] for _, begin, end in spans]
+    write_file(folder, STATE, pieces, check)
+    try:
+        hashed = read_back(folder, STATE, pieces, hands=hands, check=check)
+    except Unlike as error:
+        check()  # it may be another because it was overwritten meanwhile
+        raise OSError(errno.EIO, f"what was read back from {STATE} is not what was written") from error
     return tuple(Piece(name, end - begin, sha) for (name, begin, end), sha in zip(spans, hashed, strict=True))
 
 
-def _read_back(folder: Folder, digests: Digests) -> None:
+def _check_digests(folder: Folder, digests: Digests) -> None:
     try:
         if Digests.unseal(_read_digest(folder)) != digests:
             raise BadDigests("is another one")
-        _compare(folder, digests)
-    except (BadDigests, _Unlike) as error:
-        where = DIGEST if isinstance(error, BadDigests) else STATE
-        raise OSError(errno.EIO, f"what was read back from {where} is not what was written") from error
+    except BadDigests as error:
+        raise OSError(errno.EIO, f"what was read back from {DIGEST} is not what was written") from error
 
 
 def _put(place: Folder, temporary: str, final: str) -> None:

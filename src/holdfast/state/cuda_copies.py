@@ -176,11 +176,12 @@ class CudaCopies:
                 end()
 
     def lock_pages(self, slot: Slot) -> None:
-        """Page-lock a slot on first use: copies into it then run beside the step instead of blocking it."""
+        """Page-lock a slot: copies into it then run beside the step instead of blocking it. Called by any thread."""
         view = torch.frombuffer(slot.memory, dtype=torch.uint8)
         if view.data_ptr() in self._locked:
             return
-        error = torch.cuda.cudart().cudaHostRegister(view.data_ptr(), view.numel(), 0)
+        with torch.cuda.device(self.device):  # a thread of its own would lock them for the first card
+            error = torch.cuda.cudart().cudaHostRegister(view.data_ptr(), view.numel(), 0)
         if int(error) == 0:
             self._locked.add(view.data_ptr())
 

@@ -16,9 +16,10 @@ from typing import Any
 from holdfast.base import processes
 from holdfast.base.files import remove
 from holdfast.run.folder import RunFolder
+from holdfast.run.setting_groups import SnapshotSettings
 from holdfast.run.settings import Settings
 from holdfast.state import layout
-from holdfast.state.slots import HEADER, Arena, Commit, Slot, no_room
+from holdfast.state.slots import HEADER, LEAST, Arena, Commit, Slot, no_room
 
 SHARE = 0.5
 """Of the memory that is free, the part snapshots may take when nobody said otherwise."""
@@ -85,7 +86,7 @@ class Memory:
 
     def grow(self, capacity: int) -> Arena:
         """Slots of at least this size. Older ones stay until the new ones hold a commit."""
-        arena = self._make(capacity)
+        arena = self._make(capacity, later=True)
         newest = self.newest_slot()
         self._close([old for old in self.arenas if (newest is None or old is not newest[0]) and not self._wanted(old)])
         self.arenas.append(arena)
@@ -150,15 +151,22 @@ class Memory:
             self.arenas.remove(arena)
             arena.close()
 
-    def _make(self, capacity: int) -> Arena:
+    def _make(self, capacity: int, *, later: bool = False) -> Arena:
+        """As many slots as were asked for, or as memory has room for; files where it has none for two."""
         wanted = self.settings
-        need = wanted.slots * (capacity + HEADER)
-        why = self._no_memory_for(need)
-        if not self.portable and wanted.where != "file" and why is None:
+        each = capacity + HEADER
+        fitting, why = self._fitting(each)
+        count = min(wanted.slots, fitting)
+        if not self.portable and wanted.where != "file" and count >= LEAST:
             try:
-                return Arena.create(capacity, slots=wanted.slots)
+                arena = Arena.create(capacity, slots=count, later=later)
             except OSError as error:
                 why = str(error.strerror or error)
+            else:
+                if count < wanted.slots:
+                    self._say("arena", where="memory", bytes=count * each, slots=count, text=_fewer(count, wanted, why))
+                return arena
+        need = wanted.slots * each
         if wanted.where == "memory" and why is not None:
             raise no_room(need, f"in memory ({why})")
         if need > shutil.disk_usage(self.folder.parent).free:
@@ -170,14 +178,22 @@ class Memory:
         except OSError as error:
             raise no_room(need, f"in {self.folder} ({error.strerror or error})") from None
 
-    def _no_memory_for(self, need: int) -> str | None:
-        limit = self.settings.memory
+    def _fitting(self, each: int) -> tuple[int, str | None]:
+        """How many slots of `each` bytes memory may take, and why not all that are wanted."""
+        need, limit = self.settings.slots * each, self.settings.memory
         if isinstance(limit, int):
-            return None if need <= limit else f"{_mib(need)} are needed, snapshot.memory allows {_mib(limit)}"
+            why = f"{_mib(need)} are needed, snapshot.memory allows {_mib(limit)}"
+            return limit // each, why if need > limit else None
         available = processes.available_memory()
-        if available is None or need <= available * SHARE:
-            return None
-        return f"{_mib(need)} are needed, {_mib(available)} are free"
+        if available is None:
+            return self.settings.slots, None
+        spare = int(available * SHARE)
+        return spare // each, f"{_mib(need)} are needed, {_mib(available)} are free" if need > spare else None
+
+
+def _fewer(count: int, wanted: SnapshotSettings, why: str | None) -> str:
+    said = f"memory for {count} of {wanted.slots} slots: {why}"
+    return said if count > LEAST else f"{said}; nothing is committed while a checkpoint is written"
 
 
 def _copy(arena: Arena, commit: Commit, target: Slot) -> None:

@@ -30,6 +30,10 @@ from holdfast.base.files import remove
 from holdfast.base.folders import Folder, open_growing
 
 HEADER = 4096
+LARGE = 64 << 20
+"""Bytes of a slot in memory from which on its pages are reserved by who writes to it, beside the script."""
+LEAST = 2
+"""Slots without which there is no snapshot: the newest, and the one that is written."""
 PATIENCE = 0.2
 """Seconds a worker waits for a slot somebody holds before it takes it anyway: a keeper may have died with it."""
 _MAGIC = 0x484F4C44534C4F54  # "HOLDSLOT"
@@ -91,6 +95,11 @@ class Slot:
         self.fd = fd
         self.path = path
         self.words = memoryview(memory)[:HEADER].cast("q")
+
+    @property
+    def age(self) -> int:
+        """The lower, the longer ago it was written to; 0 if never."""
+        return int(self.words[_Word.SEQUENCE])
 
     def begin(self, sequence: int) -> None:
         """Mark the slot as being written: from here until `commit` it does not exist for readers."""
@@ -206,17 +215,21 @@ class Arena:
         self.where = where
 
     @classmethod
-    def create(cls, capacity: int, *, slots: int, folder: Path | None = None, named: bool = False) -> Arena:
+    def create(
+        cls, capacity: int, *, slots: int, folder: Path | None = None, named: bool = False, later: bool = False
+    ) -> Arena:
         """Reserve `slots` x `capacity` bytes: in memory, or in files under `folder`.
 
-        Reserving first turns "no room" into an error here instead of a SIGBUS in the middle of a step.
+        Reserving first turns "no room" into an error here instead of a SIGBUS in the middle of a step. That takes
+        seconds for large slots; with `later`, slot_preparation.py does it for those in memory, before they are used.
         Files are unlinked at once where descriptors can be passed on; `named` keeps them for processes that
         must open them by path.
         """
         made: list[Slot] = []
+        first = HEADER if later and folder is None and capacity >= LARGE else HEADER + capacity
         try:
             for index in range(slots):
-                fd, path = _reserve(HEADER + capacity, index, folder, named)
+                fd, path = _reserve(HEADER + capacity, index, folder, named, first)
                 made.append(Slot(index, mmap.mmap(fd, HEADER + capacity), fd, path))
         except OSError:
             for slot in made:
@@ -253,17 +266,27 @@ class Arena:
         commits = [commit for slot in self.slots if (commit := slot.read()) is not None]
         return max(commits, key=lambda commit: commit.sequence, default=None)
 
-    def choose(self, busy: set[int]) -> Slot:
+    def choose(self, busy: set[int], among: list[Slot] | None = None) -> Slot:
         """A slot to write: not the newest, not `busy` with a copy in flight, not wanted by others; the oldest.
 
-        Where others want all that is left, they get a moment; then the worker goes on, and they will notice.
+        Where others want all that is left, they get a moment; then the worker goes on, and they will notice. `among`
+        are those that are ready to be written.
         """
-        newest = self.newest()
-        free = [s for s in self.slots if s.index not in busy and (newest is None or s.index != newest.slot)]
+        free = self._free(busy, among)
         deadline = time.monotonic() + PATIENCE
         while not (unwanted := _unwanted(free)) and time.monotonic() < deadline:
             time.sleep(0.001)
         return min(unwanted or free, key=lambda slot: slot.words[_Word.SEQUENCE])
+
+    def has_room(self, busy: set[int], among: list[Slot] | None = None, *, plain: bool = False) -> bool:
+        """Whether `choose` would find a slot that nobody wants; `plain`: and none that was agreed on, or may be."""
+        free = _unwanted(self._free(busy, among))
+        return any(not slot.agreed and not slot.considered for slot in free) if plain else bool(free)
+
+    def _free(self, busy: set[int], among: list[Slot] | None) -> list[Slot]:
+        newest = self.newest()
+        possible = self.slots if among is None else among
+        return [s for s in possible if s.index not in busy and (newest is None or s.index != newest.slot)]
 
     def find(self, sequence: int) -> Slot | None:
         """The slot that holds this snapshot still, be it a savepoint."""
@@ -293,7 +316,8 @@ def _unwanted(free: list[Slot]) -> list[Slot]:
     return plain or [slot for slot in quiet if not slot.agreed] or quiet
 
 
-def _reserve(size: int, index: int, folder: Path | None, named: bool) -> tuple[int, Path | None]:
+def _reserve(size: int, index: int, folder: Path | None, named: bool, first: int) -> tuple[int, Path | None]:
+    """A file of this size; the first bytes of it are reserved."""
     if folder is None:
         fd = _memory_fd(index)
         path = None
@@ -306,10 +330,10 @@ def _reserve(size: int, index: int, folder: Path | None, named: bool) -> tuple[i
                 place.unlink(path.name)
                 path = None
     try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, size)
-        else:
+        if first < size or not hasattr(os, "posix_fallocate"):
             os.truncate(fd, size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, first)
     except OSError:
         os.close(fd)
         if path is not None:

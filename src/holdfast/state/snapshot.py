@@ -28,9 +28,12 @@ from holdfast.state import layout as layouts
 from holdfast.state.cuda_copies import Copies, copies_for
 from holdfast.state.protected import Protected, view_bytes
 from holdfast.state.rng import capture_rng, rng_specs
-from holdfast.state.slots import HEADER, Arena, Slot
+from holdfast.state.slot_preparation import Preparation
+from holdfast.state.slot_views import RNG as RNG
+from holdfast.state.slot_views import Views as Views
+from holdfast.state.slot_views import make_views
+from holdfast.state.slots import LEAST, Arena, Slot
 
-RNG = "holdfast.rng."
 NO_LOSS = layouts.NO_LOSS
 
 
@@ -94,20 +97,6 @@ PATIENCE_WITH_SCALER = 20
 """Losses in a row that are not finite before a GradScaler's skipping is no explanation any more."""
 
 
-@dataclass(slots=True)
-class Views:
-    """A slot seen as tensors, for one layout."""
-
-    plan: layouts.Layout
-    device: list[Tensor]
-    host: list[Tensor]
-    rng: dict[str, Tensor]
-    loss: Tensor
-    data: Tensor
-    """All bytes after the header."""
-    meta: slice = field(default_factory=lambda: slice(0))
-
-
 class Snapshots:
     """Every snapshot of one worker."""
 
@@ -119,6 +108,7 @@ class Snapshots:
         self.device = device
         self.last: Taken | None = None
         self._arena: Arena | None = None
+        self._ready: Preparation | None = None
         self._plan: layouts.Layout | None = None
         self._order: list[int] = []
         self._base: list[Tensor] = []
@@ -184,6 +174,7 @@ class Snapshots:
             views.rng[name].copy_(source)
         self._copy(taken, views, loss, norm)
         self.last = taken
+        self._look_ahead(arena)
         self._versions = self.protected.versions()
         if taken.lazy:
             pairs = zip(self.protected.tensors(), self.protected.lazy(), strict=True)
@@ -232,9 +223,14 @@ class Snapshots:
 
     @property
     def busy(self) -> bool:
-        """A copy is still on its way: another one would have to wait for it."""
+        """A take would have to wait: for a copy on its way, or for a slot that is ready and that nobody wants."""
         self.poll()
-        return bool(self._pending)
+        if self._pending:
+            return True
+        arena, ready = self._arena, self._ready
+        if arena is None or ready is None:
+            return False
+        return not arena.has_room(self._in_use(arena), ready.slots())
 
     # -- arrival -------------------------------------------------------------------------------------------
 
@@ -397,7 +393,10 @@ class Snapshots:
             self._live = [tensors[index] for index in self._order]
 
     def _use(self, arena: Arena) -> None:
+        if self._ready is not None:
+            self._ready.stop()
         self._arena = arena
+        self._ready = Preparation(arena, None if self._copies is None else self._copies.lock_pages)
         self._views.clear()
         for slot in arena.slots:
             self._sequence = max(self._sequence, (int(slot.words[1]) + 1) // 2)
@@ -411,20 +410,35 @@ class Snapshots:
         self._sequence = max(self._sequence, sequence)
 
     def _free_slot(self, arena: Arena) -> Slot:
-        busy = {taken.slot.index for taken in self._pending if taken.slot in arena.slots}
-        if self.last is not None and self.last.slot in arena.slots:
-            busy.add(self.last.slot.index)
-        while len(busy) >= len(arena.slots) - 1 and self._pending:
+        assert self._ready is not None
+        busy, newest = self._in_use(arena), arena.newest()
+        self._laying_s += self._ready.wait(busy if newest is None else {*busy, newest.slot})
+        ready = self._ready.slots()
+        while len(busy) >= len(ready) - 1 and self._pending:
             self._pending[0].event.synchronize()
             busy.discard(self._pending[0].slot.index)
             self._arrived()
-        return arena.choose(busy)
+        return arena.choose(busy, ready)
+
+    def _look_ahead(self, arena: Arena) -> None:
+        """The next take finds a slot that is ready; where all of those are in use, one more is made ready meanwhile."""
+        assert self._ready is not None
+        if not self._ready.over and not arena.has_room(self._in_use(arena), self._ready.slots(), plain=True):
+            self._ready.more()
+
+    def _in_use(self, arena: Arena) -> set[int]:
+        """Slots that are written to, and that of the last take: of two slots a savepoint makes room for the next."""
+        busy = {taken.slot.index for taken in self._pending if taken.slot in arena.slots}
+        last = self.last
+        if last is not None and last.slot in arena.slots and (last.resumable or len(arena.slots) > LEAST):
+            busy.add(last.slot.index)
+        return busy
 
     def _slot_views(self, slot: Slot, plan: layouts.Layout) -> Views:
         views = self._views.get(slot.index)
         if views is None or views.plan is not plan:
             began = time.perf_counter()
-            views = _make_views(slot, plan)
+            views = make_views(slot, plan)
             if self._copies is not None:
                 self._copies.lock_pages(slot)
             self._views[slot.index] = views
@@ -436,6 +450,10 @@ class Snapshots:
         seconds, self._laying_s = self._laying_s, 0.0
         return seconds
 
+    def slots_said(self) -> dict[str, Any]:
+        """How large slots were made ready; {} for small ones."""
+        return {} if self._ready is None else self._ready.said()
+
     def waited(self) -> float:
         """Seconds that the device spent on copies since this was asked last."""
         return 0.0 if self._copies is None else self._copies.spent()
@@ -444,23 +462,6 @@ class Snapshots:
         """Memory of the device is short: from the next take on the state is copied out without a buffer there."""
         if self._copies is not None and self._copies.make_room():
             self._plan = None
-
-
-def _make_views(slot: Slot, plan: layouts.Layout) -> Views:
-    slot.memory[HEADER : HEADER + plan.data_start] = plan.header
-    whole = torch.frombuffer(slot.memory, dtype=torch.uint8, offset=HEADER, count=plan.total_bytes)
-    data = whole[plan.data_start :]
-    meta = plan.span(layouts.META)
-    extra = {e.name: view_bytes(data[e.start : e.stop], e.dtype, e.shape) for e in plan.extra}
-    return Views(
-        plan=plan,
-        device=[view_bytes(data[e.start : e.stop], e.dtype, e.shape) for e in plan.live],
-        host=[tensor for name, tensor in extra.items() if not name.startswith(RNG)],
-        rng={name: tensor for name, tensor in extra.items() if name.startswith(RNG)},
-        loss=whole[plan.span(layouts.LOSS)].view(torch.float32),
-        data=data,
-        meta=slice(HEADER + meta.start, HEADER + meta.stop),
-    )
 
 
 # -- reading ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from holdfast.base.files import forget_cached, open_regular
+from holdfast.base.files import flush_to_disk, forget_cached, open_regular
 from holdfast.base.folders import Folder
 from holdfast.run.digests import CHUNK, Origin, write_file
 from holdfast.state import layout
@@ -43,25 +43,52 @@ def write_weights(
     said |= {} if step is None else {"step": str(step)}
     said |= {} if best is None else {"best": layout.dump_json(dict(best))}
     header, spans = layout.weights_only(payload, metadata=said)
-    pieces = [payload[start:stop] for start, stop in spans]
-    digest = hashlib.sha256(header)
-    for piece in pieces:
-        digest.update(piece)
-    sealed = header.replace(_NO_DIGEST, digest.hexdigest().encode(), 1)
+    pieces = [memoryview(header), *(payload[start:stop] for start, stop in spans)]
     temporary = f".{path.name}.{os.getpid()}.tmp"
     with Folder.at(path.parent) as folder:
         folder.discard(temporary)
         try:
-            write_file(folder, temporary, [memoryview(sealed), *pieces])
+            write_file(folder, temporary, pieces, check)
+            digest = _digest(folder, temporary, pieces, check)
             check()
-            why = check_weights(path.with_name(temporary))
-            if why is not None:
+            if digest is None or not _seal(folder, temporary, header, digest):
                 raise OSError(errno.EIO, f"what was read back from {path.name} is not what was written")
             folder.rename(temporary, path.name)
         except BaseException:
             folder.discard(temporary)
             raise
         folder.sync()
+
+
+def _digest(folder: Folder, name: str, pieces: list[memoryview], check: Callable[[], None]) -> str | None:
+    """Of the whole file as the disk gives it; None if a byte is not the one that was written."""
+    digest = hashlib.sha256()
+    with folder.read(name, buffering=CHUNK) as file:
+        for piece in pieces:
+            for start in range(0, len(piece), CHUNK):
+                check()
+                wanted = bytes(piece[start : start + CHUNK])
+                found = file.read(len(wanted))
+                if found != wanted:
+                    check()  # it may be another because it was overwritten meanwhile
+                    return None
+                digest.update(found)
+        whole = not file.read(1)
+        forget_cached(file.fileno())
+    return digest.hexdigest() if whole else None
+
+
+def _seal(folder: Folder, name: str, header: bytes, digest: str) -> bool:
+    """Put the digest into its place; False if the disk gives back something else."""
+    at = header.index(_NO_DIGEST)
+    with folder.change(name) as file:
+        file.seek(at)
+        file.write(digest.encode())
+        file.flush()
+        flush_to_disk(file.fileno())
+        forget_cached(file.fileno())
+    with folder.read(name) as file:
+        return file.read(len(header)) == header.replace(_NO_DIGEST, digest.encode(), 1)
 
 
 def check_weights(path: Path, origin: Origin | None = None) -> str | None:

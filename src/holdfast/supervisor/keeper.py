@@ -15,6 +15,10 @@ import shutil
 import signal
 import sys
 import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +43,20 @@ _SPARE = 64 << 10
 """Bytes for the digests and the file system's own books."""
 
 
+class Superseded(Exception):
+    """The run is over, and the snapshot of its end is saved instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A snapshot that is on disk."""
+
+    sequence: int
+    step: int
+    size: int
+    path: Path
+
+
 class Keeper:
     """The keeper's side of the conversation."""
 
@@ -47,13 +65,20 @@ class Keeper:
         self.run = run
         self.keep = keep
         self.arenas: list[Arena] = []
-        self.saved_sequence = -1
+        self.saved: Saved | None = None
+        """The newest checkpoint in the run's own folder."""
+        self.inbox: deque[tuple[dict[str, Any], list[int]]] = deque()
+        """Messages that came while something was written."""
         self.board: Board | None = None
         self.scratch: Scratch | None = None
         self.owed: list[dict[str, Any]] = []
         """Saves of snapshots that are held, which the supervisor will ask for unless it dies."""
         self.info: dict[str, Any] = {}
         """run.json, for the time when it cannot be read."""
+
+    @property
+    def saved_sequence(self) -> int:
+        return -1 if self.saved is None else self.saved.sequence
 
     @property
     def origin(self) -> Origin | None:
@@ -63,7 +88,7 @@ class Keeper:
         """Answer until told to quit or until the supervisor is gone."""
         try:
             while True:
-                message, fds = self.channel.receive()
+                message, fds = self.inbox.popleft() if self.inbox else self.channel.receive()
                 if "arenas" in message:
                     self._adopt(message, fds)
                 elif "board" in message:
@@ -145,31 +170,68 @@ class Keeper:
         written, refused = False, None
         if not run.is_dir():
             return None, _gone()
-        news = commit.sequence != self.saved_sequence or run != self.run
-        if request.get("checkpoint", True) and commit.resumable and news:
+        last, weights = bool(request.get("last")), request.get("weights", [])
+        news = run != self.run or not self._is_saved(slot, commit)
+        with ThreadPoolExecutor(1) as beside:
+            sha256 = beside.submit(layout.weights_sha256, payload) if weights and last else None
+            if request.get("checkpoint", True) and commit.resumable and news:
+                try:
+                    made = self._write_checkpoint(run, payload, commit, check, last=last)
+                    report["path"], report["sha256"] = str(made.path), made.sha256
+                    written = True
+                except Superseded:
+                    report["superseded"] = True
+                except (OSError, layout.BadHeader) as error:
+                    refused = _as_os_error(error) if run.is_dir() else _gone()
             try:
-                made = self._write_checkpoint(run, payload, commit, check, last=bool(request.get("last")))
-                report["path"], report["sha256"] = str(made.path), made.sha256
-                written = True
+                for name in weights:
+                    path = run / f"{name}.safetensors"
+                    best = request.get("best") if name == "best" else None
+                    write_weights(path, payload, step=commit.step, best=best, origin=self.origin, check=check)
+                if weights:
+                    report["weights_sha256"] = layout.weights_sha256(payload) if sha256 is None else sha256.result()
+                    check()
             except (OSError, layout.BadHeader) as error:
-                refused = _as_os_error(error) if run.is_dir() else _gone()
-        try:
-            for name in request.get("weights", []):
-                path = run / f"{name}.safetensors"
-                best = request.get("best") if name == "best" else None
-                write_weights(path, payload, step=commit.step, best=best, origin=self.origin, check=check)
-            if request.get("weights"):
-                report["weights_sha256"] = layout.weights_sha256(payload)
-                check()
-        except (OSError, layout.BadHeader) as error:
-            return report if written else None, _as_os_error(error)
-        return None if refused is not None and not request.get("weights") else report, refused
+                return report if written else None, _as_os_error(error)
+        return None if refused is not None and not weights else report, refused
+
+    def _is_saved(self, slot: Slot, commit: Commit) -> bool:
+        """Whether the newest checkpoint holds this state: it is this snapshot, or one that differs in its place alone.
+
+        A run ends with a snapshot of the state that the end of its last epoch has left. Going on from either comes to
+        the same.
+        """
+        saved = self.saved
+        if saved is None or commit.sequence == saved.sequence:
+            return saved is not None
+        if (commit.step, commit.size) != (saved.step, saved.size) or not saved.path.is_dir():
+            return False
+        other = next((found for arena in self.arenas if (found := arena.find(saved.sequence)) is not None), None)
+        if other is None:
+            return False
+        before = other.read()
+        same = layout.same_state(slot.payload(commit.size), other.payload(commit.size))
+        return same and before is not None and before.sequence == saved.sequence and other.read() == before
+
+    def _still_wanted(self, commit: Commit, check: Callable[[], None]) -> None:
+        """Called while a checkpoint is written that is not the last one: the run may have come to its end."""
+        check()
+        with contextlib.suppress(Closed):  # heard again when this is done
+            while self.channel.has_news():
+                self.inbox.append(self.channel.receive())
+        ending = next((message["ending"] for message, _ in self.inbox if "ending" in message), None)
+        if ending is not None and ending != commit.step:
+            raise Superseded
 
     def _write_checkpoint(
-        self, run: Path, payload: memoryview, commit: Commit, check: Any, *, last: bool
+        self, run: Path, payload: memoryview, commit: Commit, check: Callable[[], None], *, last: bool
     ) -> checkpoint.Checkpoint:
         folder = run / "checkpoints"
-        write = partial(checkpoint.write, folder, payload, step=commit.step, origin=self.origin, check=check)
+        hands = os.cpu_count() or 1 if last else 0  # nobody trains any more
+        wanted = check if last else partial(self._still_wanted, commit, check)
+        write = partial(
+            checkpoint.write, folder, payload, step=commit.step, origin=self.origin, check=wanted, hands=hands
+        )
         try:
             self._expect_room(run, commit.size)
             written = write()
@@ -180,7 +242,7 @@ class Keeper:
             self._expect_room(run, commit.size)
             written = write()
         if run == self.run:
-            self.saved_sequence = commit.sequence
+            self.saved = Saved(commit.sequence, commit.step, commit.size, written.path)
         checkpoint.prune(folder, keep=self.keep, newest=commit.step)
         return written
 

@@ -271,6 +271,7 @@ class Keeping:
         deadline = time.monotonic() + PATIENCE
         self._ending = True
         try:
+            self._tell_ending()
             reports = self._drain(deadline, hurry)
             held = [wish for wish in self._refused if wish["weights"] and wish["sequence"] is not None]
             self._refused = []
@@ -281,6 +282,13 @@ class Keeping:
             return reports + self._drain(deadline, hurry)
         finally:
             self._ending = False
+
+    def _tell_ending(self) -> None:
+        """A checkpoint that is being written now is of an older step, as a rule: then it is not waited for."""
+        newest = self.memory.newest()
+        if self._busy is not None and self.channel is not None and newest is not None:
+            with contextlib.suppress(Closed):
+                self.channel.send({"ending": newest.step})
 
     def _drain(self, deadline: float, hurry: Callable[[], bool]) -> list[Report]:
         reports = []

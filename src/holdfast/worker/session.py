@@ -627,7 +627,7 @@ class Session:
     def _tell_cadence(self, *, last: bool = False) -> None:
         news = self._ground.cadence.news(last=last)
         if news is not None:
-            self._ground.link.send("cadence", **news)
+            self._ground.link.send("cadence", **news, **self._ground.snapshots.slots_said())
 
     def _finish(self) -> None:
         """The script's `train` has returned: the last commit."""
