@@ -156,6 +156,7 @@ class _Writer:
             if getattr(getattr(inner, "__code__", None), "co_flags", 0) & __future__.annotations.compiler_flag:
                 self._future = True
             _check_closure(inner, own)
+            _check_defaults(inner, text, space)
             self._blocks.append(text.rstrip() + "\n")
         if own != name:
             self._bound[name] = value
@@ -341,6 +342,33 @@ def _check_closure(inner: Any, name: str) -> None:
             cause=f"it uses {', '.join(inner.__code__.co_freevars)} of the function around it",
             hints=["make these arguments of it"],
         )
+
+
+_SIMPLE = (
+    ast.expr_context, ast.operator, ast.unaryop, ast.Constant, ast.Name, ast.Attribute, ast.BinOp, ast.UnaryOp, ast.Tuple,
+    ast.List, ast.Dict,
+)  # fmt: skip
+"""A default made of these alone can be computed again to look at it: it calls nothing."""
+
+
+def _check_defaults(inner: Any, text: str, space: dict[str, Any]) -> None:
+    """`def train(session, lr=LR)` took LR when its cell ran, and the worker would take the LR of now."""
+    tree = ast.parse(text).body[0]
+    if not isinstance(inner, types.FunctionType) or not isinstance(tree, ast.FunctionDef):
+        return
+    has = {name: each.default for name, each in inspect.signature(inner, follow_wrapped=False).parameters.items()}
+    arguments = [*tree.args.posonlyargs, *tree.args.args]
+    nodes = dict(zip([each.arg for each in arguments][::-1], tree.args.defaults[::-1], strict=False))
+    nodes |= {each.arg: node for each, node in zip(tree.args.kwonlyargs, tree.args.kw_defaults, strict=True) if node}
+    for name, node in nodes.items():
+        if all(isinstance(each, _SIMPLE) for each in ast.walk(node)):
+            now = literal(eval(compile(ast.Expression(node), "<notebook>", "eval"), space))
+            if now != literal(has[name]):
+                raise UserError(
+                    f"the default of `{name}` in `{inner.__name__}` was {literal(has[name])} when its cell ran; "
+                    f"now `{ast.unparse(node)}` is {now}",
+                    hints=["run the cell of the function again"],
+                )
 
 
 def _cannot(name: str, value: object, user: str, *, long: bool) -> UserError:

@@ -18,7 +18,14 @@ _WORDS = (bool, int, str, bytes, complex, type(None), type(...))
 
 
 def literal(value: object) -> str | None:
-    """Python code that makes an equal value of the same type, with nothing but builtins and `pathlib`."""
+    """Python code that makes an equal value of the same type, with nothing but builtins, `pathlib` and `torch`."""
+    try:
+        return _literal(value)
+    except RecursionError:  # a list that holds itself
+        return None
+
+
+def _literal(value: object) -> str | None:
     kind = type(value)
     if kind is float:
         return repr(value) if math.isfinite(value) else f"float({str(value)!r})"  # type: ignore[arg-type]
@@ -31,7 +38,7 @@ def literal(value: object) -> str | None:
     if kind in (list, tuple, set, frozenset):
         return _sequence(value, kind)  # type: ignore[arg-type]
     if kind is dict:
-        pairs = [(literal(key), literal(inner)) for key, inner in value.items()]  # type: ignore[attr-defined]
+        pairs = [(_literal(key), _literal(inner)) for key, inner in value.items()]  # type: ignore[attr-defined]
         if any(key is None or inner is None for key, inner in pairs):
             return None
         return "{" + ", ".join(f"{key}: {inner}" for key, inner in pairs) + "}"
@@ -46,7 +53,7 @@ def _path(value: PurePath) -> PurePath:
 
 def _sequence(value: Any, kind: type) -> str | None:
     ordered = sorted(value, key=repr) if kind in (set, frozenset) else value
-    inner = [literal(each) for each in ordered]
+    inner = [_literal(each) for each in ordered]
     if any(each is None for each in inner):
         return None
     words = ", ".join(str(each) for each in inner)
