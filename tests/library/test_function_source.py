@@ -1,4 +1,4 @@
-"""A function of a notebook as a script: what is taken along is the same, what cannot be is an error. In a real shell."""
+"""A function of a notebook as a script: what comes along is the same, what cannot is an error. In a real shell."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def as_a_worker(made: Made, folder: Path) -> dict[str, Any]:
 def test_what_a_function_uses_comes_along(shell: Any, tmp_path: Path) -> None:
     train = cells(
         shell,
-        "import json, math as m, xml.etree.ElementTree\nfrom collections import OrderedDict as Ordered\nimport torch, numpy",
+        "import json, numpy, torch, math as m, xml.etree.ElementTree\nfrom collections import OrderedDict as Ordered",
         "from torch import relu\nLR = 0.1 + 0.2\nNAMES = {'a': [1, (2.5, None)], 'b': {3}}\nunused = object()",
         "points = torch.arange(6.0).reshape(2, 3).half()\nmask = numpy.array([[True, False]])",
         "class Base:\n    factor = LR\n\nclass Net(Base):\n    def size(self):\n        return self.factor * helper(2)",

@@ -35,11 +35,11 @@ def train(session, steps=40):
     session.protect(model=model, optimizer=optimizer)
     import os, time
     while session.step_count < steps:
-        session.step(lambda b: model(b).square().mean(), torch.randn(8, 4))
-        session.log(loss=float(session.step_count))
         while session.step_count == steps // 2 and not os.path.exists(GATE):
             session.progress(1, 2, "waiting")
             time.sleep(0.05)
+        session.step(lambda b: model(b).square().mean(), torch.randn(8, 4))
+        session.log(loss=float(session.step_count))
 """
 
 
@@ -113,7 +113,7 @@ def test_a_run_survives_its_kernel_and_is_found_again(tmp_path: Path, kernels: A
     first.run(job + "\nrun = holdfast.train(train, steps=40, wait=False, settings=HOW)")
     (folder,) = list_runs(tmp_path / "runs")
     run = holdfast.TrainingRun(folder.path)
-    assert wait_until(lambda: (run.step or 0) >= 19), run
+    assert wait_until(lambda: (run.step or 0) >= 20), run
     first.kill()
     worker = (read_json(folder.path / "beat.json") or {})["pid"]
     os.kill(worker, signal.SIGKILL)
@@ -123,15 +123,17 @@ def test_a_run_survives_its_kernel_and_is_found_again(tmp_path: Path, kernels: A
     said = second.run(job + again)
     assert run.name in said and "this is it, not a second one" in said
     gate.touch()
-    told = second.run("import json\nrun = holdfast.find().wait()\nprint(json.dumps([run.name, run.state, run.receipt]))")
+    told = second.run(
+        "import json\nrun = holdfast.find().wait()\nprint(json.dumps([run.name, run.state, run.receipt]))"
+    )
     name, state, receipt = json.loads(told.splitlines()[-1])
     assert (name, state) == (run.name, "FINISHED") and sum(receipt["faults"].values()) == 1
     assert len(list_runs(tmp_path / "runs")) == 1
-    quiet = kernels_result(tmp_path, job)
+    quiet = digest_in_a_program(tmp_path, job)
     assert quiet == receipt["weights_sha256"], "the weights of an undisturbed run"
 
 
-def kernels_result(folder: Path, job: str) -> str:
+def digest_in_a_program(folder: Path, job: str) -> str:
     """The same function in an ordinary program: the digest of its weights."""
     program = folder / "program.py"
     calls = "run = holdfast.train(train, steps=40, settings=HOW)\nprint(run.receipt['weights_sha256'])"

@@ -151,7 +151,7 @@ def _word(key: str, value: object, function: Callable[..., None], parameters: di
             return text
     raise UserError(
         f"the value of `{key}` cannot be handed to a worker: {value!r:.80}",
-        cause=f"its default in `{function.__name__}` is {default!r:.80}; numbers, text, and lists and dicts of those can",
+        cause=f"its default in `{function.__name__}` is {default!r:.80}; numbers, text, lists and dicts can",
         hints=["arguments have the type of their defaults; other things are made inside of the function"],
     )
 

@@ -9,8 +9,8 @@ plain values and arrays are written as they are now. Anything else is an error t
 """
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import importlib.util
 import inspect
@@ -345,8 +345,8 @@ def _check_closure(inner: Any, name: str) -> None:
 
 
 _SIMPLE = (
-    ast.expr_context, ast.operator, ast.unaryop, ast.Constant, ast.Name, ast.Attribute, ast.BinOp, ast.UnaryOp, ast.Tuple,
-    ast.List, ast.Dict,
+    ast.expr_context, ast.operator, ast.unaryop, ast.Constant, ast.Name, ast.Attribute, ast.BinOp, ast.UnaryOp,
+    ast.Tuple, ast.List, ast.Dict,
 )  # fmt: skip
 """A default made of these alone can be computed again to look at it: it calls nothing."""
 
@@ -390,5 +390,6 @@ def _clash(name: str) -> UserError:
 
 def _called(value: object) -> str:
     kind = type(value)
-    name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    plain = kind.__module__ in ("builtins", "__main__")
+    name = kind.__qualname__ if plain else f"{kind.__module__}.{kind.__qualname__}"
     return f"a {name}" if name[0] not in "aeiouAEIOU" else f"an {name}"

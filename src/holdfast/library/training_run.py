@@ -177,7 +177,9 @@ class TrainingRun:
         command("stop", str(self.folder))
         return self
 
-    def resume(self, *, wait: bool = True, show: bool | None = None, settings: dict[str, Any] | None = None) -> TrainingRun:
+    def resume(
+        self, *, wait: bool = True, show: bool | None = None, settings: dict[str, Any] | None = None
+    ) -> TrainingRun:
         """Go on with a run that stopped, crashed, failed or gave up."""
         words = [f"{key}={value}" for key, value in (settings or {}).items()]
         command("resume", str(self.folder), *words, "--detach")
@@ -192,7 +194,7 @@ def _without_words(state: str, name: str) -> HoldfastError:
 
 
 def command(*words: str, env: dict[str, str] | None = None) -> dict[str, Any]:
-    """`holdfast WORDS --json` in a process of its own, which does not hear this program's Ctrl-C; its error is raised."""
+    """`holdfast WORDS --json` in a process that does not hear this program's Ctrl-C; its error is raised."""
     told = subprocess.run(
         interpreter.module("holdfast", *words, "--json"),
         stdin=subprocess.DEVNULL,
