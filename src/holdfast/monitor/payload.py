@@ -63,8 +63,7 @@ def glance(run: Run, ident: str) -> dict[str, Any]:
             "rate": progress.rate,
             "time_left_s": progress.time_left_s,
             "recoveries": run.recoveries,
-            "all_recovered": run.state in ("FINISHED", "RUNNING", "MOVED")
-            or (run.receipt or {}).get("survived") is True,
+            "all_recovered": run.state in ("FINISHED", "RUNNING", "MOVED") or survived,
             "faults": sum(counts),
             "best": run.best,
             "created": run.info.get("created"),
