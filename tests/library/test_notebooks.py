@@ -160,6 +160,37 @@ def test_an_error_is_an_exception_and_not_an_exit(tmp_path: Path) -> None:
     assert run.info["workload"] == "fit" and run.info["state"] == "FAILED"
 
 
+@pytest.mark.all
+@pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C of another process cannot be sent on Windows")
+def test_an_interrupt_saves_and_stops_and_it_can_go_on(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    gate = tmp_path / "gate"
+    calls = (
+        "try:\n        holdfast.train(train, settings=HOW)\n    except KeyboardInterrupt:\n        print('interrupted')"
+    )
+    program.write_text(f"{JOB.format(gate=str(gate))}\nif __name__ == '__main__':\n    {calls}\n")
+    with subprocess.Popen([sys.executable, str(program)], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as running:
+        assert wait_until(lambda: bool(list_runs(tmp_path / "runs")))
+        run = holdfast.TrainingRun(list_runs(tmp_path / "runs")[0].path)
+        assert wait_until(lambda: (run.step or 0) >= 20), run
+        running.send_signal(signal.SIGINT)
+        said, _ = running.communicate(timeout=100)
+    assert (running.returncode, said) == (0, "stopped\n")
+    assert run.state == "STOPPED" and isinstance(run.error, holdfast.Stopped)
+    gate.touch()
+    assert run.resume().state == "FINISHED" and run.step == 40
+
+
+def test_main_in_a_kernel_ignores_its_arguments_and_does_not_end_it(tmp_path: Path, kernels: Any) -> None:
+    job = JOB.format(gate="/")
+    said = kernels().run(
+        f"{job}\nimport sys\nprint(sys.argv[1] == '-f')\nholdfast.main(train)\nprint(holdfast.find().state)\n"
+        "def bad(session):\n    raise ValueError('mine')\n"
+        "try:\n    holdfast.main(bad)\nexcept ValueError as error:\n    print('raised', error)\n"
+    )
+    assert said.splitlines()[:2] == ["True", "FINISHED"] and said.splitlines()[-1] == "raised mine"
+
+
 def fit(session: holdfast.Session, epochs: int = 3, rate: float = 0.1, note: str = "", pair: object = None) -> None:
     """Of a module: imported, not copied."""
 
