@@ -1,4 +1,4 @@
-"""What the scripts of the wishes share: samples with numbers, a fault that comes once, and the digest of the weights."""
+"""What the scripts of the wishes share: samples with numbers, a fault that comes once, the digest of the weights."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """The same with `holdfast.attach` in place of what saves and skips."""
 
-import holdfast
 import torch
 from accelerate import Accelerator
 from shared import BATCH, EPOCHS, Numbered, finish, kill_at, network
+
+import holdfast
 
 accelerator = Accelerator(cpu=True)
 model = network()

@@ -2,9 +2,10 @@
 
 import time
 
-import holdfast
 import torch
 from shared import BATCH, EPOCHS, Numbered, finish, network, once
+
+import holdfast
 
 
 class Hangs(Numbered):

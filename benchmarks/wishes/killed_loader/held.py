@@ -3,9 +3,10 @@
 import os
 import signal
 
-import holdfast
 import torch
 from shared import BATCH, EPOCHS, Numbered, finish, network, once
+
+import holdfast
 
 
 class Dies(Numbered):

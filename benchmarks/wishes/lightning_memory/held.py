@@ -2,9 +2,10 @@
 
 import os
 
-import holdfast
 import torch
 from shared import BATCH, EPOCHS, Numbered, finish, network
+
+import holdfast
 
 FITS = 4
 

@@ -3,8 +3,9 @@
 import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from holdfast.integrations.lightning import HoldfastCallback
 from shared import BATCH, EPOCHS, HERE, Numbered, finish, kill_at, network
+
+from holdfast.integrations.lightning import HoldfastCallback
 
 
 class Module(lightning.LightningModule):

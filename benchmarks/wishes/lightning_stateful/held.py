@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from holdfast.integrations.lightning import HoldfastCallback
 from shared import BATCH, EPOCHS, HERE, Numbered, finish, kill_at, network
+
+from holdfast.integrations.lightning import HoldfastCallback
 
 
 class Module(lightning.LightningModule):

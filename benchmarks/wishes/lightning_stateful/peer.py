@@ -1,4 +1,4 @@
-"""Lightning#20550, reduced: a loader that says its place, and `estimated_stepping_batches` before the state is loaded."""
+"""Lightning#20550, reduced: a loader that says its place, and `estimated_stepping_batches` before it is restored."""
 
 from collections.abc import Iterator
 

@@ -3,9 +3,10 @@
 import os
 import time
 
-import holdfast
 import torch
 from shared import BATCH, HERE, Numbered, network
+
+import holdfast
 
 LONG = 6.0
 

@@ -1,4 +1,4 @@
-"""goodfire-ai/spd#677, reduced: a flag that the signal sets, looked at between steps. Warm-up, evaluation, compiling."""
+"""goodfire-ai/spd#677, reduced: a flag that the signal sets, looked at between steps; warm-up, evaluation, compile."""
 
 import os
 import signal

@@ -45,11 +45,10 @@ class Made:
 
 def script_of(function: Callable[..., None]) -> Made:
     """The script that trains with this function."""
-    _check(function)
-    return _Writer(function).made()
+    return _Writer(_checked(function)).made()
 
 
-def _check(function: object) -> None:
+def _checked(function: object) -> types.FunctionType:
     if not isinstance(function, types.FunctionType):
         raise UserError(
             f"holdfast.train takes a function, not {_called(function)}",
@@ -66,6 +65,7 @@ def _check(function: object) -> None:
             f"`{function.__name__}` has no `session` argument",
             hints=[f"write `def {function.__name__}(session): …`"],
         )
+    return function
 
 
 class _Writer:
@@ -200,10 +200,10 @@ class _Writer:
     def _bind_module(self, full: str) -> None:
         """Where the notebook found a module that is installed nowhere, the worker finds it as well."""
         top = sys.modules.get(full.partition(".")[0])
-        places = [top.__file__] if top is not None and getattr(top, "__file__", None) else []
+        places = [str(top.__file__)] if top is not None and getattr(top, "__file__", None) else []
         places = places or [os.path.join(each, "-") for each in getattr(top, "__path__", [])][:1]
         for file in places:
-            folder = os.path.dirname(os.path.abspath(str(file)))
+            folder = os.path.dirname(os.path.abspath(file))
             if hasattr(top, "__path__"):
                 folder = os.path.dirname(folder)
             if not _installed(folder):

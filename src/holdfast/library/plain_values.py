@@ -25,10 +25,10 @@ def literal(value: object) -> str | None:
         return None
 
 
-def _literal(value: object) -> str | None:
+def _literal(value: Any) -> str | None:
     kind = type(value)
     if kind is float:
-        return repr(value) if math.isfinite(value) else f"float({str(value)!r})"  # type: ignore[arg-type]
+        return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
     if kind in _WORDS:
         return repr(value)
     if isinstance(value, PurePath):
@@ -36,9 +36,9 @@ def _literal(value: object) -> str | None:
     if kind is range or kind is slice:
         return repr(value)
     if kind in (list, tuple, set, frozenset):
-        return _sequence(value, kind)  # type: ignore[arg-type]
+        return _sequence(value, kind)
     if kind is dict:
-        pairs = [(_literal(key), _literal(inner)) for key, inner in value.items()]  # type: ignore[attr-defined]
+        pairs = [(_literal(key), _literal(inner)) for key, inner in value.items()]
         if any(key is None or inner is None for key, inner in pairs):
             return None
         return "{" + ", ".join(f"{key}: {inner}" for key, inner in pairs) + "}"
@@ -83,7 +83,7 @@ class Arrays:
     def __bool__(self) -> bool:
         return bool(self._kept)
 
-    def add(self, name: str, value: object) -> str | None:
+    def add(self, name: str, value: Any) -> str | None:
         """The line that makes it again in the worker; None if it is no array, or one that would not be the same."""
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
         if torch is not None and type(value) is torch.Tensor:
