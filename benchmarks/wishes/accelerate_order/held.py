@@ -11,7 +11,7 @@ model = network()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 loader = torch.utils.data.DataLoader(Numbered(), batch_size=BATCH, shuffle=True)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-loader = holdfast.attach(model, optimizer, loader)
+loader = holdfast.attach(model, optimizer.optimizer, loader)
 
 for epoch in loader.epochs(EPOCHS):
     for at, (x, y) in enumerate(loader):

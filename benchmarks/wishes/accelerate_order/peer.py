@@ -24,7 +24,7 @@ for epoch in range(begin // len(loader), EPOCHS):
         accelerator.backward(loss)
         optimizer.step()
         step += 1
-        if step % 5 == 0:
+        if step % 4 == 0:
             accelerator.save_state(str(HERE / "state"))
             (HERE / "step").write_text(str(step))
         kill_at(step)

@@ -54,7 +54,7 @@ lightning.seed_everything(0, verbose=False)
 module = Module()
 trainer = lightning.Trainer(
     max_epochs=EPOCHS, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-    callbacks=[ModelCheckpoint(HERE, save_last=True, every_n_train_steps=5), HoldfastCallback()],
+    callbacks=[ModelCheckpoint(HERE, save_last=True, every_n_train_steps=4), HoldfastCallback()],
 )  # fmt: skip
 loader = Stateful()
 trainer.fit(module, loader, ckpt_path="last")
