@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the tables of docs/how-it-compares.md from what benchmarks/peers.py measured.
+"""Write the tables of docs/how-it-compares.md from what benchmarks/peers.py and benchmarks/wishes/wishes.py measured.
 
 python scripts/make_peer_docs.py             write them
 python scripts/make_peer_docs.py --check     exit 1 if they are out of date
@@ -18,6 +18,9 @@ RESULT = ROOT / "benchmarks" / "results" / "peers-cpu.json"
 PAGE = "how-it-compares.md"
 FIRST = "<!-- Made by scripts/make_peer_docs.py from benchmarks/results/peers-cpu.json: edit there. -->"
 LAST = "<!-- End of peers-cpu.json. -->"
+WISHES = ROOT / "benchmarks" / "results" / "wishes-cpu.json"
+FIRST_WISH = "<!-- Made by scripts/make_peer_docs.py from benchmarks/results/wishes-cpu.json: edit there. -->"
+LAST_WISH = "<!-- End of wishes-cpu.json. -->"
 FAULTS = {
     "kill": "`kill -9` of the process that trains",
     "hang": "it hangs",
@@ -29,12 +32,28 @@ FAULTS = {
 
 def render() -> str:
     """The page, with its tables made anew."""
-    page = (ROOT / "docs" / PAGE).read_text(encoding="utf-8")
+    page = _with_wishes((ROOT / "docs" / PAGE).read_text(encoding="utf-8"))
     before, _, rest = page.partition(FIRST)
     _, _, after = rest.partition(LAST)
     kept = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else None
     lines = ["Not measured yet: `make bench ARGS='--parts peers'`."] if kept is None else [*tables(kept)]
     return "".join([before, FIRST, "\n\n", "\n".join(lines), "\n\n", LAST, after])
+
+
+def _with_wishes(page: str) -> str:
+    before, _, rest = page.partition(FIRST_WISH)
+    _, _, after = rest.partition(LAST_WISH)
+    kept = json.loads(WISHES.read_text(encoding="utf-8"))
+    lines = ["| thread | the wish | without holdfast | with it |", "|---|---|---|---|"]
+    for wish in kept["wishes"].values():
+        place, _, number = wish["thread"].partition("#")
+        link = f"[{wish['thread']}](https://github.com/{place}/issues/{number})"
+        lines.append(f"| {link} | {wish['wish']} | {_told(wish['peer'])} | {_told(wish['holdfast'])} |")
+    return "".join([before, FIRST_WISH, "\n\n", "\n".join(lines), "\n\n", LAST_WISH, after])
+
+
+def _told(outcome: dict[str, Any]) -> str:
+    return f"{'yes' if outcome['fulfilled'] else '**no**'}: {outcome['says']}".replace("|", "\\|")
 
 
 def tables(kept: dict[str, Any]) -> Iterator[str]:

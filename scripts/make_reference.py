@@ -41,7 +41,7 @@ What is here stays as [CONTRIBUTING](../CONTRIBUTING.md#what-stays-as-it-is) say
 | [Variables](#variables) | of the environment |
 """
 
-_ORDER = ("main", "Session", "Loader", "Loss", "Run", "attach", "watch")
+_ORDER = ("main", "train", "find", "TrainingRun", "Session", "Loader", "Loss", "Run", "attach", "watch")
 _OUTPUT = (
     "--json",
     "-q",

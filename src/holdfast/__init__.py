@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from holdfast.data.loader import Loader
     from holdfast.faults.bad_samples import BadSamples
     from holdfast.integrations.attach import attach
+    from holdfast.library.calling import find, train
+    from holdfast.library.training_run import TrainingRun
     from holdfast.monitor.notebook import watch
     from holdfast.worker.script_entry import main
     from holdfast.worker.session import Run, Session
@@ -41,10 +43,13 @@ __all__ = [
     "ScriptFailed",
     "Session",
     "Stopped",
+    "TrainingRun",
     "UserError",
     "__version__",
     "attach",
+    "find",
     "main",
+    "train",
     "watch",
 ]
 
@@ -55,7 +60,10 @@ _LAZY = {
     "Loss": "holdfast.worker.step",
     "Run": "holdfast.worker.session",
     "Session": "holdfast.worker.session",
+    "TrainingRun": "holdfast.library.training_run",
+    "find": "holdfast.library.calling",
     "main": "holdfast.worker.script_entry",
+    "train": "holdfast.library.calling",
     "watch": "holdfast.monitor.notebook",
 }
 

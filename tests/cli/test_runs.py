@@ -177,6 +177,53 @@ def test_show_of_a_finished_run(finished: Finished) -> None:
     assert {key: data[key] for key in same} == same
 
 
+@pytest.mark.parametrize(
+    ("state", "epoch", "faults", "last"),
+    [("FINISHED", "epoch 6/6", "all recovered", True), ("GAVE_UP", "epoch 5/6", "1 recovered", False)],
+)
+def test_status_the_page_and_show_agree(
+    tmp_path: Path, state: str, epoch: str, faults: str, last: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two loops of three epochs, two faults, and a beat of the first second: the journal has the rest."""
+    from holdfast.cli.main import main
+    from holdfast.monitor import payload, reader
+
+    info = {"schema": 1, "format": 1, "created": "2026-11-17T08:58:00Z", "workload": "loops", "state": state}
+    path = RunFolder.create(tmp_path / "runs", "loops", info).path
+    total = 3 if last else 6  # the second loop had begun when the beat of the run that gave up was written
+    beat = {"time": "2026-11-17T08:58:01Z", "step": 4, "epoch": 1, "epochs": total, "recoveries": 0}
+    write_json(path / "beat.json", beat)
+    done = 6 if last else 5
+    rows: list[dict[str, object]] = [{"event": "epoch", "epoch": each, "step": 4 * each + 4} for each in range(done)]
+    rows[1:1] = [{"event": "fault", "code": "F001", "step": 6}, {"event": "recovered", "step": 6, "seconds": 0.2}]
+    rows += [{"event": "fault", "code": "F002", "step": 4 * done}]
+    rows += [{"event": "recovered", "step": 4 * done}] if last else []
+    (path / "journal.jsonl").write_text("".join(json.dumps({"time": beat["time"], **row}) + "\n" for row in rows))
+    receipt = {"schema": 1, "steps": 4 * done, "recoveries": 1, "survived": last, "faults": {"killed": 1, "hang": 1}}
+    write_json(path / "receipt.json", receipt)
+    write_json(path / "run.json", {**RunFolder(path).info, "accounts": receipt})
+
+    assert main(["status", str(path)]) == 0
+    status = capsys.readouterr().out
+    assert f"  {epoch}  step {4 * done}" in status and f"\n  2 faults, {faults}" in status
+    assert main(["show", str(path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert main(["show", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert f"faults   1 killed worker, 1 hang; {faults}" in text
+    assert not last or "✓ finished 6 epochs, 24 steps," in text
+    run = reader.open(path)
+    page = payload.head(run, "x")
+    assert f"epoch {page['progress']['epoch']}/{page['progress']['epochs']}" == epoch
+    assert (shown["epochs_done"], shown["faults_recovered"]) == (done, 2 if last else 1)
+    assert page["all_recovered"] is last and page["faults_total"] == 2
+    assert f"Two faults, {'both' if last else '1'} recovered." in f"{page['sentence']} {page['verdict']}"
+    row = json.loads((main(["list", "--json", "--folder", str(tmp_path / "runs")]), capsys.readouterr().out)[1])[
+        "runs"
+    ][0]
+    assert (row["epoch"], row["epochs"], row["faults"], row["faults_recovered"]) == (done - 1, 6, 2, 2 if last else 1)
+
+
 def test_a_copied_run_is_read_where_it_is(finished: Finished, tmp_path: Path) -> None:
     copy = tmp_path / "from-elsewhere"
     shutil.copytree(finished.path, copy)

@@ -269,7 +269,10 @@ def test_what_the_nursery_may_import_ahead(job: Path) -> None:
 
 def test_threads_follow_what_this_process_may_use() -> None:
     assert threads_for(3) == 3
-    assert 1 <= threads_for("auto") <= len(os.sched_getaffinity(0))
+    assert 1 <= threads_for("auto", {}) <= len(os.sched_getaffinity(0))
+    assert threads_for("auto", {"OMP_NUM_THREADS": ""}) == threads_for("auto", {"OMP_NUM_THREADS": "many"})
+    assert threads_for("auto", {"OMP_NUM_THREADS": "3"}) == threads_for("auto", {"OMP_NUM_THREADS": " 3,2"}) == 3
+    assert threads_for(2, {"OMP_NUM_THREADS": "3"}) == 2, "the setting comes first"
 
 
 def test_rungs_end_on_the_cpu() -> None:

@@ -94,3 +94,21 @@ def test_gradients_over_several_batches_and_generators_of_the_loader(tmp_path: P
     ran = under_run(tmp_path, script, EPOCHS, batches, fault="kill@5")
     assert ran.code == 0 and ran.faults == ["killed"], ran.story()
     assert same_weights(alone, tmp_path)
+
+
+def test_a_loader_that_hides_its_class_is_followed() -> None:
+    """As those of accelerate, which say that they are the loader inside of them."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    from holdfast.integrations.data import follow
+
+    class Prepared(DataLoader):  # type: ignore[type-arg]
+        @property
+        def __class__(self) -> type:
+            return DataLoader
+
+    loader = Prepared(torch.arange(6), batch_size=2)  # type: ignore[arg-type]
+    followed = follow(loader)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
+    assert (followed.given, followed.passes) == (3, 1)

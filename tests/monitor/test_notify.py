@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.base.errors import UserError
 from holdfast.monitor import reader
 from holdfast.monitor.notify import News
 from holdfast.monitor.notify_ways import Message, Ways, body_of, form_of, send
@@ -276,6 +277,20 @@ def test_a_foreign_run_folder_cannot_name_a_command(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "eeg", {})
     write_json(folder.path / "run.json", {**folder.info, "settings": {"notify": {"command": "touch /tmp/x"}}})
     assert _settings(folder, {}).notify.command is None
+
+
+@pytest.mark.parametrize("text", ["mail me | tee log", "echo hi > /tmp/x", "a && b", "a; b", "echo 'no end"])
+def test_a_command_is_no_shell_and_says_so(text: str) -> None:
+    with pytest.raises(UserError) as error:
+        Settings.load({"notify.command": text}, env={})
+    assert "no shell reads them, `sh -c '…'` starts one" in " ".join(error.value.hints)
+
+
+@pytest.mark.parametrize(
+    "text", ["mail me", "sh -c 'cat > /dev/null && true'", "notify-send 'a; b|c' #1", 'say "a > b"']
+)
+def test_what_is_quoted_is_an_argument(text: str) -> None:
+    assert Settings.load({"notify.command": text}, env={}).notify.command == text
 
 
 def test_what_it_logs_is_its_owners(tmp_path: Path) -> None:

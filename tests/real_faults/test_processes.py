@@ -194,7 +194,7 @@ def test_a_result_that_cannot_be_saved_is_not_called_finished(
     drive: Drive, reference: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither in its folder nor anywhere else."""
-    monkeypatch.setattr(rescue_folder, "_bases", lambda: iter(()))
+    monkeypatch.setattr(rescue_folder, "bases", lambda: iter(()))
 
     def meanwhile(supervisor: Supervisor) -> None:
         assert wait_until(lambda: supervisor.accounts.steps >= 5)

@@ -57,6 +57,7 @@ COMMANDS = {
     "serve": Command("serve", "serve an optimized model over HTTP"),
     "explain": Command("explain", "explain a fault, a finding, an exit code, a message"),
     "completion": Command("completion", "let bash, zsh or fish complete holdfast commands"),
+    "uninstall": Command("uninstall", "remove what holdfast keeps outside of run folders"),
 }
 
 GROUPS = {
@@ -64,7 +65,7 @@ GROUPS = {
     "runs": ("status", "list", "show", "stop", "report", "notify", "track", "weights", "fsck"),
     "machines": ("launch", "push", "pull", "ledger", "env"),
     "models": ("optimize", "predict", "serve"),
-    "help": ("explain", "completion"),
+    "help": ("explain", "completion", "uninstall"),
 }
 """The commands that `holdfast` alone names after the five of `FIRST`. What a workload brings is a group of its own."""
 

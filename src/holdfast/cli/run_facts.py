@@ -135,11 +135,13 @@ class Look:
             "metrics": self.last_metrics,
             "best": self.best,
             "receipt": self.receipt,
+            "epochs_done": self.epochs_done,
+            "faults_recovered": self.seen.faults_recovered,
         }
 
     def row(self) -> dict[str, Any]:
         """One entry of `list --json` and `status --json`."""
-        live = self.live
+        live, progress = self.live, self.seen.progress
         return {
             "run": self.name,
             "folder": str(self.run.path.absolute()),
@@ -152,8 +154,11 @@ class Look:
             "recoveries": self.recoveries,
             "created": self.info.get("created"),
             "pid": self.info.get("pid") if live else None,
-            "epoch": whole(self.beat.get("epoch")),
-            "epochs": whole(self.beat.get("epochs")) or None,
+            "epoch": None if progress.epoch is None else progress.epoch - 1,
+            "epochs": progress.epochs,
+            "epochs_done": self.epochs_done,
+            "faults": self.seen.faults_total,
+            "faults_recovered": self.seen.faults_recovered,
             "rate": number(self.beat.get("rate")) if live else None,
             "last_beat_s": _rounded(self.age_s) if live else None,
         }

@@ -208,7 +208,7 @@ def _how_far(look: Look) -> str:
     row, beat = look.row(), look.beat
     parts = []
     if row["epochs"]:
-        parts.append(f"epoch {min(int(row['epoch'] or 0) + 1, row['epochs'])}/{row['epochs']}")
+        parts.append(f"epoch {look.seen.progress.epoch or 0}/{row['epochs']}")
     if row["step"] is not None:
         parts.append(f"step {_steps(row)}")
     if row["step"] is not None and row["steps_total"]:
@@ -229,9 +229,9 @@ def _last_sign(look: Look) -> str:
 
 
 def _trouble(look: Look) -> str:
-    faults = len(look.faults)
-    recovered = "all recovered" if look.state in ("FINISHED", "RUNNING", "MOVED") else f"{look.recoveries} recovered"
-    words = [f"{counted(faults, 'fault')}, {recovered}" if faults else "no faults"]
+    faults, recovered = look.seen.faults_total, look.seen.faults_recovered
+    how = "all recovered" if recovered == faults else f"{count(recovered)} recovered"
+    words = [f"{counted(faults, 'fault')}, {how}" if faults else "no faults"]
     if look.checkpoints:
         words.append(f"last checkpoint step {count(look.checkpoints[0][0])}")
     return " · ".join(words)

@@ -163,8 +163,7 @@ def _faults(look: Look) -> str:
     if not words:
         return "none"
     parts = [words]
-    if receipt.get("survived"):
-        parts.append("all recovered")
+    parts.append("all recovered" if receipt.get("survived") else f"{count(look.seen.faults_recovered)} recovered")
     lost = number(receipt.get("seconds_lost"))
     lasted = look.lasted_s
     if lost:

@@ -13,7 +13,7 @@ import math
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +86,22 @@ def read_order(
     return Order(facts, list(argv), arguments, settings, threads_for(settings.run.threads))
 
 
-def threads_for(wanted: int | str) -> int:
-    """CPU threads for torch: as asked, or as many CPUs as this process may use."""
+def threads_for(wanted: int | str, env: Mapping[str, str] | None = None) -> int:
+    """CPU threads for torch: as asked, as OMP_NUM_THREADS says, or as many CPUs as this process may use."""
     if isinstance(wanted, int):
         return wanted
+    said = threads_said(os.environ if env is None else env)
+    if said is not None:
+        return said
     allowed = machine.usable_cpus() or 1
     quota = machine.limits()["cpus"]
     return max(1, min(allowed, math.ceil(quota)) if quota else allowed)
+
+
+def threads_said(env: Mapping[str, str]) -> int | None:
+    """What OMP_NUM_THREADS says. A list has a number for each level of nesting; torch uses the first."""
+    first = env.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) else None
 
 
 def split_words(words: list[str], command: str) -> tuple[dict[str, str], dict[str, str]]:

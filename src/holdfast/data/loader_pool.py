@@ -42,6 +42,7 @@ from holdfast.data.sample_check import (
 )
 from holdfast.data.sample_marks import IDLE, current
 from holdfast.faults.bad_samples import Charge
+from holdfast.record.evidence.stacks import by_py_spy
 
 RESPAWNS = 3
 """How often the children are replaced for the sake of one batch."""
@@ -49,6 +50,8 @@ POLL_S = 0.05
 """How soon a dead child is noticed while a batch is waited for."""
 BEAT_S = 0.5
 """How often `on_wait` is called meanwhile."""
+_STACK = 4000
+"""Characters of a stack that go along with an event."""
 GRACE_S = 1.0
 """How long healthy children get to leave by themselves at a close."""
 
@@ -270,7 +273,7 @@ class Pool:
         self._strikes.update(samples if len(samples) == 1 and not stopped else ())
         samples = samples or feed.job.course.ticket(batch).samples.tolist()
         details = _details(feed.job, batch, child.pid, samples)
-        event = {**details, "waited_s": round(waited, 3), "limit_s": limit, "stopped": stopped}
+        event = {**details, "waited_s": round(waited, 3), "limit_s": limit, "stopped": stopped, "stack": _stack(child)}
         state = "is stopped" if stopped else f"gave nothing for {waited:.1f} s"
         line = f"loader child {child.pid} {state}"
         return _Trouble([("loader_stuck", event)], samples, line, _hints(None, samples), fatal=not stopped)
@@ -356,3 +359,9 @@ def _hints(name: str | None, samples: Sequence[int]) -> tuple[str, ...]:
 def _end(child: BaseProcess) -> str:
     name = signal_name(child.exitcode)
     return f"was killed by {name}" if name else f"exited with status {child.exitcode}"
+
+
+def _stack(child: BaseProcess) -> str | None:
+    """Where it is stuck, while it still lives: read out of its memory by py-spy; None where that is not installed."""
+    found = by_py_spy(child.pid, "--nonblocking") if child.pid is not None else None
+    return None if found is None else found[:_STACK]

@@ -225,8 +225,11 @@ def _train(order: Order, place: Place, job: Job, board: Board, run: RunFolder | 
 
 
 def threads_for(order: Order, ranks: int) -> int:
-    """As many as were asked for, or a rank's part of those there are."""
-    return order.threads if isinstance(order.settings.run.threads, int) else max(1, order.threads // ranks)
+    """As many as were asked for, for each rank as with torchrun, or a rank's part of those there are."""
+    from holdfast.console.order import threads_said
+
+    asked = isinstance(order.settings.run.threads, int) or threads_said(os.environ) is not None
+    return order.threads if asked else max(1, order.threads // ranks)
 
 
 def _save_what_failed(link: Any, job: Job) -> None:

@@ -226,7 +226,10 @@ def _oom_in_step(injector: _Injector) -> None:
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     for parameter in parameters[len(parameters) // 2 :]:
         parameter.grad = None
-    optimizer.step()
+    if isinstance(optimizer, torch.optim.LBFGS):  # we are inside of its closure: its history is changed as well
+        optimizer.step(lambda: 0.0)
+    else:
+        optimizer.step()
     raise _device_memory()
 
 

@@ -119,5 +119,7 @@ def follow(loader: Any) -> Followed:
     def __iter__(self: Any) -> Iterator[Any]:
         return followed.begin(lambda: iter(cls.__iter__(self)))
 
-    loader.__class__ = type(cls.__name__, (cls,), {"__iter__": __iter__, "__module__": cls.__module__})
+    ours = type(cls.__name__, (cls,), {"__iter__": __iter__, "__module__": cls.__module__})
+    # By the descriptor itself: the loaders that Accelerator.prepare gives have a property of that name.
+    object.__dict__["__class__"].__set__(loader, ours)
     return followed

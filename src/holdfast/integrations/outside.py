@@ -97,6 +97,7 @@ def begin_at(path: str) -> bool:
     if hook is None:
         return False
     hook._resume = path  # type: ignore[attr-defined]
+    hook._exact = True  # type: ignore[attr-defined]
     return True
 
 

@@ -4,8 +4,8 @@
     holdfast.watch()                        # the run under way, or else the last; until it is over or interrupted
     holdfast.watch("calm-heron", wait=False)     # in the background: the next cell can run meanwhile
 
-The training is a process of its own (`!holdfast train … --detach`), so that a device that dies does not take the
-notebook along. Outside a notebook it prints one picture.
+The training is a process of its own (`holdfast.train(fn)`, or `!holdfast train … --detach`), so that a device that dies
+does not take the notebook along. Outside a notebook it prints one picture.
 """
 
 from __future__ import annotations
@@ -76,6 +76,32 @@ def _display(lines: list[str]) -> Any:
         return None
     shown: Any = display  # without types
     return shown.display(_Page(lines), display_id=True) if get_ipython() is not None else None
+
+
+def is_notebook() -> bool:
+    """True in a Jupyter kernel; not in a terminal's IPython, where a picture would be printed again and again."""
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return False
+    shell: Any = get_ipython  # without types
+    return hasattr(shell(), "kernel")
+
+
+class Cell:
+    """The output of a cell that shows a run; without a notebook, nothing."""
+
+    def __init__(self, run: reader.Run, every: float = 1.0) -> None:
+        self._run, self._every, self._drawn = run, every, time.monotonic()
+        self._handle = _display(_picture(run))
+
+    def update(self) -> None:
+        """Draw it again if it is time; at its end always."""
+        if self._handle is None or (self._run.live and time.monotonic() - self._drawn < self._every):
+            return
+        self._drawn = time.monotonic()
+        self._run.refresh()
+        self._handle.update(_Page(_picture(self._run)))
 
 
 class _Page:

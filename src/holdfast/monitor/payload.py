@@ -46,7 +46,9 @@ def glance(run: Run, ident: str) -> dict[str, Any]:
     """One line of the list of runs, from the small files alone."""
     progress = run.progress
     faults = run.accounts.get("faults")
-    counts = [each for each in faults.values() if isinstance(each, int)] if isinstance(faults, dict) else []
+    known = faults if isinstance(faults, dict) else {}  # an error of the script ends the run and is told as its state
+    counts = [each for kind, each in known.items() if isinstance(each, int) and kind != "user_error"]
+    survived = (run.receipt or {}).get("survived") is True
     row: dict[str, Any] = finite(
         {
             "id": ident,
@@ -61,6 +63,7 @@ def glance(run: Run, ident: str) -> dict[str, Any]:
             "rate": progress.rate,
             "time_left_s": progress.time_left_s,
             "recoveries": run.recoveries,
+            "all_recovered": run.state in ("FINISHED", "RUNNING", "MOVED") or survived,
             "faults": sum(counts),
             "best": run.best,
             "created": run.info.get("created"),

@@ -187,13 +187,15 @@ class Run:
         epoch, setup = whole(beat.get("epoch")), _dict(beat.get("progress"))
         epochs = whole(beat.get("epochs")) or None
         done = self.story.epochs_done
+        if epochs and not live:  # the last beat may be older than the end: the journal has every epoch
+            epochs = max(epochs, done)
         now = (done or None) if not live else None if epoch is None else epoch + 1
         total, label = whole(setup.get("total")), text(setup.get("label"))
         return Progress(
             step=step,
             of=step if self.state == "FINISHED" else whole(beat.get("steps_total")),
             epoch=min(now, epochs) if now and epochs else now,
-            epochs=epochs,
+            epochs=epochs if live or self.state != "FINISHED" else done or None,
             rate=amount(beat.get("rate")) if live else None,
             time_left_s=amount(beat.get("time_left_s")) if live else None,
             phase=text(beat.get("phase")) if live else None,
@@ -271,7 +273,13 @@ class Run:
         return int(self.story.faults_total)
 
     @property
+    def faults_recovered(self) -> int:
+        """After how many of them the training went on, in the same process or in another."""
+        return self.faults_total - sum(not fault.recovered for fault in self.story.faults)
+
+    @property
     def recoveries(self) -> int:
+        """How often a worker was replaced."""
         sources = (self.receipt or {}, self.accounts, self.beat)
         return max((whole(source.get("recoveries")) or 0 for source in sources), default=0)
 

@@ -149,7 +149,7 @@ class Teller:
         info = {
             "schema": 1,
             "time": utc_now(),
-            "pid": beat.pid,
+            "pid": beat.pid or None,
             "device": device,
             "phase": beat.phase.label,
             "silence_s": round(beat.silence, 3),

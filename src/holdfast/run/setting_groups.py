@@ -17,6 +17,7 @@ from holdfast.run.setting_values import (
     BYTES,
     DURATION,
     Choice,
+    CommandLine,
     Float,
     OrAuto,
     OrOff,
@@ -33,7 +34,7 @@ PERCENT = Float("a number of percent, 0 or more", low=0.0)
 DEGREES = OrOff(Float("a number of °C above zero", low=1.0))
 WATTS = OrOff(Float("a number of watts above zero", low=1.0))
 FULL = OrOff(Float("a number of percent above zero", low=1.0))
-COMMAND = OrOff(Text("a command line"))
+COMMAND = OrOff(CommandLine("a program and its arguments; no shell reads them, `sh -c '…'` starts one"))
 ADDRESS = OrOff(Text("an address that begins with https:// or http://", pattern=r"https?://\S+"))
 PATH = Text("the path of a folder")
 TRACKERS = OrOff(
@@ -150,7 +151,8 @@ class RunSettings:
     seed: int = setting(0, at_least(0))
     """The seed of every random generator and of the order of the data."""
     threads: int | Auto = setting("auto", OrAuto(at_least(1)))
-    """CPU threads for torch. Recorded with the run: another number gives other last bits."""
+    """CPU threads for torch. Auto is OMP_NUM_THREADS if that is set, else the number of CPUs that the run may use.
+    Recorded with the run: another number gives other last bits."""
     device: str = setting("auto", DEVICE)
     """The device to train on. Auto is the best one that works; the CPU stays as the last resort."""
     portable: bool = setting(False, BOOL)
@@ -250,7 +252,8 @@ class NotifySettings:
     level: Literal["note", "result", "alert"] = setting("result", Choice("note", "result", "alert"))
     """The least that is told: note adds what was mended, as a digest; alert is only what needs you."""
     command: str | None = setting(None, COMMAND)
-    """A command that is run with the message on its standard input and in HOLDFAST_MESSAGE."""
+    """A command that gets the message on its standard input and in HOLDFAST_MESSAGE. No shell reads it: for pipes or
+    variables write `sh -c '…'`."""
     webhook: str | None = setting(None, ADDRESS)
     """An address that the message is posted to, as JSON."""
     format: Literal["auto", "json", "slack", "discord"] = setting("auto", Choice("auto", "json", "slack", "discord"))

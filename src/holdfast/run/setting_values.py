@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from dataclasses import field
 from typing import Any, TypeVar
 
@@ -119,6 +120,19 @@ class Text(Kind):
         if not isinstance(value, str) or not re.fullmatch(self.pattern, value):
             raise ValueError
         return value
+
+
+class CommandLine(Text):
+    """A program and its arguments. What only a shell understands is refused: it would be handed over as an argument."""
+
+    def parse(self, value: object) -> str:
+        text = super().parse(value)
+        words = shlex.shlex(text, posix=True, punctuation_chars=True)
+        words.whitespace_split = True
+        words.commenters = ""
+        if any(set(word) <= set("|&;<>()") for word in words if word):  # ValueError for a quotation without an end
+            raise ValueError
+        return text
 
 
 class Choice(Kind):

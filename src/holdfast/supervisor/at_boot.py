@@ -112,6 +112,12 @@ def installed(run: Path, system: str, env: Mapping[str, str] | None = None) -> P
     return None
 
 
+def every(system: str, env: Mapping[str, str] | None = None) -> list[tuple[Path, str]]:
+    """Every file of ours, with the run that it continues."""
+    found = [(path, _run_of(path, system)) for path in sorted(_folder(system, env).glob(_file_name(system, "*")))]
+    return [(path, run) for path, run in found if run is not None]
+
+
 def install(job: Job, system: str, env: Mapping[str, str] | None = None) -> Done:
     """Write the file and have it started at every boot; what cannot be done here is told."""
     env = os.environ if env is None else env

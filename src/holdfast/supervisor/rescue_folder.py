@@ -23,7 +23,7 @@ SPARE = 1 << 20
 
 def find(name: str, *, need: int) -> Path | None:
     """A path, not made yet, for a run folder called `name`, in a new folder with room for `need` bytes."""
-    for base in _bases():
+    for base in bases():
         try:
             if shutil.disk_usage(base).free < need + SPARE:
                 continue
@@ -33,7 +33,7 @@ def find(name: str, *, need: int) -> Path | None:
     return None
 
 
-def _bases() -> Iterator[Path]:
+def bases() -> Iterator[Path]:
     if os.environ.get("TMPDIR"):
         yield Path(os.environ["TMPDIR"])
     if os.name == "posix":

@@ -26,22 +26,36 @@ UNSUPERVISED = "HOLDFAST_UNSUPERVISED"
 def main(train: Callable[..., None], *, supervised: bool | None = None, argv: list[str] | None = None) -> None:
     """Train as `holdfast train` would, with the words of this command line. Ends the process with its exit code.
 
+    In a notebook there is no command line and no script: it trains in the kernel, and raises errors instead of ending
+    it. `holdfast.train(fn)` is the way to train under a supervisor there.
+
     Without a supervisor (`supervised=False` or HOLDFAST_UNSUPERVISED=1) the loop runs in this process: out of
     memory is rolled back and checkpoints are written, but a crash or a hang ends the run.
     """
-    words = sys.argv[1:] if argv is None else argv
+    at_home = _is_script()
+    words = argv if argv is not None else sys.argv[1:] if at_home else []
     wanted = os.environ.get(UNSUPERVISED, "") in ("", "0") if supervised is None else supervised
     if wanted:
         try:
             path = _script_path(train, insist=supervised is True)
         except HoldfastError as error:
+            if not at_home:
+                raise
             from holdfast.console.output import print_error
 
             print_error(error)
             raise SystemExit(int(error.exit_code)) from None
         if path is not None:
             _become(interpreter.module("holdfast", "train", path, *words))
+    if not at_home:  # the arguments in sys.argv are Jupyter's, and the process is the user's
+        run_unsupervised(train, words)
+        return
     raise SystemExit(_run_here(train, words))
+
+
+def _is_script() -> bool:
+    """False in a notebook and at a prompt: there is no file that was started."""
+    return bool(getattr(sys.modules.get("__main__"), "__file__", None))
 
 
 def _script_path(train: Callable[..., None], *, insist: bool) -> str | None:
@@ -64,6 +78,7 @@ def _script_path(train: Callable[..., None], *, insist: bool) -> str | None:
         cause=where,
         hints=[
             f"`from {train.__module__} import {train.__name__} as train` at the top of the script that is started",
+            "or hand over the function itself: `holdfast.train(train)`",
             "or train in this very process: `holdfast.main(train, supervised=False)`",
         ],
     )

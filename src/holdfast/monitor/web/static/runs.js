@@ -49,7 +49,7 @@ hf.RunsPage = class {
       hf.h("td", {}, hf.h("a", { href: this.href(row), class: "name" }, row.run), hf.h("span", { class: "muted small" }, ` ${row.workload || ""}`)), hf.h("td", {}, hf.badge(row.state), row.stale ? hf.h("span", { class: "warn small" }, ` last beat ${hf.duration(row.beat_age_s)} ago`) : null),
       hf.h("td", {}, hf.bar(row)), hf.h("td", { class: "number" }, row.live ? hf.duration(row.time_left_s) : ""), hf.h("td", {}, row.device || "-"),
       hf.h("td", {}, row.best ? [hf.h("span", { class: "number" }, hf.metric(row.best.value)), hf.h("span", { class: "muted small" }, ` ${row.best.name}`)] : "-"),
-      hf.h("td", {}, row.faults ? `${row.faults}${row.recoveries ? `, ${row.recoveries} recovered` : ""}` : "none"), hf.h("td", { class: "muted" }, row.created ? hf.clock(Date.parse(row.created) / 1000) : "-"))));
+      hf.h("td", {}, row.faults ? `${row.faults}${row.all_recovered ? ", all recovered" : ""}` : "none"), hf.h("td", { class: "muted" }, row.created ? hf.clock(Date.parse(row.created) / 1000) : "-"))));
   }
 };
 

@@ -37,6 +37,7 @@ _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 _folder = ""
 _resume = ""
+_exact = False
 _words = None
 _mine = 0
 _attached = False
@@ -439,7 +440,8 @@ def _divide(training):
 
 
 def _by_argument(method, argument):
-    """A checkpoint is given by this argument, if the script gives none."""
+    """A checkpoint is given by this argument: one of the script's files if the script gives none, the state of our last
+    commit (`_exact`) in any case. The script's own (`ckpt_path="last"`) is older than that, or as old."""
     import inspect
 
     signature = inspect.signature(method)
@@ -447,7 +449,7 @@ def _by_argument(method, argument):
     def begin(original, checkpoint, args, kwargs):
         try:
             bound = signature.bind(*args, **kwargs)
-            if bound.arguments.get(argument) is None:
+            if _exact or bound.arguments.get(argument) is None:
                 bound.arguments[argument] = checkpoint
                 args, kwargs = bound.args, bound.kwargs
         except TypeError:

@@ -1,0 +1,38 @@
+"""The same in a session; started by `holdfast train`, which is what the SIGTERM goes to."""
+
+import os
+import time
+
+import torch
+from shared import BATCH, HERE, Numbered, network
+
+import holdfast
+
+LONG = 6.0
+
+
+def place(name: str) -> None:
+    """Long work that looks at no flag; the driver sends its SIGTERM in the one it is told of."""
+    if name == os.environ.get("WISH_PLACE"):
+        (HERE / "there").touch()
+    until = time.monotonic() + (LONG if name == os.environ.get("WISH_PLACE") else 0.1)
+    while time.monotonic() < until:
+        torch.randn(64, 64) @ torch.randn(64, 64)
+
+
+def train(session: holdfast.Session) -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    loader = holdfast.Loader(Numbered(), batch_size=BATCH, shuffle=True)
+    session.protect(model, optimizer, loader)
+    place("warm-up")
+    for epoch in session.epochs(200):
+        for x, y in session.batches(loader):
+            if epoch == 1 and session.step_count == 10:
+                place("compile")
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if epoch == 1:
+            place("evaluation")

@@ -1,0 +1,247 @@
+"""Wishes that users of other tools have had for years: each tool's script from the thread, and the same with our lines.
+
+    python benchmarks/wishes/wishes.py                     all of them; keeps benchmarks/results/wishes-cpu.json
+    python benchmarks/wishes/wishes.py sigterm --times 20  one of them
+
+Every script is a real process with a real fault. `peer.py` of a folder runs as the thread has it, and is started again
+after a kill as its user would; `held.py` runs under holdfast. A wish is fulfilled when the weights are those of the
+same script without a fault, unless its row says otherwise. scripts/make_peer_docs.py makes the table of the docs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from common import machine, versions, write  # noqa: E402
+
+RESULT = HERE.parent / "results" / "wishes-cpu.json"
+LIMIT = 150.0
+"""Seconds for one process; what takes longer hangs."""
+GRACE = 2.0
+"""Seconds between SIGTERM and SIGKILL: what a cluster grants, made short."""
+HOLDFAST = [sys.executable, "-m", "holdfast"]
+
+Outcome = dict[str, Any]
+
+
+def start(folder: Path, words: list[str], fault: str = "", **more: str) -> subprocess.Popen[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    mine = {"WISH_FOLDER": str(folder), "WISH_FAULT": fault, "HOLDFAST_STATE": str(folder / "state"), **more}
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        words, cwd=folder, env={**os.environ, **mine, "PYTHONPATH": path}, stdin=subprocess.DEVNULL,
+        stdout=(folder / "out.txt").open("a"), stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[str], limit: float = LIMIT) -> int | None:
+    """Its exit code; None if it hangs, and then its group is ended."""
+    try:
+        return process.wait(limit)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return None
+
+
+def run(folder: Path, words: list[str], fault: str = "") -> int | None:
+    return finish(start(folder, words, fault))
+
+
+def digest(folder: Path) -> str | None:
+    path = folder / "digest"
+    return path.read_text() if path.exists() else None
+
+
+def last_line(folder: Path) -> str:
+    lines = [line.strip() for line in (folder / "out.txt").read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1][:160] if lines else ""
+
+
+def faults(folder: Path) -> list[dict[str, Any]]:
+    """What holdfast kept of the faults of the run in this folder."""
+    return [json.loads(path.read_text())["fault"] for path in sorted(folder.glob("runs/*/faults/*/fault.json"))]
+
+
+def peer(name: str) -> list[str]:
+    return [sys.executable, str(HERE / name / "peer.py")]
+
+
+def held(name: str, *, script: bool) -> list[str]:
+    path = str(HERE / name / "held.py")
+    return [*HOLDFAST, "run", "--", sys.executable, path] if script else [*HOLDFAST, "train", path, "--device", "cpu"]
+
+
+# The wishes -------------------------------------------------------------------------------------------------------
+
+
+def resumed(name: str, scratch: Path) -> tuple[Outcome, Outcome]:
+    """A kill in the middle of the second epoch: are the weights those of the training without it?"""
+    quiet, killed = scratch / "peer-quiet", scratch / "peer-killed"
+    run(quiet, peer(name))
+    first = run(killed, peer(name), "kill")
+    second = run(killed, peer(name), "kill")
+    assert first == -signal.SIGKILL, last_line(killed)
+    same = digest(killed) is not None and digest(killed) == digest(quiet)
+    said = "the weights of the undisturbed training" if same else "other weights than the undisturbed training"
+    theirs = {"fulfilled": same, "says": f"started again by hand, ends with {second}: {said}"}
+    for word in ("quiet", "killed"):
+        run(scratch / f"held-{word}", held(name, script=True), "kill" if word == "killed" else "")
+    came = (scratch / "held-killed" / "kill.came").exists()
+    same = came and digest(scratch / "held-quiet") is not None
+    same = same and digest(scratch / "held-killed") == digest(scratch / "held-quiet") == digest(quiet)
+    said = "the weights of the undisturbed training" if same else last_line(scratch / "held-killed")
+    return theirs, {"fulfilled": same, "says": f"goes on by itself: {said}"}
+
+
+def loader(name: str, fault: str, scratch: Path) -> tuple[Outcome, Outcome]:
+    """A loader process that hangs or is killed."""
+    began = time.monotonic()
+    code = run(scratch / "peer", peer(name), fault)
+    took = time.monotonic() - began
+    says = (
+        f"hangs ({LIMIT:.0f} s)"
+        if code is None
+        else f"ends with {code} after {took:.0f} s: {last_line(scratch / 'peer')}"
+    )
+    theirs = {"fulfilled": code == 0, "says": says}
+    for word in ("quiet", "fault"):
+        run(scratch / f"held-{word}", held(name, script=False), fault if word == "fault" else "")
+    same = digest(scratch / "held-fault") is not None and digest(scratch / "held-fault") == digest(
+        scratch / "held-quiet"
+    )
+    rows = [row for row in faults(scratch / "held-fault") if row.get("kind") in ("loader_stuck", "loader_died")]
+    same = same and bool(rows)
+    says = "the process is replaced" if same else last_line(scratch / "held-fault")
+    if same and fault == "hang":
+        known = rows[0].get("evidence") or {}
+        stack, waited = str(known.get("stack") or ""), known.get("waited_s")
+        at_line = "time.sleep" in stack or "__getitem__" in stack
+        same = at_line and isinstance(waited, float) and waited <= 10.0
+        says += f" after {waited} s, its stack {'names the line' if at_line else 'is not known'}"
+    return theirs, {"fulfilled": same, "says": f"{says}; the weights of the undisturbed training" if same else says}
+
+
+def memory(scratch: Path) -> tuple[Outcome, Outcome]:
+    """A batch of 8 where 4 fit: the same effective batch, so the same weights up to the rounding of a sum."""
+    name = "lightning_memory"
+    code = run(scratch / "peer", peer(name))
+    theirs = {"fulfilled": code == 0, "says": f"ends with {code}: {last_line(scratch / 'peer')}"}
+    for word in ("quiet", "memory"):
+        run(scratch / f"held-{word}", held(name, script=False), "memory" if word == "memory" else "")
+    import torch
+
+    try:
+        both = [torch.load(scratch / f"held-{word}" / "weights.pt", weights_only=True) for word in ("quiet", "memory")]
+    except FileNotFoundError:
+        return theirs, {"fulfilled": False, "says": last_line(scratch / "held-memory")}
+    apart = max(float((both[0][key] - both[1][key]).abs().max()) for key in both[0])
+    says = f"30 batches in two halves each: weights at most {apart:.1e} from those of whole batches"
+    return theirs, {"fulfilled": apart < 1e-6, "says": says}
+
+
+def sigterm(scratch: Path, times: int) -> tuple[Outcome, Outcome]:
+    """SIGTERM in warm-up, evaluation and compiling, SIGKILL to all of it two seconds later."""
+    places = ("warm-up", "evaluation", "compile")
+    theirs = [_terminated(scratch / f"peer-{at}", peer("sigterm"), places[at % 3]) for at in range(times)]
+    ours = [_terminated(scratch / f"held-{at}", held("sigterm", script=False), places[at % 3]) for at in range(times)]
+    return _counted(theirs), _counted(ours)
+
+
+def _terminated(folder: Path, words: list[str], place: str) -> bool:
+    """True if what was trained so far is saved: all steps of it, and nothing of it half."""
+    process = start(folder, words, WISH_PLACE=place)
+    until = time.monotonic() + LIMIT
+    while not (folder / "there").exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    done = {"warm-up": 0, "compile": 10, "evaluation": 20}[place]
+    if words[1] == "-m":  # the supervisor has the same time to leave; what outlives it is its own
+        code = _left(process)
+        saved = max([int(path.name) for path in folder.glob("runs/*/checkpoints/[0-9]*")], default=0)
+        return code == 75 and saved >= done - 1  # the last batch of an epoch is committed with its epoch
+    _left(process)
+    return (folder / "saved.pt").exists()
+
+
+def _left(process: subprocess.Popen[str]) -> int | None:
+    return finish(process, GRACE)
+
+
+def _counted(saved: list[bool]) -> Outcome:
+    return {"fulfilled": all(saved), "says": f"saved {sum(saved)} of {len(saved)} times"}
+
+
+WISHES: dict[str, tuple[str, str, Callable[[Path, int], tuple[Outcome, Outcome]]]] = {
+    "hung_loader": (
+        "pytorch/pytorch#96629", "a loader process that hangs is replaced within 10 s, and its stack is reported",
+        lambda scratch, times: loader("hung_loader", "hang", scratch),
+    ),
+    "killed_loader": (
+        "pytorch/pytorch#21554", "training goes on after a loader process was killed, with `pin_memory`",
+        lambda scratch, times: loader("killed_loader", "kill", scratch),
+    ),
+    "lightning_mid_epoch": (
+        "Lightning-AI/pytorch-lightning#19764", "resume in the middle of an epoch, at the next batch",
+        lambda scratch, times: resumed("lightning_mid_epoch", scratch),
+    ),
+    "lightning_stateful": (
+        "Lightning-AI/pytorch-lightning#20550", "the loader's own state is restored, with `estimated_stepping_batches`",
+        lambda scratch, times: resumed("lightning_stateful", scratch),
+    ),
+    "lightning_memory": (
+        "Lightning-AI/pytorch-lightning#17393", "a batch that does not fit is accumulated: the same effective batch",
+        lambda scratch, times: memory(scratch),
+    ),
+    "accelerate_order": (
+        "huggingface/accelerate#4071", "resume after the first epoch keeps the order of the data",
+        lambda scratch, times: resumed("accelerate_order", scratch),
+    ),
+    "sigterm": (
+        "goodfire-ai/spd#677", "SIGTERM in warm-up, evaluation or compiling is saved within 2 s",
+        lambda scratch, times: sigterm(scratch, times),
+    ),
+}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", metavar="WISH", help=f"of {', '.join(WISHES)} (default: all)")
+    parser.add_argument("--times", type=int, default=20, help="signals to send in `sigterm`")
+    parser.add_argument("--keep", action="store_true", help="leave the folders of the runs")
+    args = parser.parse_args()
+    names = args.names or list(WISHES)
+    scratch = Path(tempfile.mkdtemp(prefix="wishes-"))
+    known = json.loads(RESULT.read_text()).get("wishes", {}) if RESULT.exists() else {}
+    for name in names:
+        thread, wish, fulfil = WISHES[name]
+        theirs, ours = fulfil(scratch / name, args.times)
+        known[name] = {"thread": thread, "wish": wish, "peer": theirs, "holdfast": ours}
+        print(f"{name}\n  peer      {theirs['says']}\n  holdfast  {ours['says']}", flush=True)
+        found = {each: known[each] for each in WISHES if each in known}
+        write(RESULT, {"wishes": found, "versions": versions(), "machine": machine()})
+    if not args.keep:
+        shutil.rmtree(scratch, ignore_errors=True)
+    else:
+        print(scratch)
+    return 0 if all(known[name]["holdfast"]["fulfilled"] for name in names) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
