@@ -53,6 +53,8 @@ class AnyLoader:
         self.device: torch.device | None = None
         self.on_wait: Callable[[], None] | None = None
         self.passes = Passes(self.source)
+        self._counted: dict[str, Any] = {}
+        """What the loader has counted by itself, between two epochs."""
         self._track = Track(self.source)
         _hook(loader, self)
 
@@ -124,6 +126,7 @@ class AnyLoader:
             self.source.left_early()
         else:
             self.source.ended = True
+        self._counted = self.source.counters.changed()
         self.epoch += 1
         self.cursor = 0
         self._track = Track(self.source)
@@ -136,6 +139,8 @@ class AnyLoader:
 
     def state_dict(self) -> dict[str, Any]:
         state = {"epoch": self.epoch, "cursor": self.cursor, "pass": self._track.state(self.cursor)}
+        state["counted"] = self._counted
+        state["own"] = {} if self.cursor else self.source.own()
         if (plain := self.passes.state_dict()) is not None:
             state["plain"] = plain
         if self.source.tells_between:
@@ -152,6 +157,10 @@ class AnyLoader:
         if self._track.opening or (same and self._track.live and cursor):  # it is there, or on its way
             return
         self._track = Track(self.source, state["pass"] if cursor else None)
+        self._counted = dict(state.get("counted") or {})
+        if not cursor and not self.passes.live:
+            self.source.counters.set_to(self._counted)
+            self.source.set_own(state.get("own") or {})
         if self.source.tells_between:
             self.source.load_state_dict(state.get("source") or {})
             self.source.go_to(state.get("between"))

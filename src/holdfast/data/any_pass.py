@@ -42,6 +42,8 @@ class Track:
         self.opening = False
         self._saved = dict(saved) if saved else None
         self._begun: Now = (unpacked(saved["begun"]), saved["own_begun"]) if saved else source.now()
+        self._counted: dict[str, Any] = dict(saved.get("counted") or {}) if saved else {}
+        """What the loader had counted by itself as the pass began."""
         self._world: dict[str, Any] | None = self._begun[0] if apart else None
         """The global generators as this pass has them, if it has its own."""
         self._print = int(saved["print"]) if saved else 0
@@ -96,6 +98,7 @@ class Track:
             "print": self._print,
             "begun": packed(self._begun[0]),
             "own_begun": self._begun[1],
+            "counted": self._counted,
             "by_index": self._indices is not None,
         }
         if used != self.given or not used:
@@ -156,6 +159,7 @@ class Track:
                 if ready is not None:
                     ready()
                 self.source.begin_anew()
+                self._counted = self.source.counters.changed()
                 self._begun = self.source.now() if self._world is None else (seeded_globals(), self.source.own())
                 self._begin()
             else:
@@ -207,6 +211,7 @@ class Track:
 
     def _passed_over(self, saved: Mapping[str, Any], arrived: Callable[[], None], *, read: bool) -> bool:
         """The pass is begun as it was, and what was given of it does not come again. False if it is another pass."""
+        self.source.counters.set_to(self._counted)
         self.source.set_own(self._begun[1])
         if self._world is None:
             set_globals(self._begun[0])
@@ -265,7 +270,7 @@ class Track:
 
     def _another_one(self) -> UserError:
         return UserError(
-            f"the {self.source.kind} gives other batches than before: no way leads back to batch {self.given} of this pass",
+            f"the {self.source.kind} gives other batches than before: there is no way back to batch {self.given}",
             cause="its order depends on something that is not restored: the time, a process id, a counter of its own",
             hints=[
                 "seed it (`generator=`, `seed=`), or give it state_dict and load_state_dict",

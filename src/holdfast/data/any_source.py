@@ -21,7 +21,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from holdfast.data import generators
 from holdfast.data.batch_print import print_of
+from holdfast.data.loader_child import may_draw
 from holdfast.data.own_generators import OwnGenerators
+from holdfast.data.plain_counters import Counters
 from holdfast.data.sample_order import collate_seeds
 
 Now = tuple[dict[str, Any], dict[str, Any]]
@@ -40,6 +42,7 @@ class Source:
         self._own = OwnGenerators(loader)
         self._found = self._own.found()
         self._teller = _teller(loader)
+        self.counters = Counters(loader)
         self._noted = False
         self._loaded = False
         """A position was loaded in this process."""
@@ -185,11 +188,25 @@ def unpacked(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _teller(loader: Any) -> Any | None:
-    """Who says where a pass is: the loader itself, or the stream that it makes batches of in this process."""
-    if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
-        return loader
+    """Who says where a pass is: the stream that batches are made of in this process, or the loader itself."""
     dataset = getattr(loader, "dataset", None)
     streams = isinstance(loader, DataLoader) and isinstance(dataset, IterableDataset) and loader.num_workers == 0
-    if streams and hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict"):
-        return dataset
-    return None
+    if streams and _is_stateful(dataset):
+        return None if _forgets(dataset) else dataset
+    if isinstance(loader, DataLoader) and loader.num_workers and may_draw(dataset):
+        return None  # it says where it is, and not what its processes will draw next
+    return loader if _is_stateful(loader) and not _forgets(dataset if dataset is not None else loader) else None
+
+
+def _is_stateful(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _forgets(stream: Any) -> bool:
+    """`datasets` of Hugging Face says so: what is in a shuffle buffer is lost when a position is loaded."""
+    inner, depth = getattr(stream, "_ex_iterable", None), 0
+    while inner is not None and depth < 32:
+        if "BufferShuffled" in type(inner).__name__:
+            return True
+        inner, depth = getattr(inner, "ex_iterable", None), depth + 1
+    return False

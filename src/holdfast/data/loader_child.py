@@ -88,7 +88,7 @@ class Fetcher:
         """The dataset's `__getitems__`, which torch's own loader would call, too."""
         self.calm = False
         """It has given a whole batch without drawing a random number."""
-        self.draws = collate_fn is not None or _may_draw(dataset)
+        self.draws = collate_fn is not None or may_draw(dataset)
         """False where nothing can draw a random number."""
         self.used: set[str] = set()
         """The global generators that the dataset or the collate function has used: they are seeded for each sample."""
@@ -282,14 +282,14 @@ def _not_a_loader_child() -> Iterator[None]:
         worker._worker_info = info
 
 
-def _may_draw(dataset: Any) -> bool:
+def may_draw(dataset: Any) -> bool:
     """Exact types only: a subclass may do anything."""
     if type(dataset) is TensorDataset:
         return False
     if type(dataset) is Subset:
-        return _may_draw(dataset.dataset)
+        return may_draw(dataset.dataset)
     if type(dataset) is ConcatDataset:
-        return any(_may_draw(part) for part in dataset.datasets)
+        return any(may_draw(part) for part in dataset.datasets)
     return True
 
 
