@@ -79,8 +79,18 @@ class _DrewEarly(Exception):
 class Fetcher:
     """Reads the samples of a ticket and collates them, seeding for each sample every generator that is used."""
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        init: Callable[[int], None] | None = None,
+        start_method: str | None = None,
+    ) -> None:
         self.dataset = dataset
+        self.init = init
+        """The script's `worker_init_fn`."""
+        self.start_method = start_method
+        """How its processes are started, if the script says so."""
         self.collate_fn = default_collate if collate_fn is None else collate_fn
         self.batch_of = getattr(dataset, "batch_of", None) if collate_fn is None else None
         """The dataset's own way to a whole batch: what one copy can do is not done in two for each sample."""
@@ -316,8 +326,9 @@ def as_it_is(value: Any) -> Any:
 class Start:
     """A loader child's first act. A class, because a closure could not be pickled for spawn."""
 
-    def __init__(self) -> None:
+    def __init__(self, init: Callable[[int], None] | None = None) -> None:
         self.parent = os.getpid()
+        self.init = init
 
     def __call__(self, worker_id: int) -> None:
         # Ctrl-C reaches the whole process group. What it means is the worker's to decide, and until it has
@@ -328,6 +339,12 @@ class Start:
         if sys.platform == "linux":
             _die_with_parent(self.parent)
         note_child()
+        info = get_worker_info()
+        if info is not None and isinstance(info.dataset, Fetcher):  # the script's code looks for its own dataset there
+            about = {"id": info.id, "num_workers": info.num_workers, "seed": info.seed}
+            worker._worker_info = worker.WorkerInfo(**about, dataset=info.dataset.dataset)
+        if self.init is not None:
+            self.init(worker_id)
 
 
 def _die_with_parent(parent: int) -> None:
