@@ -154,7 +154,7 @@ class AnyLoader:
         self.passes.load_state_dict(state.get("plain"))
         same = (epoch, cursor) == (self.epoch, self.cursor)
         self.epoch, self.cursor = epoch, cursor
-        if self._track.opening or (same and self._track.live and cursor):  # it is there, or on its way
+        if self._track.opening or (same and self._track.live):  # it is there, or on its way
             return
         self._track = Track(self.source, state["pass"] if cursor else None)
         self._counted = dict(state.get("counted") or {})

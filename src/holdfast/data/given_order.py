@@ -4,9 +4,9 @@
     epoch = order.epoch("training", 3, seed=7, length=50_000, batch_size=64, drop_last=False)     # like an `Epoch`
     order.state_dict()               # what the sampler began with: an order is drawn again from it, and not saved
 
-A sampler is asked for a whole epoch when that begins. Generators of its own (`generator=`) go on as in torch; the global
-ones are seeded from (seed, epoch) while it is asked, and are afterwards as before. Another process asks it again, with
-everything as it was, and compares: a sampler that gives another order then is an error.
+A sampler is asked for a whole epoch when that begins. Generators of its own (`generator=`) go on as in torch; the
+global ones are seeded from (seed, epoch) while it is asked, and are afterwards as before. Another process asks it again,
+with everything as it was, and compares: a sampler that gives another order then is an error.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def _another_order(sampler: Any) -> UserError:
     kind = "RandomSampler" if sampler is None else type(sampler).__name__
     return UserError(
         f"the {kind} gives another order than before the run was interrupted",
-        cause="it depends on something that is not restored: weights that the script changes, the time, a list of its own",
+        cause="it depends on something that is not restored: weights that the script changes, the time, a list",
         hints=[
             "give it state_dict and load_state_dict: they are used by themselves",
             "or set what it depends on by the epoch, at the beginning of the epoch's body",

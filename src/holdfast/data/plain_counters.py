@@ -4,8 +4,8 @@
     counters.changed()               # {"sampler.epoch": 2}: what is other than when the script built it
     counters.set_to({"sampler.epoch": 1})
 
-Whoever goes on in a new process builds the loader anew, with the first values. Numbers and texts in attributes are seen,
-through lists and objects; what is kept elsewhere (in a closure, in a list) is not.
+Whoever goes on in a new process builds the loader anew, with the first values. Numbers and texts in attributes are
+seen, through lists and objects; what is kept elsewhere (in a closure, in a list) is not.
 """
 
 from __future__ import annotations
