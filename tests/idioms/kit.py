@@ -28,7 +28,7 @@ JOB = Path(__file__).parent / "job.py"
 WAYS = ("plain", "quiet", "killed", "hung", "out of memory", "stopped and resumed", "supervisor killed")
 KILLS = (2, 5, 6, 9, 14)
 """Moments, counted over all lives: two of them in a row."""
-HUNG = {"watchdog.floor": "2s"}
+HUNG = {"watchdog.floor": "2s", "watchdog.loop": "3s"}
 HANG = 4
 SHORT = (3, 8)
 """Losses that do not come, and those that find no memory."""
@@ -78,7 +78,9 @@ class Kit:
     ) -> Run:
         runs = self._new_folder()
         words = {"idiom": idiom.name, "plan": json.dumps(plan).replace('"', "'")}
-        return drive(runs, JOB, nursery=self.nursery, resume=resume, settings={"run.seed": "0", **(settings or {})}, **words)
+        return drive(
+            runs, JOB, nursery=self.nursery, resume=resume, settings={"run.seed": "0", **(settings or {})}, **words
+        )
 
     def _without_supervisor(self, idiom: Idiom) -> Run:
         runs = self._new_folder()

@@ -23,6 +23,7 @@ from torch.utils.data import RandomSampler
 
 from holdfast.base.errors import UserError
 from holdfast.data import generators
+from holdfast.data.batch_print import print_of
 from holdfast.data.own_generators import OwnGenerators
 from holdfast.data.plain_counters import Counters
 from holdfast.data.sample_order import Coverage, Epoch, Indices, collate_seeds, fingerprint
@@ -71,6 +72,9 @@ class GivenOrder:
         self._drawn: dict[str, dict[str, Any]] = {}
         """The last order of each kind of pass: its number, what it began with, its digest."""
         self._known: dict[str, GivenEpoch] = {}
+        self._first_look = self._look()
+        self._restored_look: int | None = None
+        """What could be seen of the sampler when the state was saved that this process goes on from."""
 
     def length(self, batch_size: int, drop_last: bool, samples: int) -> int:
         """Batches in an epoch, without asking for one."""
@@ -93,6 +97,7 @@ class GivenOrder:
             if made.digest != drawn["digest"]:
                 raise _another_order(self.batch_sampler if self.batch_sampler is not None else self.sampler)
         else:
+            self._check_look()
             begun = self._now()
             made = self._ask(number, **shape)
             self._drawn[kind] = {"number": number, "begun": begun, "digest": made.digest}
@@ -100,7 +105,7 @@ class GivenOrder:
         return made
 
     def state_dict(self) -> dict[str, Any]:
-        return {"drawn": self._drawn, "now": self._now()}
+        return {"drawn": self._drawn, "now": self._now(), "look": self._look()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._drawn = {str(kind): dict(each) for kind, each in state["drawn"].items()}
@@ -108,6 +113,20 @@ class GivenOrder:
             if known.digest != self._drawn.get(kind, {}).get("digest"):
                 del self._known[kind]
         self._set(state["now"])
+        self._restored_look = state.get("look")
+
+    def _check_look(self) -> None:
+        """The script had changed lists or weights of its sampler, and has not done so again in this process."""
+        before, self._restored_look = self._restored_look, None
+        if before is not None and before != self._first_look == self._look():
+            raise _another_order(self.batch_sampler if self.batch_sampler is not None else self.sampler)
+
+    def _look(self) -> int:
+        """A fingerprint of what a sampler holds besides plain numbers, which are restored."""
+        inner = getattr(self.batch_sampler, "sampler", None)
+        held = [getattr(each, "__dict__", {}) for each in (self.sampler, self.batch_sampler, inner)]
+        seen = (list, tuple, dict, set, torch.Tensor, np.ndarray)
+        return print_of([value for each in held for value in each.values() if isinstance(value, seen)])
 
     def _now(self) -> dict[str, Any]:
         stateful = {str(place): each.state_dict() for place, each in enumerate(self._stateful())}
