@@ -25,9 +25,13 @@ from tests.idioms.pieces import Idiom
 from tests.real_faults.driving import Command, Run, drive, read_run
 
 JOB = Path(__file__).parent / "job.py"
-WAYS = ("plain", "quiet", "killed", "stopped and resumed", "supervisor killed")
+WAYS = ("plain", "quiet", "killed", "hung", "out of memory", "stopped and resumed", "supervisor killed")
 KILLS = (2, 5, 6, 9, 14)
 """Moments, counted over all lives: two of them in a row."""
+HUNG = {"watchdog.floor": "2s", "watchdog.loop": "3s"}
+HANG = 4
+SHORT = (3, 8)
+"""Losses that do not come, and those that find no memory."""
 
 
 class Kit:
@@ -56,15 +60,27 @@ class Kit:
     def _disturbed(self, idiom: Idiom, way: str) -> Run:
         if way == "killed":
             return self._drive(idiom, {"kill": list(KILLS)})
+        if way == "hung":
+            return self._drive(idiom, {"hang": [HANG]}, settings=HUNG)
+        if way == "out of memory":
+            return self._drive(idiom, {"oom": list(SHORT)})
         if way == "stopped and resumed":
             first = self._drive(idiom, {"stop": 6})
             return self._drive(idiom, {}, resume=first.folder) if first.outcome.state == "STOPPED" else first
         return self._without_supervisor(idiom)
 
-    def _drive(self, idiom: Idiom, plan: dict[str, Any], resume: Path | None = None) -> Run:
+    def _drive(
+        self,
+        idiom: Idiom,
+        plan: dict[str, Any],
+        resume: Path | None = None,
+        settings: dict[str, str] | None = None,
+    ) -> Run:
         runs = self._new_folder()
         words = {"idiom": idiom.name, "plan": json.dumps(plan).replace('"', "'")}
-        return drive(runs, JOB, nursery=self.nursery, resume=resume, settings={"run.seed": "0"}, **words)
+        return drive(
+            runs, JOB, nursery=self.nursery, resume=resume, settings={"run.seed": "0", **(settings or {})}, **words
+        )
 
     def _without_supervisor(self, idiom: Idiom) -> Run:
         runs = self._new_folder()

@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -75,4 +77,27 @@ def net(dropout: float = 0.0) -> nn.Module:
 
 
 def loss_of(model: nn.Module, batch: Any) -> Tensor:
-    return mse_loss(model(batch[0]), batch[1])
+    loss = mse_loss(model(batch[0]), batch[1])
+    in_forward()
+    return loss
+
+
+class Forward:
+    """What is to happen in the middle of a forward, counted over all lives, each once."""
+
+    folder: Path | None = None
+    plan: dict[str, Any] = {}
+
+
+def in_forward() -> None:
+    """No memory is left, or nothing comes back, where the kit has said so."""
+    if Forward.folder is None or not {"oom", "hang"} & set(Forward.plan):
+        return
+    with open(Forward.folder / "losses", "a", encoding="ascii") as file:
+        file.write(".")
+        file.flush()
+        count = file.tell()
+    if count in Forward.plan.get("hang", ()):
+        time.sleep(3600)
+    if count in Forward.plan.get("oom", ()):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")

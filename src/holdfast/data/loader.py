@@ -18,18 +18,25 @@ and then `data.missing` tells what is not in it.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
 
 from holdfast.base.errors import UserError
 from holdfast.data.dataset_look import look
 from holdfast.data.inline_reader import Reader
+from holdfast.data.loader_arguments import (
+    check_in_order,
+    given_order,
+    length_of,
+    not_grown,
+    seconds,
+    start_method_of,
+    whole,
+)
 from holdfast.data.loader_child import Fetcher
 from holdfast.data.loader_pool import LoaderFailed, Pool
 from holdfast.data.plain_pass import Passes
@@ -89,22 +96,32 @@ class Loader:
         pin_memory: bool = False,
         persistent_workers: bool = True,
         prefetch_factor: int | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        generator: torch.Generator | None = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        timeout: float = 0,
+        multiprocessing_context: Any = None,
+        pin_memory_device: str = "",
+        in_order: bool = True,
         allow_missing: bool = False,
     ) -> None:
+        check_in_order(in_order)
+        self._order = given_order(batch_size, shuffle, drop_last, sampler, batch_sampler, generator)
         self._dataset = dataset
         self._collate_fn = collate_fn
-        self.length = _length(dataset)
-        self.batch_size = _whole("batch_size", batch_size, least=1)
-        self.num_workers = _whole("num_workers", num_workers, least=0)
-        prefetch = _whole("prefetch_factor", 2 if prefetch_factor is None else prefetch_factor, least=1)
+        self.length = length_of(dataset)
+        self.batch_size = whole("batch_size", batch_size, least=1)
+        self.num_workers = whole("num_workers", num_workers, least=0)
+        prefetch = whole("prefetch_factor", 2 if prefetch_factor is None else prefetch_factor, least=1)
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.pin_memory = pin_memory
-        self.device: torch.device | None = None
+        self.device: torch.device | None = torch.device(pin_memory_device) if pin_memory_device else None
         """Where the batches go. Memory is pinned if this is an accelerator; as long as it is not known, only
         where one is in use already: a loader must not wake up a device that may hang."""
         # Without a seed of its own, that of the script: torch.initial_seed() reads it and draws nothing.
-        self.seed = torch.initial_seed() if seed is None else _whole("seed", seed, least=None)
+        self.seed = torch.initial_seed() if seed is None else whole("seed", seed, least=None)
         self.epoch = 0
         self.cursor = 0
         self.skipped = 0
@@ -132,10 +149,12 @@ class Loader:
         self._shard = (0, 1)
         self._coverage = Coverage()
         self._plan: Epoch | None = None
-        self._fetcher = Fetcher(dataset, collate_fn)
+        self._ways = (worker_init_fn, start_method_of(multiprocessing_context, self.num_workers))
+        self._fetcher = Fetcher(dataset, collate_fn, *self._ways)
         self._pool = Pool(self._fetcher, workers=self.num_workers, prefetch=prefetch, persistent=persistent_workers)
+        self._pool.patience.fixed_s = seconds("timeout", timeout)
         self._here = Reader(self._fetcher, self._pool)
-        if len(self) == 0:
+        if (self._order is None or self.drop_last) and len(self) == 0:
             raise UserError(
                 f"drop_last leaves no batch: {self.length} samples, and batch_size is {self.batch_size}",
                 hints=(f"use drop_last=False, or batch_size={self.length} or less",),
@@ -145,7 +164,9 @@ class Loader:
         """Batches in an epoch: in this one, if it has begun, else as the dataset is now."""
         if self._streams or (self.cursor and self._restored is None):
             return len(self._epoch(self.epoch))
-        return len(Epoch(0, 0, _length(self._dataset), self.batch_size, False, self.drop_last))
+        if self._order is not None:
+            return self._order.length(self.batch_size, self.drop_last, length_of(self._dataset))
+        return len(Epoch(0, 0, length_of(self._dataset), self.batch_size, False, self.drop_last))
 
     @property
     def dataset(self) -> Any:
@@ -159,7 +180,7 @@ class Loader:
                 "the dataset of a Loader was replaced in the middle of an epoch",
                 hints=["replace it between two epochs: `data.dataset = …` before `session.batches(data)`"],
             )
-        _length(dataset)
+        length_of(dataset)
         self._dataset = dataset
 
     @property
@@ -222,13 +243,13 @@ class Loader:
         """A pass begins. The dataset may be another one, or have grown, since the last epoch."""
         dataset, restored = self._dataset, self._restored
         self._restored, missed, self._missed = None, self._missed, None
-        length = _length(dataset)
+        length = length_of(dataset)
         if start and restored is not None:
             self.length, self._plan = length, None
             self._check_shape(start, restored)
         elif not start and not self._streams:
             if missed is not None and missed[0] is dataset and length == missed[1]:
-                raise _not_grown(length, missed[2])
+                raise not_grown(length, missed[2])
             self._grown = self._grown or (self._fetcher.dataset is dataset and length != self.length)
             self.length = length
             self._plan = None
@@ -236,7 +257,7 @@ class Loader:
         if self._fetcher.dataset is not dataset or (self._pool.pids and seen != self._seen):
             self._pool.close()  # its processes have a copy of what was
             if self._fetcher.dataset is not dataset:
-                self._fetcher = Fetcher(dataset, self._collate_fn)
+                self._fetcher = Fetcher(dataset, self._collate_fn, *self._ways)
                 self._pool.fetcher = self._fetcher
                 self._here = Reader(self._fetcher, self._pool)
         self._known.length = self.length
@@ -270,9 +291,14 @@ class Loader:
         return self._here.stream(course, start, self._settle, pin=pin is not None)
 
     def _course(self, number: int, *, training: bool) -> Course:
-        return Course(self._epoch(number), self._known, training=training, shard=self._shard if training else (0, 1))
+        epoch = self._epoch(number, training=training)
+        return Course(epoch, self._known, training=training, shard=self._shard if training else (0, 1))
 
-    def _epoch(self, number: int) -> Epoch:
+    def _epoch(self, number: int, *, training: bool = True) -> Epoch:
+        if self._order is not None:
+            shape = {"batch_size": self.batch_size, "drop_last": self.drop_last}
+            kind = "training" if training else "plain"
+            return self._order.epoch(kind, number, seed=self.seed, dataset=self._fetcher.dataset, **shape)
         plan = self._plan
         now = (number, self.seed, self.batch_size) if not self._streams else (number, self.seed)
         if plan is None or (plan.number, plan.seed, plan.batch_size)[: len(now)] != now:
@@ -417,17 +443,20 @@ class Loader:
             "quarantined": self._known.to_json(),
             "shape": self._shape(),
             **({"grown": True} if self._grown else {}),
+            **({"order": self._order.state_dict()} if self._order is not None else {}),
             **({"plain": plain} if (plain := self.passes.state_dict()) is not None else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`. In the middle of an epoch it must be the same data in the same batches."""
-        saved, length = state["shape"], _length(self._dataset)
+        saved, length = state["shape"], length_of(self._dataset)
         self._restored = saved if state["cursor"] > 0 else None  # looked at when the epoch goes on
         self._grown = bool(state.get("grown"))
         grown = self._grown and length != saved["length"]
         self._missed = (self._dataset, length, int(saved["length"])) if grown else None
         self.passes.load_state_dict(state.get("plain"))
+        if self._order is not None and "order" in state:
+            self._order.load_state_dict(state["order"])
         if not self._streams:
             self._plan = None
         self.epoch = int(state["epoch"])
@@ -443,7 +472,7 @@ class Loader:
     def _check_shape(self, cursor: int, saved: Mapping[str, Any]) -> None:
         """In the middle of an epoch it must be the same data in the same batches."""
         for name, now in self._shape().items():
-            before = saved[name]
+            before = saved.get(name)
             if before != now:
                 raise UserError(
                     f"the saved run is at batch {cursor} of an epoch with {name}={before}, "
@@ -457,45 +486,5 @@ class Loader:
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
+            **({"order": "of a sampler"} if self._order is not None else {}),
         }
-
-
-def _not_grown(now: int, saved: int) -> UserError:
-    return UserError(
-        f"the dataset had grown to {saved} samples when the run was saved, and has {now} now",
-        cause="what a script adds to a dataset in the course of a run is not restored by itself",
-        hints=(
-            "give the dataset state_dict and load_state_dict, and protect it: session.protect(…, samples=dataset)",
-            "or build it from `session.epoch` at the beginning of each epoch",
-        ),
-    )
-
-
-def _length(dataset: Any) -> int:
-    """The number of samples, or a UserError that says what kind of dataset is needed."""
-    kind = type(dataset).__name__
-    indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    if isinstance(dataset, DataLoader):
-        hint = "pass the dataset itself: Loader(loader.dataset, ...)"
-    else:
-        hint = "give it __len__ and __getitem__(index): a stream cannot be resumed at a sample"
-    if not indexed or isinstance(dataset, IterableDataset):
-        raise UserError(f"a dataset needs a length and an index, and `{kind}` has not both", hints=(hint,))
-    length = len(dataset)
-    if length == 0:
-        raise UserError(
-            f"the dataset (`{kind}`) is empty", cause="its length is 0", hints=("check the path it reads from",)
-        )
-    return length
-
-
-def _whole(name: str, value: Any, least: int | None) -> int:
-    """`value` as an int, or a UserError naming the setting, the value and what is allowed."""
-    wanted = "a whole number" if least is None else f"a whole number of {least} or more"
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise UserError(f"{name} is {value!r}, but it has to be {wanted}") from None
-    if isinstance(value, bool) or (least is not None and number < least):
-        raise UserError(f"{name} is {value!r}, but it has to be {wanted}")
-    return number

@@ -79,8 +79,18 @@ class _DrewEarly(Exception):
 class Fetcher:
     """Reads the samples of a ticket and collates them, seeding for each sample every generator that is used."""
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        init: Callable[[int], None] | None = None,
+        start_method: str | None = None,
+    ) -> None:
         self.dataset = dataset
+        self.init = init
+        """The script's `worker_init_fn`."""
+        self.start_method = start_method
+        """How its processes are started, if the script says so."""
         self.collate_fn = default_collate if collate_fn is None else collate_fn
         self.batch_of = getattr(dataset, "batch_of", None) if collate_fn is None else None
         """The dataset's own way to a whole batch: what one copy can do is not done in two for each sample."""
@@ -88,7 +98,7 @@ class Fetcher:
         """The dataset's `__getitems__`, which torch's own loader would call, too."""
         self.calm = False
         """It has given a whole batch without drawing a random number."""
-        self.draws = collate_fn is not None or _may_draw(dataset)
+        self.draws = collate_fn is not None or may_draw(dataset)
         """False where nothing can draw a random number."""
         self.used: set[str] = set()
         """The global generators that the dataset or the collate function has used: they are seeded for each sample."""
@@ -282,14 +292,14 @@ def _not_a_loader_child() -> Iterator[None]:
         worker._worker_info = info
 
 
-def _may_draw(dataset: Any) -> bool:
+def may_draw(dataset: Any) -> bool:
     """Exact types only: a subclass may do anything."""
     if type(dataset) is TensorDataset:
         return False
     if type(dataset) is Subset:
-        return _may_draw(dataset.dataset)
+        return may_draw(dataset.dataset)
     if type(dataset) is ConcatDataset:
-        return any(_may_draw(part) for part in dataset.datasets)
+        return any(may_draw(part) for part in dataset.datasets)
     return True
 
 
@@ -316,8 +326,9 @@ def as_it_is(value: Any) -> Any:
 class Start:
     """A loader child's first act. A class, because a closure could not be pickled for spawn."""
 
-    def __init__(self) -> None:
+    def __init__(self, init: Callable[[int], None] | None = None) -> None:
         self.parent = os.getpid()
+        self.init = init
 
     def __call__(self, worker_id: int) -> None:
         # Ctrl-C reaches the whole process group. What it means is the worker's to decide, and until it has
@@ -328,6 +339,12 @@ class Start:
         if sys.platform == "linux":
             _die_with_parent(self.parent)
         note_child()
+        info = get_worker_info()
+        if info is not None and isinstance(info.dataset, Fetcher):  # the script's code looks for its own dataset there
+            about = {"id": info.id, "num_workers": info.num_workers, "seed": info.seed}
+            worker._worker_info = worker.WorkerInfo(**about, dataset=info.dataset.dataset)
+        if self.init is not None:
+            self.init(worker_id)
 
 
 def _die_with_parent(parent: int) -> None:

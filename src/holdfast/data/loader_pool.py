@@ -198,7 +198,7 @@ class Pool:
         try:
             feed = Feed(self.fetcher, job, workers=self.workers, prefetch=self.prefetch, pin=self.pin)
         except (TypeError, AttributeError, pickle.PicklingError) as error:
-            if start_method() == "fork":
+            if (self.fetcher.start_method or start_method()) == "fork":
                 raise
             raise UserError(
                 f"the dataset cannot be sent to a loader child: {error}",

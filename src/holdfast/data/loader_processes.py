@@ -102,7 +102,7 @@ class Feed:
     """Loader children and their reader. When one of them fails, the whole generation is stopped."""
 
     def __init__(self, fetcher: Fetcher, job: Job, *, workers: int, prefetch: int, pin: torch.device | None) -> None:
-        context = self._context()
+        context = self._context(fetcher.start_method or start_method())
         fetcher.progress = self.progress = context.RawArray("q", [IDLE] * workers)
         self.born = time.monotonic()
         self.job = job
@@ -124,7 +124,7 @@ class Feed:
             prefetch_factor=prefetch,
             persistent_workers=True,
             multiprocessing_context=context,
-            worker_init_fn=Start(),
+            worker_init_fn=Start(fetcher.init),
             generator=torch.Generator(),  # iter() draws from it; the global one belongs to the training
         )
         try:
@@ -137,10 +137,10 @@ class Feed:
         self._thread = threading.Thread(target=self._read, name="holdfast-feed", daemon=True)
         self._thread.start()
 
-    def _context(self) -> Any:
+    def _context(self, method: str) -> Any:
         """A multiprocessing context that notes each child: so all are known even when starting them fails."""
         self.children: list[BaseProcess] = []
-        context: Any = type(multiprocessing.get_context(start_method()))()
+        context: Any = type(multiprocessing.get_context(method))()
         make = context.Process
 
         def noted(*args: Any, **kwargs: Any) -> BaseProcess:

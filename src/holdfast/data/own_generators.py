@@ -30,14 +30,15 @@ class OwnGenerators:
         self._loader = loader
 
     def state_dict(self) -> dict[str, Any]:
-        return {str(number): each.state_dict() for number, each in enumerate(self._found())}
+        return {str(number): each.state_dict() for number, each in enumerate(self.found())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for number, each in enumerate(self._found()):
+        for number, each in enumerate(self.found()):
             if str(number) in state:
                 each.load_state_dict(state[str(number)])
 
-    def _found(self) -> list[Any]:
+    def found(self) -> list[Any]:
+        """Those there are now, each with state_dict and load_state_dict."""
         known: set[int] = set()
         return [each for found in self._generators(self._loader, _DEPTH, known) if (each := _wrapped(found))]
 

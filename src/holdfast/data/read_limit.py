@@ -21,11 +21,15 @@ class Patience:
     """For the first batch of all: a dataset opens its files, a child imports its libraries."""
     factor: float = 4.0
     """Times the slowest recent batch; and again at each respawn, so that a batch that is only slow passes."""
+    fixed_s: float = 0.0
+    """What the script says (`timeout=`): then nothing is measured. 0: nothing said."""
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     _firsts: deque[float] = field(default_factory=lambda: deque(maxlen=8))
 
     def limit(self, *, fresh: bool, attempt: int) -> float:
         """Seconds. `fresh`: the children have only just started."""
+        if self.fixed_s:
+            return self.fixed_s
         if fresh and not self._firsts:
             return self.first_wait_s
         slowest = max([*self._recent, *(self._firsts if fresh else ())], default=0.0)

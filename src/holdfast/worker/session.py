@@ -33,6 +33,7 @@ import torch
 from holdfast.base import enumeration
 from holdfast.base.board import Phase
 from holdfast.base.errors import HoldfastError, UserError
+from holdfast.data.any_loader import AnyLoader, is_loader
 from holdfast.data.loader import Batch, Loader
 from holdfast.data.plain_pass import check_no_strays
 from holdfast.faults.bad_samples import Charge, attach
@@ -74,7 +75,7 @@ class Run:
 class _Open:
     """The batch whose loop body is running."""
 
-    loader: Loader
+    loader: Loader | AnyLoader
     batch: Batch
     step: int
     """Steps done when it began."""
@@ -199,7 +200,8 @@ class Session:
                 cause="the snapshot's layout is made once",
                 hints=["pass everything in one call: `session.protect(model=…, optimizer=…, data=…)`"],
             )
-        objects = named_by_kind(positional, named, ranks=self.ranks)
+        found = named_by_kind(positional, named, ranks=self.ranks)
+        objects = {name: AnyLoader(each) if is_loader(each) else each for name, each in found.items()}
         if KEPT in objects:
             raise UserError(f"`{KEPT}` is the name of what the session itself keeps", hints=["protect it by another"])
         self._ground.protect({**objects, KEPT: self._kept})
@@ -225,6 +227,9 @@ class Session:
             loader.device = self.device
             loader.share_with(self.rank, self.ranks)
             loader.be_patient(floor_s=self.settings.loader.stuck_floor, first_wait_s=self.settings.loader.first_wait)
+            if isinstance(loader, AnyLoader):
+                loader.source.on_progress = self.progress
+                loader.source.on_note = lambda text: self._ground.link.send("note", text=text)
 
     # -- the loop ------------------------------------------------------------------------------------------
 
@@ -348,21 +353,28 @@ class Session:
         sequence = snapshots.last.sequence if snapshots.last is not None else None
         self._ground.link.send("epoch", **ended, sequence=sequence)
 
-    def batches(self, data: Loader) -> Iterator[Any]:
-        """The batches of this epoch that are still to do; a batch is done when the loop comes back for the next."""
+    def batches(self, data: Any) -> Iterator[Any]:
+        """The batches of this epoch that are still to do; a batch is done when the loop comes back for the next.
+
+        `data` is a holdfast.Loader, a torch DataLoader, an IterableDataset, or any iterable with `state_dict`, and
+        protected. Inside of a loop over another one it gives its own batches, which are done with that loop's body.
+        """
         name = self._ground.name_of(data)
+        if self._open is not None and self._named[name] is not self._open.loader:
+            yield from data
+            return
+        data = self._named[name]
         self._end_left()
         self._check_pass(name)
         self._passes[name] = False
         self._enter(Phase.DATA)
-        total = len(data)
         landing = self._landing
         if landing is None:
             self._ground.begun = data.cursor
         if self._in_epoch and not any(self._passes.values()):
             self._check_nothing_drawn()
-        for batch in data.batches(data.epoch, data.cursor):
-            self._show_position(batch.index, total)
+        for batch in self._read(data, name):
+            self._show_position(batch.index, data.length() if isinstance(data, AnyLoader) else len(data))
             self._enter(Phase.LOOP)
             self._arrive("batch", name)
             if landing is not None and self._landing is None:
@@ -381,12 +393,18 @@ class Session:
             data.finish_epoch()
         self._enter(Phase.EVALUATE)  # what follows the last batch is often an evaluation, declared or not
 
+    def _read(self, data: Loader | AnyLoader, name: str) -> Iterator[Batch]:
+        """A loader of somebody else's draws from the generators of the script: they are restored before it is read."""
+        if isinstance(data, Loader):
+            return data.batches(data.epoch, data.cursor)
+        return data.batches(data.epoch, data.cursor, lambda: self._arrive("batch", name))
+
     def _check_pass(self, name: str) -> None:
         if self._open is not None:
             raise UserError(
-                "session.batches was called inside another",
-                cause="a body is committed with the batch of one Loader: a fault would tear a pair of batches apart",
-                hints=["make one dataset whose samples hold both parts"],
+                "session.batches was called inside another over the same loader",
+                cause="a loader has one place in its epoch",
+                hints=["make a second loader of the same dataset, and protect it by a name of its own"],
             )
         if self._in_epoch and self._passes.get(name):
             raise UserError(
@@ -396,7 +414,7 @@ class Session:
 
     def _check_nothing_drawn(self) -> None:
         """An iterator that is drawn from between the beginning of an epoch and its first batch is a batch ahead."""
-        for name in (name for name, each in self._named.items() if isinstance(each, Loader)):
+        for name in (name for name, each in self._named.items() if isinstance(each, (Loader, AnyLoader))):
             passes = self._named[name].passes
             if passes.drawn and passes.current is not None:
                 raise UserError(
@@ -412,7 +430,9 @@ class Session:
         if self._position.step == opened.step:
             self._ground.uncommitted.count += 1  # a body without a step is done as well
         self._count_batch(opened)
-        self._commit("batch", name, last=opened.loader.cursor >= len(opened.loader))
+        loader = opened.loader
+        last = loader.at_end() if isinstance(loader, AnyLoader) else loader.cursor >= len(loader)
+        self._commit("batch", name, last=last)
         self._enter(Phase.DATA)
 
     def _leave_batch(self, opened: _Open) -> None:
@@ -569,7 +589,7 @@ class Session:
         self._arrive("free")
         opened = self._open
         samples = None
-        if opened is not None:
+        if opened is not None and isinstance(opened.loader, Loader):
             samples = Samples(self._ground.name_of(opened.loader), opened.loader, opened.batch)
         self._busy = True
         try:

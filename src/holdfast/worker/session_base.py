@@ -20,6 +20,7 @@ import torch
 
 from holdfast.base.board import Phase
 from holdfast.base.errors import UserError
+from holdfast.data.any_loader import AnyLoader, is_loader
 from holdfast.data.loader import Loader
 from holdfast.data.quarantine import MOST_LISTED
 from holdfast.faults.classification import Fault
@@ -179,7 +180,7 @@ class Ground:
         self._protected = protected
         self._snapshots = snapshot.Snapshots(protected, self.link, self.device, self.known_optimizers())
         self._snapshots.reserve()
-        loaders = [name for name, value in objects.items() if isinstance(value, Loader)]
+        loaders = [name for name, value in objects.items() if isinstance(value, (Loader, AnyLoader))]
         self._savepoint = Savepoint(protected, objects.values(), constant=loaders)
 
     @property
@@ -260,29 +261,33 @@ class Ground:
 
     def _quarantined(self) -> dict[str, Any] | None:
         """The samples that are left out, for the receipt; None if there are none, as there should be."""
-        found = [(name, value.quarantined) for name, value in self.objects.items() if isinstance(value, Loader)]
+        kinds = (Loader, AnyLoader)
+        found = [(name, value.quarantined) for name, value in self.objects.items() if isinstance(value, kinds)]
         count = sum(len(samples) for _, samples in found)
         listed = [{"loader": name, **sample} for name, samples in found for sample in samples[:MOST_LISTED]]
         return {"count": count, "samples": listed[:MOST_LISTED]} if count else None
 
     # -- by kind -------------------------------------------------------------------------------------------
 
-    def loaders(self) -> list[Loader]:
-        return [value for value in self.objects.values() if isinstance(value, Loader)]
+    def loaders(self) -> list[Loader | AnyLoader]:
+        return [value for value in self.objects.values() if isinstance(value, (Loader, AnyLoader))]
 
     def name_of(self, data: Any) -> str:
-        """The name a Loader was protected by."""
-        if not isinstance(data, Loader):
-            raise UserError(
-                f"session.batches takes a holdfast.Loader, not a {type(data).__name__}",
-                cause="only a Loader can say which samples were used when a worker is replaced",
-                hints=["`data = holdfast.Loader(dataset, batch_size=…, shuffle=True)` takes the same dataset"],
-            )
+        """The name a loader was protected by."""
         for name, value in self.objects.items():
-            if value is data:
+            if value is data or (isinstance(value, AnyLoader) and value.loader is data):
                 return name
+        if not isinstance(data, Loader) and not is_loader(data):
+            raise UserError(
+                f"session.batches takes a holdfast.Loader or a DataLoader, not a {type(data).__name__}",
+                cause="nobody could say which of its batches were used when a worker is replaced",
+                hints=[
+                    "`data = holdfast.Loader(dataset, batch_size=…, shuffle=True)` takes a dataset",
+                    "a torch DataLoader, an IterableDataset, or anything with __iter__, state_dict and load_state_dict",
+                ],
+            )
         raise UserError(
-            "this Loader was not protected",
+            f"this {type(data).__name__} was not protected",
             cause="its position would be lost when a worker is replaced",
             hints=["add it to the call: `session.protect(model=…, optimizer=…, data=data)`"],
         )
@@ -343,7 +348,7 @@ def named_by_kind(values: tuple[Any, ...], named: dict[str, Any], *, ranks: int 
             kind = "scheduler"
         elif isinstance(value, torch.amp.GradScaler):
             kind = "scaler"
-        elif isinstance(value, Loader):
+        elif isinstance(value, (Loader, AnyLoader)) or is_loader(value):
             kind = "data"
         name, number = kind, 2
         while name in found or name in named:
