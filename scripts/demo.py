@@ -193,8 +193,8 @@ def monitor() -> Iterator[str]:
     )
     try:
         assert page.stdout is not None
-        line = page.stdout.readline()
-        yield line.split()[-1] if "http" in line else "did not start: `holdfast watch --web` says why"
+        line = next((line for line in page.stdout if "http" in line), "")
+        yield line.split()[-1] if line else "did not start: `holdfast watch --web` says why"
     finally:
         page.terminate()
         page.communicate(timeout=PATIENCE)

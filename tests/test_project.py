@@ -98,7 +98,7 @@ def test_the_demo_shows_commands_that_exist() -> None:
             maker(step.command[0])(One()).parse(step.command[1:])
     for words in demo.data_commands():
         maker(words[0])(One()).parse(words[1:])
-    assert demo.MADE == demo.CACHE / f"{demo.JOB[4:]}-100hz" / eeg_cache.META
+    assert demo.CACHE / f"{demo.JOB[4:]}-100hz" / eeg_cache.META == demo.MADE
     whole, short_one = (sum(step.seconds for step in demo.steps(short)) for short in (False, True))
     assert short_one < whole <= 90, "what it promises on two quiet cores"
     assert 0 < demo.cpu_share() <= 1.1
