@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,8 @@ import pytest
 
 from holdfast.cli.main import COMMANDS, maker
 from holdfast.console.usage import One
+from holdfast.monitor.web.server import PORT
+from holdfast.workloads.eeg import cache as eeg_cache
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -92,11 +96,19 @@ def test_the_demo_shows_commands_that_exist() -> None:
         assert all(step.words.endswith(".") for step in demo.steps(short))
         for step in demo.steps(short):
             maker(step.command[0])(One()).parse(step.command[1:])
+    for words in demo.data_commands():
+        maker(words[0])(One()).parse(words[1:])
+    assert demo.CACHE / f"{demo.JOB[4:]}-100hz" / eeg_cache.META == demo.MADE
     whole, short_one = (sum(step.seconds for step in demo.steps(short)) for short in (False, True))
     assert short_one < whole <= 90, "what it promises on two quiet cores"
     assert 0 < demo.cpu_share() <= 1.1
-    with demo.monitor() as address:
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{20,}", address)
+    with socket.socket() as other:  # somebody's, on the port that the monitor tries first
+        with contextlib.suppress(OSError):
+            other.bind(("127.0.0.1", PORT))
+            other.listen()
+        with demo.monitor() as address:
+            found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\?token=[\w-]{20,}", address)
+            assert found and int(found[1]) != PORT, "the next free one"
 
 
 CASES = """

@@ -17,7 +17,7 @@ from holdfast.base.errors import ExitCode
 from holdfast.cli import summary
 from holdfast.console.order import add_device, add_script_arguments, read_order
 from holdfast.console.output import Output, add_flags, counted, duration
-from holdfast.console.usage import Parser
+from holdfast.console.usage import Parser, UsageError
 
 if TYPE_CHECKING:
     from holdfast.injection.chaos import FaultPlan
@@ -55,6 +55,10 @@ lost, and whether the weights are equal.
         help="trainings without faults to compare with: 1 is quicker, 2 also tell whether the job repeats itself"
         " (default: 2)",
     )  # fmt: skip
+    parser.add_argument(
+        "--at-once", action="store_true",
+        help="train one reference beside the run with faults: quicker where cores and memory are free; needs --faults",
+    )  # fmt: skip
     add_flags(parser, plain=True, progress=True)
     parser.set_defaults(run=run)
     return parser
@@ -66,6 +70,12 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.testing import experiment
 
     output = Output.from_args(args)
+    if args.at_once and not args.faults:
+        raise UsageError(
+            "--at-once needs --faults",
+            command="chaos",
+            cause="random faults are drawn over the steps of the reference, which is not done yet",
+        )
     order = read_order(args.script, args.words, device=args.device, command="chaos")
     chosen = FaultPlan.parse(args.faults) if args.faults else None
 
@@ -77,7 +87,14 @@ def run(args: argparse.Namespace) -> int:
     flags = [flag for flag, wanted in (("-q", output.quiet), ("--plain", output.plain)) if wanted]
     folder = Path(order.settings.run.folder)
     result = experiment.run(
-        order.facts.path, words, make_plan, runs=folder, references=args.references, say=output.note, flags=flags
+        order.facts.path,
+        words,
+        make_plan,
+        runs=folder,
+        references=args.references,
+        say=output.note,
+        flags=flags,
+        at_once=args.at_once,
     )
     if output.as_json:
         output.json(result.summary)

@@ -39,17 +39,21 @@ class Places:
                 found[name] = None
         return list(found)[-MOST_RUNS:]
 
+    def paths(self) -> dict[str, Path]:
+        """Every run that `ids` names, with one look at the folder of the runs."""
+        return {ident: self._named.get(ident, self.root / ident) for ident in self.ids()}
+
     def path(self, ident: str) -> Path:
         """By the folder's name, or by the run's: the newest of that name. KeyError for anything else."""
         if ident in self._named:
             return self._named[ident]
-        known = self.ids()
+        known = self.paths()
         if ident not in known:
             same = [each for each in known if name_of(Path(each)) == ident]
             if not same:
                 raise KeyError(ident)
             ident = same[-1]
-        return self._named.get(ident, self.root / ident)
+        return known[ident]
 
     @staticmethod
     def _is_run(path: Path) -> bool:

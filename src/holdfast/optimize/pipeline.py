@@ -95,12 +95,12 @@ class _Search:
         self.factors: list[int] = []
 
     def run(self, out: Path) -> dict[str, Any]:
-        subject = self._prepare()
+        offers = self._offers()
+        subject = self._prepare(offers)
         with contextlib.ExitStack() as open_children:
             self.open_children = open_children
             self.baseline = open_children.enter_context(self._child(self.threads))
             self._measure_baseline()
-            offers = self._offers()
             quick = [each for each in offers if not each.slow]
             slow = [each for each in offers if each.slow]
             self._try_all(quick, more=len(slow))
@@ -139,7 +139,8 @@ class _Search:
     def _child(self, threads: int) -> Child:
         return Child.start(self.work, cache=self.work, threads=threads)
 
-    def _prepare(self) -> dict[str, Any]:
+    def _prepare(self, offers: list[Candidate]) -> dict[str, Any]:
+        """What is measured, as files; with an ONNX file where a candidate starts from one."""
         self.tell("loading the model and its validation set")
         with self._child(self.threads) as child:
             try:
@@ -154,6 +155,8 @@ class _Search:
                 if failed.kind == "hang" and self.clock.over:
                     raise self._time_over("the model") from None
                 raise UserError("the model cannot be loaded", cause=failed.why) from None
+            if any(each.kind and each.kind.onnx and not each.skip for each in offers):
+                self._export(child)
         subject: dict[str, Any] = said["subject"]
         self.subject, self.factors = subject, said["merge"] if self.options.merge else []
         return subject
@@ -207,21 +210,16 @@ class _Search:
     # Candidates ---------------------------------------------------------------------------------------------------
 
     def _offers(self) -> list[Candidate]:
-        found = [
-            replace(each, threads=self.threads)
-            for each in candidates(self.machine, self.options.engines, self.options.device)
-        ]
-        if any(each.kind and each.kind.onnx and not each.skip for each in found):
-            self._export()
-        return found
+        offered = candidates(self.machine, self.options.engines, self.options.device)
+        return [replace(each, threads=self.threads) for each in offered]
 
-    def _export(self) -> None:
+    def _export(self, child: Child) -> None:
+        """In the process that loaded the model: nothing else runs in it afterwards, so the exporter may crash it."""
         self.tell("exporting to ONNX")
-        with self._child(self.threads) as child:
-            try:
-                said = child.ask({"do": "export"}, self.build_s)
-            except Failed as failed:
-                said = {"ok": False, "why": f"it cannot be exported to ONNX: {failed.why}"}
+        try:
+            said = child.ask({"do": "export"}, self.build_s)
+        except Failed as failed:
+            said = {"ok": False, "why": f"it cannot be exported to ONNX: {failed.why}"}
         if not said["ok"]:
             self.no_onnx = said["why"]
 

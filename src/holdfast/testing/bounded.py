@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.base.errors import HoldfastError
@@ -37,16 +37,21 @@ def run(
     limit_s: float | None = None,
     env: Mapping[str, str] | None = None,
     keep_errors: bool = True,
+    started: Callable[[subprocess.Popen[str]], None] = lambda process: None,
 ) -> Done:
-    """The command to its end, or to that of the time; its errors go to ours unless they are kept."""
+    """The command to its end, or to that of the time; its errors go to ours unless they are kept.
+
+    `started` is given the process, for a caller that may have to end it from another thread.
+    """
     if limit_s is not None and limit_s <= 0:
         raise OutOfTime("the time that was given is over")
     errors = subprocess.PIPE if keep_errors else None
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=errors, text=True)
+    started(process)
     try:
         out, said = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        _end(process)
+        end(process)
         raise OutOfTime(f"not done in {duration(limit_s)}") from None
     except BaseException:
         process.kill()
@@ -54,10 +59,10 @@ def run(
     return Done(process.returncode, out, said or "")
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def end(process: subprocess.Popen[str]) -> None:
     """Asked, then ended. One that hangs inside of a driver does not even end then, and is not waited for."""
-    for end in (process.terminate, process.kill):
-        end()
+    for way in (process.terminate, process.kill):
+        way()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=GRACE_S)
             return

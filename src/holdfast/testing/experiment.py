@@ -12,7 +12,10 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +33,8 @@ from holdfast.state import layout
 from holdfast.testing import bounded, logged
 
 MAX_RESUMES = 20
+POLL_S = 0.05
+"""Between two looks for the folder of a run that was started."""
 TUNING = "tuning.json"
 """What the tuner remembers for this machine; the name is that of holdfast.planning.records, which needs torch."""
 
@@ -58,38 +63,111 @@ def run(
     flags: Sequence[str] = (),
     say: Callable[[str], None] = lambda text: None,
     left_s: Callable[[], float] | None = None,
+    at_once: bool = False,
 ) -> Result:
     """Reference runs, then the run with faults; `make_plan` is given the number of steps a run has.
 
-    `left_s` tells how many seconds are left for all of it; bounded.OutOfTime where they are over.
+    `left_s` tells how many seconds are left for all of it; bounded.OutOfTime where they are over. `at_once` trains one
+    reference beside the run with faults; the number of steps is not known then, and `make_plan` is given 0.
     """
-    done = []
-    for number in range(references):
-        say(f"reference run {number + 1} of {references}")
-        done.append(_complete(_train(script, [*words, *flags], runs, None, left_s)))
-    steps = int(done[0]["receipt"]["steps"]) if done else 1000
-    plan = make_plan(steps)
-    say(f"run with {len(plan.faults)} faults: {_in_words(plan)}")
-    with tempfile.TemporaryDirectory(prefix="holdfast-chaos-") as scratch:
-        path = Path(scratch) / "plan.json"
-        plan.write(path)
-        summary = _train(script, [*words, *flags], runs, path, left_s)
-        injected = len(list(path.with_suffix(".fired").glob("*")))
+    words = [*words, *flags]
+    if at_once:
+        plan = make_plan(0)
+        with _Beside(script, words, runs, left_s) as beside:
+            say(f"a reference run, and beside it a run with {len(plan.faults)} faults: {_in_words(plan)}")
+            summary, injected = _with_faults(script, words, runs, plan, left_s)
+            if beside.running:
+                say("waiting for the reference run")
+            done = [_complete(beside.summary())]
+    else:
+        done = []
+        for number in range(references):
+            say(f"reference run {number + 1} of {references}")
+            done.append(_complete(_train(script, words, runs, None, left_s)))
+        plan = make_plan(int(done[0]["receipt"]["steps"]) if done else 1000)
+        say(f"run with {len(plan.faults)} faults: {_in_words(plan)}")
+        summary, injected = _with_faults(script, words, runs, plan, left_s)
     _compare(summary, done, injected=injected, planned=len(plan.faults))
     return Result(summary, done)
 
 
+def _with_faults(
+    script: Path, words: list[str], runs: Path, plan: FaultPlan, left_s: Callable[[], float] | None
+) -> tuple[dict[str, Any], int]:
+    """The run with faults, and how many of them came."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-chaos-") as scratch:
+        path = Path(scratch) / "plan.json"
+        plan.write(path)
+        summary = _train(script, words, runs, path, left_s)
+        return summary, len(list(path.with_suffix(".fired").glob("*")))
+
+
+class _Beside:
+    """A reference run in a thread of ours, without a word on the screen.
+
+    `with` waits until its folder is there: the run with faults, and its resumes, must not be taken for it.
+    """
+
+    def __init__(self, script: Path, words: list[str], runs: Path, left_s: Callable[[], float] | None) -> None:
+        self._runs = runs
+        self._process: subprocess.Popen[str] | None = None
+        self._failed: BaseException | None = None
+        self._summary: dict[str, Any] | None = None
+        self._work = lambda: _train(script, [*words, "-q"], runs, None, left_s, started=self._started)
+        self._thread = threading.Thread(target=self._run, name="reference run", daemon=True)
+
+    def __enter__(self) -> _Beside:
+        before = set(_folders(self._runs))
+        self._thread.start()
+        while self.running and set(_folders(self._runs)) <= before:
+            time.sleep(POLL_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.running and self._process is not None:
+            bounded.end(self._process)
+        self._thread.join(bounded.GRACE_S)
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def summary(self) -> dict[str, Any]:
+        self._thread.join()
+        if self._failed is not None:
+            raise self._failed
+        assert self._summary is not None
+        return self._summary
+
+    def _started(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def _run(self) -> None:
+        try:
+            self._summary = self._work()
+        except BaseException as error:  # the edge of a thread: `summary` raises it in the other
+            self._failed = error
+
+
 def _train(
-    script: Path, words: list[str], runs: Path, plan: Path | None, left_s: Callable[[], float] | None
+    script: Path,
+    words: list[str],
+    runs: Path,
+    plan: Path | None,
+    left_s: Callable[[], float] | None,
+    started: Callable[[subprocess.Popen[str]], None] | None = None,
 ) -> dict[str, Any]:
-    """One run to its end; a supervisor that was killed is followed by `resume`."""
+    """One run to its end; a supervisor that was killed is followed by `resume`.
+
+    With `started` it says nothing on the screen.
+    """
     env = {name: value for name, value in os.environ.items() if name != VARIABLE}
     if plan is not None:
         env[VARIABLE] = str(plan)
     before = set(_folders(runs))
     with tempfile.TemporaryDirectory(prefix="holdfast-chaos-state-") as state:
         env[STATE] = str(_own_ledger(Path(state)))
-        summary, code = _command(["train", str(script), *words, f"run.folder={runs}", "--json"], env, left_s)
+        summary, code = _command(["train", str(script), *words, f"run.folder={runs}", "--json"], env, left_s, started)
         resumes = 0
         while summary is None and code < 0 and resumes < MAX_RESUMES:
             made = [folder for folder in _folders(runs) if folder not in before]
@@ -126,10 +204,17 @@ def _folders(runs: Path) -> list[Path]:
 
 
 def _command(
-    words: list[str], env: dict[str, str], left_s: Callable[[], float] | None
+    words: list[str],
+    env: dict[str, str],
+    left_s: Callable[[], float] | None,
+    started: Callable[[subprocess.Popen[str]], None] | None = None,
 ) -> tuple[dict[str, Any] | None, int]:
+    command = interpreter.module("holdfast", *words)
     limit = left_s() if left_s is not None else None
-    done = bounded.run(interpreter.module("holdfast", *words), limit_s=limit, env=env, keep_errors=False)
+    if started is None:
+        done = bounded.run(command, limit_s=limit, env=env, keep_errors=False)
+    else:
+        done = bounded.run(command, limit_s=limit, env=env, started=started)
     try:
         data = json.loads(done.out)
     except ValueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,9 @@ def test_what_cannot_be_simulated(tmp_path: Path) -> None:
 def test_the_demo_is_made_once_and_again_when_it_has_to_be(tmp_path: Path) -> None:
     sizes = {"subjects": 2, "trials": 3, "rest_seconds": 9.0, "workers": 1}
     told: list[str] = []
+    assert list(demo_data(tmp_path, 1, kinds=["pretrain"], **sizes)) == ["pretrain"]
+    assert [each.name for each in (tmp_path / "cache").glob("*-100hz")] == ["pretrain-100hz"], "what was asked for"
+    shutil.rmtree(tmp_path)
     windows = demo_data(tmp_path, 1, progress=lambda done, total, what: told.append(what), **sizes)
     assert sorted(windows) == ["challenge1", "challenge2", "pretrain"]
     assert all(each.simulated and len(each) for each in windows.values())

@@ -138,8 +138,8 @@ class Hub:
             return self._rows
 
     def _list(self) -> bool:
-        ids = self.places.ids()
-        self._glances = {ident: self._glances.get(ident) or Run(self.places.path(ident)) for ident in ids}
+        paths = self.places.paths()
+        self._glances = {ident: self._glances.get(ident) or Run(path) for ident, path in paths.items()}
         rows = []
         for ident, run in self._glances.items():
             run.refresh(books=False)

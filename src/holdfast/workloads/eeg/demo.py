@@ -7,6 +7,7 @@ windows["challenge1"], windows["challenge2"], windows["pretrain"]       # Window
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +21,35 @@ _PATIENCE = 900.0
 AS_SERVED: dict[str, Any] = {"band": None, "notch": None, "bad": "keep"}
 """The competition serves windows as they were recorded: a model that is trained on others is judged on these."""
 
+KINDS: dict[str, dict[str, Any]] = {"challenge1": {}, "challenge2": {}, "pretrain": {"tasks": ("RestingState",)}}
+
 
 def demo_data(
     folder: str | os.PathLike[str],
     seed: int = 0,
     *,
+    kinds: Iterable[str] | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
     **sizes: Any,
 ) -> dict[str, Windows]:
-    """The three kinds of windows of a simulated set; `sizes` are arguments of `simulate.write`."""
+    """Windows of a simulated set, of all three kinds or of `kinds`; `sizes` are arguments of `simulate.write`."""
     root = Path(folder).expanduser()
     data, wanted = root / "data", {**SIZES, "seed": seed, **sizes}
     tell = progress or (lambda done, total, what: None)
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     with locking.held(root / "lock", wait=_PATIENCE):  # two trainings may ask at once: the second finds it made
-        return _made(root, data, wanted, workers, tell)
+        return _made(root, data, wanted, KINDS if kinds is None else tuple(kinds), workers, tell)
 
 
-def _made(root: Path, data: Path, wanted: dict[str, Any], workers: int | None, tell: Progress) -> dict[str, Windows]:
+def _made(
+    root: Path, data: Path, wanted: dict[str, Any], kinds: Iterable[str], workers: int | None, tell: Progress
+) -> dict[str, Windows]:
     if (files.read_json(data / simulate.TRUTH) or {}).get("made_with") != _plain(wanted):
         _simulate(data, wanted, workers, tell)
-    kinds = {"challenge1": {}, "challenge2": {}, "pretrain": {"tasks": ("RestingState",)}}  # type: dict[str, dict[str, Any]]
     found = {}
-    for kind, more in kinds.items():
-        options = {"kind": kind, "workers": workers, "progress": tell, **AS_SERVED, **more}
+    for kind in kinds:
+        options = {"kind": kind, "workers": workers, "progress": tell, **AS_SERVED, **KINDS[kind]}
         try:
             report = prepare(data, root / "cache", **options)
         except OtherCache:  # made by an older holdfast; here nothing of value can be lost

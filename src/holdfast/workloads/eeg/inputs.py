@@ -83,7 +83,7 @@ def _none(folder: Path, kind: str) -> UserError:
 def _of_demo(session: holdfast.Session, kind: str) -> Any:
     from holdfast.workloads.eeg.demo import demo_data
 
-    return demo_data(demo_folder(), DEMO_SEED, progress=session.progress)[kind]
+    return demo_data(demo_folder(), DEMO_SEED, kinds=[kind], progress=session.progress)[kind]
 
 
 def demo_folder() -> Path:
