@@ -34,12 +34,13 @@ class Stateful(torch.utils.data.DataLoader):
         self.passes, self.done = 0, 0
 
     def __iter__(self) -> Iterator[list[torch.Tensor]]:
+        if self.done == len(self):  # the Trainer knows the length and does not ask for the end
+            self.passes, self.done = self.passes + 1, 0
         order = torch.randperm(len(self.dataset), generator=torch.Generator().manual_seed(self.passes)).tolist()
         batches = [order[at : at + BATCH] for at in range(0, len(order), BATCH)]
         while self.done < len(batches):
             self.done += 1
             yield torch.utils.data.default_collate([self.dataset[index] for index in batches[self.done - 1]])
-        self.passes, self.done = self.passes + 1, 0
 
     def state_dict(self) -> dict[str, int]:
         return {"passes": self.passes, "done": self.done}

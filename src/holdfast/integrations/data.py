@@ -9,11 +9,13 @@ The order of an epoch is drawn when it begins, from generators whose state is ke
 loader has for itself (`generator=`, a generator of its sampler or dataset). To go on, that moment is repeated:
 the generators are set back, the loader is asked again, and batches that were used are passed over. Without loader
 processes the sampler is asked for them and nothing is read. With loader processes they are read and dropped: each
-process draws its random numbers in order, and only so does the next batch meet the same ones.
+process draws its random numbers in order, and only so does the next batch meet the same ones. A loader with
+`state_dict` and `load_state_dict` says its place itself, and nothing is passed over.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -46,18 +48,23 @@ class Followed:
         """The loader's own generators when this epoch began."""
         self._own_now: dict[str, Any] | None = None
         """Those of a restored run, as they were at its last commit."""
+        self._places: dict[int, Any] = {}
+        """What a loader that can say its place said after each batch: a Trainer fetches ahead of what it has used."""
+        self._place: Any = None
+        """What such a loader said at the last commit of a restored run."""
         self.resuming = False
 
     def state_dict(self) -> dict[str, Any]:
         tensors, words = self._begun or ({}, {})
         place = {"passes": self.passes, "used": self.used, "tensors": dict(tensors), "words": words}
-        own = self._own.state_dict()
+        own, said = self._own.state_dict(), self._places.get(self.used) if self.used else _said(self.loader)
+        place |= {"place": said} if said is not None else {}
         return {**place, "own": {"begun": self._own_begun, "now": own}} if own else place
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.passes, self.used = int(state["passes"]), int(state["used"])
         self._begun = (dict(state["tensors"]), dict(state["words"])) if state["tensors"] else None
-        own = state.get("own") or {}
+        own, self._place = state.get("own") or {}, state.get("place")
         self._own_begun, self._own_now = dict(own.get("begun", {})), own.get("now")
         self.resuming = True
 
@@ -69,6 +76,8 @@ class Followed:
     def begin(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """The batches of the next epoch, or the rest of the one that was begun."""
         resuming, self.resuming = self.resuming, False
+        if resuming and self._place is not None:
+            return self._at_its_place(make)
         if resuming and self.used and self._begun is not None:
             restore_rng(*self._begun, _CPU)
             self._own.load_state_dict(self._own_begun)
@@ -83,10 +92,22 @@ class Followed:
         self.used = self.given = 0
         return self._hand_out(make())
 
+    def _at_its_place(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """A loader that can say its place is told it: nothing has to be passed over."""
+        self.loader.load_state_dict(self._place)
+        self._place = None
+        if not self.used:
+            self.passes += 1
+        self.given = self.used
+        return self._hand_out(make())
+
     def _hand_out(self, batches: Iterator[Any]) -> Iterator[Any]:
         self._set_back()
         for batch in batches:
             self.given += 1
+            said = _said(self.loader)
+            if said is not None:
+                self._places = {at: each for at, each in self._places.items() if at >= self.used} | {self.given: said}
             yield batch
 
     def _set_back(self) -> None:
@@ -104,6 +125,16 @@ class Followed:
         for _ in itertools.islice(batches if indices is None else indices, count):
             pass
         return batches
+
+
+def _said(loader: Any) -> Any:
+    """Where a loader says it is; None for one that cannot."""
+    if not hasattr(loader, "load_state_dict") or not hasattr(loader, "state_dict"):
+        return None
+    try:
+        return copy.deepcopy(loader.state_dict())
+    except AttributeError:  # as that of accelerate around a loader that has none
+        return None
 
 
 def _by_index(loader: Any) -> bool:
