@@ -46,7 +46,7 @@ def glance(run: Run, ident: str) -> dict[str, Any]:
     """One line of the list of runs, from the small files alone."""
     progress = run.progress
     faults = run.accounts.get("faults")
-    counts = [each for each in faults.values() if isinstance(each, int)] if isinstance(faults, dict) else []
+    counts = [each for each in faults.values() if isinstance(each, int)] if isinstance(faults, dict) else None
     row: dict[str, Any] = finite(
         {
             "id": ident,
@@ -61,7 +61,7 @@ def glance(run: Run, ident: str) -> dict[str, Any]:
             "rate": progress.rate,
             "time_left_s": progress.time_left_s,
             "recoveries": run.recoveries,
-            "faults": sum(counts),
+            "faults": None if counts is None else sum(counts),
             "best": run.best,
             "created": run.info.get("created"),
             "beat_age_s": run.beat_age_s if run.live else None,
