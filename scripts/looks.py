@@ -46,7 +46,11 @@ def made(root: Path, faults: int, *, state: str = "FINISHED", epochs: int = EPOC
     def stamp(seconds: float) -> str:
         return (began + timedelta(seconds=seconds)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
-    run = RunFolder.create(root, "eeg-challenge1", {"created": stamp(0), "device": "cuda:0", "seed": 0, "threads": 8})
+    run = RunFolder.create(
+        root,
+        "eeg-challenge1",
+        {"created": stamp(0), "device": "cuda:0", "seed": 0, "threads": 8, "holdfast": "0.1.0", "python": "3.12.4"},
+    )
     steps = epochs * BATCHES
     run.append(Event("start", stamp(0), {"device": "cuda:0", "step": 0}))
     run.append(Event("worker", stamp(4), {"device": "cuda:0", "generation": 0, "pid": 71, "torch": "2.8.0"}))
@@ -63,8 +67,12 @@ def made(root: Path, faults: int, *, state: str = "FINISHED", epochs: int = EPOC
     run.write_beat({"time": stamp(end), "device": "cuda:0", "phase": "backward", "step": steps, "steps_total": steps,
                     "epoch": epochs, "epochs": epochs, "rate": 1 / SECOND, "time_left_s": 0.0, "recoveries": faults,
                     "readings": {"devices": [READING], "disk_free_bytes": 412e9}})  # fmt: skip
+    counts = {
+        kind: sum(at % len(KINDS) == number for at in range(faults)) for number, (_, kind, *_) in enumerate(KINDS)
+    }
+    accounts = {"steps": steps, "faults": {kind: count for kind, count in counts.items() if count}}
     best = {"name": "valid_bacc", "value": 0.8649, "step": steps, "epoch": epochs}
-    run.update_info(state=state, ended=stamp(end + 1), best=best, boot_id="elsewhere")
+    run.update_info(state=state, ended=stamp(end + 1), best=best, boot_id="elsewhere", accounts=accounts)
     (run.path / "output.log").write_text("".join(f"epoch {epoch + 1} done\n" for epoch in range(epochs)))
     run.flush()
     run.close()

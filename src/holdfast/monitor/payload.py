@@ -64,7 +64,7 @@ def glance(run: Run, ident: str) -> dict[str, Any]:
             "time_left_s": progress.time_left_s,
             "recoveries": run.recoveries,
             "all_recovered": run.state in ("FINISHED", "RUNNING", "MOVED") or survived,
-            "faults": sum(counts),
+            "faults": sum(counts) if isinstance(faults, dict) else None,
             "best": run.best,
             "created": run.info.get("created"),
             "beat_age_s": run.beat_age_s if run.live else None,

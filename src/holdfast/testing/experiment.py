@@ -113,7 +113,9 @@ class _Beside:
         self._process: subprocess.Popen[str] | None = None
         self._failed: BaseException | None = None
         self._summary: dict[str, Any] | None = None
-        self._work = lambda: _train(script, [*words, "-q"], runs, None, left_s, started=self._started)
+        self._work: Callable[[], dict[str, Any]] = lambda: _train(
+            script, [*words, "-q"], runs, None, left_s, started=self._started
+        )
         self._thread = threading.Thread(target=self._run, name="reference run", daemon=True)
 
     def __enter__(self) -> _Beside:

@@ -191,7 +191,7 @@ class Watch(App[None]):
             return self._framed("help", pages.keys(self._stop is None), width, height)
         if self.mode == "runs":
             page = pages.runs(self._all(), width, height - 3, self._cursor)
-            return self._framed(f"{len(self.folders)} runs", page, width, height)
+            return self._framed(f"{len(self.folders)} run{'s' * (len(self.folders) != 1)}", page, width, height)
         if isinstance(run, str):
             return self._framed(self.folders[self.at].name, textwrap.wrap(f"! {run}", width), width, height)
         return self._of_run(run, width, height)

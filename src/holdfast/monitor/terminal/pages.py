@@ -175,16 +175,24 @@ def graph(each: Curve, width: int, height: int, *, ascii: bool) -> list[str]:
 
 
 def runs(rows: Sequence[Run], width: int, height: int, cursor: int) -> list[str]:
-    """Every run, one a line."""
-    lines = []
+    """Every run, one a line; a column is as wide as its longest word, so that what went wrong still fits."""
+    cells = []
     for at, run in enumerate(rows):
         progress = run.progress
         left = duration(progress.time_left_s) + " left" if progress.time_left_s is not None else duration(run.lasted_s)
         pointer = "▸" if at == cursor else " "
-        words = f"{pointer} {clean(run.name):<18} {clean(run.workload or '-'):<12} {run.state:<10} "
-        words += f"{clean(run.device or '-'):<10} {percent(progress.share):>6}  {left:<12}  {trouble(run)}"
-        lines.append(cut(words, width))
-    return list(window(lines, height, cursor)[1]) or ["no runs"]
+        where = clean(run.device or "-")
+        share = f"{percent(progress.share):>5}"
+        name = f"{pointer} {clean(run.name)}"
+        cells.append((name, clean(run.workload or "-"), run.state, where, share, left, trouble(run)))
+    if not cells:
+        return ["no runs"]
+    widest = [min(24, max(len(row[column]) for row in cells)) for column in range(6)]
+    lines = [
+        cut(" ".join([*(f"{word:<{wide}}" for word, wide in zip(row, widest, strict=False)), row[-1]]), width)
+        for row in cells
+    ]
+    return list(window(lines, height, cursor)[1])
 
 
 def keys(read_only: bool) -> list[str]:

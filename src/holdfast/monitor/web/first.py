@@ -180,7 +180,7 @@ def _row(row: Mapping[str, Any]) -> str:
         f'{escape(metric(best["value"]))} <span class="muted small">{escape(str(best["name"]))}</span>'
         if best
         else "-",
-        str(faults) if faults else "none",
+        "-" if faults is None else str(faults) if faults else "none",
     ]
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 

@@ -4,16 +4,20 @@
 hf.card = (id, title, ...content) => hf.h("section", { class: "card", id, "aria-label": title }, hf.h("div", { class: "title" }, hf.h("h2", {}, title), hf.h("span", { class: "more" })), ...content);
 hf.rows = (rows) => hf.h("table", { class: "rows" }, rows.filter((row) => row[1] !== null && row[1] !== undefined && row[1] !== "").map(([name, value]) => hf.h("tr", {}, hf.h("th", { scope: "row" }, name), hf.h("td", {}, value))));
 
+// Each cell knows the name of its column: on a phone a row is a block, and the line of names is not shown.
+hf.labelled = (names, row) => { [...row.cells].forEach((cell, at) => { if (names[at]) cell.dataset.name = names[at]; }); return row; };
+
 // Faults -------------------------------------------------------------------------------------------------
 
+hf.faultColumns = ["when", "code", "what happened", "step", "recovered", "blame"];
 hf.faultTable = (faults, total, open) => {
   const few = 6, shown = faults.slice().reverse();
-  const node = hf.h("table", { class: "list faults" }, hf.h("thead", {}, hf.h("tr", {}, ["when", "code", "what happened", "step", "recovered", "blame"].map((word) => hf.h("th", { scope: "col", class: word === "step" ? "number" : null }, word)))), hf.h("tbody"));
+  const node = hf.h("table", { class: "list faults" }, hf.h("thead", {}, hf.h("tr", {}, hf.faultColumns.map((word) => hf.h("th", { scope: "col", class: word === "step" ? "number" : null }, word)))), hf.h("tbody"));
   const fill = (all) => hf.fill(node.tBodies[0], shown.slice(0, all ? 200 : few).map((fault) => {
     const at = faults.indexOf(fault);
-    return hf.h("tr", { tabIndex: 0, class: "open", onclick: () => open(at), onkeydown: (event) => event.key === "Enter" && open(at) },
+    return hf.labelled(hf.faultColumns, hf.h("tr", { tabIndex: 0, class: "open", onclick: () => open(at), onkeydown: (event) => event.key === "Enter" && open(at) },
       hf.h("td", { class: "time" }, hf.clock(fault.time, true)), hf.h("td", {}, hf.h("b", { class: "code" }, fault.code || "-")), hf.h("td", {}, fault.sentence), hf.h("td", { class: "number" }, hf.count(fault.step)),
-      hf.h("td", {}, hf.recovery(fault)), hf.h("td", {}, fault.blame || "-"));
+      hf.h("td", {}, hf.recovery(fault)), hf.h("td", {}, fault.blame || "-")));
   }), !all && shown.length > few ? hf.h("tr", { class: "rest" }, hf.h("td", { colSpan: 6 }, hf.h("button", { type: "button", class: "link", onclick: () => fill(true) }, `show ${shown.length - few} earlier`), total > shown.length ? ` of ${hf.count(total)}` : "")) : null);
   fill(false);
   return node;
@@ -28,7 +32,7 @@ hf.faultDialog = (source, faults, at, files) => {
   const fault = faults[at], folder = fault.folder;
   const names = folder ? files.map((file) => file.path).filter((path) => path.startsWith(`${folder}/`)) : [];
   names.sort((a, b) => (b.endsWith("README.txt") ? 1 : 0) - (a.endsWith("README.txt") ? 1 : 0) || a.localeCompare(b));
-  const text = hf.h("pre", { class: "text", tabIndex: 0 }, names.length ? "" : "no evidence was kept of this one");
+  const text = hf.h("pre", { class: "text", tabIndex: 0 }, names.length ? "" : "no evidence was kept for this fault");
   const tabs = hf.h("div", { class: "tabs", role: "tablist" }, names.map((path) => hf.h("button", { type: "button", role: "tab", "aria-selected": "false", onclick: (event) => show(path, event.currentTarget) }, path.slice(folder.length + 1))));
   const show = async (path, tab) => {
     [...tabs.children].forEach((each) => each.setAttribute("aria-selected", String(each === tab)));
@@ -41,9 +45,9 @@ hf.faultDialog = (source, faults, at, files) => {
   const node = hf.dialog(`fault ${fault.code}`,
     hf.h("p", { class: "eyebrow" }, hf.h("b", { class: "code" }, fault.code || "-"), ` ${fault.kind.replaceAll("_", " ")} · ${hf.clock(fault.time, true)} · fault ${at + 1} of ${faults.length}`),
     hf.h("h2", {}, fault.sentence),
-    hf.rows([["device", fault.device], ["step", hf.count(fault.step) + (fault.phase ? `, in ${fault.phase}` : "")], ["then", [fault.action.replaceAll("_", " "), fault.reason].filter(Boolean).join(": ")],
+    hf.rows([["device", fault.device], ["step", hf.count(fault.step) + (fault.phase ? `, in ${fault.phase}` : "")], ["what holdfast did", [fault.action.replaceAll("_", " "), fault.reason].filter(Boolean).join(": ")],
       ["recovered", hf.recovery(fault)], ["time lost", hf.known(fault.lost_s) ? hf.duration(fault.lost_s) : null], ["blame", fault.blame_sentence || fault.blame || "not known"],
-      ["evidence", folder], ["read on", hf.h("code", {}, `holdfast explain ${fault.code}`)]]),
+      ["evidence", folder], ["explanation", hf.h("code", {}, `holdfast explain ${fault.code}`)]]),
     tabs, text,
     hf.h("p", { class: "between" }, hf.h("button", { type: "button", disabled: !next(-1), onclick: next(-1) }, "← earlier"), hf.h("button", { type: "button", disabled: !next(1), onclick: next(1) }, "later →")));
   node.classList.add("side");
@@ -69,7 +73,7 @@ hf.LogPanel = class {
   }
   show() {
     const wanted = this.filter.value.toLowerCase(), found = wanted ? this.lines.filter((line) => line.toLowerCase().includes(wanted)) : this.lines;
-    const text = found.length ? found.join("\n") : this.lines.length ? "no line has that in it" : "the script has printed nothing";
+    const text = found.length ? found.join("\n") : this.lines.length ? "no line contains this text" : "the script has printed nothing yet";
     hf.text(this.pre, text);
     if (this.follow.checked) this.pre.scrollTop = this.pre.scrollHeight;
   }
@@ -84,10 +88,10 @@ hf.settingsPanel = (settings, identity) => {
     !box.checked && !changed.length ? hf.h("tr", {}, hf.h("td", { colSpan: 3, class: "muted" }, "every setting is at its default")) : null);
   fill();
   const pairs = Object.entries(identity.arguments && typeof identity.arguments === "object" ? identity.arguments : {});
-  const card = hf.card("settings", "Settings and where they came from",
-    hf.rows([["script", identity.script], ["arguments", pairs.map(([key, value]) => `${key}=${value}`).join(" ")], ["argv", Array.isArray(identity.argv) ? identity.argv.join(" ") : ""], ["seed", identity.seed], ["threads", identity.threads], ["made", identity.created], ["by", `holdfast ${identity.holdfast ?? "?"}, Python ${identity.python ?? "?"}`]]),
+  const card = hf.card("settings", "Settings",
+    hf.rows([["script", identity.script], ["arguments", pairs.map(([key, value]) => `${key}=${value}`).join(" ")], ["argv", Array.isArray(identity.argv) ? identity.argv.join(" ") : ""], ["seed", identity.seed], ["threads", identity.threads], ["created", identity.created], ["written by", `holdfast ${identity.holdfast ?? "?"}, Python ${identity.python ?? "?"}`]]),
     hf.h("table", { class: "list" }, hf.h("thead", {}, hf.h("tr", {}, ["setting", "value", "from"].map((word) => hf.h("th", { scope: "col" }, word)))), body));
-  hf.fill(card.querySelector(".more"), hf.h("label", {}, box, ` all ${settings.length}`));
+  hf.fill(card.querySelector(".more"), hf.h("label", {}, box, ` show all ${settings.length}`));
   return card;
 };
 
@@ -98,12 +102,12 @@ hf.plainRows = (value, prefix) => {
 
 hf.receiptPanel = (receipt) => {
   if (!receipt) return null;
-  const words = { steps: "steps committed", steps_repeated: "steps repeated", steps_lost: "steps lost", steps_undone: "steps taken back", samples_skipped: "samples skipped", samples_repeated: "samples seen twice", samples_quarantined: "samples left out", recoveries: "workers replaced" };
+  const words = { steps: "steps committed", steps_repeated: "steps repeated", steps_lost: "steps lost", steps_undone: "steps undone", samples_skipped: "samples skipped", samples_repeated: "samples seen twice", samples_quarantined: "samples left out", recoveries: "workers replaced" };
   const faults = Object.entries(receipt.faults && typeof receipt.faults === "object" ? receipt.faults : {}).map(([kind, times]) => `${times} × ${kind.replaceAll("_", " ")}`).join(", ");
   const sha = receipt.weights_sha256;
   return hf.card("receipt", "Receipt", hf.rows([["survived", receipt.survived === true ? "yes" : receipt.survived === false ? "no" : null], ["faults", faults || "none"], ...Object.entries(words).map(([key, word]) => [word, hf.known(receipt[key]) ? hf.count(receipt[key]) : null]),
     ["time lost", hf.known(receipt.seconds_lost) ? hf.duration(receipt.seconds_lost) : null],
-    ["recovery", receipt.recovery_s && hf.known(receipt.recovery_s.p50) ? `${hf.duration(receipt.recovery_s.p50)} half of the time, ${hf.duration(receipt.recovery_s.max)} at most` : null],
+    ["time to recover", receipt.recovery_s && hf.known(receipt.recovery_s.p50) ? `${hf.duration(receipt.recovery_s.p50)} median, ${hf.duration(receipt.recovery_s.max)} at most` : null],
     ["weights", typeof sha === "string" ? hf.h("code", { class: "hash" }, sha) : null]]));
 };
 
@@ -137,7 +141,7 @@ hf.filesPanel = (source, files) => {
     try { const answer = await source.text(path); text.textContent = answer.text + (answer.cut ? "\n… the rest is in the file" : ""); } catch (error) { text.textContent = error.message; }
   };
   const fill = (list, rest) => hf.fill(body, list.map((file) => hf.h("tr", {}, hf.h("td", {}, hf.h("code", {}, file.path)), hf.h("td", { class: "number" }, hf.size(file.bytes)),
-    hf.h("td", { class: "acts" }, readable.test(file.path) && (source.live || file.shown) ? hf.h("button", { type: "button", class: "link", onclick: () => view(file.path) }, "look") : null, source.live ? hf.h("a", { href: source.file(file.path), download: "" }, "keep") : null))),
+    hf.h("td", { class: "acts" }, readable.test(file.path) && (source.live || file.shown) ? hf.h("button", { type: "button", class: "link", onclick: () => view(file.path) }, "view") : null, source.live ? hf.h("a", { href: source.file(file.path), download: "" }, "download") : null))),
     rest ? hf.h("tr", { class: "rest" }, hf.h("td", { colSpan: 3 }, hf.h("button", { type: "button", class: "link", onclick: () => fill(all, 0) }, `show ${rest} more`))) : null);
   fill(top.slice(0, few), all.length - Math.min(few, top.length));
   return hf.card("files", "Files", hf.h("table", { class: "list" }, body));

@@ -12,8 +12,9 @@ hf.RunsPage = class {
     this.button = hf.h("button", { type: "button", class: "main", disabled: true, onclick: () => this.compare() }, "compare");
     this.body = hf.h("tbody");
     this.empty = hf.h("p", { class: "muted" });
-    const names = ["", "run", "state", "progress", "left", "device", "best", "faults", "made"];
-    const card = hf.card("runs", "Runs", hf.h("div", { class: "scroll" }, hf.h("table", { class: "list runs" }, hf.h("thead", {}, hf.h("tr", {}, names.map((name) => hf.h("th", { scope: "col" }, name)))), this.body)), this.empty);
+    const names = ["", "run", "state", "progress", "left", "device", "best", "faults", "created"];
+    this.names = names;
+    const card = hf.card("runs", "Runs", hf.h("div", { class: "scroll" }, hf.h("table", { class: "list runs" }, hf.h("thead", {}, hf.h("tr", {}, names.map((name) => hf.h(name ? "th" : "td", name ? { scope: "col" } : {}, name)))), this.body)), this.empty);
     hf.fill(card.querySelector(".more"), this.filter, this.button);
     hf.fill(main, card);
     const data = hf.first() || (await hf.get("/api/runs"));
@@ -43,13 +44,13 @@ hf.RunsPage = class {
     const rows = this.shown();
     this.button.disabled = this.chosen.size < 2;
     hf.text(this.button, this.chosen.size > 1 ? `compare ${this.chosen.size}` : "compare");
-    hf.text(this.empty, this.rows.length ? (rows.length ? "" : "no run has that in it") : `no runs in ${this.folder || "this folder"} yet`);
-    hf.fill(this.body, rows.map((row, i) => hf.h("tr", { class: i === this.at ? "at" : "" },
+    hf.text(this.empty, this.rows.length ? (rows.length ? "" : "no run contains this text") : `There are no runs in ${this.folder || "this folder"} yet. \`holdfast train my_script.py\` starts one.`);
+    hf.fill(this.body, rows.map((row, i) => hf.labelled(this.names, hf.h("tr", { class: i === this.at ? "at" : "" },
       hf.h("td", {}, hf.h("input", { type: "checkbox", "aria-label": `choose ${row.run}`, checked: this.chosen.has(row.id), onchange: (event) => this.choose(row.id, event.target.checked) })),
       hf.h("td", {}, hf.h("a", { href: this.href(row), class: "name" }, row.run), hf.h("span", { class: "muted small" }, ` ${row.workload || ""}`)), hf.h("td", {}, hf.badge(row.state), row.stale ? hf.h("span", { class: "warn small" }, ` last beat ${hf.duration(row.beat_age_s)} ago`) : null),
       hf.h("td", {}, hf.bar(row)), hf.h("td", { class: "number" }, row.live ? hf.duration(row.time_left_s) : ""), hf.h("td", {}, row.device || "-"),
       hf.h("td", {}, row.best ? [hf.h("span", { class: "number" }, hf.metric(row.best.value)), hf.h("span", { class: "muted small" }, ` ${row.best.name}`)] : "-"),
-      hf.h("td", {}, row.faults ? `${row.faults}${row.all_recovered ? ", all recovered" : ""}` : "none"), hf.h("td", { class: "muted" }, row.created ? hf.clock(Date.parse(row.created) / 1000) : "-"))));
+      hf.h("td", {}, row.faults ? `${row.faults}${row.all_recovered ? ", all recovered" : ""}` : row.faults === 0 ? "none" : "-"), hf.h("td", { class: "muted" }, row.created ? hf.clock(Date.parse(row.created) / 1000) : "-")))));
   }
 };
 

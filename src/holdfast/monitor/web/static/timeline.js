@@ -73,7 +73,7 @@ hf.Timeline = class {
       const row = Math.max(0, devices.indexOf(fault.device)), x = X(fault.time), y = top + row * tall;
       const act = () => this.open(i);
       return hf.h("g", {
-        class: `fault${fault.recovered ? "" : " open"}`, tabindex: 0, role: "button", "data-fault": i, "aria-label": `${fault.code} at step ${hf.count(fault.step)}: ${fault.sentence}`,
+        class: `fault${fault.recovered ? "" : " open"}`, tabindex: 0, role: "button", "data-fault": i, "aria-label": `${fault.code} ${fault.sentence}`,
         onclick: act, onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); act(); } },
       }, hf.h("rect", { x: x - 9, y: y - 4, width: 18, height: tall, fill: "transparent" }),
       hf.h("line", { x1: x, x2: x, y1: y + 6, y2: y + 28 }), hf.h("path", { d: `M${x - 6} ${y - 2}h12l-6 10z` }), hf.h("title", {}, `${fault.code} ${fault.sentence}`));
