@@ -94,3 +94,27 @@ def test_the_usual_parts_of_a_device_fit_into_one_call(bench: ModuleType) -> Non
     usual = [part.seconds for part in hardware.PARTS.values() if not part.asked]
     assert len(usual) >= 5
     assert sum(usual) <= 470
+
+
+@pytest.mark.all
+def test_the_driver_of_costs_measures_both_forms_of_a_script(bench: ModuleType, tmp_path: Path) -> None:
+    """A tiny job, bare and held: windows of both, the time from start to exit, and what the run wrote down."""
+    cost = importlib.import_module("cost")
+    (tmp_path / "job").mkdir()
+    row = cost.measure("mlp", cost.QUICK["mlp"], "cpu", tmp_path / "job", 300.0, cost.TURNS[:2])
+    assert "error" not in row, (tmp_path / "job" / "output.txt").read_text()
+    assert [turn["how"] for turn in row["turns"]] == ["bare", "held"]
+    assert all(len(turn["windows_ms"]) == 6 and turn["code"] == 0 for turn in row["turns"])
+    assert row["ratio"] == row["held_ms"] / row["bare_ms"] > 0
+    assert row["bare_over_bare"] is None, "one bare turn says nothing about the noise"
+    assert row["cadence"]["step_ms"] > 0
+    assert [each["event"] for each in cost.journals(tmp_path / "job")][-1] == "end"
+    assert cost.table([row]).splitlines()[-1].startswith("| mlp | ")
+
+
+def test_a_job_that_does_not_get_through_is_said_to(bench: ModuleType, tmp_path: Path) -> None:
+    cost = importlib.import_module("cost")
+    (tmp_path / "job").mkdir()
+    row = cost.measure("mlp", cost.QUICK["mlp"], "cpu", tmp_path / "job", 0.0, cost.TURNS[:2])
+    assert row["error"] == "out of time" and [turn["how"] for turn in row["turns"]] == ["bare"]
+    assert cost.table([row]).splitlines()[-1] == "| mlp | out of time | | | 9.0 | | | |"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from holdfast.state import layout
 from holdfast.state.layout import (
     LOSS,
     META,
@@ -240,3 +241,22 @@ def test_digest_sees_one_bit_of_a_weight_and_nothing_else() -> None:
 def test_layout_needs_no_torch() -> None:
     code = "import sys, holdfast.state.layout; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def _snapshot(at: str, *, weights: bytes = b"abcd", epoch: int = 1) -> bytearray:
+    plan = layout.plan([("model.weight", "U8", (4,))])
+    data = bytearray(plan.total_bytes)
+    data[: plan.data_start] = plan.header
+    data[plan.span("model.weight")] = weights
+    data[plan.span(layout.META)] = plan.pack_meta({"session": {"at": at, "sequence": len(at), "epoch": epoch}})
+    return data
+
+
+@pytest.mark.parametrize("kind", [bytearray, bytes])
+def test_two_snapshots_of_one_state_differ_in_their_place_alone(kind: type) -> None:
+    """Both ways of comparing: of memory that can be written, and of memory that cannot."""
+    epoch = kind(_snapshot("epoch"))
+    assert layout.same_state(epoch, kind(_snapshot("end")))
+    assert not layout.same_state(epoch, kind(_snapshot("end", weights=b"abcx")))
+    assert not layout.same_state(epoch, kind(_snapshot("end", epoch=2)))
+    assert not layout.same_state(epoch, kind(bytes(len(epoch))))

@@ -169,15 +169,17 @@ def read_back(
     name: str,
     pieces: Sequence[memoryview],
     *,
-    hands: int = 0,
+    aside: bool = True,
     check: Callable[[], None] = lambda: None,
 ) -> list[str]:
     """The SHA-256 of each piece as the disk gives it; Unlike if a byte is not the one that was written.
 
-    With several `hands` it takes as many threads. With none there is one, and it leaves the processor to others.
+    `aside`: somebody trains beside it. Then it takes a quarter of the processors, and leaves those to others first.
     """
+    processors = os.cpu_count() or 1
+    hands = max(1, processors // 4) if aside else processors
     starts = [0, *itertools.accumulate(map(len, pieces))]
-    with folder.read(name) as file, ThreadPoolExecutor(max(1, hands), initializer=_aside(hands)) as pool:
+    with folder.read(name) as file, ThreadPoolExecutor(hands, initializer=_aside if aside else None) as pool:
         reader = _Reader(file)
         if os.fstat(file.fileno()).st_size != starts[-1]:
             raise Unlike(name)
@@ -229,15 +231,11 @@ class _Reader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _aside(hands: int) -> Callable[[], None]:
-    """For threads that work beside a training: where it wants the processor they get about a tenth of it."""
-
-    def step_aside() -> None:
-        if sys.platform == "linux" and hands == 0:
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-
-    return step_aside
+def _aside() -> None:
+    """In a thread that works beside a training: where that wants the processor, it gets about nine tenths of it."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def digest_next(file: BinaryIO, size: int) -> tuple[int, str]:

@@ -102,12 +102,12 @@ def write(
     step: int,
     origin: Origin | None = None,
     check: Callable[[], None] = _nothing,
-    hands: int = 0,
+    aside: bool = True,
 ) -> Checkpoint:
     """Write one checkpoint and read it back; what is not the same bytes never gets its final name.
 
     `check` raises OSError if the payload changed while it was copied: a mix of two steps has a good digest too. The
-    digests are of what the disk gives back, by as many threads as there are `hands`; 0 is one that steps aside.
+    digests are of what the disk gives back. `aside`: somebody trains meanwhile, and comes first.
     The folder that `folder` lies in is not made anew: a run folder that is gone was taken away by somebody.
     """
     final = f"{step:06d}"
@@ -118,7 +118,7 @@ def write(
         place.make(temporary)
         try:
             with place.below(temporary) as inside:
-                pieces = _write_state(inside, payload, check, hands)
+                pieces = _write_state(inside, payload, check, aside=aside)
                 check()
                 digests = Digests(step, origin, utc_now(), pieces)
                 write_file(inside, DIGEST, [memoryview(digests.sealed())])
@@ -132,7 +132,7 @@ def write(
     return Checkpoint(folder / final, step, digests.size, digests.sha256)
 
 
-def _write_state(folder: Folder, payload: memoryview, check: Callable[[], None], hands: int) -> tuple[Piece, ...]:
+def _write_state(folder: Folder, payload: memoryview, check: Callable[[], None], *, aside: bool) -> tuple[Piece, ...]:
     try:
         entries, start = layout.parse_header(payload)
     except layout.BadHeader:
@@ -145,7 +145,7 @@ def _write_state(folder: Folder, payload: memoryview, check: Callable[[], None],
     pieces = [payload[begin:end] for _, begin, end in spans]
     write_file(folder, STATE, pieces, check)
     try:
-        hashed = read_back(folder, STATE, pieces, hands=hands, check=check)
+        hashed = read_back(folder, STATE, pieces, aside=aside, check=check)
     except Unlike as error:
         check()  # it may be another because it was overwritten meanwhile
         raise OSError(errno.EIO, f"what was read back from {STATE} is not what was written") from error

@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -69,6 +70,7 @@ class Keeper:
         """The newest checkpoint in the run's own folder."""
         self.inbox: deque[tuple[dict[str, Any], list[int]]] = deque()
         """Messages that came while something was written."""
+        self._listening = threading.Lock()
         self.board: Board | None = None
         self.scratch: Scratch | None = None
         self.owed: list[dict[str, Any]] = []
@@ -216,10 +218,10 @@ class Keeper:
     def _still_wanted(self, commit: Commit, check: Callable[[], None]) -> None:
         """Called while a checkpoint is written that is not the last one: the run may have come to its end."""
         check()
-        with contextlib.suppress(Closed):  # heard again when this is done
+        with self._listening, contextlib.suppress(Closed):  # that is heard again when this is done
             while self.channel.has_news():
                 self.inbox.append(self.channel.receive())
-        ending = next((message["ending"] for message, _ in self.inbox if "ending" in message), None)
+        ending = next((message["ending"] for message, _ in list(self.inbox) if "ending" in message), None)
         if ending is not None and ending != commit.step:
             raise Superseded
 
@@ -227,10 +229,9 @@ class Keeper:
         self, run: Path, payload: memoryview, commit: Commit, check: Callable[[], None], *, last: bool
     ) -> checkpoint.Checkpoint:
         folder = run / "checkpoints"
-        hands = os.cpu_count() or 1 if last else 0  # nobody trains any more
         wanted = check if last else partial(self._still_wanted, commit, check)
         write = partial(
-            checkpoint.write, folder, payload, step=commit.step, origin=self.origin, check=wanted, hands=hands
+            checkpoint.write, folder, payload, step=commit.step, origin=self.origin, check=wanted, aside=not last
         )
         try:
             self._expect_room(run, commit.size)
