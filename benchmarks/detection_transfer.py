@@ -10,11 +10,12 @@ that equal steps are equal CPU time, which is measured as well. AP50 is as COCO 
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import common  # first: it lets a benchmark import holdfast from src/
 import numpy as np
 import torch
 from safetensors.torch import save_file
@@ -137,14 +138,20 @@ def main() -> None:
     start = Path(given.out).with_suffix(".safetensors")
     save_file({f"average.module.{name}": value.cpu().contiguous() for name, value in net.state_dict().items()}, start)
     sets = {"from": Path(first.file).parent.name, "to": Path(second.file).parent.name}
-    told: dict[str, Any] = {**sets, "ap50_first": round(before, 4), "rows": []}
+    told: dict[str, Any] = {
+        "part": "detection-transfer", "date": time.strftime("%Y-%m-%d"),
+        "command": " ".join(["python benchmarks/detection_transfer.py", *(Path(each).name for each in sys.argv[1:])]),
+        "machine": common.machine(), "versions": common.versions(),
+        "settings": {key: getattr(given, key) for key in ("device", "size", "imgsz", "before", "steps")},
+        **sets, "ap50_first": round(before, 4), "rows": [],
+    }  # fmt: skip
     for seed in SEEDS:
         for arm, path, frozen in (("scratch", None, 0), ("weights", start, 0), ("frozen", start, 2)):
             net, seconds = learn(second, given, given.steps, seed, path, frozen)
             score = ap50(net, second.splits["val"], len(second.names), given)
             told["rows"].append({"arm": arm, "seed": seed, "ap50": round(score, 4), "cpu_s": round(seconds, 1)})
             print(told["rows"][-1], flush=True)
-            Path(given.out).write_text(json.dumps(told, indent=1) + "\n")
+            common.write(Path(given.out), told)
     start.unlink()
 
 

@@ -93,6 +93,32 @@ def test_a_plan_is_measured_followed_and_compared(tmp_path: Path) -> None:
     assert past["took_s"] > 0 and past["raw_s"] == info["plan"]["raw_s"]
 
 
+def test_a_plan_for_a_larger_set_says_so_and_offers_no_run_of_the_small_one(
+    tmp_path: Path, here: Callable[..., Done]
+) -> None:
+    plan = made()
+    save(dataclasses.replace(plan, world=dataclasses.replace(plan.world, larger=1000)), tmp_path / "plan.json")
+    done = here("plan", "--from", "plan.json")
+    assert done.code == 0, done.err
+    assert (
+        done.out.splitlines()[0]
+        == "Measured `job.py` here: 80 steps in 2 ways, 0 s. Times are for 1,000 times the data."
+    )
+    assert "holdfast train" not in done.out and "holdfast plan job.py --times 1000 --why" in done.out
+    assert here("plan", "--from", "plan.json", "--json").json["times_the_data"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"), [(["--times", "0"], "1 or more"), (["--times", "9", "--steps", "5"], "--steps")]
+)
+def test_a_factor_that_cannot_be_is_refused(
+    words: list[str], cause: str, tmp_path: Path, here: Callable[..., Done]
+) -> None:
+    (tmp_path / "job.py").write_text(SCRIPT, encoding="utf-8")
+    done = here("plan", "job.py", *words)
+    assert done.code == 2 and f"--times {words[1]} cannot be" in done.err and cause in done.err
+
+
 def test_the_table_names_each_row_its_basis_and_why_it_is_not_taken(saved: Path, here: Callable[..., Done]) -> None:
     done = here("plan", "--from", "plan.json")
     assert done.code == 0, done.err

@@ -14,7 +14,7 @@ from holdfast.planning.decide import Wanted, decide
 from holdfast.planning.estimate import in_a_row, whole_run
 from holdfast.planning.history import SIGMA, Correction, Past, correction
 from holdfast.planning.job_survey import both
-from holdfast.planning.measurement import MEASURED, PARTLY, Measurement, heard
+from holdfast.planning.measurement import MEASURED, PARTLY, Measurement, grown, heard
 from holdfast.planning.option import Option
 from holdfast.planning.options import options
 from holdfast.planning.presets import Preset
@@ -48,6 +48,24 @@ def test_a_run_is_the_sum_of_its_parts() -> None:
     assert found.time_s == pytest.approx(4 + 1 + 100 + 20 + 3 + found.parts["saves"])
     assert found.low_s < found.time_s < found.high_s
     assert found.high_s / found.time_s == pytest.approx(1.22, abs=0.02)  # nothing finished here yet: about 20 %
+
+
+def test_a_larger_set_takes_as_many_times_the_steps_and_the_evaluation() -> None:
+    """Runs that finished here were of the small set: none of them answers for the large one."""
+    tried = dataclasses.replace(CPU, setup_s=3.0, prepared_s=2.0)
+    past = (Past("job", "cpu", 150.0, 150.0, 150.0),)
+    (small, *_), (large, *_) = (
+        [each for each in options(world(larger=larger, past=past), [tried]) if each.device == "cpu"]
+        for larger in (1, 1000)
+    )
+    assert small.spends["steps"] == pytest.approx(100.0) and large.spends["steps"] == pytest.approx(100_000.0)
+    assert large.spends["evaluation"] == pytest.approx(20_000.0) and large.spends["closing"] == pytest.approx(3000.0)
+    assert (small.spends["set-up"], large.spends["set-up"]) == pytest.approx((1.0, 2001.0))
+    assert large.spends["start"] == small.spends["start"]
+    assert any("1,000 times as large" in line for line in large.origin)
+    assert not any("times as large" in line for line in small.origin)
+    by_epoch = grown(dataclasses.replace(CPU, batches=None), 10)
+    assert by_epoch.step_s == pytest.approx(1.0) and by_epoch.steps == 10
 
 
 def test_faults_of_the_ledger_are_counted_in() -> None:

@@ -134,6 +134,8 @@ def test_looking_takes_a_fifth_of_the_time_at_most_whatever_it_costs() -> None:
     assert seen == [3, 7, 11, 15, 19, 23, 27, 29] and 7.0 / (looks.every * 10.0) <= 0.2
     looks.took(look_s=0.1, epoch_s=10.0)
     assert looks.every == 4
+    looks.learned(92.9)
+    assert looks.words() == "scores on the validation set took 7 % of the time (every 4 epochs and after the last)"
     fixed = Looks(1, given=True)
     fixed.took(look_s=7.0, epoch_s=10.0)
     assert fixed.every == 1

@@ -174,3 +174,11 @@ def test_predators_learn_to_lunge_at_what_is_in_reach() -> None:
         dice = evaluate.duel(rules, {PREY: None, PREDATOR: None}, worlds=6, steps=40, seed=1)
     found, low, high = evaluate.ratio(mine.catches, dice.catches)
     assert low <= found <= high and low > 1.3, (found, low, high)
+
+
+@pytest.mark.parametrize("pieces", [-1, 513])
+def test_a_minibatch_cannot_be_cut_into_more_pieces_than_it_has_rows(pieces: int) -> None:
+    from holdfast.workloads.ecosystem.train import train
+
+    with pytest.raises(HoldfastError, match=f"pieces is {pieces}"):
+        train(None, pieces=pieces)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.base.errors import UserError
 from holdfast.cli.main import main
-from holdfast.workloads.eeg import bids, class_scores, classify_data, folds, labels, linear
+from holdfast.workloads.eeg import bids, class_scores, classify_data, folds, labels, linear, scores
 from tests.workloads.eeg.sets import stem, write_channels, write_recording
 
 SUBJECTS, TRIALS, RATE = 6, 24, 100
@@ -157,6 +157,16 @@ def test_two_subjects_get_no_interval_and_the_reason() -> None:
     assert found["low"] is None and found["why"] == "no interval: 2 subjects say too little about others"
     assert found["why"] in class_scores.lines(found)[0]
     assert class_scores.measured(*answers(5, 0.9), ["a", "b"])["low"] is not None
+
+
+def test_each_subject_has_an_auroc_where_it_has_both_classes() -> None:
+    truth, said, groups = answers(3, 0.9)
+    found = class_scores.measured(truth, said, groups, ["a", "b"])
+    assert set(found["auroc_per_group"]) == {"S0", "S1", "S2"}
+    mine = groups == "S1"
+    assert found["auroc_per_group"]["S1"] == pytest.approx(scores.auroc(truth[mine] == 1, said[mine, 1]), abs=1e-4)
+    truth[mine] = 0
+    assert "auroc_per_group" not in class_scores.measured(truth, said, groups, ["a", "b"])
 
 
 def test_an_amount_of_two_subjects_gets_no_interval_either() -> None:
