@@ -5,8 +5,8 @@
     order.state_dict()               # what the sampler began with: an order is drawn again from it, and not saved
 
 A sampler is asked for a whole epoch when that begins. Generators of its own (`generator=`) go on as in torch; the
-global ones are seeded from (seed, epoch) while it is asked, and are afterwards as before. Another process asks it again,
-with everything as it was, and compares: a sampler that gives another order then is an error.
+global ones are seeded from (seed, epoch) while it is asked, and are afterwards as before. Another process asks it
+again, with everything as it was, and compares: a sampler that gives another order then is an error.
 """
 
 from __future__ import annotations
