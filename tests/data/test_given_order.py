@@ -169,3 +169,15 @@ def test_worker_init_fn_finds_the_dataset_of_the_script(context: str) -> None:
     data = Loader(Opened(), 2, num_workers=1, worker_init_fn=open_file, multiprocessing_context=context, timeout=60)
     assert [batch.tolist() for batch in data] == [[0, 1], [2, 3]]
     data.close()
+
+
+def test_a_step_that_is_rolled_back_to_before_its_epoch_keeps_the_order_that_was_begun() -> None:
+    data = Loader(NUMBERS, batch_size=3, shuffle=True, generator=seeded())
+    epoch_of(data)
+    before = copy.deepcopy(data.state_dict())
+    batches = data.batches(1, 0)
+    found = [next(batches).value[0].tolist()]
+    data.load_state_dict(before)
+    data.advance(next(iter(data.batches(1, 0))))
+    found += [batch.value[0].tolist() for batch in batches]
+    assert sorted(sum(found, [])) == list(range(10)) and len(data) == 4
