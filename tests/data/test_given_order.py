@@ -180,4 +180,4 @@ def test_a_step_that_is_rolled_back_to_before_its_epoch_keeps_the_order_that_was
     data.load_state_dict(before)
     data.advance(next(iter(data.batches(1, 0))))
     found += [batch.value[0].tolist() for batch in batches]
-    assert sorted(sum(found, [])) == list(range(10)) and len(data) == 4
+    assert sorted(sample for batch in found for sample in batch) == list(range(10)) and len(data) == 4
