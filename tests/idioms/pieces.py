@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +86,7 @@ class Forward:
     """What is to happen in the middle of a forward, counted over all lives, each once."""
 
     folder: Path | None = None
-    plan: dict[str, Any] = {}
+    plan: ClassVar[dict[str, Any]] = {}
 
 
 def in_forward() -> None:

@@ -1,4 +1,4 @@
-"""Samplers, batch samplers and generators in a holdfast.Loader, and loaders of other libraries where those are there."""
+"""Samplers, batch samplers and generators in a holdfast.Loader; loaders of other libraries, where those are there."""
 
 from __future__ import annotations
 

@@ -1,16 +1,21 @@
 """Makes docs/idioms.md: every idiom in every way, from real runs. `python -m tests.idioms.table` from the root.
 
-About a quarter of an hour on two cores. `--only WORD` runs the idioms with that word in their name and writes nothing.
+An hour on two cores. It can be done in parts, in any order: `--cells FILE` keeps the cells as JSON after each one, and
+`--only WORD`, `--way WAY` (several times) and `--missing` say which are run; `--page` writes the page from the file.
+
+    python -m tests.idioms.table --cells cells.json --way killed --way hung
+    python -m tests.idioms.table --cells cells.json --missing --only DataLoader
+    python -m tests.idioms.table --cells cells.json --page
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from holdfast.supervisor.process_start import NurseryLauncher
 from tests.idioms.kit import WAYS, Kit
@@ -29,45 +34,71 @@ run. *clear error*: the run stops and says why. A cell that says *DIFFERS* is a 
 - plain: the weights of the port are those of the plain PyTorch script, where the idiom has one.
 - quiet: the run ends without a fault.
 - killed: its worker is killed with SIGKILL in the middle of five loop bodies, two of them in a row.
+- hung: a forward does not come back; the watchdog ends the process.
+- out of memory: two forwards raise `OutOfMemoryError`.
 - stopped and resumed: it is asked to stop, then resumed.
 - supervisor killed: the supervisor is killed with SIGKILL, then the run is resumed.
+
+An empty cell was not run, or there is nothing to run. Idioms that begin with *held out* are loops of other people's
+scripts, ported by [Writing a script](writing-a-script.md) alone after the rest was done.
 
 """
 
 
-def measure(scratch: Path, only: str = "", ways: tuple[str, ...] = WAYS) -> dict[str, dict[str, str]]:
-    """The cells of the table."""
+Cells = dict[str, dict[str, str]]
+
+
+def measure(
+    scratch: Path, only: str = "", ways: tuple[str, ...] = WAYS, cells: Cells | None = None, keep: Path | None = None
+) -> Cells:
+    """The cells of the table. Those that are in `cells` already are not run again; `keep` has them after each one."""
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(path)
     nursery = NurseryLauncher({"PYTHONPATH": os.environ["PYTHONPATH"]}, [])
     kit = Kit(scratch, nursery)
-    found: dict[str, dict[str, str]] = {}
+    found: Cells = {} if cells is None else cells
     try:
         for name, idiom in idioms().items():
-            if only in name:
-                found[name] = {way: kit.cell(idiom, way) for way in ways}
-                print(name, found[name], flush=True)
+            for way in ways if only in name else ():
+                row = found.setdefault(name, {})
+                if way not in row:
+                    row[way] = kit.cell(idiom, way)
+                    print(f"{name} | {way} | {row[way]}", flush=True)
+                    if keep is not None:
+                        keep.write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
     finally:
         nursery.close()
     return found
 
 
-def page(cells: dict[str, dict[str, Any]]) -> str:
+def page(cells: Cells) -> str:
     rows = [f"| idiom | {' | '.join(WAYS)} |", f"|---|{'---|' * len(WAYS)}"]
-    for name, row in cells.items():
-        rows.append(f"| {name} | {' | '.join(row[way].partition(':')[0] for way in WAYS)} |")
+    for name in [name for name in idioms() if name in cells] + [name for name in cells if name not in idioms()]:
+        rows.append(f"| {name} | {' | '.join(cells[name].get(way, '').partition(':')[0] for way in WAYS)} |")
     return HEAD + "\n".join(rows) + "\n"
 
 
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="WORD")
+    parser.add_argument("--way", action="append", choices=WAYS, default=[])
+    parser.add_argument("--cells", type=Path, metavar="FILE")
+    parser.add_argument("--missing", action="store_true", help="run only cells that the file does not have")
+    parser.add_argument("--page", action="store_true", help="run nothing, write the page from the file")
     order = parser.parse_args(words)
-    with tempfile.TemporaryDirectory(prefix="holdfast-idioms-") as scratch:
-        cells = measure(Path(scratch), order.only)
-    if not order.only:
-        PAGE.write_text(page(cells), encoding="utf-8")
-    return int(any("DIFFERS" in cell for row in cells.values() for cell in row.values()))
+    kept: Cells = json.loads(order.cells.read_text("utf-8")) if order.cells and order.cells.exists() else {}
+    ways = tuple(order.way) or WAYS
+    if not order.page:
+        if not order.missing:
+            kept = {
+                name: {w: c for w, c in row.items() if order.only not in name or w not in ways}
+                for name, row in kept.items()
+            }
+        with tempfile.TemporaryDirectory(prefix="holdfast-idioms-") as scratch:
+            measure(Path(scratch), order.only, ways, kept, order.cells)
+    if order.page or not (order.only or order.way):
+        PAGE.write_text(page(kept), encoding="utf-8")
+    return int(any("DIFFERS" in cell for row in kept.values() for cell in row.values()))
 
 
 if __name__ == "__main__":

@@ -4,12 +4,14 @@
 
 A loop `for i, batch in enumerate(batches)` asks `i` when to update, to log, to change something. A process that goes on
 at batch 7 makes a new enumerate, which would say 0. The number of an enumerate cannot be set from Python, so it is
-written in its memory, and read back in the official way; where that does not work, the caller is told.
+written in its memory, and read back in the official way; where that does not work, the caller is told. Before the
+first time it is tried on an enumerate of ours, which has to count as it should: another Python may keep it elsewhere.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import inspect
 import itertools
@@ -33,7 +35,25 @@ def catch_up(count: int) -> bool:
     """
     if not count:
         return True
-    return all([_add(each, count) for each in _around(_generators_on_the_stack())])
+    found = _around(_generators_on_the_stack())
+    return not found or (can_set() and all([_add(each, count) for each in found]))
+
+
+@functools.cache
+def can_set() -> bool:
+    """Whether this build of Python keeps the number of an enumerate where `_add` writes it: seen on one of ours."""
+    size = ctypes.sizeof(ctypes.c_ssize_t)
+    if sys.implementation.name != "cpython" or enumerate.__basicsize__ < object.__basicsize__ + size:
+        return False
+    for start in (0, 5):
+        tried = enumerate(iter("abcdef"), start)
+        next(tried)
+        try:
+            if not _add(tried, 7) or next(tried) != (start + 8, "b") or list(tried)[-1] != (start + 12, "f"):
+                return False
+        except (AttributeError, TypeError, ValueError, IndexError):
+            return False
+    return True
 
 
 def _generators_on_the_stack() -> list[object]:
@@ -77,5 +97,6 @@ def _add(counting: enumerate[Any], count: int) -> bool:
 
 
 def _number(counting: enumerate[Any]) -> int | None:
-    number = counting.__reduce__()[1][1]
+    told: Any = counting.__reduce__()
+    number = told[1][1]
     return number if isinstance(number, int) else None

@@ -5,8 +5,8 @@
     order.state_dict()               # what the sampler began with: an order is drawn again from it, and not saved
 
 A sampler is asked for a whole epoch when that begins. Generators of its own (`generator=`) go on as in torch; the
-global ones are seeded from (seed, epoch) while it is asked, and are afterwards as before. Another process asks it again,
-with everything as it was, and compares: a sampler that gives another order then is an error.
+global ones are seeded from (seed, epoch) while it is asked, and are afterwards as before. Another process asks it
+again, with everything as it was, and compares: a sampler that gives another order then is an error.
 """
 
 from __future__ import annotations
@@ -107,7 +107,11 @@ class GivenOrder:
     def state_dict(self) -> dict[str, Any]:
         return {"drawn": self._drawn, "now": self._now(), "look": self._look()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, under_way: bool = False) -> None:
+        """`under_way`: a training pass goes on. If it began after what is restored, its order stays."""
+        mine, saved = self._drawn.get("training", {}), state["drawn"].get("training", {})
+        if under_way and (mine.get("number"), mine.get("digest")) != (saved.get("number"), saved.get("digest")):
+            return
         self._drawn = {str(kind): dict(each) for kind, each in state["drawn"].items()}
         for kind, known in list(self._known.items()):
             if known.digest != self._drawn.get(kind, {}).get("digest"):

@@ -456,7 +456,7 @@ class Loader:
         self._missed = (self._dataset, length, int(saved["length"])) if grown else None
         self.passes.load_state_dict(state.get("plain"))
         if self._order is not None and "order" in state:
-            self._order.load_state_dict(state["order"])
+            self._order.load_state_dict(state["order"], under_way=self._streams > 0)
         if not self._streams:
             self._plan = None
         self.epoch = int(state["epoch"])

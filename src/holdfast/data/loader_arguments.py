@@ -41,7 +41,7 @@ def given_order(
     for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
         if value is not None and not hasattr(value, "__iter__"):
             raise UserError(f"{name} is a {type(value).__name__}, which gives nothing: it has no __iter__")
-        if value is not None and iter(value) is value:
+        if hasattr(value, "__next__"):
             raise UserError(
                 f"{name} is a {type(value).__name__}, which can be asked only once, and each epoch asks it anew",
                 hints=["give a list, or an object with __iter__"],
