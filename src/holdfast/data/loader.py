@@ -296,9 +296,10 @@ class Loader:
 
     def _epoch(self, number: int, *, training: bool = True) -> Epoch:
         if self._order is not None:
-            shape = {"batch_size": self.batch_size, "drop_last": self.drop_last}
-            kind = "training" if training else "plain"
-            return self._order.epoch(kind, number, seed=self.seed, dataset=self._fetcher.dataset, **shape)
+            return self._order.epoch(
+                "training" if training else "plain", number, seed=self.seed, dataset=self._fetcher.dataset,
+                batch_size=self.batch_size, drop_last=self.drop_last,
+            )  # fmt: skip
         plan = self._plan
         now = (number, self.seed, self.batch_size) if not self._streams else (number, self.seed)
         if plan is None or (plan.number, plan.seed, plan.batch_size)[: len(now)] != now:

@@ -341,7 +341,7 @@ class Start:
         note_child()
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, Fetcher):  # the script's code looks for its own dataset there
-            about = {"id": info.id, "num_workers": info.num_workers, "seed": info.seed}
+            about: dict[str, Any] = {"id": info.id, "num_workers": info.num_workers, "seed": info.seed}
             worker._worker_info = worker.WorkerInfo(**about, dataset=info.dataset.dataset)
         if self.init is not None:
             self.init(worker_id)
