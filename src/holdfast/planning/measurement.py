@@ -90,7 +90,7 @@ def grown(found: Measurement, times: int) -> Measurement:
     """The same for a set that is so many times as large: as many more steps in an epoch, and as much more of what goes
     over the whole set (evaluation, the end, work that prepares it). A step and the rest of the set-up stay the same."""
     if found.batches is None and found.epochs is not None:  # an epoch is one step
-        steps = {"step_s": None if found.step_s is None else times * found.step_s}
+        steps: dict[str, Any] = {"step_s": None if found.step_s is None else times * found.step_s}
     else:
         steps = {"batches": None if found.batches is None else times * found.batches}
     return replace(
