@@ -252,7 +252,7 @@ BAD_INPUT = {
     "optimizer not protected": (OPTIMIZER_NOT_PROTECTED, "no optimizer is protected", "protect it"),
     "another optimizer": (OTHER_OPTIMIZER, "the SGD given to session.step was not protected", "protect"),
     "loader not protected": (LOADER_NOT_PROTECTED, "this Loader was not protected", "data=data"),
-    "not a loader": (NOT_A_LOADER, "takes a holdfast.Loader, not a DataLoader", "holdfast.Loader("),
+    "not a loader": (NOT_A_LOADER, "this DataLoader was not protected", "data=data"),
     "not tensor, not JSON": (NOT_JSON, "world.agents[2].brain", ""),
     "no state": (NO_STATE, "world", ""),
     "empty dataset": (EMPTY_DATASET, "is empty", "path"),
