@@ -1,7 +1,8 @@
-"""Scripts of other people, made small and ported by docs/writing-a-script.md alone: nothing was built for them.
+"""Loops in the shape of well-known ones, written by docs/writing-a-script.md alone: nothing was built for them.
 
-The loops are those of pytorch/examples (mnist, vae, imagenet), karpathy/minGPT (its Trainer) and karpathy/nanoGPT
-(train.py). Data and models are small, so that a run takes a second; what makes a loop special is as it was.
+The shapes are those of pytorch/examples (mnist, vae, imagenet), karpathy/minGPT (its Trainer) and karpathy/nanoGPT
+(train.py). They are not ports of those files: data and models are small stand-ins, so that a run takes a second, and
+only what makes each loop special is kept.
 """
 
 from __future__ import annotations

@@ -27,20 +27,21 @@ HEAD = """# Ordinary idioms under faults
 
 <!-- Made by `python -m tests.idioms.table`; do not edit. -->
 
-Each row is an idiom of ordinary PyTorch loops: a plain script and its port are in `tests/idioms/`. Each cell is what
-came of a run of it. *equal*: the weights, bit for bit, the logged numbers and the count of steps are those of the quiet
+Each row is an idiom of ordinary PyTorch loops, written as a holdfast script in `tests/idioms/`. Each cell is the result
+of one run of it. *equal*: the weights, bit for bit, the logged numbers and the count of steps are those of the quiet
 run. *clear error*: the run stops and says why. A cell that says *DIFFERS* is a defect.
 
-- plain: the weights of the port are those of the plain PyTorch script, where the idiom has one.
-- quiet: the run ends without a fault.
+- plain: the same loop without holdfast, where the idiom has one; *equal* if the quiet run ends with its weights.
+- quiet: a run without a fault; *equal* if it finishes.
 - killed: its worker is killed with SIGKILL in the middle of five loop bodies, two of them in a row.
 - hung: a forward does not come back; the watchdog ends the process.
 - out of memory: two forwards raise `OutOfMemoryError`.
 - stopped and resumed: it is asked to stop, then resumed.
 - supervisor killed: the supervisor is killed with SIGKILL, then the run is resumed.
 
-An empty cell was not run, or there is nothing to run. Idioms that begin with *held out* are loops of other people's
-scripts, ported by [Writing a script](writing-a-script.md) alone after the rest was done.
+An empty cell was not run, or there is nothing to run. The rows that begin with *held out* were written last, by
+[Writing a script](writing-a-script.md) alone, in the shape of well-known loops: pytorch/examples (mnist, vae, imagenet),
+minGPT and nanoGPT. They are not the scripts of those projects: data and models are small stand-ins.
 
 """
 
