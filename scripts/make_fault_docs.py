@@ -51,13 +51,13 @@ def _overview() -> Iterator[str]:
         yield f"| [{row.code}](#{row.code.lower()}) | `{row.kind}` | {row.level} | {tried} |"
     yield ""
     yield "*retry*: the same step again in the same process, or in a new one if that is not usable any more."
-    yield "*split*: the step in pieces. *cpu batch*: this batch on the CPU. *replace*: a new worker from the snapshot on"
-    yield "the same [rung](concepts.md#ladder). *next rung*: the same on the next rung. *fail* and *give up* stop the run"
-    yield "with its state saved. A way that cannot help is left out, such as *split* with a batch of one. Tries are"
+    yield "*split*: the step in pieces. *cpu batch*: this batch on the CPU. *replace*: a new worker from the snapshot"
+    yield "on the same [rung](concepts.md#ladder). *next rung*: the same on the next rung. *fail* and *give up*: the"
+    yield "run stops with its state saved. What cannot help is left out, such as *split* with a batch of one. Tries are"
     yield "counted per step and rung; for faults from outside, since the last committed step."
     yield ""
-    yield "In the tables of messages, `/…/` is a regular expression; under *on*, *device* is any accelerator and *any* also"
-    yield "the CPU; under *process*, *lost* means that it can use the device no more."
+    yield "In the tables of messages, `/…/` is a regular expression. Under *on*, *device* is any accelerator, and *any*"
+    yield "is the CPU as well. Under *process*, *lost* is a process that cannot use the device any more."
     yield ""
 
 
@@ -102,8 +102,8 @@ def _harmless() -> Iterator[str]:
 def _kernel_log() -> Iterator[str]:
     yield "## In the kernel log"
     yield ""
-    yield "Lines that are kept with a fault where the log may be read ([evidence.md](evidence.md)). `holdfast explain` takes"
-    yield "the name of a line, or the line itself."
+    yield "Lines that are kept with a fault where the log may be read ([evidence.md](evidence.md))."
+    yield "`holdfast explain` takes the name of a line, or the line itself."
     yield ""
     unused = [str(row.xid) for row in messages() if row.unused]
     numbers = ", ".join(unused)

@@ -59,8 +59,8 @@ def _overview() -> Iterator[str]:
         yield f"| [{row.code}](findings/{row.code}.md) | {row.level} | {row.title} |"
     yield ""
     yield "*note*: good to know. *warning*: may cost you time or results. *error*: something does not work or is wrong."
-    yield "The [verdict](concepts.md#trust) on a device follows from its probes and the ledger, not from these levels. A"
-    yield "report from elsewhere never outweighs a probe: what passes here is used."
+    yield "The [verdict](concepts.md#trust) on a device follows from its probes and the ledger, not from these levels."
+    yield "A report from elsewhere never outweighs a probe: what passes here is used."
     yield ""
 
 
