@@ -50,10 +50,14 @@ def _overview() -> Iterator[str]:
         tried = ", ".join(_entry(entry) for entry in policy[row.kind])
         yield f"| [{row.code}](#{row.code.lower()}) | `{row.kind}` | {row.level} | {tried} |"
     yield ""
-    yield "What was tried counts per step and rung; for faults from outside, since the last committed step."
     yield "*retry*: the same step again in the same process, or in a new one if that is not usable any more."
-    yield "*replace*: a new worker from the snapshot on the same rung. What leads nowhere is left out:"
-    yield "*split* with a batch of one, *cpu batch* on the CPU, *next rung* on the last one."
+    yield "*split*: the step in pieces. *cpu batch*: this batch on the CPU. *replace*: a new worker from the snapshot"
+    yield "on the same [rung](concepts.md#ladder). *next rung*: the same on the next rung. *fail* and *give up*: the"
+    yield "run stops with its state saved. What cannot help is left out, such as *split* with a batch of one. Tries are"
+    yield "counted per step and rung; for faults from outside, since the last committed step."
+    yield ""
+    yield "In the tables of messages, `/…/` is a regular expression. Under *on*, *device* is any accelerator, and *any*"
+    yield "is the CPU as well. Under *process*, *lost* is a process that cannot use the device any more."
     yield ""
 
 
@@ -98,13 +102,13 @@ def _harmless() -> Iterator[str]:
 def _kernel_log() -> Iterator[str]:
     yield "## In the kernel log"
     yield ""
-    yield "Lines that are kept with a fault where the log may be read ([evidence.md](evidence.md)). Each name is a word"
-    yield "for `holdfast explain`, and so is the line itself."
+    yield "Lines that are kept with a fault where the log may be read ([evidence.md](evidence.md))."
+    yield "`holdfast explain` takes the name of a line, or the line itself."
     yield ""
     unused = [str(row.xid) for row in messages() if row.unused]
     numbers = ", ".join(unused)
     yield f"NVIDIA's catalogue lists these numbers as unused; a line with one is kept all the same: Xid {numbers}."
-    yield "The column *NVIDIA* has the immediate action of that catalogue."
+    yield "The column *NVIDIA* has the immediate action that the catalogue names."
     yield ""
     yield "| name | line | means | what helps | NVIDIA | seen with |"
     yield "|---|---|---|---|---|---|"

@@ -23,6 +23,7 @@ _GROUPS = (
     ("D060", "The machine"),
     ("D070", "Your own model"),
     ("D080", "All in all"),
+    ("D090", "What Windows and macOS do less well than Linux"),
 )
 """Each with its first code."""
 
@@ -57,7 +58,8 @@ def _overview() -> Iterator[str]:
             yield f"| | | **{groups[row.code]}** |"
         yield f"| [{row.code}](findings/{row.code}.md) | {row.level} | {row.title} |"
     yield ""
-    yield "*note*: good to know. *warning*: the device is used with care. *error*: it is not used, or not in this way."
+    yield "*note*: good to know. *warning*: may cost you time or results. *error*: something does not work or is wrong."
+    yield "The [verdict](concepts.md#trust) on a device follows from its probes and the ledger, not from these levels."
     yield "A report from elsewhere never outweighs a probe: what passes here is used."
     yield ""
 

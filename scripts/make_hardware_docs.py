@@ -38,13 +38,13 @@ def render() -> str:
             "",
             "Facts about cards, builds of torch and their bugs, each with its source and date. They explain what",
             "`holdfast doctor` finds. They never decide: a device is judged by what it does in the probes.",
-            "Where no source says anything, nothing is said here.",
+            "What no source says is left out.",
             "",
-            f"Collected on {facts.data()['collected']}. `holdfast doctor` shows the age and the SHA-256 of its own;",
-            "`holdfast doctor --knowledge FILE` (or `HOLDFAST_KNOWLEDGE`) reads a newer file. *Known by* is one of:",
+            f"Collected on {facts.data()['collected']}. `holdfast doctor` shows the age and SHA-256 of its file;",
+            "`holdfast doctor --knowledge FILE` (or `HOLDFAST_KNOWLEDGE`) reads a newer one. *Known by* is one of:",
             "document (the maker says it), source (read in source code), many reports, one report, measured (by us),",
-            "computed. *Looked at* is the day on which the row was last held against its source; a month alone, and",
-            "the day on which the source was not found, where that could not be done again.",
+            "computed. *Looked at* is the day on which the row was last compared with its source. Where the source was",
+            "not found again, it is the month of the first look and the day of the second.",
             "",
             *_cards(),
             *_support(),
@@ -84,6 +84,10 @@ def _supported(os: str, title: str) -> Iterator[str]:
     spans = [row["from"] if row["from"] == row["to"] else f"{row['from']}-{row['to']}" for row in rows]
     yield f"## AMD's own support on {title}"
     yield ""
+    if os == "linux":
+        yield "*built*: AMD says that it builds, no more. *released, not tested*: AMD publishes builds and has no test"
+        yield "on such a card. *runtime alone*: not the libraries. An empty cell is unknown."
+        yield ""
     yield f"| ROCm | {' | '.join(spans)} |"
     yield f"|---|{'---|' * len(rows)}"
     for card in facts.cards():
@@ -101,7 +105,7 @@ def _wheels() -> Iterator[str]:
     yield "## Builds of torch"
     yield ""
     yield "Code for an AMD card runs on that architecture alone. Code for an NVIDIA card runs on later cards with the"
-    yield "same first number."
+    yield "same first number: code for `sm_86` on `sm_89`. In a command, replace `gfxnnnn` by your architecture."
     yield ""
     yield "| build | channel | system | has code for | install | known by | source |"
     yield "|---|---|---|---|---|---|---|"
@@ -119,9 +123,9 @@ def _wheels() -> Iterator[str]:
 def _overrides() -> Iterator[str]:
     yield "## HSA_OVERRIDE_GFX_VERSION"
     yield ""
-    yield "What comes of a card that is made to run as another, by what the two numbers share."
+    yield "What happens when this variable makes a card run as another: it depends on what the two numbers share."
     yield ""
-    yield "| example | | |"
+    yield "| example | it is | why |"
     yield "|---|---|---|"
     for mine, theirs in (("gfx1031", "gfx1030"), ("gfx1010", "gfx1030"), ("gfx1010", "gfx1100")):
         said = knowledge.override(mine, theirs)
@@ -172,7 +176,7 @@ def _sources() -> Iterator[str]:
     yield "## Sources"
     yield ""
     yield "*code*: read in source code. *document*: said by the maker. *report*: an issue or a user's word. *computed*:"
-    yield "from data of others. A date with *read* is the day of reading, where the source has none."
+    yield "from data of others. *measured*: by us. A date with *read* is the day of reading, where the source has none."
     yield ""
     for number, source in enumerate(facts.sources(), 1):
         unsure = "; not complete" if not source.sure and "not complete" not in source.title else ""

@@ -16,7 +16,6 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pages import ROOT, keep
 
@@ -24,13 +23,13 @@ import holdfast
 import holdfast.testing
 from holdfast.base.errors import ExitCode
 from holdfast.cli import main as cli
-from holdfast.console.usage import One
+from holdfast.console.usage import One, Parser
 
 HEAD = """\
 <!-- Made by scripts/make_reference.py from the code: edit there, not here. -->
 # Reference
 
-What is here stays as [CONTRIBUTING](../CONTRIBUTING.md#what-stays-as-it-is) says. The rest has pages of its own:
+[CONTRIBUTING](../CONTRIBUTING.md#what-stays-as-it-is) says what of this stays as it is. Not listed here:
 [settings](settings.md), [faults](faults.md), [findings](findings.md), [the run folder and JSON](run-folder.md).
 
 | | |
@@ -70,7 +69,9 @@ _VARIABLES = {
     "HOLDFAST_KNOWLEDGE": "a newer file of [what is known about cards](doctor.md#what-is-known)",
     "HOLDFAST_REMEDIES": "switches that a worker starts with: set by the doctor's verdict, or by hand to try one",
     "HOLDFAST_CHAOS": "a file with faults to inject: set by `holdfast chaos`",
-    "NO_COLOR, FORCE_COLOR": "as everywhere; `--color` comes first",
+    "HOLDFAST_SERVE_TOKEN": "the token of `holdfast serve`, at least 16 characters",
+    "HOLDFAST_EEG_DEMO, HOLDFAST_DETECTION_CACHE": "where the simulated EEG data and the cache of detection are kept",
+    "NO_COLOR, FORCE_COLOR": "turn colours off or on; `--color` comes first",
 }
 
 
@@ -222,33 +223,27 @@ def _doc(node: ast.FunctionDef | ast.ClassDef) -> Iterator[str]:
 def _commands() -> Iterator[str]:
     yield "## Commands"
     yield ""
-    yield "Every command has `--help` with examples, and these flags: `--json` (one object on stdout), `-q`, `-v`,"
-    yield "`--color auto|always|never`, `--ascii`. Commands that take long also have `--no-progress`; those that list"
-    yield "have `--plain`."
+    yield "Every command has `--help` with examples, and these flags: `--json` (one object on stdout; not `serve` and"
+    yield "`completion`), `-q`, `-v`, `--color auto|always|never`, `--ascii`. Commands that train or take long also"
+    yield "have `--no-progress`; those that train or list have `--plain`."
     yield ""
     for name in cli.commands():
         yield f"### holdfast {name}"
         yield ""
-        parser = cli.maker(name)(One())
-        if isinstance(parser, argparse.ArgumentParser):
-            yield from _parser(parser)
-        else:
-            yield from _tools(parser)
+        parser: Parser = cli.maker(name)(One())
+        yield "```text"
+        yield (parser.description or parser.format_help()).strip()
+        yield "```"
+        yield ""
+        for tool in parser.tools():  # of a command that is a family of tools
+            yield f"#### holdfast {name} {tool}"
+            yield ""
+            yield from _arguments(parser.tool(tool))
+        if not parser.tools():
+            yield from _arguments(parser)
 
 
-def _tools(parser: Any) -> Iterator[str]:
-    """A command that is a family of tools, each with a parser of its own."""
-    yield "```text"
-    yield parser.format_help().strip()
-    yield "```"
-    yield ""
-
-
-def _parser(parser: argparse.ArgumentParser) -> Iterator[str]:
-    yield "```text"
-    yield (parser.description or "").strip()
-    yield "```"
-    yield ""
+def _arguments(parser: Parser) -> Iterator[str]:
     rows = [action for action in parser._actions if not set(action.option_strings) & set(_OUTPUT)]
     rows = [action for action in rows if action.help != argparse.SUPPRESS]
     if not rows:
@@ -256,7 +251,7 @@ def _parser(parser: argparse.ArgumentParser) -> Iterator[str]:
     yield "| argument | |"
     yield "|---|---|"
     for action in rows:
-        yield f"| `{_argument(action)}` | {_cell(action.help or '')} |"
+        yield f"| `{_cell(_argument(action))}` | {_cell(action.help or '')} |"
     yield ""
 
 
@@ -264,6 +259,8 @@ def _argument(action: argparse.Action) -> str:
     value = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
     if not action.option_strings:
         return value
+    if action.choices and action.metavar is None:
+        value = "|".join(map(str, action.choices))
     takes = f" {value}" if action.nargs != 0 else ""
     return ", ".join(action.option_strings) + takes
 

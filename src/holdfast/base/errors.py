@@ -60,7 +60,7 @@ class HoldfastError(Exception):
         """Whose fault it is, where that was found out: the verdict, with the samples it names."""
 
     def to_json(self) -> dict[str, object]:
-        """The same four parts, for `--json` and for messages between processes; and whose fault it is, if known."""
+        """Message, cause, saved and hints, and whose fault it is, if known: for `--json` and between processes."""
         blame = {} if self.blame is None else {"blame": self.blame}
         return {
             "error": type(self).__name__,

@@ -66,7 +66,7 @@ The run continues from its newest checkpoint that is intact.
         metavar="SECTION.KEY=VALUE",
         help="a setting of holdfast (see `holdfast config`)",
     )
-    add_device(parser)
+    add_device(parser, default="where the run was")
     parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
     parser.add_argument("--script", metavar="PATH", help="path of the script, for a run from another machine")
     parser.add_argument("--detach", action="store_true", help="start the run in the background and return")

@@ -28,20 +28,22 @@ def add_parser(subparsers: Any) -> Parser:
     """Add the command to the command line."""
     parser: Parser = subparsers.add_parser(
         "track",
-        help="send a run to MLflow, W&B, Trackio or TensorBoard, or what is left of it",
+        help="send a run to MLflow, W&B, Trackio or TensorBoard",
         description="""\
-A run sends its numbers by itself while it trains, to the trackers of the setting track.to. This command sends what a
-tracker does not have yet: because it was away when the run ended, or because the run was made without it.
+Send a run's numbers to experiment trackers that do not have them yet.
 
 examples:
-  holdfast track calm-heron                               what its trackers do not have yet
-  holdfast track calm-heron track.to=mlflow,tensorboard   to these
+  holdfast track calm-heron                               to the trackers that the run was made with
+  holdfast track calm-heron track.to=mlflow,tensorboard   to these trackers
   holdfast track latest track.to=wandb track.project=eeg
+
+A run sends its numbers by itself while it trains, to the trackers of the setting track.to. Use this command if a
+tracker was away when the run ended, or if the run was made without it.
 """,
     )
-    parser.add_argument("name", metavar="RUN", help="a name such as calm-heron, a folder, or `latest`")
-    parser.add_argument("words", metavar="KEY=VALUE", nargs="*", default=[], help="settings, on top of the others")
-    parser.add_argument("--folder", metavar="PATH", help="where runs are (default: the setting run.folder)")
+    parser.add_argument("name", metavar="RUN", help="a run: its name such as calm-heron, its folder, or `latest`")
+    parser.add_argument("words", metavar="KEY=VALUE", nargs="*", default=[], help="settings to use for this command")
+    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser

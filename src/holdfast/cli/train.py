@@ -31,7 +31,7 @@ def add_parser(subparsers: Any) -> Parser:
     parser: Parser = subparsers.add_parser(
         "train",
         description="""\
-Train a script under supervision: a crash, a hang, kill -9 or full memory costs a second, not the run.
+Train a script under supervision: a crash, a hang, kill -9 or full memory costs a second of work, not the run.
 
 examples:
   holdfast train my_script.py                       on the best device here, or as `holdfast plan` chose

@@ -43,11 +43,11 @@ def add_words(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
+def add_device(parser: argparse.ArgumentParser, default: str = "auto") -> None:
     parser.add_argument(
         "--device",
         metavar="D",
-        help="auto, cpu, cuda:0, …; the run falls back to the CPU if the device fails (default: auto)",
+        help=f"auto, cpu, cuda:0, …; the run falls back to the CPU if the device fails (default: {default})",
     )
 
 

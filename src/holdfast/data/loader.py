@@ -214,7 +214,7 @@ class Loader:
         """Of every batch of a training epoch, this process reads its own part: `batch_size` is that of all together.
 
         Order, batches and position are those of one process, so a run can go on with another number of them. Plain
-        iteration stays whole. Samples that cannot be read are not left out: the others would not know.
+        iteration stays whole. Samples that cannot be read are not left out: the other processes would not know.
         """
         self._shard = (rank, ranks)
         if ranks > 1:

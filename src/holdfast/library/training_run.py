@@ -54,7 +54,7 @@ class TrainingRun:
 
     @property
     def name(self) -> str:
-        """calm-heron."""
+        """Such as calm-heron."""
         return RunFolder(self.folder).name
 
     @property
@@ -111,7 +111,8 @@ class TrainingRun:
     ) -> int | None:  # fmt: skip
         """Load weights of the run into `model`, as `holdfast weights` would write them; returns their step.
 
-        Without a wish the best, else the last ones, else those of the newest checkpoint. They are verified first.
+        Without `best` or `step` it takes the best, else the last ones, else those of the newest checkpoint. It verifies
+        them first.
         """
         from safetensors.torch import load_file
 
@@ -150,7 +151,7 @@ class TrainingRun:
 
     @property
     def error(self) -> HoldfastError | None:
-        """Why it is over without being finished; None while it goes on and when it is finished. Has `run`."""
+        """Why it ended unfinished; None while it goes on and when it is finished. `error.run` is this run."""
         run = self._now()
         if run.live or run.state == "FINISHED":
             return None

@@ -61,9 +61,9 @@ class WatchdogSettings:
     setup: float = setting(1800.0, DURATION)
     """How long a script may prepare without a sign of life; each `session.progress()` is one."""
     loop: float = setting(60.0, DURATION)
-    """The shortest silence called a hang in your own code between steps and in evaluations: it may save or draw."""
+    """The shortest silence called a hang in your own code between steps, which may save or draw, and in evaluations."""
     evaluate: float = setting(600.0, DURATION)
-    """How long the first evaluation may take; later ones are held to what was measured."""
+    """How long the first evaluation may take; the limit of later ones follows from what was measured."""
     compile: float = setting(1800.0, DURATION)
     """How long `torch.compile` may work before it is called hung."""
     wait: float = setting(3600.0, DURATION)
@@ -81,11 +81,11 @@ class SnapshotSettings:
     every: int | Auto = setting("auto", OrAuto(at_least(1, "a whole number of steps")))
     """Steps between two snapshots: at 1 a fault costs one step. With auto, `lose` and `cost` decide while it runs."""
     lose: float = setting(1.0, DURATION)
-    """How much work a fault may cost; at least one step. Where that is dearer than `cost`, the default gives way."""
+    """How much work a fault may cost, at least one step. The default gives way where it would take more than `cost`."""
     cost: float = setting(1.0, PERCENT)
     """The share of the training time that snapshots may take, in percent. A `lose` that you set comes before it."""
     slots: int = setting(5, between(3, 16))
-    """Copies kept at once: one being written, the newest, one being saved, one perhaps the best, one agreed on."""
+    """Copies kept at once: being written, the newest, being saved, perhaps the best, the last checked on the CPU."""
     memory: int | Auto = setting("auto", OrAuto(BYTES))
     """The most shared memory the slots may take. With auto, what the machine and its limits have to spare."""
     where: Literal["auto", "memory", "file"] = setting("auto", Choice("auto", "memory", "file"))
@@ -108,7 +108,7 @@ class CheckpointSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetrySettings:
-    """How often a fault is met with another try before the run gives up."""
+    """How often the run tries again after a fault before it gives up."""
 
     same_step: int = setting(3, at_least(1, "a whole number of tries"))
     """Tries at one step when no other device is left."""
@@ -133,11 +133,11 @@ class DataSettings:
     """What the training may go on without. Evaluations never go without a sample unless the script says so."""
 
     quarantine: bool = setting(True, BOOL)
-    """Whether samples that end or hang the process that reads them, twice, are left out. Off brings them back."""
+    """Whether samples that twice end or hang the process that reads them are left out. False brings them back."""
     skip_bad: bool = setting(False, BOOL)
     """Whether samples that raise an error are left out too, where the others of their batch can be read."""
     outside: bool = setting(False, BOOL)
-    """Whether lists, names and links in a data set of images may lead out of its folder."""
+    """Whether lists, names and links in a data set of images may point outside of its folder."""
     most_bad: float = setting(1.0, PERCENT)
     """The share of a dataset that may be left out, in percent; ten samples always may. Beyond that the run fails."""
 
@@ -158,7 +158,7 @@ class RunSettings:
     portable: bool = setting(False, BOOL)
     """Use only what every system has: no fork, no /proc, plain files. `HOLDFAST_PORTABLE=1` does it too."""
     stacks: bool = setting(True, BOOL)
-    """Keep the stacks of a hung worker. The native ones need `pip install 'holdfast[stacks]'`."""
+    """Keep the stacks of a hung worker. Native stacks need `pip install 'holdfast[stacks]'`."""
     tensorboard: bool = setting(True, BOOL)
     """Write what the script logs as TensorBoard event files too, into `tb/` of the run folder."""
 
@@ -211,7 +211,7 @@ class BlameSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SentinelSettings:
-    """The check that the device computes what the CPU computes, operator by operator."""
+    """Looks now and then whether operators give the same on the device as on the CPU."""
 
     enabled: Literal["auto", "always", "never"] = setting("auto", Choice("auto", "always", "never"))
     """Auto watches every device but the CPU itself."""
@@ -223,7 +223,7 @@ class SentinelSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LimitsSettings:
-    """What the machine may be asked to bear. Past a limit the run warns, then slows down or pauses, then goes on."""
+    """Limits of heat, power, memory and disk. Past one the run warns, then slows down or pauses, then goes on."""
 
     cpu_c: float | None = setting(None, DEGREES)
     """The hottest the CPU may get, in °C."""
@@ -242,26 +242,26 @@ class LimitsSettings:
     action: Literal["auto", "warn", "slow", "pause"] = setting("auto", Choice("auto", "warn", "slow", "pause"))
     """How far it may go. Auto slows for heat and power, pauses if that is not enough, and pauses for a full memory."""
     patience: float = setting(10.0, DURATION)
-    """How long a limit may be passed before more than a warning follows; and kept again before the run goes on."""
+    """How long a limit may be passed before more than a warning follows, and must be kept before the run goes on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NotifySettings:
-    """Who is told, and of what. Never written into a run folder: addresses are secrets, and a folder may be shared."""
+    """Which messages go where. Never written into a run folder: addresses are secrets, and a folder may be shared."""
 
     level: Literal["note", "result", "alert"] = setting("result", Choice("note", "result", "alert"))
-    """The least that is told: note adds what was mended, as a digest; alert is only what needs you."""
+    """The least important messages that are sent: alert is only what needs you; note adds faults that were mended."""
     command: str | None = setting(None, COMMAND)
     """A command that gets the message on its standard input and in HOLDFAST_MESSAGE. No shell reads it: for pipes or
     variables write `sh -c '…'`."""
     webhook: str | None = setting(None, ADDRESS)
     """An address that the message is posted to, as JSON."""
     format: Literal["auto", "json", "slack", "discord"] = setting("auto", Choice("auto", "json", "slack", "discord"))
-    """The form the webhook wants. Auto goes by the host of its address."""
+    """The form of the message for the webhook. Auto goes by the host of its address."""
     bell: bool = setting(False, BOOL)
     """Whether the terminal of `holdfast train` and `watch` rings its bell."""
     digest: float = setting(3600.0, DURATION)
-    """How long what was mended is gathered before it is told as one message."""
+    """How long mended faults are collected before they are sent as one message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -273,7 +273,7 @@ class TrackSettings:
     project: str = setting("holdfast", PROJECT)
     """The project of the run in W&B and Trackio, and its experiment in MLflow."""
     mlflow: str | None = setting(None, TRACKING)
-    """The address of the MLflow server, or sqlite:///FILE. Off is what the variable MLFLOW_TRACKING_URI says."""
+    """The address of the MLflow server, or sqlite:///FILE. Off uses the variable MLFLOW_TRACKING_URI."""
     tensorboard: str | None = setting(None, OrOff(PATH))
     """A folder that gets event files of every run, in a folder with the run's name. Off is `tb/` of the run folder."""
     artefacts: bool = setting(True, BOOL)
@@ -298,7 +298,7 @@ class ExternalSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSettings:
-    """What `holdfast plan` measures and reckons with."""
+    """How long `holdfast plan` measures, and the prices it uses."""
 
     measure: float = setting(30.0, DURATION)
     """How long all trials of a plan may take together, preparation of data not counted."""

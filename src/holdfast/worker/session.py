@@ -260,7 +260,7 @@ class Session:
         return self._open.batch.index
 
     def epochs(self, total: int, *, name: str | None = None) -> Iterator[int]:
-        """Count `total` epochs, those that are done left out; each is committed when its body is over.
+        """Count `total` epochs, without those that are already done; each is committed when its body is over.
 
         Each loop counts from 0. A script with several may give them names; without, their order tells them apart. One
         that is left early (`break`, `return`) ends its epoch as well. After an error that the script catches, the next

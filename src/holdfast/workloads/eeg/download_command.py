@@ -53,7 +53,7 @@ with its size and digest; a wrong file goes to DATA/.holdfast/quarantine. Two do
         "--source",
         default="competition",
         metavar="NAME",
-        help="where to download from; see above (default: competition)",
+        help="competition, original, openneuro or fcp-indi (default: competition)",
     )
     parser.add_argument(
         "--manifest", metavar="FILE", default="", help="table of release, path, size and sha256, separated by tabs"
