@@ -29,7 +29,7 @@ def simulated(steps: int, step_s: float, commit_s: float, between_faults: float 
     clock = Clock()
     settings = Settings.load({key.replace("__", "."): value for key, value in changes.items()}, cwd="/", env={})
     cadence = Cadence(settings, clock=clock)
-    cadence.between_faults = between_faults
+    cadence.after_losses(between_faults, 3, 49.2)
     commits, since = [], 0
     for step in range(1, steps + 1):
         clock.now += step_s
@@ -78,6 +78,7 @@ def test_many_faults_bring_more_commits() -> None:
     commits, cadence = simulated(5000, 0.005, 0.0005, between_faults=15.0)
     assert distance(commits) <= 25  # sqrt(2 * 0.5 ms * 15 s) = 0.12 s
     assert cadence.words()["rule"] == "faults"
+    assert cadence.words()["why"] == "3 workers were lost in 49 s", "what happened, not what is expected"
 
 
 def test_a_number_of_steps_that_was_set_is_kept() -> None:
