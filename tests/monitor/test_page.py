@@ -130,7 +130,7 @@ def test_the_page_of_a_run_has_its_seven_parts(sight: Sight) -> None:
     assert "token" not in sight.tab.url
     assert sight.tab.inner_text("h1").startswith("Finished 1 943 steps in 1h 01m on cpu; best valid_bacc 0.8600")
     assert sight.tab.get_attribute("[role=progressbar]", "aria-valuenow") == "100"
-    assert "50m 00s ±5m\nthe plan said, for cuda:0 fp32" in sight.tab.inner_text(".facts")
+    assert "50m 00s ±5m\nplanned time for cuda:0 fp32" in sight.tab.inner_text(".facts")
     assert "The plan said 50m 00s ±5m for cuda:0 fp32, it took 1h 01m." in sight.tab.inner_text(".verdict")
     assert sight.tab.locator(".timeline .worker").count() == 3
     assert sight.tab.locator(".timeline .device").all_text_contents() == ["cuda:0", "cpu"]
@@ -197,7 +197,7 @@ def test_one_cursor_for_all_charts_and_a_closer_look(sight: Sight) -> None:
     sight.tab.mouse.down()
     sight.tab.mouse.move(box["x"] + 200, box["y"] + 60)
     sight.tab.mouse.up()
-    assert sight.tab.locator("text=whole").is_visible()
+    assert sight.tab.locator("text=zoom out").is_visible()
     sight.keep("zoom")
     sight.tab.keyboard.press("0")
     sight.tab.locator("button:text-is('whole')").wait_for(state="hidden")
@@ -206,7 +206,7 @@ def test_one_cursor_for_all_charts_and_a_closer_look(sight: Sight) -> None:
 def test_keys(sight: Sight) -> None:
     sight.go("/r/calm-heron")
     sight.tab.keyboard.press("?")
-    assert "light or dark" in sight.tab.inner_text("dialog table")
+    assert "switch between light and dark" in sight.tab.inner_text("dialog table")
     sight.keep("keys")
     sight.tab.keyboard.press("Escape")
     sight.tab.keyboard.press("x")

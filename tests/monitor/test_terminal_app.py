@@ -70,7 +70,7 @@ def test_every_page_has_a_key_and_tells_its_name(tmp_path: Path) -> None:
     assert "choose a fault (marked !) and press enter" in why, "the newest event is no fault"
     assert "warning: channel Cz is flat" in log
     assert "train_loss   0.6900 → 0.3634   best 0.3634 @ epoch 19" in graph
-    assert "▸ calm-heron eeg MOVED" in runs
+    assert "▸ calm-heron  eeg  MOVED" in runs
     assert "  q       leave; the run goes on" in help_page
     assert all(page.splitlines()[-1].rstrip().endswith("read only") for page in (picture, events, log, graph, runs))
 
