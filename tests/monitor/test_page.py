@@ -325,6 +325,58 @@ def test_a_narrow_screen(sight: Sight) -> None:
     sight.keep("narrow", full=True)
 
 
+def test_a_phone_cuts_nothing_off(sight: Sight) -> None:
+    """Names stay on their line, the run's name in the bar is whole, and tables are as wide as their card."""
+    sight.tab.set_viewport_size({"width": 390, "height": 800})
+    sight.go("/")
+    row = sight.tab.locator(".runs tbody tr", has_text="calm-heron")
+    name, box = row.locator("td").nth(1).bounding_box(), row.locator("input").bounding_box()
+    assert name["height"] < 30 and box["x"] + box["width"] <= 390
+    assert row.locator("td").nth(8).bounding_box()["height"] < 30, "when it was made is on one line"
+    assert sight.tab.evaluate("() => document.documentElement.scrollWidth") <= 390
+    sight.go("/r/calm-heron")
+    whole = (
+        "selector => { const node = document.querySelector(selector); return node.scrollWidth <= node.clientWidth; }"
+    )
+    assert sight.tab.evaluate(whole, "#top .here")
+    for part in ("#findings", "#files"):
+        card, table = sight.tab.locator(part).bounding_box(), sight.tab.locator(f"{part} table").bounding_box()
+        assert table["width"] > 0.85 * card["width"], part
+    assert sight.tab.locator("#findings td").nth(2).bounding_box()["width"] > 250, "words have the whole line"
+
+
+def test_what_did_not_happen_in_a_run_that_is_over_is_not_said_to_come(sight: Sight) -> None:
+    sight.go("/r/brisk-wren")
+    assert "not yet" not in sight.tab.inner_text("main") and "so far" not in sight.tab.inner_text("main")
+
+
+def test_a_folder_without_runs(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    server = Page(tmp_path / "runs", cache=tmp_path / "cache")
+    tab = browser.new_page()
+    try:
+        tab.goto(server.address)
+        tab.wait_for_selector("body[data-ready=yes]")
+        assert f"There are no runs in {tmp_path / 'runs'} yet. To start one: holdfast train my_script.py" in (
+            tab.inner_text("main")
+        )
+        assert not tab.locator("table").is_visible() and not tab.locator("button.main").is_visible()
+    finally:
+        tab.close()
+        server.close()
+
+
+def test_a_list_says_how_many_runs_it_leaves_out(sight: Sight) -> None:
+    def older(route: Any) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, body=answer.text().replace('"left_out":0', '"left_out":7'))
+
+    sight.tab.route(sight.server.base + "/", older)
+    sight.go("/")
+    shown = sight.tab.locator(".runs tbody tr").count()
+    assert f"The list shows the newest {shown} of {shown + 7} runs." in sight.tab.inner_text("#runs")
+
+
 def test_old_data_says_so_in_words(sight: Sight, runs: Path) -> None:
     folder = make_run(runs, "RUNNING", name="old-one", boot_id=reader.boot_id())
     beat = json.loads((folder.path / "beat.json").read_text())

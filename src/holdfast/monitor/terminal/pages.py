@@ -162,7 +162,7 @@ def graph(each: Curve, width: int, height: int, *, ascii: bool) -> list[str]:
     known = [value for value in each.values if value == value and abs(value) != float("inf")]
     if not known:
         return [each.name, "", "nothing was logged under this name yet"]
-    rows = max(2, height - 4)
+    rows = max(2, height - 3)
     room = max(10, width - 11)
     body = curve(each.values, room, rows, ascii=ascii)
     low, high = min(known), max(known)

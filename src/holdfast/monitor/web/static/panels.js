@@ -104,7 +104,7 @@ hf.plainRows = (value, prefix) => {
 hf.receiptPanel = (receipt) => {
   if (!receipt) return null;
   const words = { steps: "steps committed", steps_repeated: "steps repeated", steps_lost: "steps lost", steps_undone: "steps undone", samples_skipped: "samples skipped", samples_repeated: "samples seen twice", samples_quarantined: "samples left out", recoveries: "workers replaced" };
-  const faults = Object.entries(receipt.faults && typeof receipt.faults === "object" ? receipt.faults : {}).map(([kind, times]) => `${times} × ${kind.replaceAll("_", " ")}`).join(", ");
+  const faults = Object.entries(receipt.faults && typeof receipt.faults === "object" ? receipt.faults : {}).map(([kind, times]) => `${times}\u00a0×\u00a0${kind.replaceAll("_", "\u00a0")}`).join(", ");
   const sha = receipt.weights_sha256;
   return hf.card("receipt", "Receipt", hf.rows([["survived", receipt.survived === true ? "yes" : receipt.survived === false ? "no" : null], ["faults", faults || "none"], ...Object.entries(words).map(([key, word]) => [word, hf.known(receipt[key]) ? hf.count(receipt[key]) : null]),
     ["time lost", hf.known(receipt.seconds_lost) ? hf.duration(receipt.seconds_lost) : null],
