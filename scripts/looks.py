@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 import sys
 import tempfile
 import threading
@@ -141,9 +142,13 @@ def pictures_of_pages(few: Path, many: Path, empty: Path) -> None:
                         browser.keep(PLACE / f"runs-{name}-{end}.png")
                         if root is few:
                             base = address.partition("?")[0]
-                            for run in sorted(few.iterdir()):
+                            for run in sorted(few.iterdir(), key=lambda run: "01" in os.listdir(run / "faults")):
                                 browser.go(f"{base}r/{run.name}")
                                 browser.keep(PLACE / f"page-{_what(run)}-{end}.png", whole=True)
+                            for key, name in (("f", "fault"), ("?", "keys")):  # of the last page
+                                browser.tab.keyboard.press(key)
+                                browser.tab.wait_for_selector("dialog h2")
+                                browser.keep(PLACE / f"dialog-{name}-{end}.png")
                             names = ",".join(run.name for run in sorted(few.iterdir()))
                             browser.go(f"{base}compare?runs={names}")
                             browser.keep(PLACE / f"compare-{end}.png", whole=True)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import holdfast
+from holdfast.record.receipt import cadence_words
 from holdfast.run.settings import Settings
 from holdfast.worker.cadence import Cadence
 from holdfast.worker.session import Session
@@ -79,6 +80,14 @@ def test_many_faults_bring_more_commits() -> None:
     assert distance(commits) <= 25  # sqrt(2 * 0.5 ms * 15 s) = 0.12 s
     assert cadence.words()["rule"] == "faults"
     assert cadence.words()["why"] == "3 workers were lost in 49 s", "what happened, not what is expected"
+
+
+def test_the_receipt_tells_the_cadence_in_words() -> None:
+    said = {"every_steps": 33, "every_s": 0.732, "commit_ms": 1.6612, "why": "3 workers were lost in 49 s"}
+    words = cadence_words({"cadence": said})
+    assert words == "every 33 steps (0.7 s), 1.66 ms per commit: 3 workers were lost in 49 s"
+    assert cadence_words({"cadence": {**said, "every_s": 120.0, "every_steps": 1}}).startswith("every step, 1.66 ms")
+    assert "every 33 steps (2m 00s)" in cadence_words({"cadence": {**said, "every_s": 120.0}})
 
 
 def test_a_number_of_steps_that_was_set_is_kept() -> None:

@@ -163,7 +163,7 @@ class Cadence:
         if self.step_s is not None and self.step_s >= self.interval:
             return "a step is longer than the time between two commits"
         if rule == "cost":
-            return f"a commit each {self._lose:g} s would cost more than {100 * self._share:g} % of the time"
+            return f"a commit every {self._lose:g} s would cost more than {100 * self._share:g} % of the time"
         if rule == "faults":
             lost = "1 worker was" if self._lost == 1 else f"{self._lost} workers were"
             return f"{lost} lost in {duration(self._watched_s)}"
