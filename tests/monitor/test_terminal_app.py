@@ -252,3 +252,8 @@ def test_a_graph_has_steps_below_it(tmp_path: Path) -> None:
     lines = pressing(Watch([make_run(tmp_path).path]), "g")[-1].splitlines()
     assert lines[-2].split() == ["step", "100", "step", "1", "900"]
     assert len(lines[-2]) == 79 and lines[-2].startswith(" " * 10 + "step 100")
+
+
+def test_a_sparkline_has_one_colour() -> None:
+    line = terminal.colored("train_loss  █▇▅▃▂▁  0.69 → 0.36")
+    assert [(line.plain[span.start : span.end], span.style) for span in line.spans] == [("█▇▅▃▂▁", "cyan")]
