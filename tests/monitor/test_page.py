@@ -28,6 +28,11 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+ENDS = """node => {
+    const words = document.createRange();
+    words.selectNodeContents(node);
+    return words.getBoundingClientRect().right;
+}"""
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (CHROMIUM names one)")
@@ -343,6 +348,10 @@ def test_a_phone_cuts_nothing_off(sight: Sight) -> None:
         card, table = sight.tab.locator(part).bounding_box(), sight.tab.locator(f"{part} table").bounding_box()
         assert table["width"] > 0.85 * card["width"], part
     assert sight.tab.locator("#findings td").nth(2).bounding_box()["width"] > 250, "words have the whole line"
+    sight.tab.keyboard.press("f")
+    sight.tab.wait_for_selector("dialog h2")
+    end = sight.tab.eval_on_selector("dialog .eyebrow", ENDS)
+    assert end <= sight.tab.locator("dialog .close").bounding_box()["x"], "no word is behind the button"
 
 
 def test_what_did_not_happen_in_a_run_that_is_over_is_not_said_to_come(sight: Sight) -> None:

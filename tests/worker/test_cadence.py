@@ -87,6 +87,7 @@ def test_the_receipt_tells_the_cadence_in_words() -> None:
     words = cadence_words({"cadence": said})
     assert words == "every 33 steps (0.7 s), 1.66 ms per commit: 3 workers were lost in 49 s"
     assert cadence_words({"cadence": {**said, "every_s": 120.0, "every_steps": 1}}).startswith("every step, 1.66 ms")
+    assert cadence_words({"steps": 20, "cadence": said}).startswith("every 0.7 s, 1.66 ms"), "33 steps never came"
     assert "every 33 steps (2m 00s)" in cadence_words({"cadence": {**said, "every_s": 120.0}})
 
 

@@ -26,6 +26,8 @@ def cadence_words(receipt: Mapping[str, Any]) -> str:
     steps, seconds, commit = whole(said.get("every_steps")), number(said.get("every_s")), number(said.get("commit_ms"))
     often = "every step" if steps == 1 else f"every {steps} steps"
     often += f" ({duration(seconds)})" if seconds and steps > 1 else ""
+    if seconds and steps > whole(receipt.get("steps")) > 0:  # so many steps at a time never came
+        often = f"every {duration(seconds)}"
     often += f", {commit:.3g} ms per commit" if commit else ""
     return f"{often}: {str(said.get('why', ''))[:200]}"
 
