@@ -81,7 +81,7 @@ hf.Timeline = class {
   }
 
   axis(X, span, width, label, height) {
-    const { step, found } = hf.timeTicks(span.low, span.high, (width - label) / 64);
+    const { step, found } = hf.timeTicks(span.low, span.high, (width - label) / (span.high - span.low < 900 ? 90 : 64));
     const ticks = found.map((at) => hf.h("text", { x: Math.min(width - 24, Math.max(label + 14, X(at))), y: height - 5, class: "tick" }, hf.tickTime(at, step)));
     if (this.head.live) ticks.push(hf.h("line", { x1: X(span.now), x2: X(span.now), y1: 2, y2: height - 18, class: "now" }, hf.h("title", {}, "now")));
     return ticks;
