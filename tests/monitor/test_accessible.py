@@ -27,7 +27,11 @@ PLACE = Path(__file__).parents[2] / "build" / "axe"
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
 JUDGE = """async (rules) => (await axe.run(document, { runOnly: { type: 'tag', values: rules } })).violations
     .flatMap((each) => each.nodes.map((node) => `${each.id}: ${node.target.join(' ')}: ${node.failureSummary}`))"""
-DARK_AND_WIDE = [(dark, width) for dark in (False, True) for width in (1280, 390)]
+DARK_AND_WIDE = [
+    pytest.param(False, 1280),
+    *(pytest.param(*each, marks=pytest.mark.all) for each in ((False, 390), (True, 1280), (True, 390))),
+]
+"""One of them in each run of the tests; all of them with --everything."""
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (CHROMIUM names one)")
 

@@ -28,6 +28,11 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+ENDS = """node => {
+    const words = document.createRange();
+    words.selectNodeContents(node);
+    return words.getBoundingClientRect().right;
+}"""
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (CHROMIUM names one)")
@@ -130,7 +135,7 @@ def test_the_page_of_a_run_has_its_seven_parts(sight: Sight) -> None:
     assert "token" not in sight.tab.url
     assert sight.tab.inner_text("h1").startswith("Finished 1 943 steps in 1h 01m on cpu; best valid_bacc 0.8600")
     assert sight.tab.get_attribute("[role=progressbar]", "aria-valuenow") == "100"
-    assert "50m 00s ±5m\nthe plan said, for cuda:0 fp32" in sight.tab.inner_text(".facts")
+    assert "50m 00s ±5m\nplanned time for cuda:0 fp32" in sight.tab.inner_text(".facts")
     assert "The plan said 50m 00s ±5m for cuda:0 fp32, it took 1h 01m." in sight.tab.inner_text(".verdict")
     assert sight.tab.locator(".timeline .worker").count() == 3
     assert sight.tab.locator(".timeline .device").all_text_contents() == ["cuda:0", "cpu"]
@@ -197,7 +202,7 @@ def test_one_cursor_for_all_charts_and_a_closer_look(sight: Sight) -> None:
     sight.tab.mouse.down()
     sight.tab.mouse.move(box["x"] + 200, box["y"] + 60)
     sight.tab.mouse.up()
-    assert sight.tab.locator("text=whole").is_visible()
+    assert sight.tab.locator("text=zoom out").is_visible()
     sight.keep("zoom")
     sight.tab.keyboard.press("0")
     sight.tab.locator("button:text-is('whole')").wait_for(state="hidden")
@@ -206,7 +211,7 @@ def test_one_cursor_for_all_charts_and_a_closer_look(sight: Sight) -> None:
 def test_keys(sight: Sight) -> None:
     sight.go("/r/calm-heron")
     sight.tab.keyboard.press("?")
-    assert "light or dark" in sight.tab.inner_text("dialog table")
+    assert "switch between light and dark" in sight.tab.inner_text("dialog table")
     sight.keep("keys")
     sight.tab.keyboard.press("Escape")
     sight.tab.keyboard.press("x")
@@ -323,6 +328,62 @@ def test_a_narrow_screen(sight: Sight) -> None:
     sight.go("/r/calm-heron")
     assert sight.tab.evaluate("() => document.documentElement.scrollWidth") <= 390
     sight.keep("narrow", full=True)
+
+
+def test_a_phone_cuts_nothing_off(sight: Sight) -> None:
+    """Names stay on their line, the run's name in the bar is whole, and tables are as wide as their card."""
+    sight.tab.set_viewport_size({"width": 390, "height": 800})
+    sight.go("/")
+    row = sight.tab.locator(".runs tbody tr", has_text="calm-heron")
+    name, box = row.locator("td").nth(1).bounding_box(), row.locator("input").bounding_box()
+    assert name["height"] < 30 and box["x"] + box["width"] <= 390
+    assert row.locator("td").nth(8).bounding_box()["height"] < 30, "when it was made is on one line"
+    assert sight.tab.evaluate("() => document.documentElement.scrollWidth") <= 390
+    sight.go("/r/calm-heron")
+    whole = (
+        "selector => { const node = document.querySelector(selector); return node.scrollWidth <= node.clientWidth; }"
+    )
+    assert sight.tab.evaluate(whole, "#top .here")
+    for part in ("#findings", "#files"):
+        card, table = sight.tab.locator(part).bounding_box(), sight.tab.locator(f"{part} table").bounding_box()
+        assert table["width"] > 0.85 * card["width"], part
+    assert sight.tab.locator("#findings td").nth(2).bounding_box()["width"] > 250, "words have the whole line"
+    sight.tab.keyboard.press("f")
+    sight.tab.wait_for_selector("dialog h2")
+    end = sight.tab.eval_on_selector("dialog .eyebrow", ENDS)
+    assert end <= sight.tab.locator("dialog .close").bounding_box()["x"], "no word is behind the button"
+
+
+def test_what_did_not_happen_in_a_run_that_is_over_is_not_said_to_come(sight: Sight) -> None:
+    sight.go("/r/brisk-wren")
+    assert "not yet" not in sight.tab.inner_text("main") and "so far" not in sight.tab.inner_text("main")
+
+
+def test_a_folder_without_runs(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    server = Page(tmp_path / "runs", cache=tmp_path / "cache")
+    tab = browser.new_page()
+    try:
+        tab.goto(server.address)
+        tab.wait_for_selector("body[data-ready=yes]")
+        assert f"There are no runs in {tmp_path / 'runs'} yet. To start one: holdfast train my_script.py" in (
+            tab.inner_text("main")
+        )
+        assert not tab.locator("table").is_visible() and not tab.locator("button.main").is_visible()
+    finally:
+        tab.close()
+        server.close()
+
+
+def test_a_list_says_how_many_runs_it_leaves_out(sight: Sight) -> None:
+    def older(route: Any) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, body=answer.text().replace('"left_out":0', '"left_out":7'))
+
+    sight.tab.route(sight.server.base + "/", older)
+    sight.go("/")
+    shown = sight.tab.locator(".runs tbody tr").count()
+    assert f"The list shows the newest {shown} of {shown + 7} runs." in sight.tab.inner_text("#runs")
 
 
 def test_old_data_says_so_in_words(sight: Sight, runs: Path) -> None:

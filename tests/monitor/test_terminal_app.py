@@ -18,6 +18,7 @@ pytest.importorskip("textual", reason="the extra `monitor` is not installed")
 from textual.pilot import Pilot
 
 from holdfast.monitor.terminal import app as terminal
+from holdfast.monitor.terminal import light
 from holdfast.monitor.terminal.app import Page, Watch
 from tests.monitor.folders import NOW, make_run
 
@@ -70,7 +71,7 @@ def test_every_page_has_a_key_and_tells_its_name(tmp_path: Path) -> None:
     assert "choose a fault (marked !) and press enter" in why, "the newest event is no fault"
     assert "warning: channel Cz is flat" in log
     assert "train_loss   0.6900 → 0.3634   best 0.3634 @ epoch 19" in graph
-    assert "▸ calm-heron eeg MOVED" in runs
+    assert "▸ calm-heron  eeg  MOVED" in runs
     assert "  q       leave; the run goes on" in help_page
     assert all(page.splitlines()[-1].rstrip().endswith("read only") for page in (picture, events, log, graph, runs))
 
@@ -203,3 +204,56 @@ def test_where_all_cpus_are_busy_it_looks_less_often(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "getloadavg", lambda: (70.0, 70.0, 70.0))
     assert terminal.pause(1.0, 0.010) == 1.0
+
+
+def test_light_colours_by_a_key_or_where_the_terminal_is_light(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLORFGBG", raising=False)
+    monkeypatch.delenv("TEXTUAL_THEME", raising=False)
+    app, seen = Watch([make_run(tmp_path).path]), []
+
+    async def act(pilot: Pilot[Any]) -> None:
+        for _ in range(3):
+            strip = app.query_one(Page).render_line(0)
+            seen.append(
+                {str(part.style.bgcolor.get_truecolor()) for part in strip if part.style and part.style.bgcolor}
+            )
+            await pilot.press("d")
+            await pilot.pause()
+
+    play(app, act)
+    assert seen[1] == {"ColorTriplet(red=255, green=255, blue=255)"} and seen[0] == seen[2] != seen[1]
+    assert light.chosen({"COLORFGBG": "0;15"}) == light.chosen({"COLORFGBG": "0;default;7"}) == "holdfast-light"
+    assert light.chosen({"COLORFGBG": "15;0"}) is light.chosen({}) is None
+    assert light.chosen({"COLORFGBG": "0;15", "TEXTUAL_THEME": "nord"}) is None, "a theme that was chosen stays"
+
+
+def test_light_colours_have_the_contrast_of_aa() -> None:
+    def luminance(color: Sequence[int]) -> float:
+        parts = [each / 255 for each in color]
+        red, green, blue = (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    ground = luminance(light.GROUND)
+    contrasts = [(ground + 0.05) / (luminance(light.COLORS.ansi_colors[at]) + 0.05) for at in range(16)]
+    assert min(contrasts) >= 4.5
+
+
+def test_many_runs_in_a_small_terminal(tmp_path: Path) -> None:
+    """What went wrong is not cut off: what the runs train is left out instead."""
+    paths = [make_run(tmp_path, name=name, workload="eeg-challenge1").path for name in ("calm-heron", "silver-bunting")]
+    narrow = pressing(Watch(paths), "r")[-1].splitlines()
+    assert narrow[2].startswith("▸ calm-heron      MOVED  cpu") and "…" not in narrow[2]
+    assert narrow[2].rstrip().endswith("2 faults, both recovered")
+    wide = pressing(Watch(paths), "r", size=(200, 50))[-1].splitlines()
+    assert wide[2].startswith("▸ calm-heron      eeg-challenge1  MOVED  cpu") and "lost" in wide[2]
+
+
+def test_a_graph_has_steps_below_it(tmp_path: Path) -> None:
+    lines = pressing(Watch([make_run(tmp_path).path]), "g")[-1].splitlines()
+    assert lines[-2].split() == ["step", "100", "step", "1", "900"]
+    assert len(lines[-2]) == 79 and lines[-2].startswith(" " * 10 + "step 100")
+
+
+def test_a_sparkline_has_one_colour() -> None:
+    line = terminal.colored("train_loss  █▇▅▃▂▁  0.69 → 0.36")
+    assert [(line.plain[span.start : span.end], span.style) for span in line.spans] == [("█▇▅▃▂▁", "cyan")]

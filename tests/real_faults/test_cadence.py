@@ -36,10 +36,13 @@ def assert_same(run: Run, wanted: Run) -> None:
 
 def test_kills_at_planned_steps(drive: Drive, reference: Drive) -> None:
     """Two at one step, in each part of a step, and out of memory between two commits."""
-    run = drive(faults="sigkill@5,sigkill@5:backward,oom@11,segfault@13:optimizer,sigkill@22", settings=AUTO)
+    supervisors: list[Supervisor] = []
+    faults = "sigkill@5,sigkill@5:backward,oom@11,segfault@13:optimizer,sigkill@22"
+    run = drive(faults=faults, settings=AUTO, meanwhile=supervisors.append)
     assert_same(run, reference())
     assert run.receipt["cadence"]["rule"] in ("lose", "cost", "faults")
     assert len(run.faults()) == 5 and run.receipt["recoveries"] >= 1, run.story()  # a crisis may hold several
+    assert supervisors[0]._recovery._losses()["workers_lost"] == len(run.of("worker")) - 1, run.story()
 
 
 def test_kills_at_random_moments(drive: Drive, reference: Drive) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import holdfast
+from holdfast.record.receipt import cadence_words
 from holdfast.run.settings import Settings
 from holdfast.worker.cadence import Cadence
 from holdfast.worker.session import Session
@@ -29,7 +30,7 @@ def simulated(steps: int, step_s: float, commit_s: float, between_faults: float 
     clock = Clock()
     settings = Settings.load({key.replace("__", "."): value for key, value in changes.items()}, cwd="/", env={})
     cadence = Cadence(settings, clock=clock)
-    cadence.between_faults = between_faults
+    cadence.after_losses(between_faults, 3, 49.2)
     commits, since = [], 0
     for step in range(1, steps + 1):
         clock.now += step_s
@@ -78,6 +79,16 @@ def test_many_faults_bring_more_commits() -> None:
     commits, cadence = simulated(5000, 0.005, 0.0005, between_faults=15.0)
     assert distance(commits) <= 25  # sqrt(2 * 0.5 ms * 15 s) = 0.12 s
     assert cadence.words()["rule"] == "faults"
+    assert cadence.words()["why"] == "3 workers were lost in 49 s", "what happened, not what is expected"
+
+
+def test_the_receipt_tells_the_cadence_in_words() -> None:
+    said = {"every_steps": 33, "every_s": 0.732, "commit_ms": 1.6612, "why": "3 workers were lost in 49 s"}
+    words = cadence_words({"cadence": said})
+    assert words == "every 33 steps (0.7 s), 1.66 ms per commit: 3 workers were lost in 49 s"
+    assert cadence_words({"cadence": {**said, "every_s": 120.0, "every_steps": 1}}).startswith("every step, 1.66 ms")
+    assert cadence_words({"steps": 20, "cadence": said}).startswith("every 0.7 s, 1.66 ms"), "33 steps never came"
+    assert "every 33 steps (2m 00s)" in cadence_words({"cadence": {**said, "every_s": 120.0}})
 
 
 def test_a_number_of_steps_that_was_set_is_kept() -> None:

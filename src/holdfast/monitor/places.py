@@ -16,10 +16,11 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from holdfast.monitor.jsonfile import names_in
+from holdfast.monitor.jsonfile import names_in, read_json
 from holdfast.run.folder import name_of
 
 MOST_RUNS = 500
+"""That a list shows: the newest ones."""
 MOST_FILES = 400
 _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
@@ -30,14 +31,37 @@ class Places:
     def __init__(self, root: Path, named: list[Path] | None = None) -> None:
         self.root = Path(os.path.realpath(root))
         self._named = {path.name: path for path in (Path(os.path.realpath(each)) for each in named or [])}
+        self._created: dict[str, tuple[int, str]] = {}
+        """When each run began, with the number of its folder: another folder may get the same name later."""
+        self.left_out = 0
+        """Runs that were too old for the list when it was last made."""
 
     def ids(self) -> list[str]:
-        """Folder names, the oldest first by name."""
-        found = dict.fromkeys(name for name in self._named if _sayable(name))
-        for name in names_in(self.root):
-            if _sayable(name) and self._is_run(self.root / name):
-                found[name] = None
-        return list(found)[-MOST_RUNS:]
+        """Folder names, the oldest first. Those that were named are always there, of the others the newest."""
+        named = [name for name in self._named if _sayable(name)]
+        below = [
+            name
+            for name in names_in(self.root)
+            if name not in self._named and _sayable(name) and self._is_run(self.root / name)
+        ]
+        self._created = known = {name: self._began(name) for name in (*named, *below)}
+        age = {name: created for name, (_, created) in known.items()}
+        below.sort(key=lambda name: (age[name], name))
+        room = max(0, MOST_RUNS - len(named))
+        self.left_out = max(0, len(below) - room)
+        return sorted([*named, *below[self.left_out :]], key=lambda name: (age[name], name))
+
+    def _began(self, name: str) -> tuple[int, str]:
+        """The number of the folder, and when the run began, as run.json says; that is read once."""
+        path = self._named.get(name, self.root / name)
+        try:
+            number = path.lstat().st_ino
+        except OSError:
+            number = 0
+        known = self._created.get(name)
+        if known is not None and known[0] == number and known[1]:
+            return known
+        return number, str(read_json(path / "run.json").get("created") or "")
 
     def paths(self) -> dict[str, Path]:
         """Every run that `ids` names, with one look at the folder of the runs."""

@@ -14,18 +14,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.base.human import duration
 from holdfast.run.folder import number, whole
 
 
 def cadence_words(receipt: Mapping[str, Any]) -> str:
-    """each 68 steps (1 s), 2.9 ms each: a fault may cost 1 s. Empty where nobody wrote it down."""
+    """every 68 steps (1 s), 2.9 ms per commit: a fault may cost 1 s. Empty where nobody wrote it down."""
     said = receipt.get("cadence")
     if not isinstance(said, dict) or not whole(said.get("every_steps")):
         return ""
     steps, seconds, commit = whole(said.get("every_steps")), number(said.get("every_s")), number(said.get("commit_ms"))
-    often = "each step" if steps == 1 else f"each {steps} steps"
-    often += f" ({seconds:.3g} s)" if seconds and steps > 1 else ""
-    often += f", {commit:.3g} ms each" if commit else ""
+    often = "every step" if steps == 1 else f"every {steps} steps"
+    often += f" ({duration(seconds)})" if seconds and steps > 1 else ""
+    if seconds and steps > whole(receipt.get("steps")) > 0:  # so many steps at a time never came
+        often = f"every {duration(seconds)}"
+    often += f", {commit:.3g} ms per commit" if commit else ""
     return f"{often}: {str(said.get('why', ''))[:200]}"
 
 

@@ -61,6 +61,8 @@ class Recovery:
         """Samples that make a step fail wherever it is computed. Every worker is told: its state may be older."""
         self.inquest = Inquest(affairs, trusting.blamed)
         self._began = time.monotonic()
+        self._workers_lost = 0
+        """Since then. The accounts of a resumed run also hold what an earlier supervisor has seen."""
         crew.orders = self._orders
 
     def _orders(self) -> dict[str, Any]:
@@ -69,13 +71,14 @@ class Recovery:
             "probation": self.trusting.probation,
             "leave_out": self._left_out,
             "sentinel": self._compares,
-            "between_faults": self._between_faults(),
+            **self._losses(),
         }
 
-    def _between_faults(self) -> float | None:
-        """Seconds that a worker lived on average; None while there was no fault. One alone says little."""
-        deaths = self.affairs.accounts.recoveries + (self.crisis is not None)
-        return (time.monotonic() - self._began + CALM) / (deaths + 1) if deaths else None
+    def _losses(self) -> dict[str, Any]:
+        """What happened, and what is expected from it: one loss alone says little about the time to the next one."""
+        lost, seconds = self._workers_lost, time.monotonic() - self._began
+        between = (seconds + CALM) / (lost + 1) if lost else None
+        return {"between_faults": between, "workers_lost": lost, "watched_s": seconds}
 
     # -- deciding ------------------------------------------------------------------------------------------
 
@@ -88,6 +91,7 @@ class Recovery:
         if self.inquest.concludes(fault):
             self._after_verdict(fault)
             return
+        self._workers_lost += 1
         fault = self.trusting.known_loss(self.inquest.hear(fault))
         move = self._decide(fault)
         crash = self._crash_stack(worker.generation)

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from holdfast.base.human import duration
 from holdfast.run.settings import DEFAULT, Settings
 
 RECENT = 9
@@ -52,7 +53,8 @@ class Cadence:
         self._lose_set = settings.source("snapshot.lose") != DEFAULT
         self._share = max(snapshot.cost, LEAST_COST) / 100.0
         self.between_faults: float | None = None
-        """Seconds from one fault to the next, on average, where there were some."""
+        """Seconds from one fault to the next as the supervisor expects them; None while there was no fault."""
+        self._lost, self._watched_s = 0, 0.0
         self._clock = clock
         self._ramp = 0.0
         """The distance a young worker has come to."""
@@ -63,6 +65,10 @@ class Cadence:
         self._steps: deque[float] = deque(maxlen=RECENT)
         self._warm = 0
         self._told: float | None = None
+
+    def after_losses(self, between: float | None, workers: int, seconds: float) -> None:
+        """So many workers were lost in so many seconds, and the next fault is expected after `between` seconds."""
+        self.between_faults, self._lost, self._watched_s = between, workers, seconds
 
     @property
     def each_step(self) -> bool:
@@ -157,9 +163,10 @@ class Cadence:
         if self.step_s is not None and self.step_s >= self.interval:
             return "a step is longer than the time between two commits"
         if rule == "cost":
-            return f"a commit each {self._lose:g} s would cost more than {100 * self._share:g} % of the time"
+            return f"a commit every {self._lose:g} s would cost more than {100 * self._share:g} % of the time"
         if rule == "faults":
-            return f"there was a fault each {self.between_faults:.0f} s"
+            lost = "1 worker was" if self._lost == 1 else f"{self._lost} workers were"
+            return f"{lost} lost in {duration(self._watched_s)}"
         return f"a fault may cost {self._lose:g} s"
 
 

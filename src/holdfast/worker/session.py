@@ -134,13 +134,15 @@ class Session:
         sentinel: bool = True,
         leave_out: Iterable[dict[str, Any]] = (),
         between_faults: float | None = None,
+        workers_lost: int = 0,
+        watched_s: float = 0.0,
     ) -> None:
         """What was decided for the first steps of this worker, after its predecessor was lost in one."""
         self._attempts.begin_with(
             pieces=pieces, cpu_batch=cpu_batch, trial=trial, probation=probation, sentinel=sentinel
         )
         self._left_out = list(leave_out)
-        self._ground.cadence.between_faults = between_faults
+        self._ground.cadence.after_losses(between_faults, workers_lost, watched_s)
 
     @property
     def device(self) -> torch.device:

@@ -306,6 +306,8 @@ def _train(config: dict[str, Any], link: SupervisedLink, rungs: list[Rung]) -> i
         sentinel=bool(config.get("sentinel", True)),
         leave_out=config.get("leave_out") or (),
         between_faults=config.get("between_faults"),
+        workers_lost=int(config.get("workers_lost") or 0),
+        watched_s=float(config.get("watched_s") or 0.0),
     )
     if rungs[rung].precision == "fp32":
         force_fp32()

@@ -28,7 +28,7 @@ from textual.widget import Widget
 from holdfast.base.control_characters import without_control
 from holdfast.base.errors import HoldfastError
 from holdfast.monitor import reader
-from holdfast.monitor.terminal import large, pages, small
+from holdfast.monitor.terminal import large, light, pages, small
 from holdfast.monitor.terminal.curves import plain
 from holdfast.monitor.terminal.first import COLORS, picture
 from holdfast.monitor.terminal.notes import Note
@@ -107,6 +107,9 @@ class Watch(App[None]):
         yield Page()
 
     def on_mount(self) -> None:
+        self.register_theme(light.THEME)
+        self.ansi_theme_light = light.COLORS
+        self._dress(light.chosen(os.environ))
         if self._ledger is not None:
             self._trust = self._ledger()
         self.set_timer(self._every, self._look_again)
@@ -114,6 +117,11 @@ class Watch(App[None]):
 
     def on_resize(self, _: events.Resize) -> None:
         self.call_after_refresh(self.draw)
+
+    def _dress(self, theme: str | None) -> None:
+        if theme is not None:
+            self.theme = theme
+            self.query_one(Page).undress()
 
     def _look_again(self) -> None:
         self.tick()
@@ -287,6 +295,8 @@ class Watch(App[None]):
                 self._go("events")
         elif key == "w":
             self._tell_web()
+        elif key == "d":
+            self._dress(light.THEME.name if self.current_theme.dark else light.DARK)
         elif key == "enter":
             self._enter()
         elif key == "s" and self._stop is not None:
@@ -387,6 +397,11 @@ class Page(Widget):
         changed = [at for at in range(longest) if before[at : at + 1] != lines[at : at + 1]]
         if changed:
             self.refresh(*(Region(0, at, self.size.width, 1) for at in changed))
+
+    def undress(self) -> None:
+        """The colours have changed."""
+        self._base = None
+        self.refresh()
 
     def render_line(self, y: int) -> Strip:
         text = colored(self.lines[y]) if y < len(self.lines) else Text("")

@@ -23,7 +23,7 @@ COLORS = re.compile(
     r"|(?P<red>FAILED|CRASHED|GAVE_UP|✗[^│]*)"
     r"|(?P<yellow>RECOVERING|MOVED|PAUSED|STOPPED|▼|(?<=[ │])! [^│]*)"
     r"|(?P<dim>[┌┐└┘├┤┬┴┼│─]+)"
-    r"|(?P<cyan>[━╸▮█⠁-⣿]+)"
+    r"|(?P<cyan>[━╸▮▁-█⠁-⣿]+)"
 )
 """Colours beside signs and words that say the same."""
 _CODES = {"green": "32", "red": "31", "yellow": "33", "dim": "2", "cyan": "36"}

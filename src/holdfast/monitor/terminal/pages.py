@@ -42,6 +42,7 @@ KEYS = (
     Key("r", "r", "runs", "every run; ↑↓ choose, enter opens"),
     Key("slash", "/", "filter", "show only lines with these words; escape: all again"),
     Key("w", "w", "web", "how to see this run in a browser"),
+    Key("d", "d", "light", "light or dark colours"),
     Key("escape", "esc", "back", "back to the picture"),
     Key("q", "q", "quit", "leave; the run goes on"),
 )
@@ -165,17 +166,20 @@ def graph(each: Curve, width: int, height: int, *, ascii: bool) -> list[str]:
     room = max(10, width - 11)
     body = curve(each.values, room, rows, ascii=ascii)
     low, high = min(known), max(known)
-    labels = [
-        metric(high - (high - low) * row / (rows - 1)) if row % 4 == 0 or row == rows - 1 else "" for row in range(rows)
-    ]
+    named = {*range(0, rows - 3, 4), 0, rows - 1}  # the last two are not closer to each other than the rest
+    labels = [metric(high - (high - low) * row / (rows - 1)) if row in named else "" for row in range(rows)]
     name = f"{each.name} ({each.about})" if each.about else each.name
     title = f"{name}   {metric(each.first)} → {metric(each.last)}   best {metric(each.best)} @ {each.best_at}"
     lines = [f"{cut(label, 9):>9} {line}" for label, line in zip(labels, body, strict=True)]
-    return [cut(title, width), " " * 10 + marks(each.faults, room), *lines]
+    axis = sides(*(f"step {count(step)}" for step in each.steps), room) if each.steps else ""
+    return [cut(title, width), " " * 10 + marks(each.faults, room), *lines, " " * 10 + axis]
 
 
 def runs(rows: Sequence[Run], width: int, height: int, cursor: int) -> list[str]:
-    """Every run, one a line; a column is as wide as its longest word, so that what went wrong still fits."""
+    """Every run, one a line; a column is as wide as its longest word.
+
+    Where that is too wide for the terminal, the time that was lost is left out, and then what the runs train.
+    """
     cells = []
     for at, run in enumerate(rows):
         progress = run.progress
@@ -187,12 +191,22 @@ def runs(rows: Sequence[Run], width: int, height: int, cursor: int) -> list[str]
         cells.append((name, clean(run.workload or "-"), run.state, where, share, left, trouble(run)))
     if not cells:
         return ["no runs"]
-    widest = [min(24, max(len(row[column]) for row in cells)) for column in range(6)]
-    lines = [
-        cut(" ".join([*(f"{word:<{wide}}" for word, wide in zip(row, widest, strict=False)), row[-1]]), width)
+    lines = _aligned(cells)
+    for without in ((), (1,)):
+        if max(map(len, lines)) <= width:
+            break
+        short = [(*row[:-1], row[-1].partition(" · ")[0]) for row in cells]
+        lines = _aligned([tuple(word for at, word in enumerate(row) if at not in without) for row in short])
+    return list(window([cut(line, width) for line in lines], height, cursor)[1])
+
+
+def _aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
+    widest = [min(24, max(map(len, column))) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(f"{cut(word, wide):<{wide}}" for word, wide in zip(row[:-1], widest[:-1], strict=True))
+        + f"  {row[-1]}"
         for row in cells
     ]
-    return list(window(lines, height, cursor)[1])
 
 
 def keys(read_only: bool) -> list[str]:

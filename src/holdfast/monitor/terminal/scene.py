@@ -46,6 +46,8 @@ class Curve:
     """Where faults were, 0 to 1 along the curve."""
     about: str = ""
     """What it is, where its name alone does not say that."""
+    steps: tuple[int, int] | None = None
+    """The first and the last one."""
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,7 @@ def curve_of(run: Run, name: str, points: int = POINTS) -> Curve:
         best_at=best_at,
         faults=tuple((step - low) / span for step in steps),
         about=run.curves.about(name),
+        steps=(int(low), int(high)) if at else None,
     )
 
 

@@ -99,7 +99,7 @@ def progress(scene: Scene, width: int) -> str:
     while len(parts) > 1 and len("   ".join(parts)) + len(scene.where) + 1 > width:
         parts.pop()
     tail = "   ".join(parts)
-    room = min(60, width - len(scene.where) - len(tail) - 2)
+    room = width - len(scene.where) - len(tail) - 2
     middle = bar(scene.share, room) if scene.share is not None and room >= 5 else ""
     return " ".join(part for part in (scene.where, middle, tail) if part)
 

@@ -88,7 +88,7 @@ class _Web:
         self._live = 0
 
     def list_page(self, request: Request) -> Response:
-        return _html(first.of_list(self.hub.rows(), str(self.hub.places.root), _theme(request)))
+        return _html(first.of_list(self.hub.listing(), str(self.hub.places.root), _theme(request)))
 
     def run_page(self, request: Request) -> Response:
         ident = request.path_params["ident"]
@@ -113,7 +113,7 @@ class _Web:
         return PlainTextResponse("ok\n")
 
     def runs(self, request: Request) -> Response:
-        return _json({"schema": 1, "runs": self.hub.rows(), "folder": str(self.hub.places.root)})
+        return _json({"schema": 1, **self.hub.listing(), "folder": str(self.hub.places.root)})
 
     def run(self, request: Request) -> Response:
         return self._about(request, lambda each: {"head": self._head(each), "body": payload.body(each.run)})
@@ -278,7 +278,7 @@ class _Web:
 
     def _told(self, ident: str) -> bytes:
         if not ident:
-            return _message("runs", {"runs": self.hub.rows()})
+            return _message("runs", self.hub.listing())
         try:
             with self.hub.run(ident) as each:
                 return _message("run", self._head(each))

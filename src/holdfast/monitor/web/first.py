@@ -1,7 +1,7 @@
 """The first bytes of a page: where the runs stand, in plain HTML, before any script has come.
 
     of_run(head, body)             the page of a run with its sentence and its numbers in it
-    of_list(rows, folder)          the page of all runs, or of those that are compared
+    of_list(listing, folder)       the page of all runs, or of those that are compared
     SCRIPT                         every script of the page as one file
 
 A browser paints them as soon as they are there: one answer, with the style in it, and nothing to wait for. The scripts
@@ -57,12 +57,12 @@ def of_run(head: Mapping[str, Any], body: Mapping[str, Any], theme: str = "") ->
     return _page(f"{name} · holdfast", name, _lead(head) + _values(head), {"head": head, "body": body}, theme)
 
 
-def of_list(rows: Iterable[Mapping[str, Any]], folder: str, theme: str = "") -> str:
-    """Every run."""
-    rows = list(rows)
-    empty = "" if rows else f'<p class="muted">no runs in {escape(folder)} yet</p>'
-    card = f'<section class="card"><div class="title"><h2>Runs</h2></div>{_table(rows)}{empty}</section>'
-    return _page("runs · holdfast", "runs", card, {"runs": rows, "folder": folder}, theme)
+def of_list(listing: Mapping[str, Any], folder: str, theme: str = "") -> str:
+    """Every run, as the hub lists them."""
+    rows = list(listing["runs"])
+    shown = _table(rows) if rows else f'<p class="muted">There are no runs in {escape(folder)} yet.</p>'
+    card = f'<section class="card"><div class="title"><h2>Runs</h2></div>{shown}</section>'
+    return _page("runs · holdfast", "runs", card, {**listing, "runs": rows, "folder": folder}, theme)
 
 
 def of_some(rows: Iterable[Mapping[str, Any]], theme: str = "") -> str:
@@ -111,7 +111,7 @@ def _lead(head: Mapping[str, Any]) -> str:
     bound = head["bottleneck"] or {}
     told = "; ".join(str(bound[key]) for key in ("sentence", "advice") if bound.get(key))
     return (
-        '<section class="lead" aria-label="where it stands">'
+        '<section class="lead" aria-label="status of the run">'
         f'<div class="eyebrow">{_badge(head["state"])} {escape(str(head["workload"] or ""))} · '
         f"{escape(str(head['run']))}</div>"
         f'<h1 class="sentence">{escape(head["sentence"])}</h1><p class="verdict">{escape(head["verdict"] or "")}</p>'
@@ -129,17 +129,18 @@ def _facts(head: Mapping[str, Any]) -> list[tuple[str, str]]:
     epoch = f"{progress['epoch']}/{progress['epochs']}" if progress["epoch"] and progress["epochs"] else None
     step = head["checkpoint"]["step"]
     plan = head["plan"] or {}
+    took = "time so far" if head["live"] else "total time"
     found = [
         (None if share is None else percent(share), "done"),
         (epoch, "epoch"),
         (None if progress["step"] is None else count(progress["step"]) + of, "step"),
         (None if progress["rate"] is None else metric(progress["rate"]), "steps/s"),
-        (None if progress["time_left_s"] is None else duration(progress["time_left_s"]), "left"),
-        (None if head["lasted_s"] is None else duration(head["lasted_s"]), "so far" if head["live"] else "in all"),
+        (None if progress["time_left_s"] is None else duration(progress["time_left_s"]), "time left"),
+        (None if head["lasted_s"] is None else duration(head["lasted_s"]), took),
         (head["device"], "device"),
         (None if step is None else f"step {count(step)}", "last save"),
         (metric(best["value"]) if best else None, f"best {best['name']}" if best else ""),
-        (plan.get("time") or None, f"the plan said, for {plan['option']}" if plan.get("option") else "the plan said"),
+        (plan.get("time") or None, f"planned time for {plan['option']}" if plan.get("option") else "planned time"),
     ]
     return [(str(value), name) for value, name in found if value is not None]
 
@@ -158,8 +159,8 @@ def _values(head: Mapping[str, Any]) -> str:
 
 
 def _table(rows: Iterable[Mapping[str, Any]]) -> str:
-    names = ("run", "state", "progress", "left", "device", "best", "faults")
-    heads = "".join(f'<th scope="col">{name}</th>' for name in names)
+    names = ("run", "state", "progress", "time left", "device", "best", "faults")
+    heads = "<td></td>" + "".join(f'<th scope="col">{name}</th>' for name in names)  # a box to choose it comes there
     return (
         f'<div class="scroll"><table class="list runs"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{''.join(map(_row, rows))}</tbody></table></div>"
@@ -182,7 +183,7 @@ def _row(row: Mapping[str, Any]) -> str:
         else "-",
         "-" if faults is None else str(faults) if faults else "none",
     ]
-    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    return f"<tr><td></td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
 def _width(share: float | None) -> str:

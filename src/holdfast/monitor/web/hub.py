@@ -137,6 +137,10 @@ class Hub:
                 self._list()
             return self._rows
 
+    def listing(self) -> dict[str, Any]:
+        """What the page of all runs gets: `left_out` says how many are too old to be in it."""
+        return {"runs": self.rows(), "left_out": self.places.left_out}
+
     def _list(self) -> bool:
         paths = self.places.paths()
         self._glances = {ident: self._glances.get(ident) or Run(path) for ident, path in paths.items()}

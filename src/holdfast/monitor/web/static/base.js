@@ -81,6 +81,9 @@ hf.clock = (seconds, exact) => {
 
 hf.counted = (n, word, words) => `${hf.count(n)} ${n === 1 ? word : words || `${word}s`}`;
 
+// Whether the run of this page is under way: what has not happened "yet" may still come.
+hf.running = () => Boolean(hf.page && hf.page.head && hf.page.head.live);
+
 // States: a word, a sign and a colour, never a colour alone.
 hf.states = {
   STARTING: ["◌", "calm"], RUNNING: ["●", "good"], RECOVERING: ["↺", "warn"], MOVED: ["⇢", "warn"], PAUSED: ["‖", "warn"],
@@ -143,9 +146,9 @@ hf.dialog = (title, ...content) => {
   return node;
 };
 
-hf.help = () => hf.dialog("keys", hf.h("h2", {}, "Keys"), hf.h("table", { class: "keys" },
+hf.help = () => hf.dialog("keyboard shortcuts", hf.h("h2", {}, "Keyboard shortcuts"), hf.h("table", { class: "keys" },
   hf.keys.map((each) => hf.h("tr", {}, hf.h("td", {}, each.keys.map((key) => [hf.h("kbd", {}, key === " " ? "space" : key), " "])), hf.h("td", {}, each.about)))),
-  hf.h("p", { class: "muted" }, "Drag over a chart to look closer, double-click to go back. Every chart can be kept as CSV or PNG."));
+  hf.h("p", { class: "muted" }, "Drag over a chart to zoom in; double-click to zoom out. Each chart can be saved as CSV or PNG."));
 
 // Keeping things -----------------------------------------------------------------------------------------
 
@@ -168,11 +171,11 @@ hf.throttle = (act, pause) => {
 };
 
 hf.header = (crumbs, ...right) => hf.fill(document.getElementById("top"), hf.h("div", { class: "bar" },
-  hf.h("nav", { "aria-label": "where you are" }, hf.h(hf.report ? "span" : "a", { class: "brand", href: hf.report ? null : "/" }, hf.logo(), "holdfast"),
+  hf.h("nav", { "aria-label": "where you are" }, hf.h(hf.report ? "span" : "a", { class: "brand", href: hf.report ? null : "/", "aria-label": hf.report ? null : "holdfast: all runs" }, hf.logo(), hf.h("span", { class: "word" }, "holdfast")),
     crumbs.map(([text, href]) => [hf.h("span", { class: "slash", "aria-hidden": "true" }, "/"), href ? hf.h("a", { href }, text) : hf.h("span", { class: "here" }, text)])),
   hf.h("div", { class: "tools" }, ...right,
-    hf.h("button", { type: "button", title: "light or dark (d)", "aria-label": "light or dark", onclick: () => hf.theme.set(hf.theme.get() === "dark" ? "light" : "dark") }, "◐"),
-    hf.h("button", { type: "button", title: "keys (?)", "aria-label": "keys", onclick: hf.help }, "?"))));
+    hf.h("button", { type: "button", title: "switch between light and dark (d)", "aria-label": "switch between light and dark", onclick: () => hf.theme.set(hf.theme.get() === "dark" ? "light" : "dark") }, "◐"),
+    hf.h("button", { type: "button", title: "keyboard shortcuts (?)", "aria-label": "keyboard shortcuts", onclick: hf.help }, "?"))));
 
 hf.logo = () => hf.h("svg", { viewBox: "0 0 20 20", width: 18, height: 18, "aria-hidden": "true", class: "logo" },
   hf.h("circle", { cx: 10, cy: 3.6, r: 2, fill: "none", stroke: "currentColor", "stroke-width": 1.7 }),

@@ -82,8 +82,8 @@ hf.Chart = class {
     this.node = hf.h("figure", { class: "chart", "data-chart": this.title },
       hf.h("figcaption", {}, hf.h("div", {}, hf.h("b", { class: "name" }, this.title, this.unit ? hf.h("span", { class: "unit" }, ` ${this.unit}`) : null), this.legend),
         hf.h("span", { class: "keep" },
-          hf.h("button", { type: "button", title: "keep the numbers as CSV", "aria-label": `${this.title} as CSV`, onclick: () => this.keepCsv() }, "csv"),
-          hf.h("button", { type: "button", title: "keep the picture as PNG", "aria-label": `${this.title} as PNG`, onclick: () => this.keepPng() }, "png"))),
+          hf.h("button", { type: "button", title: "save the numbers as CSV", "aria-label": `${this.title} as CSV`, onclick: () => this.keepCsv() }, "csv"),
+          hf.h("button", { type: "button", title: "save the picture as PNG", "aria-label": `${this.title} as PNG`, onclick: () => this.keepPng() }, "png"))),
       this.canvas);
     this.listen();
     this.watcher = new ResizeObserver(() => this.draw());
@@ -177,7 +177,7 @@ hf.Chart = class {
     if (!(low >= 0 && low - pad < 0)) low -= pad; else low = log ? low - pad : 0;
     if (this.high === null || log || high > this.high) high += pad;
     const yTicks = hf.ticks(low, high, 4), tickText = (v) => (log ? short(10 ** v) : short(v));
-    const left = Math.max(34, ...yTicks.map((v) => pen.measureText(tickText(v)).width + 12)), right = width - 8, top = 14, bottom = height - 20;
+    const left = Math.max(44, ...yTicks.map((v) => pen.measureText(tickText(v)).width + 12)), right = width - 8, top = 14, bottom = height - 20;
     const X = (x) => left + ((x - x0) / (x1 - x0 || 1)) * (right - left), Y = (y) => bottom - (((log ? Math.log10(y) : y) - low) / (high - low || 1)) * (bottom - top);
     this.place = { x0, x1, left, right, top, bottom, X, Y };
     pen.lineWidth = 1;
@@ -247,7 +247,7 @@ hf.Chart = class {
     if (!seen.length) {
       pen.fillStyle = ink;
       pen.textAlign = "center";
-      pen.fillText(this.lines.length ? "nothing logged in this part" : "nothing yet", (left + right) / 2, (top + bottom) / 2);
+      pen.fillText(this.lines.length ? "no values in this range" : "no values yet", (left + right) / 2, (top + bottom) / 2);
     }
   }
 

@@ -16,13 +16,13 @@ hf.ComparePage = class {
     const charts = hf.card("charts", "Charts", this.legend, this.grid);
     const button = (label, title, on, act) => { const node = hf.h("button", { type: "button", title, onclick: () => { act(); node.setAttribute("aria-pressed", String(on())); } }, label); node.setAttribute("aria-pressed", String(on())); return node; };
     hf.fill(charts.querySelector(".more"), this.pick,
-      button("log", "logarithmic (y)", () => this.view.log, () => this.view.set({ log: !this.view.log })),
+      button("log", "logarithmic y axis (y)", () => this.view.log, () => this.view.set({ log: !this.view.log })),
       button("smooth", "smooth the lines (s)", () => this.view.smooth > 0, () => this.view.set({ smooth: this.view.smooth ? 0 : 0.9 })));
     hf.fill(main, hf.h("section", { class: "lead" }, this.lead), charts, this.tables);
-    hf.key("y", "logarithmic axis", () => this.view.set({ log: !this.view.log }));
-    hf.key("s", "smooth", () => this.view.set({ smooth: this.view.smooth ? 0 : 0.9 }));
-    hf.key("0", "the whole again", () => this.view.set({ range: null }));
-    hf.key("r", "every run", () => { location.href = "/"; });
+    hf.key("y", "logarithmic y axis", () => this.view.set({ log: !this.view.log }));
+    hf.key("s", "smooth the lines", () => this.view.set({ smooth: this.view.smooth ? 0 : 0.9 }));
+    hf.key("0", "zoom out", () => this.view.set({ range: null }));
+    hf.key("r", "go to the list of runs", () => { location.href = "/"; });
     await this.load();
     this.later = hf.throttle(() => this.load(), 900);
     hf.news({ run: this.ids }, () => this.later(), (on) => { hf.text(this.status, on ? "live" : "the monitor does not answer"); this.status.className = on ? "status live" : "status old"; });
@@ -59,12 +59,12 @@ hf.ComparePage = class {
   }
 
   sentence({ runs, differs, same_seed }) {
-    if (runs.length < 2) return runs.length ? "One run alone: choose another to compare it with." : "None of these runs is here.";
+    if (runs.length < 2) return runs.length ? "Only one run is chosen. Choose another one to compare it with." : "None of these runs was found.";
     const what = `${runs.length} runs`;
     const equal = same_seed && runs.every((run) => run.weights_sha256 && run.weights_sha256 === runs[0].weights_sha256);
-    if (equal) return `${what} of one script with one seed: their weights are the same, bit for bit.`;
-    if (same_seed) return `${what} of one script with one seed: what differs is where they ran and what happened to them.`;
-    return differs.length ? `${what}, ${hf.counted(differs.length, "difference")} in how they were made.` : `${what}, made the same way.`;
+    if (equal) return `${what} of the same script with the same seed. Their weights are identical, bit for bit.`;
+    if (same_seed) return `${what} of the same script with the same seed. They differ in where they ran and in what happened to them.`;
+    return differs.length ? `${what} with ${hf.counted(differs.length, "difference")} in script, arguments, seed or settings.` : `${what} with the same script, arguments, seed and settings.`;
   }
 
   table(title, id, runs, rows) {
@@ -81,12 +81,12 @@ hf.ComparePage = class {
   }
 
   differs({ runs, differs }) {
-    if (!differs.length) return hf.card("differs", "What differs", hf.h("p", { class: "muted" }, "Script, arguments, seed and settings are the same."));
-    return this.table("What differs", "differs", runs, differs.map((row) => [row.key, row.values]));
+    if (!differs.length) return hf.card("differs", "Differences", hf.h("p", { class: "muted" }, "Script, arguments, seed and settings are the same."));
+    return this.table("Differences", "differs", runs, differs.map((row) => [row.key, row.values]));
   }
 
   faults({ runs, faults }) {
-    if (!faults.length) return hf.card("faults", "Faults", hf.h("p", { class: "muted" }, "None of them had a fault."));
+    if (!faults.length) return hf.card("faults", "Faults", hf.h("p", { class: "muted" }, "None of these runs had a fault."));
     return this.table("Faults", "faults", runs, [...faults.map((kind) => [kind.replaceAll("_", " "), runs.map((run) => hf.count(run.faults_by[kind] || 0))]), ["time lost", runs.map((run) => hf.duration(run.seconds_lost))]]);
   }
 };

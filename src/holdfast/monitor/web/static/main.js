@@ -1,8 +1,8 @@
 // Which page this is.
 "use strict";
 hf.theme.restore();
-hf.key("?", "these keys", hf.help);
-hf.key("d", "light or dark", () => hf.theme.set(hf.theme.get() === "dark" ? "light" : "dark"));
+hf.key("?", "show this list", hf.help);
+hf.key("d", "switch between light and dark", () => hf.theme.set(hf.theme.get() === "dark" ? "light" : "dark"));
 
 (async () => {
   const main = document.getElementById("main"), embedded = document.getElementById("report-data");
@@ -15,7 +15,7 @@ hf.key("d", "light or dark", () => hf.theme.set(hf.theme.get() === "dark" ? "lig
     else hf.page = new hf.RunsPage();
     await hf.page.start(main);
   } catch (error) {
-    hf.fill(main, hf.h("section", { class: "card" }, hf.h("h2", {}, "This cannot be shown"), hf.h("p", {}, String(error.message || error)), hf.report ? null : hf.h("p", {}, hf.h("a", { href: "/" }, "every run"))));
+    hf.fill(main, hf.h("section", { class: "card" }, hf.h("h2", {}, "This page cannot be shown"), hf.h("p", {}, String(error.message || error)), hf.report ? null : hf.h("p", {}, hf.h("a", { href: "/" }, "all runs"))));
     document.body.dataset.ready = "no";
   }
 })();

@@ -18,13 +18,13 @@ hf.faultTable = (faults, total, open) => {
     return hf.labelled(hf.faultColumns, hf.h("tr", { tabIndex: 0, class: "open", onclick: () => open(at), onkeydown: (event) => event.key === "Enter" && open(at) },
       hf.h("td", { class: "time" }, hf.clock(fault.time, true)), hf.h("td", {}, hf.h("b", { class: "code" }, fault.code || "-")), hf.h("td", {}, fault.sentence), hf.h("td", { class: "number" }, hf.count(fault.step)),
       hf.h("td", {}, hf.recovery(fault)), hf.h("td", {}, fault.blame || "-")));
-  }), !all && shown.length > few ? hf.h("tr", { class: "rest" }, hf.h("td", { colSpan: 6 }, hf.h("button", { type: "button", class: "link", onclick: () => fill(true) }, `show ${shown.length - few} earlier`), total > shown.length ? ` of ${hf.count(total)}` : "")) : null);
+  }), !all && shown.length > few ? hf.h("tr", { class: "rest" }, hf.h("td", { colSpan: 6 }, hf.h("button", { type: "button", class: "link", onclick: () => fill(true) }, `show ${hf.counted(shown.length - few, "earlier fault")}`), total > shown.length ? ` of ${hf.count(total)}` : "")) : null);
   fill(false);
   return node;
 };
 
 hf.recovery = (fault) => {
-  if (!fault.recovered) return hf.h("span", { class: "warn" }, "not yet");
+  if (!fault.recovered) return hf.h("span", { class: "warn" }, hf.running() ? "not yet" : "no");
   return hf.known(fault.recovered_s) ? `after ${hf.duration(fault.recovered_s)}` : "within the step";
 };
 
@@ -73,7 +73,7 @@ hf.LogPanel = class {
   }
   show() {
     const wanted = this.filter.value.toLowerCase(), found = wanted ? this.lines.filter((line) => line.toLowerCase().includes(wanted)) : this.lines;
-    const text = found.length ? found.join("\n") : this.lines.length ? "no line contains this text" : "the script has printed nothing yet";
+    const text = found.length ? found.join("\n") : this.lines.length ? "no line contains this text" : hf.running() ? "the script has printed nothing yet" : "the script printed nothing";
     hf.text(this.pre, text);
     if (this.follow.checked) this.pre.scrollTop = this.pre.scrollHeight;
   }
@@ -83,15 +83,16 @@ hf.LogPanel = class {
 
 hf.settingsPanel = (settings, identity) => {
   const changed = settings.filter((each) => each.source !== "default"), body = hf.h("tbody");
+  const head = hf.h("thead", {}, hf.h("tr", {}, ["setting", "value", "from"].map((word) => hf.h("th", { scope: "col" }, word))));
   const box = hf.h("input", { type: "checkbox", onchange: () => fill() });
-  const fill = () => hf.fill(body, (box.checked ? settings : changed).map((each) => hf.h("tr", { class: each.source === "default" ? "plain" : "" }, hf.h("td", {}, hf.h("code", {}, each.key)), hf.h("td", {}, each.shown), hf.h("td", { class: "muted" }, each.source))),
-    !box.checked && !changed.length ? hf.h("tr", {}, hf.h("td", { colSpan: 3, class: "muted" }, "every setting is at its default")) : null);
+  const fill = () => { head.hidden = !box.checked && !changed.length; return hf.fill(body, (box.checked ? settings : changed).map((each) => hf.h("tr", { class: each.source === "default" ? "plain" : "" }, hf.h("td", {}, hf.h("code", {}, each.key)), hf.h("td", {}, each.shown), hf.h("td", { class: "muted" }, each.source))),
+    !box.checked && !changed.length ? hf.h("tr", {}, hf.h("td", { colSpan: 3, class: "muted" }, "All settings have their default values.")) : null); };
   fill();
   const pairs = Object.entries(identity.arguments && typeof identity.arguments === "object" ? identity.arguments : {});
   const card = hf.card("settings", "Settings",
     hf.rows([["script", identity.script], ["arguments", pairs.map(([key, value]) => `${key}=${value}`).join(" ")], ["argv", Array.isArray(identity.argv) ? identity.argv.join(" ") : ""], ["seed", identity.seed], ["threads", identity.threads], ["created", identity.created], ["written by", `holdfast ${identity.holdfast ?? "?"}, Python ${identity.python ?? "?"}`]]),
-    hf.h("table", { class: "list" }, hf.h("thead", {}, hf.h("tr", {}, ["setting", "value", "from"].map((word) => hf.h("th", { scope: "col" }, word)))), body));
-  hf.fill(card.querySelector(".more"), hf.h("label", {}, box, ` show all ${settings.length}`));
+    settings.length ? hf.h("div", { class: "scroll" }, hf.h("table", { class: "list" }, head, body)) : hf.h("p", { class: "muted" }, "The run folder holds no settings."));
+  if (settings.length) hf.fill(card.querySelector(".more"), hf.h("label", {}, box, ` show all ${settings.length}`));
   return card;
 };
 
@@ -103,7 +104,7 @@ hf.plainRows = (value, prefix) => {
 hf.receiptPanel = (receipt) => {
   if (!receipt) return null;
   const words = { steps: "steps committed", steps_repeated: "steps repeated", steps_lost: "steps lost", steps_undone: "steps undone", samples_skipped: "samples skipped", samples_repeated: "samples seen twice", samples_quarantined: "samples left out", recoveries: "workers replaced" };
-  const faults = Object.entries(receipt.faults && typeof receipt.faults === "object" ? receipt.faults : {}).map(([kind, times]) => `${times} × ${kind.replaceAll("_", " ")}`).join(", ");
+  const faults = Object.entries(receipt.faults && typeof receipt.faults === "object" ? receipt.faults : {}).map(([kind, times]) => `${times}\u00a0×\u00a0${kind.replaceAll("_", "\u00a0")}`).join(", ");
   const sha = receipt.weights_sha256;
   return hf.card("receipt", "Receipt", hf.rows([["survived", receipt.survived === true ? "yes" : receipt.survived === false ? "no" : null], ["faults", faults || "none"], ...Object.entries(words).map(([key, word]) => [word, hf.known(receipt[key]) ? hf.count(receipt[key]) : null]),
     ["time lost", hf.known(receipt.seconds_lost) ? hf.duration(receipt.seconds_lost) : null],
@@ -126,10 +127,10 @@ hf.findingWords = (each) => each.sentence || each.text || {
 hf.findingsPanel = (findings) => {
   if (!findings.length) return null;
   const few = 8, shown = findings.slice().reverse(), body = hf.h("tbody");
-  const fill = (all) => hf.fill(body, shown.slice(0, all ? undefined : few).map((each) => hf.h("tr", {}, hf.h("td", { class: "time" }, hf.clock(each.time, true)), hf.h("td", {}, String(each.event).replaceAll("_", " ")), hf.h("td", {}, String(hf.findingWords(each)), each.device && each.event !== "moved" ? hf.h("span", { class: "muted" }, ` ${each.device}`) : null))),
+  const fill = (all) => hf.fill(body, shown.slice(0, all ? undefined : few).map((each) => hf.h("tr", {}, hf.h("td", { class: "time" }, hf.clock(each.time, true)), hf.h("td", {}, String(each.event).replaceAll("_", " ")), hf.h("td", {}, String(hf.findingWords(each)), each.device && each.event !== "moved" ? hf.h("span", { class: "muted" }, ` · ${each.device}`) : null))),
     !all && shown.length > few ? hf.h("tr", { class: "rest" }, hf.h("td", { colSpan: 3 }, hf.h("button", { type: "button", class: "link", onclick: () => fill(true) }, `show ${shown.length - few} earlier`))) : null);
   fill(false);
-  return hf.card("findings", "Findings and decisions", hf.h("table", { class: "list" }, body));
+  return hf.card("findings", "Findings and decisions", hf.h("table", { class: "list findings" }, body));
 };
 
 hf.filesPanel = (source, files) => {
@@ -144,5 +145,5 @@ hf.filesPanel = (source, files) => {
     hf.h("td", { class: "acts" }, readable.test(file.path) && (source.live || file.shown) ? hf.h("button", { type: "button", class: "link", onclick: () => view(file.path) }, "view") : null, source.live ? hf.h("a", { href: source.file(file.path), download: "" }, "download") : null))),
     rest ? hf.h("tr", { class: "rest" }, hf.h("td", { colSpan: 3 }, hf.h("button", { type: "button", class: "link", onclick: () => fill(all, 0) }, `show ${rest} more`))) : null);
   fill(top.slice(0, few), all.length - Math.min(few, top.length));
-  return hf.card("files", "Files", hf.h("table", { class: "list" }, body));
+  return hf.card("files", "Files", hf.h("div", { class: "scroll" }, hf.h("table", { class: "list" }, body)));
 };

@@ -51,9 +51,9 @@ hf.RunPage = class {
     const charts = hf.card("charts", "Charts", this.grid);
     hf.fill(charts.querySelector(".more"), this.chartTools());
     hf.fill(this.main,
-      hf.h("section", { class: "lead", "aria-label": "where it stands" }, hf.h("div", { class: "eyebrow" }, this.badge, ` ${head.workload || ""} · ${head.run}`), this.sentence, this.verdict, this.problems, this.band, this.bottleneck),
+      hf.h("section", { class: "lead", "aria-label": "status of the run" }, hf.h("div", { class: "eyebrow" }, this.badge, ` ${head.workload || ""} · ${head.run}`), this.sentence, this.verdict, this.problems, this.band, this.bottleneck),
       hf.card("timeline", "Timeline", this.timeline.node, this.faults), this.world.node, charts, this.log.node,
-      hf.h("div", { class: "two", id: "lower" }), hf.h("footer", {}, this.source.live ? "Read from the run folder; nothing here changes the run. " : `A report made by holdfast ${this.body.identity.holdfast || ""}. `, hf.h("kbd", {}, "?"), " shows the keys."));
+      hf.h("div", { class: "two", id: "lower" }), hf.h("footer", {}, this.source.live ? "This page only reads the run folder and changes nothing. Press " : `This report was made by holdfast ${this.body.identity.holdfast || ""}. Press `, hf.h("kbd", {}, "?"), " for keyboard shortcuts."));
     this.lower();
   }
 
@@ -67,12 +67,12 @@ hf.RunPage = class {
   chartTools() {
     const button = (label, title, on, act) => { const node = hf.h("button", { type: "button", title, onclick: act }, label); node.sync = () => node.setAttribute("aria-pressed", String(on())); node.sync(); return node; };
     const tools = [
-      button("step", "steps along the axis (x)", () => this.view.axis === "step", () => this.setAxis("step")),
-      button("time", "time along the axis (x)", () => this.view.axis === "time", () => this.setAxis("time")),
-      button("log", "logarithmic (y)", () => this.view.log, () => this.view.set({ log: !this.view.log })),
+      button("step", "x axis in steps (x)", () => this.view.axis === "step", () => this.setAxis("step")),
+      button("time", "x axis in time (x)", () => this.view.axis === "time", () => this.setAxis("time")),
+      button("log", "logarithmic y axis (y)", () => this.view.log, () => this.view.set({ log: !this.view.log })),
       button("smooth", "smooth the lines (s)", () => this.view.smooth > 0, () => this.view.set({ smooth: { 0: 0.6, 0.6: 0.9, 0.9: 0.98 }[this.view.smooth] || 0 })),
     ];
-    const reset = hf.h("button", { type: "button", title: "show all of it again (0)", onclick: () => this.view.set({ range: null }, "range") }, "whole");
+    const reset = hf.h("button", { type: "button", title: "show the whole run (0)", onclick: () => this.view.set({ range: null }, "range") }, "zoom out");
     const sync = () => { tools.forEach((each) => each.sync()); reset.hidden = !this.view.range; };
     this.view.listeners.add((what) => what !== "cursor" && sync());
     sync();
@@ -86,16 +86,16 @@ hf.RunPage = class {
   }
 
   keys() {
-    hf.key("x", "steps or time along the axis", () => this.setAxis(this.view.axis === "step" ? "time" : "step"));
-    hf.key("y", "logarithmic axis", () => this.view.set({ log: !this.view.log }));
-    hf.key("s", "smooth more, then not at all", () => this.view.set({ smooth: { 0: 0.6, 0.6: 0.9, 0.9: 0.98 }[this.view.smooth] || 0 }));
-    hf.key("0", "the whole run again", () => this.view.set({ range: null }, "range"));
-    hf.key("f", "the last fault", () => { if (!this.head.faults.length) return false; this.openFault(this.head.faults.length - 1); });
+    hf.key("x", "x axis in steps or in time", () => this.setAxis(this.view.axis === "step" ? "time" : "step"));
+    hf.key("y", "logarithmic y axis", () => this.view.set({ log: !this.view.log }));
+    hf.key("s", "smooth the lines: a little, more, much, not at all", () => this.view.set({ smooth: { 0: 0.6, 0.6: 0.9, 0.9: 0.98 }[this.view.smooth] || 0 }));
+    hf.key("0", "zoom out to the whole run", () => this.view.set({ range: null }, "range"));
+    hf.key("f", "open the last fault", () => { if (!this.head.faults.length) return false; this.openFault(this.head.faults.length - 1); });
     hf.key("/", "filter the log", () => { this.log.node.scrollIntoView(); this.log.filter.focus(); });
     const parts = ["timeline", "charts", "log", "settings", "files"];
-    hf.key(parts.map((_, i) => String(i + 1)), parts.join(", "), (event) => document.getElementById(parts[+event.key - 1])?.scrollIntoView({ behavior: "smooth" }));
-    hf.key("p", "play or pause the world", () => (this.world.data ? this.world.toggle() : false));
-    if (this.source.live) hf.key("r", "every run", () => { location.href = "/"; });
+    hf.key(parts.map((_, i) => String(i + 1)), `go to ${parts.join(", ")}`, (event) => document.getElementById(parts[+event.key - 1])?.scrollIntoView({ behavior: "smooth" }));
+    hf.key("p", "play or pause the simulated world", () => (this.world.data ? this.world.toggle() : false));
+    if (this.source.live) hf.key("r", "go to the list of runs", () => { location.href = "/"; });
   }
 
   // Whenever something changed ----------------------------------------------------------------------------
@@ -107,7 +107,7 @@ hf.RunPage = class {
     hf.text(this.sentence, head.sentence);
     hf.text(this.verdict, head.verdict || "");
     if (this.shownState !== head.state) { this.shownState = head.state; hf.fill(this.badge, hf.badge(head.state)); }
-    hf.fill(this.problems, head.problems.map((problem) => hf.h("p", { class: "problem" }, hf.h("b", {}, "! "), problem)), head.behind ? hf.h("p", { class: "problem calm" }, `reading what was logged: ${hf.percent(head.read / (head.read + head.behind))}`) : null);
+    hf.fill(this.problems, head.problems.map((problem) => hf.h("p", { class: "problem" }, hf.h("b", {}, "! "), problem)), head.behind ? hf.h("p", { class: "problem calm" }, `reading the run folder: ${hf.percent(head.read / (head.read + head.behind))} done`) : null);
     this.progress(head);
     this.drawn = this.world.put(head, this.body);
     hf.text(this.bottleneck, head.bottleneck ? [head.bottleneck.sentence, head.bottleneck.advice].filter(Boolean).join("; ") : "");
@@ -115,7 +115,7 @@ hf.RunPage = class {
     const key = JSON.stringify(head.faults);
     if (key !== this.faultKey) {
       this.faultKey = key;
-      hf.fill(this.faults, head.faults.length ? hf.faultTable(head.faults, head.faults_total, this.openFault) : hf.h("p", { class: "muted" }, "No faults so far."));
+      hf.fill(this.faults, head.faults.length ? hf.faultTable(head.faults, head.faults_total, this.openFault) : hf.h("p", { class: "muted" }, head.live ? "No faults so far." : "No faults."));
     }
     this.age();
   }
@@ -129,19 +129,18 @@ hf.RunPage = class {
     const facts = [
       [known ? hf.percent(share) : null, "done"], [progress.epochs && progress.epoch ? `${progress.epoch}/${progress.epochs}` : null, "epoch"],
       [hf.known(progress.step) ? hf.count(progress.step) + (progress.of && progress.of !== progress.step ? `/${hf.count(progress.of)}` : "") : null, "step"], [hf.known(progress.rate) ? hf.metric(progress.rate) : null, "steps/s"],
-      [hf.known(progress.time_left_s) ? hf.duration(progress.time_left_s) : null, "left"], [hf.known(head.lasted_s) ? hf.duration(head.lasted_s) : null, "so far"], [head.device, "device"],
+      [hf.known(progress.time_left_s) ? hf.duration(progress.time_left_s) : null, "time left"], [hf.known(head.lasted_s) ? hf.duration(head.lasted_s) : null, head.live ? "time so far" : "total time"], [head.device, "device"],
       [head.checkpoint.step !== null ? `step ${hf.count(head.checkpoint.step)}` : null, "last save"], [head.best ? hf.metric(head.best.value) : null, head.best ? `best ${head.best.name}` : ""],
-      [head.plan && head.plan.time ? head.plan.time : null, head.plan && head.plan.option ? `the plan said, for ${head.plan.option}` : "the plan said"],
+      [head.plan && head.plan.time ? head.plan.time : null, head.plan && head.plan.option ? `planned time for ${head.plan.option}` : "planned time"],
     ];
-    if (!head.live) facts[5][1] = "in all";
     hf.fill(this.band.lastChild, facts.filter(([value]) => value !== null && value !== undefined).map(([value, name]) => hf.h("span", { class: "fact" }, hf.h("b", {}, value), hf.h("span", {}, name))));
   }
 
   // How fresh this is, in words.
   age() {
     const { head } = this;
-    if (!this.source.live) { hf.text(this.status, `a report of ${hf.clock(head.now)}`); return; }
-    if (this.connected === false) { hf.text(this.status, "the monitor does not answer; this is how it was"); this.status.className = "status old"; return; }
+    if (!this.source.live) { hf.text(this.status, `report made ${hf.clock(head.now)}`); return; }
+    if (this.connected === false) { hf.text(this.status, "the monitor does not answer; this page is not up to date"); this.status.className = "status old"; return; }
     if (!head.live) { hf.text(this.status, "not running"); this.status.className = "status"; return; }
     const old = hf.known(head.beat_age_s) ? head.beat_age_s + (Date.now() - this.heard) / 1000 : null;
     hf.text(this.status, old === null ? "live" : old > 10 ? `last beat ${hf.duration(old)} ago` : "live");
@@ -181,7 +180,7 @@ hf.RunPage = class {
       }
       this.charts.get(key).about = about;
     }
-    if (!wanted.size) hf.fill(this.grid, hf.h("p", { class: "muted" }, "The script has logged no numbers yet."));
+    if (!wanted.size) hf.fill(this.grid, hf.h("p", { class: "muted" }, hf.running() ? "The script has logged no numbers yet." : "The script logged no numbers."));
     else this.grid.querySelector(":scope > p")?.remove();
   }
 

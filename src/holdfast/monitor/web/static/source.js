@@ -6,7 +6,7 @@ hf.get = async (path, params) => {
   for (const [key, value] of Object.entries(params || {})) [].concat(value).forEach((each) => each !== null && each !== undefined && query.append(key, each));
   const answer = await fetch(`${path}?${query}`, { credentials: "same-origin" });
   const data = answer.headers.get("content-type")?.includes("json") ? await answer.json() : {};
-  if (!answer.ok) throw new Error(answer.status === 401 ? "the token is not valid any more: open the address that `holdfast watch --web` prints" : data.error || `the server said ${answer.status}`);
+  if (!answer.ok) throw new Error(answer.status === 401 ? "the token is not valid any more: open the address that `holdfast watch --web` prints" : data.error || `the server answered with status ${answer.status}`);
   return data;
 };
 

@@ -62,7 +62,7 @@ hf.Timeline = class {
     });
     if (span.high > span.now + 1 && lanes.length) {
       const row = devices.indexOf(lanes[lanes.length - 1].device || "?"), begin = X(span.now);
-      found.push(hf.h("rect", { x: begin, y: top + row * tall + 9, width: X(span.high) - begin, height: 18, rx: 3, fill: "url(#to-come)" }, hf.h("title", {}, "still to come, estimated")));
+      found.push(hf.h("rect", { x: begin, y: top + row * tall + 9, width: X(span.high) - begin, height: 18, rx: 3, fill: "url(#to-come)" }, hf.h("title", {}, "estimated remaining time")));
     }
     return found;
   }
@@ -81,7 +81,7 @@ hf.Timeline = class {
   }
 
   axis(X, span, width, label, height) {
-    const { step, found } = hf.timeTicks(span.low, span.high, (width - label) / 90);
+    const { step, found } = hf.timeTicks(span.low, span.high, (width - label) / (span.high - span.low < 900 ? 90 : 64));
     const ticks = found.map((at) => hf.h("text", { x: Math.min(width - 24, Math.max(label + 14, X(at))), y: height - 5, class: "tick" }, hf.tickTime(at, step)));
     if (this.head.live) ticks.push(hf.h("line", { x1: X(span.now), x2: X(span.now), y1: 2, y2: height - 18, class: "now" }, hf.h("title", {}, "now")));
     return ticks;
