@@ -85,6 +85,11 @@ def kernels(tmp_path: Path) -> Iterator[Any]:
     yield start
     for kernel in made:
         kernel.close()
+    for each in list_runs(tmp_path / "runs"):  # of a test that failed: its run outlives the kernel, as it should
+        left = holdfast.TrainingRun(each.path)
+        if left.live:
+            os.kill(int((read_json(each.path / "run.json") or {})["pid"]), signal.SIGTERM)
+            wait_until(lambda left=left: not left.live)
 
 
 def test_the_example_runs_in_a_real_kernel(tmp_path: Path) -> None:
