@@ -171,7 +171,7 @@ def graph(each: Curve, width: int, height: int, *, ascii: bool) -> list[str]:
     name = f"{each.name} ({each.about})" if each.about else each.name
     title = f"{name}   {metric(each.first)} → {metric(each.last)}   best {metric(each.best)} @ {each.best_at}"
     lines = [f"{cut(label, 9):>9} {line}" for label, line in zip(labels, body, strict=True)]
-    axis = sides(*(f"step {count(step)}" for step in each.steps), room) if each.steps else ""
+    axis = sides(f"step {count(each.steps[0])}", f"step {count(each.steps[1])}", room) if each.steps else ""
     return [cut(title, width), " " * 10 + marks(each.faults, room), *lines, " " * 10 + axis]
 
 
