@@ -174,7 +174,8 @@ def _report(run: Path) -> Path:
 def pictures_of_terminal(few: Path, many: Path) -> None:
     for columns, rows in ((80, 24), (200, 50)):
         drawn = {f"watch-{_what(run)}": _screens([run], (columns, rows)) for run in sorted(few.iterdir())}
-        drawn["watch-light"] = _screens(sorted(few.iterdir()), (columns, rows), keys=("d", "e", "g", "r"))
+        most = sorted(few.iterdir(), key=lambda run: len(os.listdir(run / "faults")))
+        drawn["watch-light"] = _screens(most, (columns, rows), keys=("d", "e", "g", "r"))
         runs = [run.path for run in list_runs(many)]
         drawn["watch-many"] = _screens(runs, (columns, rows), keys=("r",))
         with Browser(width=columns * 8, height=rows * 18, dark=True) as browser:

@@ -244,6 +244,8 @@ def test_many_runs_in_a_small_terminal(tmp_path: Path) -> None:
     narrow = pressing(Watch(paths), "r")[-1].splitlines()
     assert narrow[2].startswith("▸ calm-heron      MOVED  cpu") and "…" not in narrow[2]
     assert narrow[2].rstrip().endswith("2 faults, both recovered")
+    tight = pressing(Watch(paths), "r", size=(len(narrow[2].rstrip()) - 2, 24))[-1].splitlines()
+    assert tight[2].rstrip().endswith("2 faults, both recovered"), "narrower gaps come before a cut"
     wide = pressing(Watch(paths), "r", size=(200, 50))[-1].splitlines()
     assert wide[2].startswith("▸ calm-heron      eeg-challenge1  MOVED  cpu") and "lost" in wide[2]
 

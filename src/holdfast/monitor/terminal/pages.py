@@ -171,7 +171,7 @@ def graph(each: Curve, width: int, height: int, *, ascii: bool) -> list[str]:
     name = f"{each.name} ({each.about})" if each.about else each.name
     title = f"{name}   {metric(each.first)} → {metric(each.last)}   best {metric(each.best)} @ {each.best_at}"
     lines = [f"{cut(label, 9):>9} {line}" for label, line in zip(labels, body, strict=True)]
-    axis = sides(*(f"step {count(step)}" for step in each.steps), room) if each.steps else ""
+    axis = sides(f"step {count(each.steps[0])}", f"step {count(each.steps[1])}", room) if each.steps else ""
     return [cut(title, width), " " * 10 + marks(each.faults, room), *lines, " " * 10 + axis]
 
 
@@ -192,19 +192,22 @@ def runs(rows: Sequence[Run], width: int, height: int, cursor: int) -> list[str]
     if not cells:
         return ["no runs"]
     lines = _aligned(cells)
-    for without in ((), (1,)):
+    for without, gap in (((), 2), ((1,), 2), ((1,), 1)):
         if max(map(len, lines)) <= width:
             break
         short = [(*row[:-1], row[-1].partition(" · ")[0]) for row in cells]
-        lines = _aligned([tuple(word for at, word in enumerate(row) if at not in without) for row in short])
+        lines = _aligned([tuple(word for at, word in enumerate(row) if at not in without) for row in short], gap)
     return list(window([cut(line, width) for line in lines], height, cursor)[1])
 
 
-def _aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
+def _aligned(cells: Sequence[tuple[str, ...]], gap: int = 2) -> list[str]:
+    """Columns as wide as their longest word; the last one is as long as it is."""
     widest = [min(24, max(map(len, column))) for column in zip(*cells, strict=True)]
+    between = " " * gap
     return [
-        "  ".join(f"{cut(word, wide):<{wide}}" for word, wide in zip(row[:-1], widest[:-1], strict=True))
-        + f"  {row[-1]}"
+        between.join(
+            [*(f"{cut(word, wide):<{wide}}" for word, wide in zip(row[:-1], widest[:-1], strict=True)), row[-1]]
+        )
         for row in cells
     ]
 
