@@ -34,7 +34,7 @@ other commands:
   runs        status  list  show  stop  report  notify  track  weights  fsck
   machines    launch  push  pull  ledger  env
   models      optimize  predict  serve
-  help        explain  completion
+  help        explain  completion  uninstall
   workloads   detection  ecosystem  eeg
 
 `holdfast --help` describes every command, `holdfast train --help` has examples.

@@ -40,8 +40,8 @@ run. *clear error*: the run stops and says why. A cell that says *DIFFERS* is a 
 - supervisor killed: the supervisor is killed with SIGKILL, then the run is resumed.
 
 An empty cell was not run, or there is nothing to run. The rows that begin with *held out* were written last, by
-[Writing a script](writing-a-script.md) alone, in the shape of well-known loops: pytorch/examples (mnist, vae, imagenet),
-minGPT and nanoGPT. They are not the scripts of those projects: data and models are small stand-ins.
+[Writing a script](writing-a-script.md) alone, in the shape of well-known loops: pytorch/examples (mnist, vae,
+imagenet), minGPT and nanoGPT. They are not the scripts of those projects: data and models are small stand-ins.
 
 """
 

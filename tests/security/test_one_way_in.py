@@ -31,6 +31,7 @@ ELSEWHERE = {
     "console/output.py": "the null device, where there is no stream to print to",
     "cli/predict.py": "a file the user names",
     "cli/report.py": "a file the user names; the report in the run folder is written by monitor/report.py",
+    "cli/uninstall.py": "removes the state and cache folders of the user; a link is removed, not followed",
     "cli/verify.py": "a file the user names",
     "cli/weights.py": "a file the user names",
     "devices/battery.py": "a folder of tempfile.mkdtemp",

@@ -129,7 +129,8 @@ def test_no_command_lets_a_run_drive_the_terminal(hostile: Path) -> None:
 def test_every_command_that_reads_a_run_is_tried() -> None:
     from holdfast.cli.main import commands
 
-    alone = {"doctor", "plan", "launch", "ledger", "eeg", "detection", "chaos", "verify", "env"}  # these read no run
+    alone = {"doctor", "plan", "launch", "ledger", "eeg", "detection", "chaos", "verify", "env"}
+    alone |= {"uninstall"}  # these read no run
     assert set(commands()) - alone <= {words[0] for words in COMMANDS.values()}
 
 

@@ -254,6 +254,7 @@ def test_a_large_grouped_convolution_is_compared() -> None:
 def test_a_look_is_at_one_part_of_a_step(tmp_path: Path) -> None:
     """Forward, backward or update: all get their turn, and outside of its part a look sees nothing."""
     sentinel = Sentinel(DEVICE, SentinelSettings(), label="pretend:0", seed=0)
+    sentinel.recorder.most_s = math.inf
     model, x = deep()
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     seen: Counter[str] = Counter()

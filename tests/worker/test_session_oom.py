@@ -16,6 +16,7 @@ from torch.nn.functional import mse_loss
 
 import holdfast
 from holdfast.injection import late
+from holdfast.worker import cadence
 from holdfast.worker.session import Session
 from tests.worker.local_runs import Outcome, Raise, equal, fingerprint, new_folder, oom, run
 
@@ -419,9 +420,10 @@ def test_right_after_a_snapshot_it_can_still_be_rolled_back(tmp_path: Path) -> N
 @pytest.mark.parametrize("every", [5, "auto"])
 @pytest.mark.parametrize("norm", [False, True])
 def test_between_snapshots_a_step_that_fails_before_its_update_is_tried_again(
-    tmp_path: Path, every: int | str, norm: bool
+    tmp_path: Path, every: int | str, norm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Buffers and generators are as they were when it began."""
+    monkeypatch.setattr(cadence, "LEAST_PATIENCE", 60.0)  # a busy machine must not make a savepoint too dear
 
     def build() -> dict[str, Any]:
         return {"model": nn.Sequential(network(norm=norm), nn.Dropout(0.3))}

@@ -124,18 +124,17 @@ def test_two_loaders_one_after_the_other(tmp_path: Path) -> None:
     same_with_deaths(tmp_path, script, deaths, stage=Both)
 
 
-def test_two_loaders_at_once_are_refused(tmp_path: Path) -> None:
-    """Their batches would be committed one after the other: a death in between would tear a pair apart."""
+def test_one_loader_twice_at_once_is_refused(tmp_path: Path) -> None:
+    """It has one place in its epoch, which both loops would move."""
 
     def script(session: Session, stage: Stage) -> None:
-        other = holdfast.Loader(Augmented(), SIZE)
-        session.protect(**stage.objects, other=other)
-        for _ in zip(session.batches(stage.data), session.batches(other), strict=True):
+        session.protect(**stage.objects)
+        for _ in zip(session.batches(stage.data), session.batches(stage.data), strict=True):
             pass
 
     with pytest.raises(holdfast.UserError, match="inside another") as caught:
         outcome_of(tmp_path, script, [])
-    assert "one dataset" in caught.value.hints[0]
+    assert "second loader" in caught.value.hints[0]
 
 
 # -- leaving early -------------------------------------------------------------------------------------------

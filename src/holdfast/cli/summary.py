@@ -163,7 +163,9 @@ def _faults(look: Look) -> str:
     if not words:
         return "none"
     parts = [words]
-    parts.append("all recovered" if receipt.get("survived") else f"{count(look.seen.faults_recovered)} recovered")
+    recovered = look.seen.faults_recovered
+    if receipt.get("survived") or recovered:
+        parts.append("all recovered" if receipt.get("survived") else f"{count(recovered)} recovered")
     lost = number(receipt.get("seconds_lost"))
     lasted = look.lasted_s
     if lost:

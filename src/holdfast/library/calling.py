@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from holdfast.base.control_characters import without_control
 from holdfast.base.errors import UserError
 from holdfast.base.folders import make_private, write_whole
 from holdfast.library.function_source import Made, script_of
@@ -110,7 +111,8 @@ def _under_way(path: Path, wanted: Settings, arguments: dict[str, str]) -> Train
         info = run.info
         same = info.get("script") == str(path) and info.get("arguments") == arguments
         if same and info.get("state") in LIVE_STATES and run.in_use() and _same(info.get("settings"), wanted):
-            print(f"{run.name} is under way with this function and these arguments: this is it, not a second one")
+            text = f"{run.name} is under way with this function and these arguments: this is it, not a second one"
+            print(without_control(text))
             return TrainingRun(run.path)
     return None
 
