@@ -168,8 +168,9 @@ class Run:
             if entry.name not in (layout.META, layout.LOSS)
         }
         meta = layout.read_meta(memoryview(data))
-        meta["session"].pop("sequence")
-        meta["session"].pop("unheard")  # when the supervisor reads its mail is no part of the state
+        meta["session"].pop("unheard", None)  # when the supervisor reads its mail is no part of the state
+        for name in layout.PLACE:  # the last epoch's checkpoint is the last one of a run where nothing came after it
+            meta["session"].pop(name, None)
         return {"tensors": tensors, "meta": meta}
 
     def diary(self) -> dict[str, Any]:
