@@ -83,7 +83,7 @@ def test_a_message_with_a_recorded_machine(capsys: pytest.CaptureFixture[str]) -
 
 def test_what_is_no_machine_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["doctor", "--recorded", str(tmp_path)]) == 2
-    assert "is no recorded machine" in capsys.readouterr().err
+    assert "is not a recorded machine" in capsys.readouterr().err
     (tmp_path / "case.json").write_text('{"machine": {"os": "linux"}}')
     assert main.main(["doctor", "--recorded", str(tmp_path / "case.json")]) == 2
     assert "cannot be understood" in capsys.readouterr().err

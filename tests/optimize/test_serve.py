@@ -98,7 +98,7 @@ def test_wrong_requests_are_told(served: Served) -> None:
     assert served.error(huge)[0] == 400
     assert served.error(b"") == (400, "this is no .npy")
     assert served.error(b"\x80\x04.")[0] == 400
-    assert served.error(b"{", **plain) == (400, "this is no JSON")
+    assert served.error(b"{", **plain) == (400, "this is not JSON")
     assert served.error(b"[" * 50_000, **plain)[0] == 400
     assert served.error(b'{"z": 1}', **plain) == (422, "`x` is missing")
     assert served.error(b'{"x": [[1, 2], [3]]}', **plain) == (422, "`x` is no array")

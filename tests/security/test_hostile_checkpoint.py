@@ -75,7 +75,7 @@ FORMS: dict[str, Callable[[bytes], bytes]] = {
     "overlapping offsets": lambda state: with_row(state, set_to("data_offsets", [4, 20])),
     "offsets behind the end": lambda state: with_row(state, set_to("data_offsets", [1 << 60, (1 << 60) + 16])),
     "meta that is a list": lambda state: with_meta(state, lambda meta: [1, 2]),
-    "meta that is no JSON": lambda state: _spoilt(state, b"{" * 30),
+    "meta that is not JSON": lambda state: _spoilt(state, b"{" * 30),
     "meta nested too deeply": lambda state: _spoilt(state, b"[" * 100_000),
     "nothing": lambda state: b"",
     "a header that claims too much": lambda state: struct.pack("<Q", 1 << 62) + state[8:],

@@ -124,7 +124,7 @@ def read(path: Path) -> Book:
     try:
         data = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise _wrong(path, f"it is no JSON: {error}") from None
+        raise _wrong(path, f"it is not JSON: {error}") from None
     problem = next(problems(data), None)
     if problem:
         raise _wrong(path, problem)
@@ -133,7 +133,7 @@ def read(path: Path) -> Book:
 
 def _wrong(path: Path, problem: str) -> UserError:
     hints = [f"this holdfast reads schema {SCHEMA}; {NEWER}"]
-    return UserError(f"{path} is no file of knowledge that can be used", cause=problem, hints=hints)
+    return UserError(f"{path} is not a knowledge file that holdfast can use", cause=problem, hints=hints)
 
 
 def problems(data: object) -> Iterator[str]:

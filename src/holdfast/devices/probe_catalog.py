@@ -152,7 +152,7 @@ def load_file(file: Path) -> Any:
     """A module from a file that belongs to no package."""
     spec = importlib.util.spec_from_file_location(f"holdfast_added_{file.stem}", file)
     if spec is None or spec.loader is None:
-        raise UserError(f"{file} is no Python file")
+        raise UserError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

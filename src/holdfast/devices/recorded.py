@@ -72,7 +72,7 @@ def load(place: Path, root: Path | None = None) -> Recorded:
         return short(_json(place), place.stem)
     if not (place / "machine.json").is_file():
         hints = ["name a folder with a machine.json in it, or a case (*.json)"]
-        raise UserError(f"{place} is no recorded machine", hints=hints)
+        raise UserError(f"{place} is not a recorded machine", hints=hints)
     said = _json(place / "machine.json")
     there = Path(tempfile.mkdtemp(prefix="holdfast-recorded-")) if root is None else root
     files = place / "files.txt"
@@ -160,5 +160,5 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path}", cause=str(error)) from None
     if not isinstance(data, dict):
-        raise UserError(f"{path} is no recorded machine", cause="it is no object, or too large")
+        raise UserError(f"{path} is not a recorded machine", cause="it is not an object, or it is too large")
     return data

@@ -147,5 +147,7 @@ def _message(name: str, message: object, health: str, where: str) -> Mapping[str
     try:
         re.compile(message.get("regex", ""))
     except re.error as error:
-        raise UserError(f"a message of {where} has a `regex` that is none", cause=str(error)) from None
+        raise UserError(
+            f"a message of {where} has a `regex` that is not a regular expression", cause=str(error)
+        ) from None
     return {"id": name, "health": health, "backends": ["device"], **message}

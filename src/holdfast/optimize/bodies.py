@@ -134,7 +134,7 @@ def _json(data: bytes | bytearray, inputs: Sequence[dict[str, Any]]) -> list[NDA
     try:
         said = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise BadBody(400, "this is no JSON", str(error)[:200]) from None
+        raise BadBody(400, "this is not JSON", str(error)[:200]) from None
     names = [each["name"] for each in inputs]
     if isinstance(said, dict) and "inputs" in said and "inputs" not in names:
         said = said["inputs"]

@@ -148,9 +148,9 @@ def load(path: Path) -> Graph:
     try:
         said = json.loads(text)
     except (ValueError, RecursionError):
-        raise ValueError(f"{path.name} is no JSON") from None
+        raise ValueError(f"{path.name} is not JSON") from None
     if not isinstance(said, dict) or said.get("schema") != SCHEMA:
-        raise ValueError(f"{path.name} is no graph of a model")
+        raise ValueError(f"{path.name} is not the graph of a model")
     given, steps, outputs, inputs = (said.get(key) for key in ("weights", "steps", "outputs", "inputs"))
     if not isinstance(given, list) or not isinstance(steps, list) or len(steps) > MOST_STEPS:
         raise ValueError(f"{path.name} has no list of weights or of steps")
@@ -169,7 +169,7 @@ def _weights(path: Path, given: list[Any]) -> list[Any]:
     try:
         kept = load_file(path) if given else {}
     except SafetensorError as error:
-        raise ValueError(f"{path.name} is no file of weights: {error}") from None
+        raise ValueError(f"{path.name} is not a file of weights: {error}") from None
     found = []
     for each in given:
         if not isinstance(each, dict) or each.get("name") not in kept:
@@ -222,10 +222,10 @@ def _argument(said: Any, known: int, plain: bool, depth: int = 0) -> Any:
             return _device(name)
         if kind in TYPES and name in TYPES[kind]:
             return getattr(torch, name)
-    raise ValueError(f"{str(said)[:100]} is no argument that a graph may hold")
+    raise ValueError(f"{str(said)[:100]} is not an argument that a graph may hold")
 
 
 def _device(name: Any) -> torch.device:
     if name not in ("cpu", "cuda"):
-        raise ValueError(f"{str(name)[:100]} is no device that a graph may name")
+        raise ValueError(f"{str(name)[:100]} is not a device that a graph may name")
     return torch.device(name)

@@ -124,7 +124,7 @@ def _said(value: Any, places: dict[Any, int]) -> Any:
     kind, name = type(value).__name__, str(value).removeprefix("torch.")
     if name in graph.TYPES.get(kind, ()):
         return {kind: name}
-    raise CannotKeep(f"{str(value)[:100]} is no argument that a graph may hold")
+    raise CannotKeep(f"{str(value)[:100]} is not an argument that a graph may hold")
 
 
 def _device(device: Any) -> str:

@@ -111,7 +111,7 @@ def check_openvino(path: Path) -> None:
             if wrong:
                 raise ValueError(f"{path.name} {wrong}")
     except ElementTree.ParseError as error:
-        raise ValueError(f"{path.name} is no XML: {error}") from None
+        raise ValueError(f"{path.name} is not XML: {error}") from None
 
 
 def _wrong(element: ElementTree.Element, size: int) -> str:

@@ -168,7 +168,7 @@ class Server:
                 raise Refused(told(411, "send a Content-Length"))
             return 0
         if not (text.isascii() and text.isdigit() and len(text) < 16):
-            raise Refused(told(400, "Content-Length is no number"))
+            raise Refused(told(400, "Content-Length is not a number"))
         if int(text) and request.method != "POST":
             raise Refused(told(413, "no body is accepted here", f"{request.method} has none"))
         if int(text) > self.limits.body:

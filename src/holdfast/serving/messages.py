@@ -76,14 +76,14 @@ def parsed(head: bytes) -> Request:
         pairs = [line.split(":", 1) for line in rest]
         headers = {name.lower(): value.strip() for name, value in pairs}
     except ValueError:
-        raise Refused(told(400, "this is no HTTP request")) from None
+        raise Refused(told(400, "this is not an HTTP request")) from None
     if (
         version not in ("HTTP/1.1", "HTTP/1.0")
         or len(pairs) > 100
         or len(headers) < len(pairs)
         or not target.startswith("/")
     ):
-        raise Refused(told(400, "this is no HTTP request that is understood here"))
+        raise Refused(told(400, "this HTTP request is not understood here"))
     if any(not name or name != name.strip() for name, _ in pairs):
         raise Refused(told(400, "a header has no proper name"))
     if version == "HTTP/1.0":

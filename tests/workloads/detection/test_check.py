@@ -194,7 +194,7 @@ def test_names_in_every_shape(tmp_path: Path, yaml: str, names: list[str]) -> No
     ("yaml", "text"),
     [
         ("val: images/val\nnames: [a]\n", "has no `train`"),
-        ("- a\n- b\n", "is no data set"),
+        ("- a\n- b\n", "is not a data set"),
         ("train: [unclosed\n", "cannot be read"),
         ("train: images/gone\nnames: [a]\n", "`train: images/gone`"),
         ("train: images/train\nnames: 7\n", "`names`"),

@@ -92,5 +92,5 @@ def test_environments_that_cannot_be_learned_in() -> None:
         learner.turn(CPU)
     with pytest.raises(UserError, match="no environment `no_such_package`"):
         make("no_such_package")
-    with pytest.raises(UserError, match="json is no environment of PettingZoo"):
+    with pytest.raises(UserError, match="json is not an environment of PettingZoo"):
         make("json")

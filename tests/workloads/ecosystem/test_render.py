@@ -91,7 +91,7 @@ def test_what_cannot_be_rendered(folder: Path, tmp_path: Path, capsys: pytest.Ca
     with pytest.raises(UserError, match="the rule prey is 'all'"):
         render.load(folder)
     (folder / "ecosystem.json").write_text("[")
-    with pytest.raises(UserError, match="is no run of the ecosystem"):
+    with pytest.raises(UserError, match="is not a run of the ecosystem"):
         render.load(folder)
 
 

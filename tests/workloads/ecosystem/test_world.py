@@ -115,7 +115,7 @@ def test_actions_that_are_none_are_refused_before_anything_moves(bad: float) -> 
     world, twin = World(SMALL, 2), World(SMALL, 2)
     chosen = np.zeros(world.shape)
     chosen[1, 3] = bad
-    with pytest.raises(UserError, match="1 of 45 actions are none") as refused:
+    with pytest.raises(UserError, match="1 of 45 actions do not exist") as refused:
         world.step(chosen)
     assert "world 1, slot 3, one of the prey" in str(refused.value.cause)
     assert same(world, twin)

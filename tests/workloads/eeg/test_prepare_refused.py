@@ -243,7 +243,7 @@ def _deadly(number: int) -> int:
         ({"kind": "challenge1", "notch": 60.0}, "a notch at 60 Hz is impossible in data at 100 Hz"),
         ({"kind": "challenge1", "band": (0.5, 50.0)}, "a band up to 50 Hz is impossible"),
         ({"kind": "challenge1", "channels": ("E1", "E99")}, "no recording has a channel `E99`"),
-        ({"kind": "challenge1", "bad": "burn"}, "unknown way with bad channels `burn`"),
+        ({"kind": "challenge1", "bad": "burn"}, "unknown treatment of bad channels `burn`"),
         ({"kind": "challenge1", "size": -1.0}, "is impossible"),
         ({"kind": "challenge2"}, "has no recordings for challenge2"),
         ({"kind": "events"}, "no events were named"),

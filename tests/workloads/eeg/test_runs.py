@@ -272,7 +272,7 @@ def test_a_damaged_zip_and_a_submission_that_raises(tmp_path: Path) -> None:
 def test_runs_that_cannot_be_packed(chain: Chain, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a run of Challenge 2, not 1"):
         submission.build(chain.run("eeg-challenge2"), chain.run("eeg-challenge1"), tmp_path / "x.zip")
-    with pytest.raises(UserError, match="is no finished run of a challenge"):
+    with pytest.raises(UserError, match="is not a finished run of a challenge"):
         submission.build(chain.run("eeg-pretrain"), chain.run("eeg-challenge2"), tmp_path / "x.zip")
 
 

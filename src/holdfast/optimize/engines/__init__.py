@@ -160,7 +160,7 @@ def _wrong(kind: Kind) -> str:
 def _from_outside(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"holdfast_engine_{file.stem}", file)
     if spec is None or spec.loader is None:
-        raise ImportError("it is no file of Python")
+        raise ImportError("it is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # a dataclass looks for its module there
     try:

@@ -42,7 +42,7 @@ class Bundled:
         names = contract.get("classes") if isinstance(contract, dict) else None
         shape = self.bundle.inputs[0]["shape"]
         if not isinstance(names, list) or not isinstance(post, dict) or len(shape) != 3 or shape[0] not in (1, 3):
-            raise UserError(f"{folder} is no bundle of a detector", cause="it takes no images, or names no classes")
+            raise UserError(f"{folder} is not a bundle of a detector", cause="it takes no images, or names no classes")
         self.names = [str(each) for each in names]
         self.channels, self.height, self.width = (files.whole(each) for each in shape)
         self.words = f"{manifest['engine']}, {manifest['precision']}"

@@ -48,7 +48,7 @@ def read(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file} cannot be read", cause=str(error)[:200]) from None
     if not isinstance(data, dict) or not all(isinstance(data.get(name), list) for name in _LISTS):
-        raise UserError(f"{file} is no COCO file", cause=f"it needs the lists {', '.join(_LISTS)}")
+        raise UserError(f"{file} is not a COCO file", cause=f"it needs the lists {', '.join(_LISTS)}")
     return {name: [each for each in data[name] if isinstance(each, dict)] for name in _LISTS}
 
 

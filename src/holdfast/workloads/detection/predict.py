@@ -144,7 +144,7 @@ def listed(given: Iterable[str]) -> list[str]:
             found += walk(path, (*images.ENDINGS, *VIDEOS))
         elif path.is_file():
             if path.suffix.lower() not in images.ENDINGS | VIDEOS:
-                raise UserError(f"{each} is no image and no video", cause=f"known are {_endings()}")
+                raise UserError(f"{each} is neither an image nor a video", cause=f"known are {_endings()}")
             found.append(str(path))
         else:
             raise UserError(f"there is no {each}")

@@ -102,7 +102,7 @@ def _of_file(path: Path, outside: bool) -> Source:
         return _yolo(path, outside, named=True)
     if path.suffix == ".json":
         return _coco(path.parent, {"train": path}, outside)
-    raise UserError(f"{path.name} is no data set", cause="known are .yaml (YOLO), .json (COCO), folders")
+    raise UserError(f"{path.name} is not a data set", cause="known are .yaml (YOLO), .json (COCO), folders")
 
 
 # YOLO ---------------------------------------------------------------------------------------------------------

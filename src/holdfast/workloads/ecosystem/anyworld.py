@@ -45,7 +45,7 @@ def make(name: str, **options: Any) -> Any:
         raise UserError(f"no environment `{name}`", cause=str(error), hints=hints) from None
     build = getattr(found, "parallel_env", None)
     if build is None:
-        raise UserError(f"{module} is no environment of PettingZoo", cause="it has no `parallel_env`")
+        raise UserError(f"{module} is not an environment of PettingZoo", cause="it has no `parallel_env`")
     return build(**options)
 
 

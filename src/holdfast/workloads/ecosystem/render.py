@@ -49,7 +49,7 @@ def load(folder: Path) -> Players:
     about = files.read_json(folder / ABOUT)
     if about is None:
         raise UserError(
-            f"{folder.name} is no run of the ecosystem",
+            f"{folder.name} is not a run of the ecosystem",
             cause=f"it has no readable {ABOUT}",
             hints=["`holdfast list` shows the runs there are"],
         )

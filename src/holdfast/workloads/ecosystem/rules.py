@@ -109,7 +109,7 @@ class Rules:
     def from_json(cls, data: object) -> Rules:
         """Rules from a run folder, which may be anybody's: UserError if they are none."""
         if not isinstance(data, dict):
-            raise UserError("these are no rules of a world", cause=f"a {type(data).__name__} instead of an object")
+            raise UserError("these are not the rules of a world", cause=f"a {type(data).__name__} instead of an object")
         kept: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             value = data.get(field.name, field.default)

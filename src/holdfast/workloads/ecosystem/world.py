@@ -223,7 +223,7 @@ class World:
             world, slot = (each[int(np.flatnonzero(wrong)[0])] for each in np.nonzero(self.alive))
             who = SPECIES[int(slot >= self.rules.prey_capacity)]
             raise UserError(
-                f"{int(wrong.sum())} of {len(theirs)} actions are none",
+                f"{int(wrong.sum())} of {len(theirs)} actions do not exist",
                 cause=f"the first is {theirs[wrong][0]} (world {world}, slot {slot}, one of the {who});"
                 f" there are 0 to {ACTIONS - 1}",
                 hints=["NaN comes from a policy whose weights are damaged: go back to an earlier checkpoint"],

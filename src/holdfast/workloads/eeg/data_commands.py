@@ -366,7 +366,9 @@ def _band(text: str) -> tuple[float, float] | None:
     try:
         return float(low), float(high)
     except ValueError:
-        raise UsageError(f"--band {text} is no band", command="eeg prepare", tips=["as in `--band 0.5-45`"]) from None
+        raise UsageError(
+            f"--band {text} is not a band", command="eeg prepare", tips=["as in `--band 0.5-45`"]
+        ) from None
 
 
 def _notch(text: str) -> float | str | None:
@@ -375,7 +377,7 @@ def _notch(text: str) -> float | str | None:
     try:
         return float(text)
     except ValueError:
-        raise UsageError(f"--notch {text} is no frequency", command="eeg prepare") from None
+        raise UsageError(f"--notch {text} is not a frequency", command="eeg prepare") from None
 
 
 def _words(text: str | None) -> tuple[str, ...] | None:

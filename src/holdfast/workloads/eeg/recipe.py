@@ -85,7 +85,7 @@ class Recipe:
         if self.kind not in KINDS:
             raise UserError(f"unknown kind of windows `{self.kind}`", hints=[f"kinds are {', '.join(KINDS)}"])
         if self.bad not in HOW:
-            raise UserError(f"unknown way with bad channels `{self.bad}`", hints=[f"there are {', '.join(HOW)}"])
+            raise UserError(f"unknown treatment of bad channels `{self.bad}`", hints=[f"there are {', '.join(HOW)}"])
         if self.kind == "events" and not self.values:
             raise UserError("no events were named to cut around", hints=["name them, as in `--events stim_1,stim_2`"])
         size, stride = _SIZES[self.kind]

@@ -98,7 +98,7 @@ def _newest(root: Path) -> list[Path]:
 def _kept(folder: Path) -> dict[str, Any]:
     result = read_json(folder / "scores.json")
     if result is None or result.get("challenge") not in (1, 2):
-        raise UserError(f"{folder.name} has no scores", cause="it is no run of a challenge, or it did not finish")
+        raise UserError(f"{folder.name} has no scores", cause="it is not a run of a challenge, or it did not finish")
     return result
 
 

@@ -46,7 +46,7 @@ def described(folder: Path) -> dict[str, Any]:
     about = files.read_json(folder / NET)
     if about is None or about.get("challenge") not in (1, 2):
         raise UserError(
-            f"{folder.name} is no finished run of a challenge",
+            f"{folder.name} is not a finished run of a challenge",
             cause=f"it has no {NET}",
             hints=["train one: `holdfast train eeg-challenge1` and `holdfast train eeg-challenge2`"],
         )
