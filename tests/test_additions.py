@@ -308,7 +308,10 @@ WRONG = {
         (FAULT.replace('"replace 3", "give_up"', '"replace 3"'), "`ladder` must end with"),
         (FAULT.replace('"retry"', '"pray"'), "`ladder` has `pray`"),
         (FAULT.replace("{device}", "{password}"), "`sentence` may use"),
-        (FAULT.replace('text = ["licence server is unreachable"]', 'regex = "("'), "a `regex` that is none"),
+        (
+            FAULT.replace('text = ["licence server is unreachable"]', 'regex = "("'),
+            "a `regex` that is not a regular expression",
+        ),
         (FAULT.replace("title =", "tilte ="), "has no `title`"),
     ],
     "remedies/a.toml": [

@@ -112,7 +112,7 @@ def _yolo(file: Path, outside: bool, *, named: bool) -> Source:
     """A file that the user `named` may say with `path:` where the set is; one found in a folder stays in it."""
     told, line_of = yaml_file.read(file)
     if not isinstance(told, dict):
-        raise UserError(f"{file} is no data set", cause="it holds no keys", hints=[_EXAMPLE])
+        raise UserError(f"{file} is not a data set", cause="it holds no keys", hints=[_EXAMPLE])
     if not told.get("train"):
         raise UserError(f"{file} has no `train`", cause=f"its keys are {', '.join(map(str, told))}", hints=[_EXAMPLE])
     names, notes = _names(told, file)
