@@ -283,7 +283,7 @@ LAYER = '<?xml version="1.0"?><net name="m" version="11"><layers><layer id="0" n
         (LAYER.format('version="opset1"', '<data where="/etc/passwd"/>'), "names a path"),
         (LAYER.format('version="opset1"', '<data where="a/../../b"/>'), "names a path"),
         (LAYER.format('version="opset1"', '<data weights_path="x"/>'), "names a path"),
-        ("\x80pickle", "no XML"),
+        ("\x80pickle", "not XML"),
     ],
 )
 def test_openvino_that_leads_out_is_refused(tmp_path: Path, text: str, words: str) -> None:
