@@ -345,6 +345,7 @@ def test_a_phone_cuts_nothing_off(sight: Sight) -> None:
     )
     assert sight.tab.evaluate(whole, "#top .here")
     for part in ("#findings", "#files"):
+        sight.tab.locator(f"{part} table").wait_for(state="visible")
         card, table = sight.tab.locator(part).bounding_box(), sight.tab.locator(f"{part} table").bounding_box()
         assert table["width"] > 0.85 * card["width"], part
     assert sight.tab.locator("#findings td").nth(2).bounding_box()["width"] > 250, "words have the whole line"
