@@ -93,17 +93,35 @@ def test_another_process_has_the_rest_of_the_epoch_and_the_next(way: str, worker
     other.close()
 
 
+class Hard:
+    """Samples that the script found hard come once more."""
+
+    def __init__(self) -> None:
+        self.hard: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([*range(10), *self.hard])
+
+    def __len__(self) -> int:
+        return 10 + len(self.hard)
+
+
+def test_an_epoch_after_a_rollback_has_the_length_it_began_with() -> None:
+    """A step of it was rolled back, and the script changes the sampler after the last batch."""
+    sampler = Hard()
+    data = Loader(NUMBERS, batch_size=5, sampler=sampler)
+    passing = data.batches(0, 0)
+    data.advance(next(passing))
+    data.load_state_dict(copy.deepcopy(data.state_dict()))
+    data.advance(next(passing))
+    assert list(passing) == []
+    sampler.hard += [3, 4]
+    data.finish_epoch()
+    assert (data.epoch, data.skipped, data.repeated) == (1, 0, 0)
+    assert len(list(data.batches(1, 0))) == 3
+
+
 def test_a_sampler_that_was_changed_and_is_not_is_an_error() -> None:
-    class Hard:
-        def __init__(self) -> None:
-            self.hard: list[int] = []
-
-        def __iter__(self) -> Iterator[int]:
-            return iter([*range(10), *self.hard])
-
-        def __len__(self) -> int:
-            return 10 + len(self.hard)
-
     sampler = Hard()
     data = Loader(NUMBERS, batch_size=5, sampler=sampler)
     epoch_of(data)

@@ -407,7 +407,7 @@ class Loader:
         self.cursor += 1
         self._coverage.add(batch.samples)
         if len(self._known):
-            self._pass_empty(len(self))
+            self._pass_empty(len(self._epoch(self.epoch)))
 
     def _pass_empty(self, stop: int) -> None:
         """Move on over batches of which every sample is quarantined: they never come."""
@@ -425,7 +425,7 @@ class Loader:
         `left`: the script went on before the last batch, so what came after the cursor was not skipped.
         """
         if not left:
-            self._pass_empty(len(self))
+            self._pass_empty(len(self._epoch(self.epoch)))
         skipped, repeated = self._coverage.compare(self._epoch(self.epoch).expected(self.cursor if left else None))
         self.skipped += skipped
         self.repeated += repeated
