@@ -18,12 +18,12 @@ import holdfast
 HOME = Path(holdfast.__file__).parent
 FLOORS = (
     "base", "faults", "run", "console", "devices", "state", "record", "data", "injection", "worker", "probes",
-    "supervisor", "distributed", "integrations", "planning", "optimize", "serving", "monitor", "library", "testing",
+    "supervisor", "distributed", "integrations", "planning", "optimize", "serving", "monitor", "programs", "testing",
     "verification", "workloads", "cli",
 )  # fmt: skip
 """From the ground up: a floor imports only from itself and from floors before it. docs/architecture.md says why."""
 NO_TORCH = (
-    "base", "faults", "run", "console", "devices", "record", "supervisor", "monitor", "library", "cli", "verification"
+    "base", "faults", "run", "console", "devices", "record", "supervisor", "monitor", "programs", "cli", "verification"
 )  # fmt: skip
 """Floors of processes that no driver may take down: torch cannot be reached from them when they are imported."""
 SCRIPTS = ("holdfast.verification.proof",)

@@ -74,7 +74,7 @@ SUPERVISOR_SIDE = [
     "holdfast.devices.probe_host",
     "holdfast.monitor.bottleneck",
     "holdfast.monitor.devices",
-    "holdfast.library.calling",
+    "holdfast.programs.calling",
     "holdfast.monitor.notebook",
     "holdfast.monitor.notify",
     "holdfast.monitor.terminal.scene",

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from holdfast.data.loader import Loader
     from holdfast.faults.bad_samples import BadSamples
     from holdfast.integrations.attach import attach
-    from holdfast.library.calling import find, train
-    from holdfast.library.training_run import TrainingRun
     from holdfast.monitor.notebook import watch
+    from holdfast.programs.calling import find, train
+    from holdfast.programs.training_run import TrainingRun
     from holdfast.worker.script_entry import main
     from holdfast.worker.session import Run, Session
     from holdfast.worker.step import Loss
@@ -60,10 +60,10 @@ _LAZY = {
     "Loss": "holdfast.worker.step",
     "Run": "holdfast.worker.session",
     "Session": "holdfast.worker.session",
-    "TrainingRun": "holdfast.library.training_run",
-    "find": "holdfast.library.calling",
+    "TrainingRun": "holdfast.programs.training_run",
+    "find": "holdfast.programs.calling",
     "main": "holdfast.worker.script_entry",
-    "train": "holdfast.library.calling",
+    "train": "holdfast.programs.calling",
     "watch": "holdfast.monitor.notebook",
 }
 

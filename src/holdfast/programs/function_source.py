@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.base.errors import UserError
-from holdfast.library.plain_values import FILE, Arrays, literal
+from holdfast.programs.plain_values import FILE, Arrays, literal
 
 _FROM_CELLS = ("<ipython-input-", "<stdin>", "<python-input-")
 _LINE = 100_000

@@ -22,9 +22,9 @@ from typing import Any
 from holdfast.base.control_characters import without_control
 from holdfast.base.errors import UserError
 from holdfast.base.folders import make_private, write_whole
-from holdfast.library.function_source import Made, script_of
-from holdfast.library.plain_values import FILE
-from holdfast.library.training_run import TrainingRun, command
+from holdfast.programs.function_source import Made, script_of
+from holdfast.programs.plain_values import FILE
+from holdfast.programs.training_run import TrainingRun, command
 from holdfast.run import script
 from holdfast.run.folder import LIVE_STATES, RunFolder, find_run, list_runs
 from holdfast.run.settings import Settings

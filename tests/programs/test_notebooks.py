@@ -220,7 +220,7 @@ def test_arguments_are_checked_before_anything_starts(
 def test_arguments_are_read_back_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     import inspect
 
-    from holdfast.library import calling
+    from holdfast.programs import calling
     from holdfast.run import script
 
     given = {"epochs": 5, "rate": 3e-4, "note": "a=b 'c' 3", "pair": [1, "2", None]}

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from holdfast.base.errors import UserError
-from holdfast.library.calling import write
-from holdfast.library.function_source import Made, script_of
-from holdfast.library.plain_values import literal
+from holdfast.programs.calling import write
+from holdfast.programs.function_source import Made, script_of
+from holdfast.programs.plain_values import literal
 
 pytest.importorskip("IPython", reason="IPython is not installed")
 
