@@ -33,6 +33,8 @@ import eeg_data
 import eeg_preparing
 import eeg_training
 import external
+import http_stacks
+import inquiry
 import leaks
 import peers
 import ranks
@@ -62,6 +64,8 @@ PARTS = {
     "faults": Part(training.faults, training.faults_bounds),
     "recovery": Part(training.recovery, training.recovery_bounds),
     "blame": Part(blame.measure, blame.bounds),
+    "inquiry": Part(inquiry.inquiry, inquiry.inquiry_bounds),
+    "storm": Part(inquiry.storm, inquiry.storm_bounds),
     "times": Part(times.times, times.times_bounds),
     "hangs": Part(training.hangs, training.hangs_bounds),
     "growth": Part(training.growth, training.growth_bounds),
@@ -98,6 +102,7 @@ PARTS = {
     "optimize-eeg-run": Part(optimize.eeg_run, optimize.run_bounds),
     "optimize-detector": Part(optimize.detector, optimize.detector_bounds),
     "optimize-policy": Part(optimize.policy, optimize.policy_bounds),
+    "stacks": Part(http_stacks.stacks, http_stacks.stacks_bounds),
     "serving": Part(serving.serving, serving.serving_bounds),
 }
 

@@ -2,11 +2,13 @@
 
     python benchmarks/eeg_pretraining.py --out results --part simulated
     python benchmarks/eeg_pretraining.py --out results --part real --data …/muse_bids
+    python benchmarks/eeg_pretraining.py --out results --part real --data …/muse_bids --add
 
 Each pair of runs has one seed, the same windows, folds and settings, and differs in the first weights alone: those of a
 run of `eeg-pretrain` with that seed, or fresh ones. What is shown is the difference inside of pairs. In the real part
 nobody who is tested was in the pretraining: it sees the people of one task, and the tests are recordings of another
-person. `--data` is a BIDS set with the layout of NeuroTechX's eeg-notebooks_v0.1; it is not part of the project.
+person. `--data` is a BIDS set with the layout of NeuroTechX's eeg-notebooks_v0.1; it is not part of the project. With
+`--add` the real part keeps the rows of its result file and measures only those that are not there yet.
 """
 
 from __future__ import annotations
@@ -81,8 +83,9 @@ def simulated(lanes: Lanes, scratch: Path, seeds: int, quick: bool) -> dict[str,
 
 
 def real(
-    lanes: Lanes, scratch: Path, seeds: int, quick: bool, data: Path, names: list[str], epochs: int
-) -> dict[str, Any]:
+    lanes: Lanes, scratch: Path, seeds: int, quick: bool, data: Path, names: list[str], epochs: int,
+    kept: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
     """Pretraining on the people of the cueing task, then what another person's recordings are of."""
     os.environ["HOLDFAST_EEG_WINDOWS"] = str(scratch / "windows")
     others, person = scratch / "others", scratch / "person"
@@ -93,14 +96,26 @@ def real(
     say(f"  windows for pretraining: {done.stdout[:300]}")
     tasks = {name: REAL[name] for name in (names[:1] if quick else names)}
     short = ["epochs=2"] if quick else [f"epochs={epochs}"]
+    had = {(row["task"], row["seed"], row["pretrained"]): row for row in kept.get("runs", [])}
+    if had and kept["pretraining"]["then"] != short:
+        raise SystemExit(f"the rows to add to were measured with {kept['pretraining']['then']}, not with {short}")
+    missing = [seed for seed in range(seeds) if any((task, seed, True) not in had for task in tasks)]
 
     def before(seed: int, lane: Lane) -> dict[str, Any]:
         words = ["eeg-pretrain", f"data={scratch / 'cache'}", "tune=false", f"run.seed={seed}"]
         words.append(f"pretrain_epochs={1 if quick else 12}")
         return lane.train(words, scratch / f"before-{seed}")
 
-    started = lanes.all([lambda lane, seed=seed: before(seed, lane) for seed in range(seeds)])
-    losses = [_losses(Path(each["folder"])) for each in started if "failed" not in each]
+    began = lanes.all([lambda lane, seed=seed: before(seed, lane) for seed in missing])
+    started = dict(zip(missing, began, strict=True))
+    losses = dict(enumerate(kept["pretraining"]["valid_loss"])) if had else {}
+    for seed, each in started.items():
+        if "failed" in each:
+            continue
+        found = _losses(Path(each["folder"]))
+        if seed in losses:  # a run with the same seed was there before: the same code gives the same losses
+            say(f"  seed {seed} was pretrained before, with {'the same' if losses[seed] == found else 'other'} losses")
+        losses[seed] = found
     say(f"  pretraining, validation loss by epoch: {losses}")
 
     def classify(task: str, seed: int, pretrained: bool, lane: Lane) -> dict[str, Any]:
@@ -115,19 +130,24 @@ def real(
         return row
 
     # one run of each task first: it makes the windows that the others find
-    first = [lambda lane, task=task: classify(task, 0, False, lane) for task in tasks]
-    rest = [
-        lambda lane, task=task, seed=seed, way=way: classify(task, seed, way, lane)
-        for seed in range(seeds) for task in tasks for way in (True, False) if (seed, way) != (0, False)
+    wanted = [
+        (task, seed, way)
+        for seed in range(seeds) for way in (False, True) for task in tasks if (task, seed, way) not in had
     ]  # fmt: skip
-    rows = [*lanes.all(first), *lanes.all(rest)]
-    good = [row for row in rows if "failed" not in row]
+    first = [next(each for each in wanted if each[0] == task) for task in tasks if task in {each[0] for each in wanted}]
+    rest = [each for each in wanted if each not in first]
+    rows = [
+        row
+        for part in (first, rest)
+        for row in lanes.all([lambda lane, each=each: classify(*each, lane) for each in part])
+    ]
+    good = [*had.values(), *(row for row in rows if "failed" not in row)]
     pairs = {
         f"{task}, {key}": paired([row for row in good if row["task"] == task], lambda row, key=key: row[key])
         for task in tasks for key in ("auroc", "balanced_accuracy")
     }  # fmt: skip
-    failed = [row["failed"] for row in (*started, *rows) if "failed" in row]
-    about = {"valid_loss": losses, "epochs": 12, "then": short}
+    failed = [row["failed"] for row in (*began, *rows) if "failed" in row]
+    about = {"valid_loss": [losses[seed] for seed in sorted(losses)], "epochs": 12, "then": short}
     return {"pairs": pairs, "pretraining": about, "runs": good, "failed": failed}
 
 
@@ -176,10 +196,15 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20, help="of the real part, after pretraining")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--lanes", type=int, default=0, help="runs at a time; 0: one for each core")
+    parser.add_argument(
+        "--add", action="store_true", help="keep the rows of the result file, measure the others (real)"
+    )
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
     if given.part == "real" and given.data is None:
         parser.error("--part real needs --data")
+    name = f"eeg-pretraining-{given.part}-cpu"
+    earlier = json.loads((given.out / f"{name}.json").read_text()) if given.add else {}
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="holdfast-pretraining-", ignore_cleanup_errors=True) as place:
         scratch = Path(place)
@@ -188,12 +213,14 @@ def main() -> None:
         if given.part == "simulated":
             measured = simulated(lanes, scratch, given.seeds, given.quick)
         else:
-            measured = real(lanes, scratch, given.seeds, given.quick, given.data, given.tasks.split(","), given.epochs)
+            chosen, kept = given.tasks.split(","), earlier.get("measured", {})
+            measured = real(lanes, scratch, given.seeds, given.quick, given.data, chosen, given.epochs, kept)
     measured["better"] = BETTER
-    name = f"eeg-pretraining-{given.part}-cpu"
+    if earlier:
+        measured["added_to"] = {key: earlier[key] for key in ("date", "command", "machine", "versions", "seconds")}
     write(given.out / f"{name}.json", name.removesuffix("-cpu"), measured, seconds=time.monotonic() - began)
-    for name, pair in measured["pairs"].items():
-        say(f"  {name}: {pair['mean_pretrained']} pretrained, {pair['mean_fresh']} fresh, apart {pair['difference']}")
+    for what, pair in measured["pairs"].items():
+        say(f"  {what}: {pair['mean_pretrained']} pretrained, {pair['mean_fresh']} fresh, apart {pair['difference']}")
 
 
 if __name__ == "__main__":

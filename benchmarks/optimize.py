@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from common import JOBS, Bound, exactly, say, train
 
-from holdfast.optimize.candidates import Machine
+from holdfast.optimize.engines import packages
 from holdfast.optimize.pipeline import Options, optimize
+from holdfast.optimize.processor import Machine
 
 USUAL = "compile,onnxruntime,onnxruntime defaults,openvino fp32,openvino fp16,openvino bf16,openvino int8-static"
 ENGINES = tuple(os.environ.get("HOLDFAST_BENCH_ENGINES", USUAL).split(","))
@@ -45,7 +46,7 @@ def found(spec: dict[str, Any], out: Path, quick: bool) -> dict[str, Any]:
     eager = max(row["ratio"] for row in rows if row["name"] == "eager fp32" and "ratio" in row)
     exact = [row for row in rows if row["state"] == "ok" and row["merge"] == 1 and row["engine"] not in ("eager",)]
     return {
-        "machine_has": Machine.look().to_json(),
+        "machine_has": Machine.look(packages()).to_json(),
         "chosen": f"{best['name']}, {best['threads']} threads",
         "times_eager": round(best["ratio"] / eager, 2),
         "times_eager_with_all_cores": round(best["ratio"], 2),

@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,11 +155,11 @@ class Load:
 
 
 class Served:
-    """`holdfast serve` in a process of its own."""
+    """`holdfast serve`, or another server of the same bundle, in a process of its own."""
 
-    def __init__(self, folder: Path, *more: str) -> None:
+    def __init__(self, folder: Path, *more: str, words: Sequence[str] | None = None) -> None:
         self.folder = folder
-        words = command("serve", str(folder), "--port", "0", "--batch", "16", *more)
+        words = words or command("serve", str(folder), "--port", "0", "--batch", "16", *more)
         self.child = subprocess.Popen(
             words, stdout=subprocess.PIPE, text=True, env={**os.environ, "HOLDFAST_SERVE_TOKEN": TOKEN}
         )

@@ -89,7 +89,8 @@ def made(root: Path, faults: int, *, state: str = "FINISHED", epochs: int = EPOC
         return run
     run.append(Event("end", stamp(end + 1), {"state": state, "exit_code": 0, "step": steps}))
     run.update_info(ended=stamp(end + 1))
-    sums = {"steps": steps, "survived": state == "FINISHED", "steps_lost": 0, "recoveries": faults}
+    replaced = sum(KINDS[number % len(KINDS)][4] == "replace" for number in range(faults))
+    sums = {"steps": steps, "survived": state == "FINISHED", "steps_lost": 0, "recoveries": replaced}
     receipt = {**sums, "faults": accounts["faults"], "seconds_lost": 7.5 * faults, "weights_sha256": "5c" * 32}
     run.put("receipt.json", {"schema": 1, **receipt})
     run.flush()

@@ -18,7 +18,7 @@ RESULT = ROOT / "benchmarks" / "results" / "peers-cpu.json"
 PAGE = "how-it-compares.md"
 FIRST = "<!-- Made by scripts/make_peer_docs.py from benchmarks/results/peers-cpu.json: edit there. -->"
 LAST = "<!-- End of peers-cpu.json. -->"
-WISHES = ROOT / "benchmarks" / "results" / "wishes-cpu.json"
+WISHES = [ROOT / "benchmarks" / "results" / name for name in ("wishes-cpu.json", "wishes-h200.json")]
 FIRST_WISH = "<!-- Made by scripts/make_peer_docs.py from benchmarks/results/wishes-cpu.json: edit there. -->"
 LAST_WISH = "<!-- End of wishes-cpu.json. -->"
 FAULTS = {
@@ -43,9 +43,9 @@ def render() -> str:
 def _with_wishes(page: str) -> str:
     before, _, rest = page.partition(FIRST_WISH)
     _, _, after = rest.partition(LAST_WISH)
-    kept = json.loads(WISHES.read_text(encoding="utf-8"))
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in WISHES if path.exists()]
     lines = ["| thread | the wish | without holdfast | with it |", "|---|---|---|---|"]
-    for wish in kept["wishes"].values():
+    for wish in (wish for kept in found for wish in kept["wishes"].values()):
         place, _, number = wish["thread"].partition("#")
         link = f"[{wish['thread']}](https://github.com/{place}/issues/{number})"
         lines.append(f"| {link} | {wish['wish']} | {_told(wish['peer'])} | {_told(wish['holdfast'])} |")

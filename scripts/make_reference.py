@@ -70,7 +70,8 @@ _VARIABLES = {
     "HOLDFAST_REMEDIES": "switches that a worker starts with: set by the doctor's verdict, or by hand to try one",
     "HOLDFAST_CHAOS": "a file with faults to inject: set by `holdfast chaos`",
     "HOLDFAST_SERVE_TOKEN": "the token of `holdfast serve`, at least 16 characters",
-    "HOLDFAST_EEG_DEMO, HOLDFAST_DETECTION_CACHE": "where the simulated EEG data and the cache of detection are kept",
+    "HOLDFAST_EEG_DEMO, HOLDFAST_EEG_WINDOWS": "where simulated EEG data and windows of `eeg-classify` are kept",
+    "HOLDFAST_DETECTION_CACHE": "where the cache of detection is kept",
     "NO_COLOR, FORCE_COLOR": "turn colours off or on; `--color` comes first",
 }
 

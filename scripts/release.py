@@ -44,7 +44,9 @@ def main(argv: list[str]) -> int:
     for problem in problems:
         print(f"✗ {problem}", file=sys.stderr)
     if not problems:
-        print(f"✓ {version()} can be released")
+        absent = [] if args.tag else [name for name in _tools(args.attempt) if tool(name) is None]
+        rest = f"; not checked, because it is not installed: {', '.join(absent)}" if absent else ""
+        print(f"✓ {version()} can be released{rest}")
     return int(bool(problems))
 
 
@@ -68,6 +70,11 @@ def versions(tag: str | None) -> Iterator[str]:
 
 def tool(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path=str(_BESIDE))
+
+
+def _tools(attempt: bool) -> list[str]:
+    """What a whole check needs beside this Python."""
+    return ["actionlint", "hadolint", *(["uvx", "pipx"] if attempt else [])]
 
 
 def lint(name: str, *paths: Path) -> Iterator[str]:

@@ -68,12 +68,18 @@ def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
     return left_out
 
 
+_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     _hear_signals()
     if hasattr(os, "register_at_fork"):  # a child that a test aborts on purpose need not show where it was
         os.register_at_fork(after_in_child=faulthandler.disable)
     config.stash[_states] = Path(tempfile.mkdtemp(prefix="holdfast-test-state-"))
     os.environ["XDG_CACHE_HOME"] = str(config.stash[_states] / "cache")
+    if config.option.markexpr != "hardware" and any(os.path.exists(driver) for driver in _DRIVERS):
+        # The other tests are about the CPU. "-1" and not "": a test that pretends a card takes "" for a hidden one.
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
     _set_state(config)
 
 

@@ -35,6 +35,8 @@ USED = {
     "torch._inductor.aoti_load_package": {"optimize/engines/aot.py"},
     "torch._ops.OpOverload": {"optimize/graph.py"},
     "torch.cuda._sleep": {"injection/chaos.py"},
+    "torch.distributed._broadcast_coalesced": {"distributed/group.py"},
+    "torch.distributed.distributed_c10d._set_pg_timeout": {"distributed/group.py"},
     "torch.nn.modules.batchnorm._BatchNorm": {"worker/step.py"},
     "torch.utils._python_dispatch.TorchDispatchMode": {
         "injection/pretend.py", "probes/wrong_kernels.py", "worker/operators/look.py", "worker/operators/recorder.py",
@@ -46,6 +48,7 @@ USED = {
     "torch.utils.data._utils.pin_memory": {"data/loader_processes.py"},
     "torch.utils.data._utils.signal_handling": {"data/loader_processes.py"},
     "torch.utils.data._utils.worker": {"data/loader_child.py"},
+    "torch.utils.data.dataloader._BaseDataLoaderIter": {"integrations/exact/loaders.py"},
 }  # fmt: skip
 
 

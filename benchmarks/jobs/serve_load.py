@@ -104,7 +104,7 @@ class Client:
         end = data.find(b"\r\n\r\n")
         if end < 0:
             return None
-        at = data.find(b"Content-Length: ") + 16
+        at = data[:end].lower().find(b"content-length: ") + 16
         length = int(data[at : data.index(b"\r", at)])
         if len(data) < end + 4 + length:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ HERE = Path(os.environ.get("WISH_FOLDER", "."))
 SAMPLES, BATCH, EPOCHS = 80, 8, 3
 KILL_AT = 13
 """A step in the middle of the second of three epochs."""
+BAD_SAMPLE = 37
 
 
 class Numbered(torch.utils.data.Dataset):
@@ -24,6 +26,17 @@ class Numbered(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         numbers = torch.Generator().manual_seed(index)
         return torch.randn(8, generator=numbers), torch.randn(1, generator=numbers)
+
+
+class Faulty(Numbered):
+    """One sample takes its loader process down, or never comes: where WISH_FAULT says `kill` or `hang`."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if index == BAD_SAMPLE and once("kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        while index == BAD_SAMPLE and once("hang"):
+            time.sleep(3600)
+        return super().__getitem__(index)
 
 
 def network() -> torch.nn.Module:
@@ -40,10 +53,32 @@ def once(name: str) -> bool:
     return True
 
 
-def kill_at(step: int) -> None:
+def kill_at(step: int, at: int = KILL_AT) -> None:
     """A real kill -9, of this very process, after this many steps."""
-    if step == KILL_AT and once("kill"):
+    if step == at and once("kill"):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def shown(rank: int) -> None:
+    """One more step of this rank, in a file that the driver looks at."""
+    (HERE / f"pid-{rank}").write_text(str(os.getpid()))
+    with (HERE / f"steps-{rank}").open("a", encoding="ascii") as file:
+        file.write(".")
+
+
+def slowly() -> None:
+    """A step takes long enough for a signal to come in the middle of the training."""
+    time.sleep(0.1)
+
+
+def place(name: str) -> None:
+    """Long work that looks at no flag; the driver sends its SIGTERM in the one that WISH_PLACE names."""
+    chosen = name == os.environ.get("WISH_PLACE")
+    if chosen:
+        (HERE / "there").touch()
+    until = time.monotonic() + (90.0 if chosen else 0.1)
+    while time.monotonic() < until:
+        torch.randn(64, 64) @ torch.randn(64, 64)
 
 
 def finish(model: torch.nn.Module) -> None:

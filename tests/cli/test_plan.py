@@ -108,6 +108,32 @@ def test_a_plan_for_a_larger_set_says_so_and_offers_no_run_of_the_small_one(
     assert here("plan", "--from", "plan.json", "--json").json["times_the_data"] == 1000
 
 
+BUSY = "The machine was busy while this was measured (13 processes wanted 2 cores)"
+
+
+def test_a_busy_machine_is_told_in_the_text_and_to_programs(tmp_path: Path, here: Callable[..., Done]) -> None:
+    for load, told in ((13.2, True), (0.0, False)):
+        save(made(load=load, cores=2), tmp_path / "plan.json")
+        assert (BUSY in " ".join(here("plan", "--from", "plan.json").out.split())) is told
+        said = here("plan", "--from", "plan.json", "--json").json
+        assert (said["busy"], said["load"], said["cores"]) == (told, load or None, 2)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("load", [0.1, 50.0])
+def test_how_busy_the_machine_was_is_kept_with_what_was_measured(
+    tmp_path: Path, here: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, load: float
+) -> None:
+    """A script that is over before its first step is measured soon; the load is that of another machine."""
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load), raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    (tmp_path / "job.py").write_text("def train(session):\n    pass\n", encoding="utf-8")
+    done = here("plan", "job.py", "--measure", "20s", "--json", "--save", "plan.json")
+    kept = json.loads((tmp_path / "plan.json").read_text())
+    assert (kept["load"], kept["cores"]) == (load if load > 3 else 0.0, 2), done.err
+    assert done.json["busy"] is (load > 3)
+
+
 @pytest.mark.parametrize(
     ("words", "cause"), [(["--times", "0"], "1 or more"), (["--times", "9", "--steps", "5"], "--steps")]
 )

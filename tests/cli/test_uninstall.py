@@ -113,6 +113,25 @@ def test_places_that_you_chose_and_checkouts_stay(home: Path, monkeypatch: pytes
     assert chosen in {item.path for item in uninstall.stays(home / "runs")}
 
 
+def test_every_folder_that_a_workload_may_be_given_is_known_and_stays(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from holdfast.workloads.detection import index
+    from holdfast.workloads.eeg import classify_data, inputs
+
+    assert set(uninstall.VARIABLES) == {inputs.DEMO, classify_data.KEPT, index.CACHE}
+    for name in uninstall.VARIABLES:
+        place = home / "chosen" / name
+        place.mkdir(parents=True)
+        (place / "windows").write_text("mine")
+        monkeypatch.setenv(name, str(place))
+    assert main(["uninstall", "--yes", "--json"]) == 0
+    told = {each["path"]: each["what"] for each in json.loads(capsys.readouterr().out)["stays"]}
+    for name in uninstall.VARIABLES:
+        assert told[str(home / "chosen" / name)] == f"data, where {name} says"
+        assert (home / "chosen" / name / "windows").read_text() == "mine"
+
+
 def test_a_link_is_removed_and_not_followed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = home / ".local/state/holdfast"
     moved = home / "elsewhere"

@@ -122,7 +122,7 @@ def test_a_sample_that_ends_three_workers_is_out_even_if_a_child_can_read_it(tmp
     """Something about the worker itself, as with a dataset that uses the device."""
     loader = make(Recordings(), 0)
     for _ in range(3):
-        sample_marks.begin(tmp_path).place(loader._here.kind, epoch=0, batch=2)(9)
+        sample_marks.begin(tmp_path).place(loader._here.kind, epoch=0, batch=2)[0] = 9
         sample_marks._current.clear()  # it died
     here = sample_marks.begin(tmp_path)
     try:
@@ -149,7 +149,7 @@ def test_where_a_child_can_read_nothing_the_second_worker_decides(
 
     loader = make(AtHome(), 0)
     for _ in range(deaths):
-        sample_marks.begin(tmp_path).place(loader._here.kind, epoch=0, batch=2)(9)
+        sample_marks.begin(tmp_path).place(loader._here.kind, epoch=0, batch=2)[0] = 9
         sample_marks._current.clear()
     sample_marks.begin(tmp_path)
     try:
@@ -165,7 +165,7 @@ def test_a_dataset_that_cannot_be_sent_to_a_child_is_read_here(tmp_path: Path, m
 
     monkeypatch.setenv("HOLDFAST_PORTABLE", "1")
     loader = make(Local(), 0)
-    sample_marks.begin(tmp_path).place(loader._here.kind, epoch=0, batch=2)(9)
+    sample_marks.begin(tmp_path).place(loader._here.kind, epoch=0, batch=2)[0] = 9
     sample_marks._current.clear()
     sample_marks.begin(tmp_path)
     try:

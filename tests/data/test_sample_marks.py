@@ -20,8 +20,8 @@ from pathlib import Path
 from holdfast.data import sample_marks
 here = sample_marks.begin(Path(sys.argv[1]))
 place = here.place(int(sys.argv[2]), epoch=1, batch=2)
-place(3)
-place(int(sys.argv[3]))
+place[0] = 3
+place[0] = int(sys.argv[3])
 os.kill(os.getpid(), int(sys.argv[4]))
 """
 
@@ -79,7 +79,7 @@ def test_only_one_file_is_there_and_none_after_the_end(tmp_path: Path) -> None:
 def test_more_suspects_than_there_is_room_for_push_out_the_oldest(tmp_path: Path) -> None:
     for _ in range(30):
         here = sample_marks.begin(tmp_path)
-        here.place(7, epoch=0, batch=0)(_)
+        here.place(7, epoch=0, batch=0)[0] = _
         sample_marks._current.clear()
     found = [suspect.index for suspect in sample_marks.begin(tmp_path).suspects(7)]
     assert found[-1] == 29 and len(found) == 24
@@ -96,7 +96,7 @@ def test_foreign_files_are_no_suspects(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_costs_no_run(tmp_path: Path) -> None:
     here = sample_marks.begin(tmp_path / "gone")
-    here.place(7, epoch=0, batch=0)(3)
+    here.place(7, epoch=0, batch=0)[0] = 3
     assert here.path is None
 
 

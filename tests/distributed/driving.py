@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -18,18 +19,21 @@ from typing import Any
 
 from holdfast.console.order import create, read_order
 from holdfast.distributed import rank as life
+from holdfast.distributed import roster
 from holdfast.distributed.job import Job
-from holdfast.distributed.place import JOB, RUN, Place
+from holdfast.distributed.place import JOB, LAUNCHER, RUN, Place
 from holdfast.run.folder import RunFolder
 from holdfast.state import layout
 from holdfast.state.weights_file import read_said
 
 SCRIPT = Path(__file__).parent / "job.py"
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 class Ranks:
     """One run of several ranks, started by hand as often as wanted."""
+
+    stays = False
 
     def __init__(self, folder: Path, ranks: int, *words: str, run: RunFolder | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,8 +78,9 @@ class Ranks:
         os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"})
         os.environ.update({RUN: str(self.run.path), JOB: str(self.job.path)})
         place = Place(
-            rank, self.ranks, rank, self.ranks, self.starts, os.getppid(), str(self.run.path), str(self.job.path)
-        )
+            rank, self.ranks, rank, self.ranks, self.starts, os.getppid(), str(self.run.path), str(self.job.path),
+            stays=self.stays,
+        )  # fmt: skip
         life.leave(life.live(self.order, place, lambda: self.run))
 
     def weights(self) -> dict[str, list[float]]:
@@ -96,6 +101,50 @@ class Ranks:
             "seen": {path.stem: path.read_text().splitlines() for path in sorted(self.seen.glob("rank*.txt"))},
             "checkpoints": sorted(path.name for path in (self.run.path / "checkpoints").glob("[0-9]*")),
         }
+
+
+class Staying(Ranks):
+    """Ranks that stay when one is lost: what the agent of `holdfast launch` does, without its nursery."""
+
+    stays = True
+
+    def until_over(self, most: int = 8) -> list[list[int]]:
+        """The exit codes of all processes of each rank, in order."""
+        codes: list[list[int]] = [[] for _ in range(self.ranks)]
+        os.environ[LAUNCHER] = str(os.getpid())
+        self.pids: list[list[int]] = [[self._fork(rank, 0)] for rank in range(self.ranks)]
+        number, deadline = self._publish(1), time.monotonic() + PATIENCE
+        while any(len(ended) < len(started) for ended, started in zip(codes, self.pids, strict=True)):
+            lost = [rank for rank in range(self.ranks) if self._ended(rank, codes[rank], deadline)]
+            for rank in lost:
+                if len(self.pids[rank]) < most:
+                    self.pids[rank].append(self._fork(rank, 0))
+            if lost or (roster.asked(self.job, number) and not self._dying()):
+                number = self._publish(number + 1)
+            time.sleep(0.01)
+        return codes
+
+    def _ended(self, rank: int, codes: list[int], deadline: float) -> bool:
+        """Whether its process has ended badly just now."""
+        if len(codes) == len(self.pids[rank]):
+            return False
+        pid = self.pids[rank][-1]
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            codes.append(os.waitstatus_to_exitcode(status))
+        return bool(done and codes[-1])
+
+    def _dying(self) -> bool:
+        """A connection breaks a moment before the process that held it has ended."""
+        time.sleep(0.2)
+        options = os.WNOHANG | os.WEXITED | os.WNOWAIT
+        return os.waitid(os.P_ALL, 0, options) is not None
+
+    def _publish(self, number: int) -> int:
+        roster.publish(self.job, roster.Roster(number, {rank: pids[-1] for rank, pids in enumerate(self.pids)}))
+        return number
 
 
 def _best_of(path: Path) -> dict[str, Any] | None:
@@ -124,6 +173,18 @@ DEATHS = (
 )
 """Rank, step and phase."""
 
+STAYS = DEATHS[::2] + DEATHS[-1:]
+"""Those after which the other rank stays."""
+WRAPPED = {
+    "undisturbed": ("plain=true",),
+    "forward": ("plain=true", "full=1:4:1"),
+    "backward": ("plain=true", "full=0:4:1:backward"),
+    "twice": ("plain=true", "full=1:4:2:backward"),
+    "whole": (),
+    "death": ("die=1:4:backward",),
+}
+"""What happens to ranks whose model is in DistributedDataParallel."""
+
 
 def scenarios(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     undisturbed = Ranks(folder / "two", 2)
@@ -132,12 +193,22 @@ def scenarios(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, die in enumerate(DEATHS):
         ranks = Ranks(folder / f"death-{number}", 2, f"die={die}")
         yield f"death {die}", {"codes": ranks.until_over(), **ranks.result()}
+    for number, die in enumerate(STAYS):
+        staying = Staying(folder / f"stay-{number}", 2, f"die={die}")
+        yield f"stay {die}", {"codes": staying.until_over(), "pids": staying.pids, **staying.result()}
+    odd = Staying(folder / "once", 2, "die=1:4:backward", "once=true")
+    yield "once in a process", {"codes": odd.until_over(), "pids": odd.pids, **odd.result()}
+    for name, words in WRAPPED.items():
+        wrapped = Staying(folder / f"ddp-{name}", 2, "ddp=true", *words)
+        yield f"ddp {name}", {"codes": wrapped.until_over(), "pids": wrapped.pids, **wrapped.result()}
     for name, times in (("once", 1), ("twice", 2), ("never", 0)):
         ranks = Ranks(folder / f"full-{name}", 2, f"full=1:4:{times}", "plain=true")
         yield f"full {name}", {"codes": ranks.until_over(), **ranks.result()}
     for number in (1, 2, 3):  # the last batch has one sample: of three ranks, two have none
         ranks = Ranks(folder / f"ragged-{number}", number, "plain=true", "length=19", "batch=6")
         yield f"ragged {number}", {"codes": ranks.until_over(), "weights": ranks.weights(), **ranks.result()}
+    wrapped = Staying(folder / "ragged-wrapped", 2, "plain=true", "length=19", "batch=6", "ddp=true")
+    yield "ragged wrapped", {"codes": wrapped.until_over(), "weights": wrapped.weights(), **wrapped.result()}
     stopped = Ranks(folder / "stopped", 2, "stop=3")
     yield "stopped", {"codes": stopped.until_over(), **stopped.result()}
     more = Ranks(folder / "stopped", 3, run=RunFolder.open(stopped.run.path))

@@ -2,7 +2,8 @@
 
 `plain` leaves out what is not the same in one process and in several; `die="1:4:backward"` kills rank 1 at step 4 in
 that phase, once; `full="1:4:2"` has rank 1 run out of memory twice at step 4; `seen` is a folder where each rank writes
-which samples it was given.
+which samples it was given; `once` does what a process can do only once; `ddp` wraps the model as scripts under torchrun
+do, with several exchanges in each backward, and `full="1:4:2:backward"` runs out of memory between two of them.
 """
 
 from __future__ import annotations
@@ -46,23 +47,35 @@ def train(
     fail: int = -1,
     stop: int = -1,
     pause: float = 0.0,
+    once: bool = False,
+    ddp: bool = False,
     seen: str = "",
 ) -> None:
     torch.manual_seed(3)
+    if once:
+        torch.set_num_interop_threads(1)  # RuntimeError the second time in a process
     own = [nn.ReLU()] if plain else [nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2)]
-    model = nn.Sequential(nn.Linear(8, 16), *own, nn.Linear(16, 2))
+    first = nn.Linear(8, 16)
+    model: nn.Module = nn.Sequential(first, *own, nn.Linear(16, 2))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
     data = holdfast.Loader(Numbers(length), batch_size=batch, shuffle=True)
+    if ddp:
+        torch.distributed.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1e-4)
     session.protect(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
     if die:
         _arm(session, *die.split(":"), Path(seen))
     tries = [0]
+    if full.endswith(
+        "backward"
+    ):  # the gradients of the last layer are being exchanged, those of the first are not there
+        first.register_full_backward_hook(lambda *_: _run_out(session, full, tries, 0))
     for epoch in session.epochs(epochs):
         for values in session.batches(data):
 
             def loss_of(part: Any) -> torch.Tensor:
-                if full:
+                if full and not full.endswith("backward"):
                     _run_out(session, full, tries, len(part[0]))
                 return nn.functional.cross_entropy(model(part[0]), part[1])
 
@@ -77,10 +90,12 @@ def train(
                     file.write(f"{epoch} {session._position.step} {' '.join(map(str, values[2].tolist()))}\n")
             time.sleep(pause)
         session.log(valid_loss=float(epoch))  # the first epoch is the best
+    if ddp:
+        torch.distributed.destroy_process_group()
 
 
 def _run_out(session: holdfast.Session, full: str, tries: list[int], rows: int) -> None:
-    rank, step, times = (int(word) for word in full.split(":"))
+    rank, step, times = (int(word) for word in full.split(":")[:3])
     if session.rank == rank and session._position.step + 1 == step and tries[0] < times:
         tries[0] += 1
         raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate 20.00 MiB ({rows} rows)")

@@ -21,7 +21,7 @@ import pytest
 from holdfast.distributed.job import Job
 from holdfast.distributed.rank_watch import Boards
 from holdfast.run.folder import list_runs
-from tests.distributed.driving import DEATHS, SCRIPT, free_port
+from tests.distributed.driving import DEATHS, SCRIPT, STAYS, free_port
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="ranks are forked by these tests")
@@ -46,7 +46,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_two_ranks_finish(found: dict[str, Any]) -> None:
     two = found["two"]
     assert two["outcome"]["state"] == "FINISHED" and two["codes"] == [[0, 0]]
@@ -67,6 +67,60 @@ def test_a_rank_killed_in_any_phase_costs_no_bit(found: dict[str, Any], die: str
     receipt = result["receipt"]
     assert receipt["recoveries"] == 1 and receipt["steps_lost"] == 0 and receipt["steps_repeated"] <= 2
     assert receipt["samples_skipped"] == receipt["samples_repeated"] == 0
+
+
+@pytest.mark.parametrize("die", STAYS)
+def test_the_others_stay_when_one_is_killed(found: dict[str, Any], die: str) -> None:
+    """The same process numbers, a new one for the lost rank alone, and the bits of the undisturbed run."""
+    rank, result = int(die[0]), found[f"stay {die}"]
+    assert result["codes"][rank] == [-signal.SIGKILL, 0] and result["codes"][1 - rank] == [0]
+    assert len(result["pids"][1 - rank]) == 1 and len(set(result["pids"][rank])) == 2
+    assert result["sha256"] == found["two"]["sha256"]
+    assert [fault["kind"] for fault in result["faults"]] == ["killed"]
+    assert result["faults"][0]["device"] == f"rank {rank}"
+    assert result["faults"][0]["reason"] == "this rank is replaced, the others stay"
+    assert result["epochs"] == [0, 1] and result["best"] == found["two"]["best"]
+    receipt = result["receipt"]
+    assert receipt["recoveries"] == 1 and receipt["steps_lost"] == 0 and receipt["steps_repeated"] <= 2
+    assert receipt["samples_skipped"] == receipt["samples_repeated"] == 0
+    assert _samples(result, 0) == Counter(range(60)) == _samples(result, 1)
+
+
+def test_a_script_that_works_once_in_a_process_gets_a_new_one(found: dict[str, Any]) -> None:
+    """The rank that stays calls the script a second time. What that raises before a commit does not count."""
+    result = found["once in a process"]
+    assert result["codes"][0] == [76, 0] and result["codes"][1][0] == -signal.SIGKILL and result["codes"][1][-1] == 0
+    assert result["sha256"] == found["two"]["sha256"] and result["outcome"]["state"] == "FINISHED"
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_fault_beside_the_exchange_of_a_wrapper(found: dict[str, Any], where: str) -> None:
+    """One rank runs out of memory while the other waits inside backward for its gradients: both go back, and stay."""
+    result, undisturbed = found[f"ddp {where}"], found["ddp undisturbed"]
+    assert undisturbed["codes"] == result["codes"] == [[0], [0]]
+    assert result["sha256"] == undisturbed["sha256"] and result["receipt"]["steps"] == 14
+    (fault,) = result["faults"]
+    assert fault["fault"]["kind"] == "out_of_memory" and fault["move"]["action"] == "retry"
+    if where == "forward":
+        assert fault["fault"]["evidence"]["rank"] == 1
+    assert _samples(result, 0) == Counter(range(60)) == _samples(result, 1)
+
+
+def test_a_wrapped_model_is_computed_in_pieces(found: dict[str, Any]) -> None:
+    result = found["ddp twice"]
+    assert result["codes"] == [[0], [0]] and result["outcome"]["state"] == "FINISHED"
+    assert [each["move"]["action"] for each in result["faults"]] == ["retry", "split"]
+
+
+def test_a_wrapped_model_learns_what_an_unwrapped_one_does(found: dict[str, Any]) -> None:
+    """Shares of 5 and 4 samples count as they are, though a wrapper averages over ranks."""
+    for name, values in found["ragged 2"]["weights"].items():
+        assert found["ragged wrapped"]["weights"][name] == pytest.approx(values, abs=2e-5)
+
+
+def test_a_death_with_a_wrapped_model_costs_no_bit(found: dict[str, Any]) -> None:
+    result = found["ddp death"]
+    assert result["codes"] == [[0], [-signal.SIGKILL, 0]] and result["sha256"] == found["ddp whole"]["sha256"]
 
 
 def test_one_rank_out_of_memory_rolls_all_back(found: dict[str, Any]) -> None:
@@ -106,8 +160,10 @@ def test_every_sample_once(found: dict[str, Any], name: str, epoch: int) -> None
 def test_a_wish_to_stop_stops_all_at_one_step(found: dict[str, Any]) -> None:
     stopped = found["stopped"]
     assert stopped["outcome"]["state"] == "STOPPED" and stopped["codes"] == [[0, 0]]
-    assert {lines[-1].split()[1] for lines in stopped["seen"].values()} == {"3"}
-    assert stopped["checkpoints"] == ["000003"]
+    assert {lines[-1].split()[1] for lines in stopped["seen"].values()} == {"4"}, (
+        "agreed on with the step after the wish"
+    )
+    assert stopped["checkpoints"] == ["000004"]
 
 
 def test_a_checkpoint_goes_on_with_another_number_of_ranks(found: dict[str, Any]) -> None:
@@ -144,19 +200,26 @@ class Chaos:
         self.signals = list(signals)
         self.random = random.Random(seed)
         self.sent: list[tuple[int, int]] = []
-        self._hit: set[int] = set()
+        self.stayed: list[bool] = []
+        """For each signal, whether the other ranks had the same processes afterwards."""
+        self._hit = 0
+        self._others: set[int] = set()
 
     def look(self, boards: Boards, ranks: int) -> None:
         seen = boards.look()
         steps = [each.beat.step for each in seen]
         pids = {each.pid for each in seen}
-        if not self.signals or len(seen) < ranks or min(steps) < 1 or pids & self._hit:  # not yet all of them new
+        if len(seen) < ranks or min(steps) < 1 or self._hit in pids:  # not yet replaced
+            return
+        if len(self.stayed) < len(self.sent):
+            self.stayed.append(self._others < pids)
+        if not self.signals:
             return
         victim = self.random.choice(seen)
         time.sleep(self.random.random() * 0.05)
         os.kill(victim.pid, self.signals.pop(0))
         self.sent.append((victim.rank, max(steps)))
-        self._hit = pids
+        self._hit, self._others = victim.pid, pids - {victim.pid}
 
 
 def _jobs_of(pid: int) -> list[Path]:
@@ -194,7 +257,7 @@ def test_launch_survives_a_kill_and_a_stop_bit_for_bit(found: dict[str, Any], tm
         if launch.poll() is None:
             launch.terminate()
         printed = json.loads(launch.communicate()[0])
-    assert len(chaos.sent) == 2
+    assert len(chaos.sent) == 2 and chaos.stayed == [True, True]
     assert launch.returncode == 0 and printed["state"] == "FINISHED"
     (run,) = list_runs(tmp_path)
     receipt = run.receipt() or {}

@@ -1,4 +1,4 @@
-"""A model in DistributedDataParallel: whose group it is decides who exchanges its gradients."""
+"""A model in DistributedDataParallel: what is protected is the model, and who exchanges its gradients."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from holdfast.distributed.wrapped import Wrapped
 from holdfast.worker.session_base import named_by_kind
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no torch.distributed")
@@ -23,11 +24,31 @@ def wrapped() -> Iterator[DistributedDataParallel]:
         dist.destroy_process_group()
 
 
-def test_a_group_of_the_script_goes_on_exchanging(wrapped: DistributedDataParallel) -> None:
+def test_the_model_is_protected_without_its_wrapper(wrapped: DistributedDataParallel) -> None:
     assert named_by_kind((wrapped,), {}) == {"model": wrapped.module}
     assert wrapped.require_backward_grad_sync, "nobody else would bring the gradients of its ranks together"
 
 
-def test_ranks_of_ours_agree_first(wrapped: DistributedDataParallel) -> None:
-    assert named_by_kind((), {"net": wrapped}, ranks=2) == {"net": wrapped.module}
-    assert not wrapped.require_backward_grad_sync
+def test_a_wrapper_is_known_when_it_is_made(wrapped: DistributedDataParallel) -> None:
+    known = Wrapped(active=True)
+    try:
+        assert not known, "the wrapper of before belongs to another group"
+        later = DistributedDataParallel(torch.nn.Linear(2, 1))
+        assert known and known.parameters() == {id(each) for each in later.parameters()}
+        known.exchange(False)
+        assert not later.require_backward_grad_sync and wrapped.require_backward_grad_sync
+    finally:
+        known.close()
+    DistributedDataParallel(torch.nn.Linear(2, 1))
+    assert len(known._known) == 1
+
+
+def test_below_torchrun_wrappers_leave_the_exchange_to_the_ranks(wrapped: DistributedDataParallel) -> None:
+    """A rank that fails inside backward could not tell the others there: torchrun's group cannot be built anew."""
+    known = Wrapped(active=False)
+    try:
+        later = DistributedDataParallel(torch.nn.Linear(2, 1))
+        known.silence()
+        assert not known and not known.parameters() and not later.require_backward_grad_sync
+    finally:
+        known.close()

@@ -30,8 +30,12 @@ KILLS = (2, 5, 6, 9, 14)
 """Moments, counted over all lives: two of them in a row."""
 HUNG = {"watchdog.floor": "2s", "watchdog.loop": "3s"}
 HANG = 4
+LIMIT = 600.0
+"""Seconds for one command, on a busy machine."""
 SHORT = (3, 8)
 """Losses that do not come, and those that find no memory."""
+STOP, END = 6, 7
+"""The moments at which the run is asked to stop, and at which its supervisor is killed."""
 
 
 class Kit:
@@ -54,7 +58,7 @@ class Kit:
             return self._plain(idiom)
         if way == "quiet":
             run = self.quiet(idiom)
-            return "equal" if run.outcome.state == "FINISHED" else f"DIFFERS: {run.story()}"
+            return "equal" if run.outcome.state == "FINISHED" else self._stopped(idiom, run)
         return self._verdict(idiom, self._disturbed(idiom, way))
 
     def _disturbed(self, idiom: Idiom, way: str) -> Run:
@@ -65,7 +69,7 @@ class Kit:
         if way == "out of memory":
             return self._drive(idiom, {"oom": list(SHORT)})
         if way == "stopped and resumed":
-            first = self._drive(idiom, {"stop": 6})
+            first = self._drive(idiom, {"stop": STOP})
             return self._drive(idiom, {}, resume=first.folder) if first.outcome.state == "STOPPED" else first
         return self._without_supervisor(idiom)
 
@@ -85,12 +89,12 @@ class Kit:
     def _without_supervisor(self, idiom: Idiom) -> Run:
         runs = self._new_folder()
         env = {"PYTHONPATH": str(Path(__file__).parents[2])}
-        plan = json.dumps({"end": 7}).replace('"', "'")
+        plan = json.dumps({"end": END}).replace('"', "'")
         with Command(runs, "train", JOB, f"idiom={idiom.name}", f"plan={plan}", "--device", "cpu", env=env) as command:
-            command.end(100.0)
+            command.end(LIMIT)
             folder = command.folder
         with Command(runs, "resume", folder, env=env) as command:
-            command.end(100.0)
+            command.end(LIMIT)
         return read_run(folder)
 
     def _new_folder(self) -> Path:
@@ -102,12 +106,7 @@ class Kit:
     def _verdict(self, idiom: Idiom, run: Run) -> str:
         quiet = self.quiet(idiom)
         if run.outcome.state != "FINISHED":
-            error = run.outcome.error
-            said = (
-                f"{getattr(error, 'message', '')} {getattr(error, 'cause', '')}" if error is not None else run.story()
-            )
-            due = idiom.refused and re.search(idiom.refused, said or "")
-            return "clear error" if due else f"DIFFERS: {run.outcome.state}: {said}"
+            return self._stopped(idiom, run)
         same, why = logged.compare([logged.read(quiet.folder)], logged.read(run.folder))
         if run.receipt["weights_sha256"] != quiet.receipt["weights_sha256"]:
             return "DIFFERS: other weights"
@@ -116,6 +115,13 @@ class Kit:
         if same is False:
             return "numbers differ, seen by chaos" if idiom.refused == "numbers differ" else f"DIFFERS: {why}"
         return "equal"
+
+    def _stopped(self, idiom: Idiom, run: Run) -> str:
+        """A run that did not finish: was that the error that is due?"""
+        error = run.outcome.error
+        said = f"{getattr(error, 'message', '')} {getattr(error, 'cause', '')}" if error is not None else run.story()
+        due = idiom.refused and re.search(idiom.refused, said or "")
+        return "clear error" if due else f"DIFFERS: {run.outcome.state}: {said}"
 
     def _plain(self, idiom: Idiom) -> str:
         if idiom.plain is None:

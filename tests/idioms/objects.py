@@ -195,6 +195,68 @@ def own_loop(session: Session) -> None:
         moment(session)
 
 
+def scheduled_freely(log: Log) -> nn.Module:
+    model = net(0.2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for step in range(16):
+        x = torch.randn(4, 6)
+        optimizer.zero_grad()
+        loss = loss_of(model, [x, x.sum(dim=1, keepdim=True)])
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        log(loss=loss.item(), lr=schedule.get_last_lr()[0], noise=torch.rand(()).item(), number=step)
+    return model
+
+
+@idiom("a loop of ones own: a scheduler and a logged number after session.step", plain=scheduled_freely)
+def after_the_step(session: Session) -> None:
+    """It is killed between the step and what belongs to it."""
+    model = net(0.2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = lr_scheduler.ExponentialLR(optimizer, 0.9)
+    session.protect(model=model, optimizer=optimizer, schedule=schedule)
+    while session.step_count < 16:
+        x = torch.randn(4, 6)
+        loss = session.step(lambda b: loss_of(model, b), [x, x.sum(dim=1, keepdim=True)])
+        moment(session)
+        schedule.step()
+        numbers = {"lr": schedule.get_last_lr()[0], "noise": torch.rand(()), "number": session.step_count - 1}
+        session.log(loss=loss, **numbers)
+
+
+@idiom("a loop of ones own with optimizer.step() by hand", plain=scheduled_freely)
+def free_by_hand(session: Session) -> None:
+    model = net(0.2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = lr_scheduler.ExponentialLR(optimizer, 0.9)
+    session.protect(model=model, optimizer=optimizer, schedule=schedule)
+    while session.step_count < 16:
+        x = torch.randn(4, 6)
+        optimizer.zero_grad()
+        loss = loss_of(model, [x, x.sum(dim=1, keepdim=True)])
+        loss.backward()
+        optimizer.step()
+        moment(session)
+        schedule.step()
+        numbers = {"lr": schedule.get_last_lr()[0], "noise": torch.rand(()), "number": session.step_count - 1}
+        session.log(loss=loss.item(), **numbers)
+
+
+@idiom("a loop of ones own with two session.step in its body")
+def two_steps_freely(session: Session) -> None:
+    maker, critic = nn.Linear(4, 6), net(0.2)
+    make, tell = torch.optim.Adam(maker.parameters(), lr=0.01), torch.optim.Adam(critic.parameters(), lr=0.01)
+    session.protect(maker=maker, critic=critic, make=make, tell=tell)
+    while session.step_count < 16:
+        x = torch.randn(4, 6)
+        told = session.step(lambda b: loss_of(critic, b), [x, x.sum(dim=1, keepdim=True)], optimizer=tell)
+        moment(session)
+        made = session.step(lambda z: critic(maker(z)).square().mean(), torch.randn(4, 4), optimizer=make)
+        session.log(told=told, made=made)
+
+
 @idiom("optimizer.step() by hand in an epoch without a Loader")
 def epoch_by_hand(session: Session) -> None:
     model = net(0.2)

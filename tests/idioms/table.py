@@ -1,11 +1,12 @@
 """Makes docs/idioms.md: every idiom in every way, from real runs. `python -m tests.idioms.table` from the root.
 
-An hour on two cores. It can be done in parts, in any order: `--cells FILE` keeps the cells as JSON after each one, and
-`--only WORD`, `--way WAY` (several times) and `--missing` say which are run; `--page` writes the page from the file.
+An hour on two cores. It can be done in parts, in any order: the cells are kept as JSON after each one, in
+benchmarks/results/idioms-cpu.json or in the file of `--cells`. `--only WORD`, `--part K/N`, `--way WAY` (several times)
+and `--missing` say which are run, `--with FILE` adds cells of another file, `--page` writes the page from what is kept.
 
-    python -m tests.idioms.table --cells cells.json --way killed --way hung
-    python -m tests.idioms.table --cells cells.json --missing --only DataLoader
-    python -m tests.idioms.table --cells cells.json --page
+    python -m tests.idioms.table --way killed --way hung
+    python -m tests.idioms.table --missing --only DataLoader
+    python -m tests.idioms.table --page
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from tests.idioms.kit_list import idioms
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "idioms.md"
+RESULT = ROOT / "benchmarks" / "results" / "idioms-cpu.json"
 HEAD = """# Ordinary idioms under faults
 
-<!-- Made by `python -m tests.idioms.table`; do not edit. -->
+<!-- Made by `python -m tests.idioms.table --page` from benchmarks/results/idioms-cpu.json; do not edit. -->
 
 Each row is an idiom of ordinary PyTorch loops, written as a holdfast script in `tests/idioms/`. Each cell is the result
 of one run of it. *equal*: the weights, bit for bit, the logged numbers and the count of steps are those of the quiet
@@ -46,11 +48,29 @@ imagenet), minGPT and nanoGPT. They are not the scripts of those projects: data 
 """
 
 
+STRANGERS = """
+## Scripts of other people
+
+Each of these is the file of its project at the named commit, with the lines of holdfast that the docs ask for, under
+`holdfast run` on small data. `python benchmarks/strangers/strangers.py` takes it and applies the patch of that folder.
+*as it is*: the patched script prints the numbers of the original. The other columns compare the weights, bit for bit,
+and all numbers that it prints with those of its quiet run.
+
+"""
+OTHERS = ROOT / "benchmarks" / "results" / "strangers-cpu.json"
+OTHER_WAYS = ("as it is", "quiet", "killed", "hung", "stopped and resumed")
+
+
 Cells = dict[str, dict[str, str]]
 
 
 def measure(
-    scratch: Path, only: str = "", ways: tuple[str, ...] = WAYS, cells: Cells | None = None, keep: Path | None = None
+    scratch: Path,
+    only: str = "",
+    ways: tuple[str, ...] = WAYS,
+    cells: Cells | None = None,
+    keep: Path | None = None,
+    part: tuple[int, int] = (1, 1),
 ) -> Cells:
     """The cells of the table. Those that are in `cells` already are not run again; `keep` has them after each one."""
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -59,35 +79,64 @@ def measure(
     kit = Kit(scratch, nursery)
     found: Cells = {} if cells is None else cells
     try:
-        for name, idiom in idioms().items():
-            for way in ways if only in name else ():
+        for number, (name, idiom) in enumerate(idioms().items()):
+            mine = only in name and number % part[1] == part[0] - 1
+            for way in ways if mine else ():
                 row = found.setdefault(name, {})
                 if way not in row:
                     row[way] = kit.cell(idiom, way)
                     print(f"{name} | {way} | {row[way]}", flush=True)
                     if keep is not None:
-                        keep.write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
+                        write(keep, found)
     finally:
         nursery.close()
     return found
 
 
+def read(path: Path) -> Cells:
+    return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
+
+
+def write(path: Path, cells: Cells) -> None:
+    """In the order of the kit; one row a line."""
+    order = [name for name in idioms() if name in cells] + [name for name in cells if name not in idioms()]
+    rows = [f" {json.dumps(name)}: {json.dumps(cells[name])}" for name in order]
+    path.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+
+
 def page(cells: Cells) -> str:
     rows = [f"| idiom | {' | '.join(WAYS)} |", f"|---|{'---|' * len(WAYS)}"]
-    for name in [name for name in idioms() if name in cells] + [name for name in cells if name not in idioms()]:
+    for name in cells:
         rows.append(f"| {name} | {' | '.join(cells[name].get(way, '').partition(':')[0] for way in WAYS)} |")
-    return HEAD + "\n".join(rows) + "\n"
+    return HEAD + "\n".join(rows) + "\n" + strangers()
+
+
+def strangers() -> str:
+    """The table of benchmarks/strangers, as far as it was measured."""
+    if not OTHERS.exists():
+        return ""
+    rows = [f"| script | lines added, removed | {' | '.join(OTHER_WAYS)} |", f"|---|---|{'---|' * len(OTHER_WAYS)}"]
+    for row in json.loads(OTHERS.read_text("utf-8"))["scripts"].values():
+        link = f"[{row['repository']} {row['file']}](https://github.com/{row['repository']}/blob/{row['commit']}/{row['file']})"
+        cells = " | ".join(str(row.get(way, "")).partition(":")[0] for way in OTHER_WAYS)
+        rows.append(f"| {link} | {row['added']}, {row['removed']} | {cells} |")
+    return STRANGERS + "\n".join(rows) + "\n"
 
 
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="WORD")
     parser.add_argument("--way", action="append", choices=WAYS, default=[])
-    parser.add_argument("--cells", type=Path, metavar="FILE")
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="every N-th idiom, from the K-th on")
+    parser.add_argument("--cells", type=Path, default=RESULT, metavar="FILE")
+    parser.add_argument("--with", dest="others", action="append", type=Path, default=[], metavar="FILE")
     parser.add_argument("--missing", action="store_true", help="run only cells that the file does not have")
     parser.add_argument("--page", action="store_true", help="run nothing, write the page from the file")
     order = parser.parse_args(words)
-    kept: Cells = json.loads(order.cells.read_text("utf-8")) if order.cells and order.cells.exists() else {}
+    kept = read(order.cells)
+    for other in order.others:
+        for name, row in read(other).items():
+            kept.setdefault(name, {}).update(row)
     ways = tuple(order.way) or WAYS
     if not order.page:
         if not order.missing:
@@ -96,9 +145,11 @@ def main(words: list[str]) -> int:
                 for name, row in kept.items()
             }
         with tempfile.TemporaryDirectory(prefix="holdfast-idioms-") as scratch:
-            measure(Path(scratch), order.only, ways, kept, order.cells)
+            first, _, count = order.part.partition("/")
+            measure(Path(scratch), order.only, ways, kept, order.cells, (int(first), int(count)))
+    write(order.cells, kept)
     if order.page or not (order.only or order.way):
-        PAGE.write_text(page(kept), encoding="utf-8")
+        PAGE.write_text(page(read(order.cells)), encoding="utf-8")
     return int(any("DIFFERS" in cell for row in kept.values() for cell in row.values()))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.supervisor.process_start import NurseryLauncher
+from tests.idioms import table
 from tests.idioms.kit import Kit
 from tests.idioms.kit_list import idioms
 from tests.real_faults.conftest import nursery  # noqa: F401
@@ -25,6 +26,14 @@ CASES = [pytest.param(name, marks=() if name in OFTEN else (pytest.mark.all,)) f
 @pytest.fixture(scope="module")
 def kit(tmp_path_factory: pytest.TempPathFactory, nursery: NurseryLauncher) -> Iterator[Kit]:  # noqa: F811
     yield Kit(tmp_path_factory.mktemp("idioms"), nursery)
+
+
+def test_the_page_says_what_was_measured_and_nothing_differs() -> None:
+    kept = table.read(table.RESULT)
+    assert table.page(kept) == table.PAGE.read_text("utf-8"), "python -m tests.idioms.table --page"
+    assert set(kept) <= set(idioms()) | {name for name in kept if "torchdata" in name or "Hugging Face" in name}
+    assert not [(name, way) for name, row in kept.items() for way, cell in row.items() if "DIFFERS" in cell]
+    assert sum(all(way in row for way in table.WAYS) for row in kept.values()) >= 30
 
 
 @pytest.mark.parametrize("name", CASES)

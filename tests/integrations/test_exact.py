@@ -34,6 +34,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_plain_loop_at_a_random_moment(tmp_path: Path, reference: Path, fault: str) -> None:
     at = random.randrange(2, EPOCHS * BATCHES)
     soon = ("watchdog.loop=5s", "watchdog.evaluate=5s") if fault == "hang_gil" else ()
+    soon = (*soon, "snapshot.every=1")
     ran = under_run(tmp_path, ATTACHED / "loop_script.py", EPOCHS, BATCHES, settings=soon, fault=f"{fault}@{at}")
     assert ran.code == 0, (at, ran.story())
     assert len(ran.faults) == 1, ran.faults
@@ -41,6 +42,17 @@ def test_a_plain_loop_at_a_random_moment(tmp_path: Path, reference: Path, fault:
     assert ran.receipt["steps"] == EPOCHS * BATCHES
     assert ran.receipt["steps_repeated"] <= 1 and ran.receipt["exact"]
     assert ran.receipt["weights_sha256"]
+
+
+def test_with_a_commit_now_and_then_more_steps_are_repeated_and_the_weights_are_the_same(
+    tmp_path: Path, reference: Path
+) -> None:
+    """`snapshot.every` is auto: the steps since the last commit are done again."""
+    ran = under_run(tmp_path, ATTACHED / "loop_script.py", EPOCHS, BATCHES, fault="kill@9")
+    assert ran.code == 0 and ran.faults == ["killed"], ran.story()
+    assert same_weights(reference, tmp_path)
+    assert ran.receipt["steps"] == EPOCHS * BATCHES and ran.receipt["exact"]
+    assert ran.receipt["steps_repeated"] <= 9
 
 
 def test_alone_it_trains_as_before(tmp_path: Path, reference: Path) -> None:
@@ -59,7 +71,7 @@ def test_a_framework_in_the_middle_of_an_epoch(
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed")
     alone = references(tmp_path_factory, script)
-    ran = under_run(tmp_path, ATTACHED / script, EPOCHS, BATCHES, fault="kill@17")
+    ran = under_run(tmp_path, ATTACHED / script, EPOCHS, BATCHES, settings=("snapshot.every=1",), fault="kill@17")
     assert ran.code == 0, ran.story()
     assert ran.faults == ["killed"] and ran.receipt["steps_repeated"] <= 1, ran.said
     assert same_weights(alone, tmp_path)
@@ -94,6 +106,19 @@ def test_gradients_over_several_batches_and_generators_of_the_loader(tmp_path: P
     ran = under_run(tmp_path, script, EPOCHS, batches, fault="kill@5")
     assert ran.code == 0 and ran.faults == ["killed"], ran.story()
     assert same_weights(alone, tmp_path)
+
+
+@pytest.mark.timeout(600)
+def test_what_an_epoch_begins_with_is_not_done_twice(tmp_path: Path) -> None:
+    """Killed in the middle of the second epoch: a scheduler at its head, a running mean and a count go on."""
+    script = ATTACHED / "epoch_head.py"
+    alone = by_itself(tmp_path / "alone", script, EPOCHS, BATCHES)
+    assert alone.code == 0, alone.story()
+    ran = under_run(tmp_path / "killed", script, EPOCHS, BATCHES, fault="kill@17", patience=400.0)
+    assert ran.code == 0 and ran.faults == ["killed"], ran.story()
+    assert same_weights(tmp_path / "alone", tmp_path / "killed")
+    lines = [line for line in ran.out.splitlines() if line.startswith(b"epoch")]
+    assert lines == alone.out.splitlines()
 
 
 def test_a_loader_that_hides_its_class_is_followed() -> None:

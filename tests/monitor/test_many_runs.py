@@ -53,3 +53,21 @@ def test_a_folder_that_was_made_anew_has_its_own_age(tmp_path: Path) -> None:
     old.rename(tmp_path.parent / "taken-away")
     plain(tmp_path / "a", created="2026-01-01T00:00:00.000Z")
     assert places.ids() == ["b", "a"]
+
+
+def test_a_run_that_is_too_old_for_the_list_is_found_by_its_name(tmp_path: Path) -> None:
+    """A bookmark to it goes on working: by the name of its folder and by its own, and nothing outside is found."""
+    for number in range(MOST_RUNS):
+        plain(tmp_path / "runs" / f"eeg-2026-{number:03}", created="2026-01-01T00:00:00.000Z")
+    old = plain(tmp_path / "runs" / "eeg-20240101-0900-calm-heron", created="2024-01-01T09:00:00.000Z")
+    plain(tmp_path / "outside", created="2024-01-01T09:00:00.000Z")
+    places = Places(tmp_path / "runs")
+    hub = Hub(places)
+    assert places.ids()[0] != old.name and places.left_out == 1, "the list is cut"
+    assert places.path(old.name) == places.path("calm-heron") == old
+    with hub.run("calm-heron") as each:
+        assert each.run.path == old
+    assert [row["id"] for row in hub.some(["eeg-2026-001", "calm-heron", "nobody"])] == ["eeg-2026-001", old.name]
+    for name in ("../outside", "..", ".", "", "outside", "runs/eeg-2026-001", "eeg-2026-001/", "a\0b", "C:", "nobody"):
+        with pytest.raises(KeyError):
+            places.path(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -259,7 +260,6 @@ def test_a_hostile_run_is_only_text(sight: Sight) -> None:
     assert sight.tab.locator("main img, main script, main b:has-text('pwned') img").count() == 0
     assert EVIL in sight.tab.inner_text(".lead")
     assert EVIL in sight.tab.inner_text("#log")
-    sight.tab.locator("#files button", has_text="more").click()
     sight.tab.locator("[data-fault]").last.click(force=True)
     sight.tab.wait_for_selector("dialog h2")
     assert EVIL in sight.tab.inner_text("dialog")
@@ -398,3 +398,55 @@ def test_old_data_says_so_in_words(sight: Sight, runs: Path) -> None:
         assert "what you see is how it was then" in sight.tab.inner_text("h1")
     finally:
         folder.close()
+
+
+def test_fifty_faults_do_not_cover_each_other(sight: Sight, runs: Path) -> None:
+    """Marks that would touch become one, which opens the last of them; lines leave the curve to be seen."""
+    folder = make_run(runs, "FINISHED", name="unlucky", seed=5).path
+    with open(folder / "journal.jsonl", "a") as file:
+        for number in range(50):
+            fault = {"event": "fault", "code": "F007", "kind": "killed", "device": "cpu", "step": 1500 + 8 * number}
+            words = {"sentence": f"fault {number} of many", "action": "replace", "reason": "a new worker"}
+            file.write(json.dumps({"time": stamp(2400 + 24 * number), **fault, **words}) + "\n")
+    sight.tab.set_viewport_size({"width": 390, "height": 800})
+    sight.go("/r/unlucky")
+    marks = sight.tab.locator(".timeline .fault path")
+    boxes = sorted((box["y"], box["x"]) for box in (mark.bounding_box() for mark in marks.all()))
+    gaps = [after[1] - before[1] for before, after in itertools.pairwise(boxes) if before[0] == after[0]]
+    assert 3 < len(boxes) < 30 and min(gaps) > 6, "neighbours do not hide each other"
+    sight.tab.locator(".timeline .fault").last.click()
+    assert "fault 49 of many" in sight.tab.inner_text("dialog h2")
+    assert "faults, the last: F007 fault 49 of many" in (
+        sight.tab.locator(".timeline .fault").last.get_attribute("aria-label") or ""
+    )
+    drawn = sight.tab.evaluate("() => hf.page.charts.values().next().value.marked")
+    sight.tab.keyboard.press("Escape")
+    end = sight.tab.locator("#files a", has_text="download").first.bounding_box()
+    assert end["x"] + end["width"] < 380 and sight.tab.locator("#top .status").bounding_box()["height"] < 30
+    assert 3 < len(drawn) < 30 and all(after - before > 6 for before, after in itertools.pairwise(drawn))
+
+
+def test_lines_are_told_apart_without_colours(sight: Sight) -> None:
+    sight.go("/compare?runs=calm-heron,brisk-wren")
+    looks = sight.tab.evaluate("() => Array.from({length: 32}, (_, i) => JSON.stringify(hf.look(i)))")
+    assert len(set(looks)) == 32
+    dashes = [json.loads(look)["dash"] for look in looks]
+    assert all(before != after for before, after in itertools.pairwise(dashes))
+    shown = sight.tab.locator(".legend.big .swatch line").evaluate_all(
+        "all => all.map(x => x.getAttribute('stroke-dasharray'))"
+    )
+    assert len(shown) == 2 and shown[0] != shown[1]
+
+
+def test_a_dialog_shows_what_can_be_done(sight: Sight) -> None:
+    """No key of a world where there is none, five keys as a range, no way to a fault before the only one."""
+    sight.go("/r/calm-heron")
+    sight.tab.keyboard.press("?")
+    keys = sight.tab.inner_text("dialog table")
+    assert "simulated world" not in keys and "1 … 5" in keys and "open the last fault" in keys
+    sight.tab.keyboard.press("Escape")
+    sight.tab.evaluate(
+        "() => void hf.faultDialog(hf.page.source, hf.page.head.faults.slice(0, 1), 0, hf.page.body.files)"
+    )
+    assert "of 1" not in sight.tab.inner_text("dialog") and "earlier" not in sight.tab.inner_text("dialog")
+    assert sight.tab.inner_text("#settings").count("T09:12") == 0, "a time is written as everywhere else"

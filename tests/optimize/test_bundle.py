@@ -176,3 +176,39 @@ def test_predict_asks_for_names_once_and_has_the_settings_that_were_faster(tmp_p
     )
     (tmp_path / "y.npy").write_bytes(done.stdout)
     assert np.allclose(np.load(tmp_path / "y.npy"), x @ small.WEIGHT)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_predict_of_openvino_has_the_shapes_that_were_measured(tmp_path: Path, fixed: bool) -> None:
+    """Fixed shapes are chosen where they are faster, so predict.py has them, too, and still takes any batch."""
+    openvino = pytest.importorskip("openvino")
+    small.model(tmp_path / "model.onnx")
+    openvino.save_model(openvino.convert_model(tmp_path / "model.onnx"), tmp_path / "model.xml", compress_to_fp16=False)
+    about = {**small.CHOSEN, **small.SUBJECT, "engine": "openvino", "file": "model.xml", "fixed": fixed}
+    made = bundle.code(about)["predict.py"].decode()
+    assert ("model.reshape({0: [1, 6]})" in made) == fixed
+    (tmp_path / "predict.py").write_text(made)
+    for count in (1, 3):
+        x = np.random.default_rng(count).standard_normal((count, 6))
+        np.save(tmp_path / "x.npy", x)
+        words = [sys.executable, "-I", str(tmp_path / "predict.py"), str(tmp_path / "x.npy")]
+        (tmp_path / "y.npy").write_bytes(subprocess.run(words, capture_output=True, check=True).stdout)
+        assert np.allclose(np.load(tmp_path / "y.npy"), x @ small.WEIGHT, atol=1e-5)
+
+
+def test_predict_of_onnxruntime_takes_several_inputs(tmp_path: Path) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 6]) for name in ("a", "b", "y")]
+    graph = helper.make_graph([helper.make_node("Sub", ["a", "b"], ["y"])], "two", ports[:2], ports[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, tmp_path / "model.onnx")
+    inputs = [{"name": name, "shape": [6], "dtype": "float32"} for name in ("a", "b")]
+    about = {**small.CHOSEN, **small.SUBJECT, "inputs": inputs, "file": "model.onnx"}
+    (tmp_path / "predict.py").write_bytes(bundle.code(about)["predict.py"])
+    np.save(tmp_path / "a.npy", np.full((2, 6), 5.0))
+    np.save(tmp_path / "b.npy", np.full((2, 6), 3, np.int64))
+    words = [sys.executable, "-I", *(str(tmp_path / name) for name in ("predict.py", "a.npy", "b.npy"))]
+    (tmp_path / "y.npy").write_bytes(subprocess.run(words, capture_output=True, check=True).stdout)
+    assert (np.load(tmp_path / "y.npy") == 2.0).all()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.optimize.candidates import Machine, candidates
+from holdfast.optimize.candidates import candidates
+from holdfast.optimize.processor import Machine
 
 ALL = frozenset({"onnx", "onnxscript", "onnxruntime", "openvino"})
 
@@ -61,8 +62,8 @@ def test_this_machine_is_looked_at_without_torch() -> None:
     import sys
 
     program = (
-        "import sys; from holdfast.optimize import pipeline, verify, report, bundle, candidates; "
+        "import sys; from holdfast.optimize import pipeline, verify, report, bundle, candidates, engines, processor; "
         "import holdfast.serving.app, holdfast.cli.optimize, holdfast.cli.serve, holdfast.cli.predict; "
-        "candidates.Machine.look(); sys.exit('torch' in sys.modules)"
+        "processor.Machine.look(engines.packages()); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=100, check=False).returncode == 0

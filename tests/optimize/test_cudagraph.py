@@ -14,9 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 from holdfast.optimize import bundle, engines, graph
-from holdfast.optimize.candidates import Machine, candidates
+from holdfast.optimize.candidates import candidates
 from holdfast.optimize.engines import cudagraph
 from holdfast.optimize.pipeline import Options, optimize
+from holdfast.optimize.processor import Machine
 from tests.optimize import nets
 
 NETS = Path(nets.__file__)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.optimize.candidates import Machine, candidates
+from holdfast.optimize.candidates import candidates
 from holdfast.optimize.clock import MOST_KEPT, Clock
-from holdfast.optimize.engines import kinds
+from holdfast.optimize.engines import kinds, packages
 from holdfast.optimize.pipeline import NothingFits, Options, _Search
+from holdfast.optimize.processor import Machine
 
 NETS = Path(__file__).with_name("nets.py")
 
@@ -84,7 +85,7 @@ def test_time_that_is_over_before_anything_was_measured_is_an_error_that_says_so
 
     spec = {"kind": "module", "factory": f"{nets}:small", "shapes": [[1, 6]]}
     options = Options(seconds=0.1, engines=("zzz",), threads=1, profile=False, limit_s=1e4)
-    search = _Search(spec, tmp_path / "work", Machine.look(), options, tell)
+    search = _Search(spec, tmp_path / "work", Machine.look(packages()), options, tell)
     clock = search.clock
     with pytest.raises(NothingFits) as told:
         search.run(tmp_path / "bundle")
@@ -110,7 +111,7 @@ def test_an_engine_that_never_ends_does_not_take_the_time_of_the_whole(tmp_path:
     wanted = ("onnxruntime fp32", "zzz", "compile")
     options = Options(seconds=0.1, engines=wanted, threads=1, profile=False, limit_s=1e4)
     spec = {"kind": "module", "factory": f"{NETS}:small", "shapes": [[1, 6]]}
-    search = _Search(spec, tmp_path / "work", Machine.look(), options, tell)
+    search = _Search(spec, tmp_path / "work", Machine.look(packages()), options, tell)
     clock = search.clock
     search.run(tmp_path / "bundle")
     rows = {row["name"]: row for row in search.rows}

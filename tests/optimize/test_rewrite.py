@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from holdfast.optimize import engines
-from holdfast.optimize.candidates import Candidate, Machine
+from holdfast.optimize.candidates import Candidate
 from holdfast.optimize.findings import findings
 from holdfast.optimize.pipeline import Options, _Search
+from holdfast.optimize.processor import Machine
 from holdfast.optimize.rewrite import factors, merged
 from tests.optimize import nets
 

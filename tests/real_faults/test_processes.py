@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.base.errors import InternalError
 from holdfast.state import checkpoint
-from holdfast.supervisor import rescue_folder
+from holdfast.supervisor import rescue_folder, workers
 from holdfast.supervisor.supervisor import Supervisor
 from tests.real_faults.conftest import Drive
 from tests.real_faults.driving import JOB, JOBS, Command, alive, assert_exact, drive
@@ -38,6 +38,29 @@ def test_nursery_killed(tmp_path: Path, reference: Drive) -> None:
     run = drive(tmp_path, nursery=None, faults="nursery_kill@5")
     assert_exact(run, reference(), faults=1)
     assert run.faults() == ["nursery_died"]
+
+
+@pytest.mark.all
+def test_nursery_killed_while_another_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Drive) -> None:
+    """Once a run is long enough, a second nursery has torch imported: the next worker comes from there."""
+    monkeypatch.setattr(workers, "SPARE_SHARE", {True: 1e6, False: 1e6})
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the job imports from tests
+    waited: list[int | None] = []
+
+    def meanwhile(supervisor: Supervisor) -> None:
+        assert wait_until(lambda: supervisor.crew.spare is not None and supervisor.accounts.steps >= 2, 250.0)
+        spare, nursery = supervisor.crew.spare, supervisor.crew.launcher
+        assert spare is not None and nursery is not None and nursery.pid is not None
+        waited.append(spare.pid)
+        os.kill(nursery.pid, signal.SIGKILL)
+        assert wait_until(lambda: supervisor.crew.launcher is spare, 100.0)
+        (supervisor.run_folder.path / "go-on").touch()
+
+    job, settings = JOBS / "opinion.py", {"watchdog.loop": "10m"}
+    run = drive(tmp_path, job, nursery=None, settings=settings, holds="go-on", meanwhile=meanwhile)
+    assert run.outcome.state == "FINISHED" and waited, run.story()
+    assert run.faults() == ["nursery_died"]
+    assert run.receipt["weights_sha256"] == reference(job).receipt["weights_sha256"]
 
 
 @pytest.mark.all

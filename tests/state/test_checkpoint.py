@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 
 from holdfast.base.folders import Folder
+from holdfast.run import digests
 from holdfast.run.digests import Origin, write_file
 from holdfast.state import checkpoint, layout
 from holdfast.state.checkpoint import Checkpoint
@@ -124,11 +125,15 @@ def test_a_failed_write_leaves_what_was_there(folder: Path) -> None:
     assert newest_step(folder) == 30
 
 
+@pytest.mark.parametrize("trains", [True, False])
 @pytest.mark.parametrize("name", ["state.safetensors", "digest.json"])
 def test_a_disk_that_keeps_something_else_is_noticed_at_once(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, trains: bool
 ) -> None:
-    """What comes back is not what was written: the checkpoint never gets its name, and those before it stay."""
+    """What comes back is not what was written: the checkpoint never gets its name, and those before it stay.
+
+    A state that is small is read back whole at the end of a run, too.
+    """
     write = checkpoint.write_file
 
     def faulty(inside: Folder, file: str, *rest: Any) -> None:
@@ -136,11 +141,41 @@ def test_a_disk_that_keeps_something_else_is_noticed_at_once(
         if file == name:
             damage(inside.path / file, -5)
 
-    monkeypatch.setattr(checkpoint, "write_file", faulty)
+    for module in (checkpoint, digests):
+        monkeypatch.setattr(module, "write_file", faulty)
     with pytest.raises(OSError, match=f"what was read back from {name} is not what was written") as caught:
-        checkpoint.write(folder, payload(), step=40)
+        checkpoint.write(folder, payload(), step=40, aside=lambda: trains)
     assert caught.value.errno == errno.EIO
     assert sorted(entry.name for entry in folder.iterdir()) == ["000010", "000020", "000030"]
+
+
+def test_a_save_that_the_end_of_the_run_waits_for_is_the_same_to_the_last_byte(tmp_path: Path) -> None:
+    """Hashed while it is written, from the start or from the moment somebody waits: only the time it takes differs."""
+    data, asked = payload(), iter([True, True, *[False] * 1000])
+    beside = checkpoint.write(tmp_path / "a", data, step=40)
+    waited = checkpoint.write(tmp_path / "b", data, step=40, aside=lambda: False)
+    halfway = checkpoint.write(tmp_path / "c", data, step=40, aside=lambda: next(asked))
+    assert next(asked) is False, "somebody began to wait while it was read back"
+    assert {each.sha256 for each in (beside, waited, halfway)} == {beside.sha256}
+    for each in (beside, waited, halfway):
+        assert checkpoint.check(each.path) == each
+        assert each.state.read_bytes() == bytes(data)
+
+
+def test_the_end_of_a_run_reads_back_for_a_while_and_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first and the last bytes are looked at whatever it takes; with no time, nothing else."""
+    looked: list[int] = []
+    same = digests._Reader.same
+
+    def counted(self: Any, piece: memoryview, at: int) -> bool:
+        looked.append(at)
+        return same(self, piece, at)
+
+    monkeypatch.setattr(digests._Reader, "same", counted)
+    monkeypatch.setattr(digests, "LOOK_BACK", 0.0)
+    monkeypatch.setattr(digests, "LOOK_BACK_S", -1.0)
+    checkpoint.write(tmp_path, payload(), step=40, aside=lambda: False)
+    assert len(looked) == 2 and min(looked) == 0
 
 
 def read_from_disk() -> int:

@@ -11,8 +11,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from holdfast.base.folders import Folder
+from holdfast.run import digests
 from holdfast.run.digests import Origin
-from holdfast.state import layout, weights_file
+from holdfast.state import layout
 from holdfast.state.protected import Protected
 from holdfast.state.weights_file import NO_DIGEST, check_weights, write_weights
 from tests.state.checkpoints import Net, damage, payload, trained
@@ -69,20 +70,21 @@ def test_best_is_replaced_whole(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["best.safetensors"]
 
 
+@pytest.mark.parametrize("trains", [True, False])
 def test_weights_that_come_back_different_never_replace_the_old_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool
 ) -> None:
     path = tmp_path / "best.safetensors"
     write_weights(path, payload(1))
-    before, write = path.read_bytes(), weights_file.write_file
+    before, write = path.read_bytes(), digests.write_file
 
     def faulty(folder: Folder, name: str, *rest: Any) -> None:
         write(folder, name, *rest)
         damage(folder.path / name, -5)
 
-    monkeypatch.setattr(weights_file, "write_file", faulty)
+    monkeypatch.setattr(digests, "write_file", faulty)
     with pytest.raises(OSError, match=r"what was read back from best\.safetensors"):
-        write_weights(path, payload(2))
+        write_weights(path, payload(2), aside=lambda: trains)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["best.safetensors"]
 

@@ -17,6 +17,7 @@ import pytest
 
 from holdfast.base.channel import Channel
 from holdfast.base.folders import Folder
+from holdfast.run import digests
 from holdfast.run.folder import RunFolder
 from holdfast.state import checkpoint, layout, weights_file
 from holdfast.state.slots import Arena
@@ -153,6 +154,32 @@ def test_the_end_of_a_run_is_not_written_twice(kept: Kept) -> None:
     assert "path" in kept.save(last=True)["saved"]
 
 
+def test_final_weights_that_are_the_best_are_not_written_again(kept: Kept) -> None:
+    best, final = kept.run.path / "best.safetensors", kept.run.path / "final.safetensors"
+    commit(kept.arena, 7, at="epoch", epoch=1)
+    first = kept.save(weights=["best"], best={"name": "loss", "value": 0.5, "step": 7, "epoch": 1})["saved"]
+    commit(kept.arena, 7, sequence=8, at="end", epoch=1)
+    last = kept.save(last=True, weights=["final"])["saved"]
+    assert last["weights_sha256"] == first["weights_sha256"]
+    assert final.samefile(best) and weights_file.check_weights(final) is None
+    commit(kept.arena, 8, at="epoch", epoch=2)  # a run that goes on replaces one of the two
+    kept.save(weights=["best"])
+    assert not final.samefile(best) and layout.weights_sha256(final.read_bytes()) == first["weights_sha256"]
+
+
+def test_final_weights_are_written_if_the_best_are_others_or_not_ours_any_more(kept: Kept) -> None:
+    best, final = kept.run.path / "best.safetensors", kept.run.path / "final.safetensors"
+    commit(kept.arena, 7)
+    kept.save(weights=["best"])
+    commit(kept.arena, 8)
+    sha256 = kept.save(last=True, weights=["final"])["saved"]["weights_sha256"]
+    assert not final.samefile(best) and layout.weights_sha256(final.read_bytes()) == sha256
+    kept.save(weights=["best"], sequence=None)
+    best.write_bytes(b"somebody else's")
+    sha256 = kept.save(last=True, weights=["final"])["saved"]["weights_sha256"]
+    assert not final.samefile(best) and layout.weights_sha256(final.read_bytes()) == sha256
+
+
 @pytest.mark.parametrize(("ending", "written"), [(8, False), (7, True)])
 def test_a_checkpoint_that_the_end_of_the_run_overtakes_is_given_up(tmp_path: Path, ending: int, written: bool) -> None:
     """Unless it is of the very step that the run ends with."""
@@ -216,7 +243,7 @@ def test_a_snapshot_overwritten_while_it_is_copied_leaves_no_checkpoint(
         assert newest is not None
         arena.slots[newest.slot].begin(99)
 
-    for module in (checkpoint, weights_file):
+    for module in (checkpoint, digests):
         monkeypatch.setattr(module, "write_file", interrupted)
     assert "overwritten" in keeper._answer({"reason": "test"})["not_saved"]
     assert checkpoint.candidates(tmp_path / "checkpoints") == []

@@ -119,7 +119,7 @@ def test_what_follows_a_step_goes_into_its_transaction(tmp_path: Path) -> None:
 
             session.transaction(update)
 
-    diary, _ = same_with_deaths(tmp_path, script, ["forward 3", "loop 1", "snapshot 2"])
+    diary, _ = same_with_deaths(tmp_path, script, ["forward 3", "loop 1", "snapshot 1"])
     assert diary == [0, 1, 2, 3, 4]
 
 

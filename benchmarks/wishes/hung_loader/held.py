@@ -1,24 +1,15 @@
 """The same with a session and its loader; started by `holdfast train`."""
 
-import time
-
 import torch
-from shared import BATCH, EPOCHS, Numbered, finish, network, once
+from shared import BATCH, EPOCHS, Faulty, finish, network
 
 import holdfast
-
-
-class Hangs(Numbered):
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        while index == 37 and once("hang"):
-            time.sleep(3600)
-        return super().__getitem__(index)
 
 
 def train(session: holdfast.Session) -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    loader = holdfast.Loader(Hangs(), batch_size=BATCH, num_workers=2)
+    loader = holdfast.Loader(Faulty(), batch_size=BATCH, num_workers=2)
     session.protect(model, optimizer, loader)
     for _ in session.epochs(EPOCHS):
         for x, y in session.batches(loader):

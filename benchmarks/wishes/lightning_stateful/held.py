@@ -1,62 +1,13 @@
-"""The same with our two lines."""
-
-from collections.abc import Iterator
+"""The same with our two lines: an import and a callback."""
 
 import lightning
-import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from shared import BATCH, EPOCHS, HERE, Numbered, finish, kill_at, network
+from lightning_shared import checkpoints, trainer
+from parts import Module, Stateful
+from shared import finish
 
 from holdfast.integrations.lightning import HoldfastCallback
 
-
-class Module(lightning.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.network = network()
-
-    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
-        return torch.nn.functional.mse_loss(self.network(batch[0]), batch[1])
-
-    def on_train_batch_end(self, *_: object) -> None:
-        kill_at(self.global_step)
-
-    def configure_optimizers(self) -> dict[str, object]:
-        optimizer = torch.optim.Adam(self.parameters(), lr=1e-2)
-        steps = int(self.trainer.estimated_stepping_batches)
-        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-
-class Stateful(torch.utils.data.DataLoader):
-    """A shuffled loader that can say where it is, as the documentation of Lightning asks for."""
-
-    def __init__(self) -> None:
-        super().__init__(Numbered(), batch_size=BATCH)
-        self.passes, self.done = 0, 0
-
-    def __iter__(self) -> Iterator[list[torch.Tensor]]:
-        if self.done == len(self):  # the Trainer knows the length and does not ask for the end
-            self.passes, self.done = self.passes + 1, 0
-        order = torch.randperm(len(self.dataset), generator=torch.Generator().manual_seed(self.passes)).tolist()
-        batches = [order[at : at + BATCH] for at in range(0, len(order), BATCH)]
-        while self.done < len(batches):
-            self.done += 1
-            yield torch.utils.data.default_collate([self.dataset[index] for index in batches[self.done - 1]])
-
-    def state_dict(self) -> dict[str, int]:
-        return {"passes": self.passes, "done": self.done}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.passes, self.done = state["passes"], state["done"]
-
-
 lightning.seed_everything(0, verbose=False)
 module = Module()
-trainer = lightning.Trainer(
-    max_epochs=EPOCHS, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-    callbacks=[ModelCheckpoint(HERE, save_last=True, every_n_train_steps=4), HoldfastCallback()],
-)  # fmt: skip
-loader = Stateful()
-trainer.fit(module, loader, ckpt_path="last")
+trainer(checkpoints(), HoldfastCallback()).fit(module, Stateful(), ckpt_path="last")
 finish(module.network)

@@ -1,23 +1,9 @@
 """The same in a session; started by `holdfast train`, which is what the SIGTERM goes to."""
 
-import os
-import time
-
 import torch
-from shared import BATCH, HERE, Numbered, network
+from shared import BATCH, Numbered, network, place
 
 import holdfast
-
-LONG = 6.0
-
-
-def place(name: str) -> None:
-    """Long work that looks at no flag; the driver sends its SIGTERM in the one it is told of."""
-    if name == os.environ.get("WISH_PLACE"):
-        (HERE / "there").touch()
-    until = time.monotonic() + (LONG if name == os.environ.get("WISH_PLACE") else 0.1)
-    while time.monotonic() < until:
-        torch.randn(64, 64) @ torch.randn(64, 64)
 
 
 def train(session: holdfast.Session) -> None:

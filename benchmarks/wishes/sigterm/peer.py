@@ -1,28 +1,16 @@
 """goodfire-ai/spd#677, reduced: a flag that the signal sets, looked at between steps; warm-up, evaluation, compile."""
 
-import os
 import signal
-import time
 
 import torch
-from shared import BATCH, HERE, Numbered, network
+from shared import BATCH, HERE, Numbered, network, place
 
-LONG = 6.0
 asked = False
 
 
 def stop(*_: object) -> None:
     global asked
     asked = True
-
-
-def place(name: str) -> None:
-    """Long work that looks at no flag; the driver sends its SIGTERM in the one it is told of."""
-    if name == os.environ.get("WISH_PLACE"):
-        (HERE / "there").touch()
-    until = time.monotonic() + (LONG if name == os.environ.get("WISH_PLACE") else 0.1)
-    while time.monotonic() < until:
-        torch.randn(64, 64) @ torch.randn(64, 64)
 
 
 signal.signal(signal.SIGTERM, stop)

@@ -199,8 +199,13 @@ class Board:
         """End the phase that was, begin `phase`, and learn how long the old one took."""
         words = self._words
         now = self._clock()
-        old, took = words[_PHASE], now - words[_SINCE]
-        self._learn(old, took)
+        old = words[_PHASE]
+        took = now - words[_SINCE]
+        count = words[_COUNTS + old] = words[_COUNTS + old] + 1
+        slowest = words[_SLOWEST + old]
+        words[_SLOWEST + old] = took if took > slowest else slowest - (slowest >> 8)
+        if count <= 3 and took > words[_FIRST + old]:
+            words[_FIRST + old] = took
         words[_SPENT + old] += took
         words[_SINCE] = now
         words[_PHASE] = phase
@@ -212,14 +217,6 @@ class Board:
         words[_SPENT + words[_PHASE]] += now - words[_SINCE]
         words[_SINCE] = now
         words[_BEATS] += 1
-
-    def _learn(self, phase: int, took: int) -> None:
-        words = self._words
-        count = words[_COUNTS + phase] = words[_COUNTS + phase] + 1
-        slowest = words[_SLOWEST + phase]
-        words[_SLOWEST + phase] = took if took > slowest else slowest - (slowest >> 8)
-        if count <= 3 and took > words[_FIRST + phase]:
-            words[_FIRST + phase] = took
 
     def identify(self, pid: int) -> None:
         self._words[_Word.PID] = pid

@@ -167,6 +167,13 @@ class Folder:
         there = into or self
         os.replace(self._place(old), there._place(new), src_dir_fd=self._fd, dst_dir_fd=there._fd)
 
+    def link(self, name: str, second: str) -> None:
+        """Give a file another name beside the one it has. OSError where the file system knows no such thing."""
+        if self.kind(name) is not None:
+            raise OSError(errno.EINVAL, "not a plain file")
+        there = {} if self._fd is None else {"src_dir_fd": self._fd, "dst_dir_fd": self._fd}
+        os.link(self._place(name), self._place(second), **there, follow_symlinks=False)
+
     def unlink(self, name: str) -> None:
         os.unlink(self._place(name), dir_fd=self._fd)
 

@@ -20,8 +20,13 @@ from holdfast.cli import cloud, face_choice, faces, notify, track
 from holdfast.console.order import Order, add_device, add_words, create, read_order, root_of, threads_for
 from holdfast.console.output import Output, add_flags
 from holdfast.console.usage import Parser, UsageError
+from holdfast.distributed import agent as agents
+from holdfast.distributed import launch as launching
 from holdfast.distributed import torchrun
+from holdfast.distributed.agent import Agent, RankAgent
 from holdfast.distributed.job import Job
+from holdfast.distributed.place import OWN_AGENT
+from holdfast.distributed.rank_nursery import Forker
 from holdfast.run.events import Event
 from holdfast.run.folder import RunFolder, find_run
 
@@ -154,7 +159,6 @@ def _resumed(args: argparse.Namespace, output: Output) -> tuple[RunFolder, Order
 
 
 def _conduct(folder: RunFolder | None, order: Order, wanted: torchrun.Wanted, output: Output) -> int:
-    from holdfast.cli.supervise import preload_for
     from holdfast.distributed import rank
 
     job = Job.create()
@@ -167,8 +171,6 @@ def _conduct(folder: RunFolder | None, order: Order, wanted: torchrun.Wanted, ou
     words = ["train", str(order.facts.path), *_words(order)]
     if order.argv:
         words += ["--", *order.argv]
-    run_id = folder.name if folder is not None else "holdfast"
-    command = torchrun.command_for(wanted, words, "holdfast" if wanted.nodes > 1 else run_id)
     env = torchrun.environment_for(wanted, job, folder, threads)
     if folder is not None:
         start = Event.now("start", run=folder.name, ranks=wanted.nproc * wanted.nodes, seed=order.settings.run.seed)
@@ -179,14 +181,28 @@ def _conduct(folder: RunFolder | None, order: Order, wanted: torchrun.Wanted, ou
             note = Event.now("note", text=problem)
             folder.append(note)
             face.event(note)
-    preload = preload_for(order.facts)
-    launch = torchrun.Launch(job, folder, command, env, order.settings, face, preload=preload)
+    watched = launching.Launch(job, folder, _agent(wanted, job, folder, words, env, order), order.settings, face)
     try:
-        outcome = launch.to_the_end()
+        outcome = watched.to_the_end()
     finally:
         face.close()
         job.remove()
-    return _tell(folder, outcome, launch.stop_signal, output)
+    return _tell(folder, outcome, watched.stop_signal, output)
+
+
+def _agent(
+    wanted: torchrun.Wanted, job: Job, folder: RunFolder | None, words: list[str], env: dict[str, str], order: Order
+) -> Agent:
+    """Ours on one machine, so that ranks stay when one is lost; torchrun for several, and where forking is not safe."""
+    from holdfast.cli.supervise import preload_for
+
+    preload = preload_for(order.facts)
+    logs = job.path if folder is None else folder.path
+    if wanted.nodes == 1 and Forker.possible():
+        return RankAgent(job, wanted.nproc, words, {**env, **OWN_AGENT}, logs / agents.LOG, preload=preload)
+    run_id = "holdfast" if folder is None or wanted.nodes > 1 else folder.name
+    command = torchrun.command_for(wanted, words, run_id)
+    return torchrun.TorchrunAgent(job, command, env, logs / torchrun.AGENT_LOG, preload=preload)
 
 
 def _words(order: Order) -> list[str]:

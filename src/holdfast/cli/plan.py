@@ -218,18 +218,20 @@ def _measured(args: argparse.Namespace, wanted: Wanted, output: Output, wrong: l
     from holdfast.devices.ledger import Ledger
     from holdfast.planning import job_survey, plans
     from holdfast.planning.measured_jobs import Bench
+    from holdfast.planning.records import load
 
     orders, jobs, world = surveyed(args, wrong)
     settings = orders[0].settings
     seconds = _seconds(args.measure) if args.measure else settings.plan.measure
     status = _Status(output, f"measuring {args.script} here, {seconds:.0f} s at most")
-    began = time.monotonic()
+    began, busy = time.monotonic(), load()
     with _alone(args), Bench(seconds, tell=status.more, ledger=Ledger()) as bench:
         found = job_survey.trials(jobs, world, bench, orders[0].threads, status.what)
     status.close()
     plan = plans.Plan(
         asked=args.script, words=tuple(sorted(args.words)), argv=tuple(args.script_argv), world=world,
         measurements=tuple(found), wanted=wanted, measured_s=round(time.monotonic() - began, 1),
+        load=round(max(busy, load()), 1), cores=os.cpu_count() or 0,
         scripts=tuple((str(order.facts.path), plans.digest(order.facts.path)) for order in orders),
     )  # fmt: skip
     return plans.stamped(plan)

@@ -56,6 +56,7 @@ def page(
     if left:
         lines.append(f"    and {counted(left, 'more rented GPU')}: `--all`")
     lines += ["", *_sentences(rows, decided, called, width), *_wrapped(_not_measured(rows, called), width)]
+    lines += _wrapped(_busy(plan), width)
     lines += _wrapped(_basis(plan, rows), width)
     if why:
         lines += ["", *_why(plan, rows, decided, called, width)]
@@ -72,6 +73,14 @@ def _head(plan: Plan) -> str:
     ways = f" in {counted(where, 'way')}" if where > 1 else ""
     larger = f" Times are for {plan.world.larger:,} times the data." if plan.world.larger > 1 else ""
     return f"Measured {_asked(plan)} here: {counted(steps, 'step')}{ways}, {duration(plan.measured_s)}.{larger}"
+
+
+def _busy(plan: Plan) -> list[str]:
+    """Steps that wait for a processor take longer, and whether they will in the run nobody knows."""
+    if not plan.load:
+        return []
+    many = f"{plan.load:.0f} processes wanted {counted(plan.cores, 'core')}" if plan.cores else f"load {plan.load:.0f}"
+    return [f"The machine was busy while this was measured ({many}): on a quiet one the times are shorter."]
 
 
 def _asked(plan: Plan) -> str:
@@ -263,6 +272,9 @@ def as_json(plan: Plan, rows: Sequence[Option], decided: Decided) -> dict[str, A
         "after": None if decided.after is None else called.get(decided.after),
         "wanted": write(plan.wanted),
         "measured_s": plan.measured_s,
+        "busy": plan.load > 0,
+        "load": plan.load or None,
+        "cores": plan.cores or None,
         "made": plan.made,
         "measurements": [_measurement(each) for each in plan.measurements],
     }

@@ -88,6 +88,7 @@ def go_on(
         going_on=True,
         notes=notes,
     )
+    order.exact, order.hash_seed = bool(info.get("exact")) and good is not None, int(info.get("hash_seed") or 0)
     folder.update_info(settings=settings.recorded())
     os.chdir(cwd)
     return conduct(folder, order, settings, output)

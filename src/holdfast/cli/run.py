@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import random
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ examples:
   holdfast run -- accelerate launch train.py    also torchrun, or any other program
   holdfast run --resume-with '--ckpt {checkpoint}' -- python train.py
                                                 say how your script continues from a checkpoint
+  holdfast run --exact -- python train.py       nothing is saved by the script, and it still goes on at the same batch
   holdfast run watchdog.loop=30s -- python train.py
                                                 set a holdfast setting (its name has a dot)
 
@@ -63,6 +65,15 @@ own errors, output and exit code.
         "--resume-with",
         metavar="WORDS",
         help="arguments to add at a restart; {checkpoint} is the newest intact checkpoint",
+    )
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="hand out the script's whole state while it trains; after a fault it goes on at the same batch, "
+        "with the same bits (docs/any-script.md)",
+    )
+    parser.add_argument(
+        "--no-rehearsal", action="store_true", help="with --exact: do not try it out by a restart in the first minute"
     )
     add_flags(parser)
     parser.set_defaults(run=run, script_argv=[])
@@ -99,9 +110,10 @@ def run(args: argparse.Namespace) -> int:
     folder.lock()
     if folder.without_locks:
         output.note(f"! {folder.without_locks}")
-    return conduct(
-        folder, Order(command, Path.cwd(), rungs, resume_with=args.resume_with, notes=notes), settings, output
-    )
+    order = Order(command, Path.cwd(), rungs, resume_with=args.resume_with, notes=notes)
+    order.exact, order.rehearse = args.exact, not args.no_rehearsal
+    order.hash_seed = int(info["hash_seed"] or 0)
+    return conduct(folder, order, settings, output)
 
 
 def workload(command: list[str]) -> str:
@@ -128,6 +140,8 @@ def _info(command: list[str], args: argparse.Namespace, settings: Settings) -> d
         **about(command),
         "arguments": {},
         "resume_with": args.resume_with,
+        "exact": args.exact,
+        "hash_seed": random.SystemRandom().randrange(1, 1 << 32) if args.exact else None,
         "cwd": os.getcwd(),
         "settings": settings.recorded(),
         "holdfast": __version__,
@@ -138,6 +152,7 @@ def _info(command: list[str], args: argparse.Namespace, settings: Settings) -> d
 
 def conduct(folder: RunFolder, order: Order, settings: Settings, output: Output) -> int:
     """Supervise it to its end; the run is locked by the caller."""
+    from holdfast.supervisor.scripts.exact_output import Gate
     from holdfast.supervisor.scripts.stage import Stage
 
     start = Event.now("start", run=folder.name, command=redact(order.command), holdfast=__version__)
@@ -154,6 +169,7 @@ def conduct(folder: RunFolder, order: Order, settings: Settings, output: Output)
             output.note(f"! {problem}")
     try:
         with Stage(folder, settings) as stage:
+            stage.gate = Gate() if order.exact else None
             first = stage.first(order)
             outcome, shown = _supervise(folder, order, settings, output, stage, first)
     finally:

@@ -55,7 +55,17 @@ class RunFace(QuietFace):
     def _on_moved(self, data: dict[str, Any]) -> None:
         self._say("⇒", f"{data.get('before')} → {data.get('after')}", "cyan")
 
+    def _on_exact(self, data: dict[str, Any]) -> None:
+        """What the rehearsal has shown. A file gets a line only if the run is not exact."""
+        if not data.get("exact"):
+            self._happened = True
+            self._say("!", str(data.get("text")), "yellow")
+        elif self.screen.tty:
+            self._say("✓", str(data.get("text")), "green")
+
     def _on_restart(self, data: dict[str, Any]) -> None:
+        if data.get("reason") == "rehearsal":
+            return
         self._say("↺", f"restarting ({data.get('tries')}) {data.get('text')}", "cyan")
         known = self.supervisor.notes if self.supervisor is not None else None
         could = known is not None and known.torch_seen and self.supervisor and not self.supervisor.attached.exact

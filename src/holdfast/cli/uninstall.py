@@ -34,7 +34,7 @@ CACHE = "cache: compiled kernels, indexes of runs, prepared demo data, tokens of
 STATE = "state: the ledger of devices, verdicts, plans, the key that seals your runs, hidden arguments"
 START = "start after a boot of the run"
 CONFIG = "your settings"
-VARIABLES = ("HOLDFAST_EEG_DEMO", "HOLDFAST_DETECTION_CACHE")
+VARIABLES = ("HOLDFAST_EEG_DEMO", "HOLDFAST_EEG_WINDOWS", "HOLDFAST_DETECTION_CACHE")
 
 
 @dataclass(frozen=True, slots=True)

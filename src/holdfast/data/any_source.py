@@ -41,7 +41,7 @@ class Source:
         self.on_event: Callable[[str, dict[str, Any]], None] | None = None
         self._own = OwnGenerators(loader)
         self._found = self._own.found()
-        self._teller = _teller(loader)
+        self._teller = teller(loader)
         self.counters = Counters(loader)
         self._noted = False
         self._loaded = False
@@ -187,7 +187,7 @@ def unpacked(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {name: state if isinstance(state, torch.Tensor) else tuple(state) for name, state in saved.items()}
 
 
-def _teller(loader: Any) -> Any | None:
+def teller(loader: Any) -> Any | None:
     """Who says where a pass is: the stream that batches are made of in this process, or the loader itself."""
     dataset = getattr(loader, "dataset", None)
     streams = isinstance(loader, DataLoader) and isinstance(dataset, IterableDataset) and loader.num_workers == 0

@@ -69,12 +69,19 @@ def seed(words: Sequence[int], names: Collection[str]) -> None:
         random.seed(words[2])
 
 
+States = dict[str, Any]
+"""What `capture` gave, by name."""
+
+
 @contextmanager
-def borrowed(used: Collection[str]) -> Iterator[None]:
-    """Leaves no trace in the generators that are in `used` at the end; the others are not touched by then."""
+def borrowed(used: Collection[str]) -> Iterator[States]:
+    """Leaves no trace in the generators that are in `used` at the end; the others are not touched by then.
+
+    Gives the states of those that are not in `used` yet.
+    """
     states = {name: capture(name) for name in NAMES}
     try:
-        yield
+        yield {name: state for name, state in states.items() if name not in used}
     finally:
         for name, state in states.items():
             if name in used:
@@ -84,8 +91,13 @@ def borrowed(used: Collection[str]) -> Iterator[None]:
 class Watch:
     """Which of the generators that are not in `used` is drawn from or looked at, from here on."""
 
-    def __init__(self, used: Collection[str]) -> None:
-        self._before = {name: capture(name) for name in NAMES if name not in used}
+    def __init__(self, used: Collection[str], before: States | None = None) -> None:
+        """`before`: their states, where the caller has them."""
+        self._before = {
+            name: capture(name) if before is None or name not in before else before[name]
+            for name in NAMES
+            if name not in used
+        }
         self._looks = dict(_looks)
 
     def found(self) -> set[str]:

@@ -1,7 +1,7 @@
 """Batches read in the worker itself, where a sample that kills takes the worker with it.
 
     reader = Reader(fetcher, pool)
-    for value in reader.stream(course, 17, settle, pin=False): ...
+    for value in reader.stream(course, 17, settle, pin=None): ...
 
 Each sample is marked before it is read (sample_marks.py). A worker whose predecessor ended at a sample tries it in a
 child first: if the child ends too, the sample is to blame; if not, it is read here as if nothing had happened.
@@ -17,7 +17,6 @@ from typing import Any
 
 from holdfast.data.loader_child import Failure, Fetcher, Ticket, fetch_here
 from holdfast.data.loader_pool import Pool
-from holdfast.data.loader_processes import pinned
 from holdfast.data.quarantine import Course, Settle
 from holdfast.data.sample_check import (
     End,
@@ -28,7 +27,7 @@ from holdfast.data.sample_check import (
     inquire,
     words_of,
 )
-from holdfast.data.sample_marks import Marks, Suspect, current, kind_of
+from holdfast.data.sample_marks import NOWHERE, Marks, Place, Suspect, current, kind_of
 from holdfast.data.sample_sources import described, source_of
 from holdfast.faults.bad_samples import Charge
 from holdfast.faults.blame import Blame
@@ -47,11 +46,11 @@ class Reader:
         self.pool = pool
         self._tried: set[int] = set()
 
-    def stream(self, course: Course, start: int, settle: Settle, *, pin: bool) -> Iterator[Any]:
+    def stream(self, course: Course, start: int, settle: Settle, *, pin: Callable[[Any], Any] | None) -> Iterator[Any]:
         """The values of batches `start`, `start` + 1, ... of the course."""
         for batch in range(start, len(course)):
             value = self._obtain(course, batch, settle)
-            yield pinned(value) if pin else value
+            yield value if pin is None else pin(value)
 
     def _obtain(self, course: Course, batch: int, settle: Settle) -> Any:
         marks = current()
@@ -60,7 +59,7 @@ class Reader:
                 for charge in self._try_suspects(marks, course, batch):
                     settle(course, batch, charge, None)
             ticket = course.ticket(batch)
-            at: Callable[[int], None] = _nowhere
+            at: Place = NOWHERE
             if marks is not None and self.fetcher.draws:  # tensors in memory are read in no time, and kill nobody
                 at = marks.place(self.kind, epoch=ticket.epoch, batch=batch)
             try:
@@ -84,9 +83,7 @@ class Reader:
 
     # Whose fault is it?
 
-    def _look_into(
-        self, course: Course, ticket: Ticket, error: Exception, failure: Failure, at: Callable[[int], None]
-    ) -> Charge:
+    def _look_into(self, course: Course, ticket: Ticket, error: Exception, failure: Failure, at: Place) -> Charge:
         """The dataset or the collate function raised."""
         samples, dataset = ticket.samples.tolist(), self.fetcher.dataset
         if failure.stage == "collate":
@@ -130,7 +127,3 @@ class Reader:
         did = f"ended {suspect.strikes} workers that were reading it"
         about = tuple(described(self.fetcher.dataset, [suspect.index]))
         return Charge(Blame.DATA, about, did, because="it was the same sample each time")
-
-
-def _nowhere(index: int) -> None:
-    pass

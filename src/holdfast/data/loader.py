@@ -39,6 +39,7 @@ from holdfast.data.loader_arguments import (
 )
 from holdfast.data.loader_child import Fetcher
 from holdfast.data.loader_pool import LoaderFailed, Pool
+from holdfast.data.loader_processes import pinned, pinned_where_large
 from holdfast.data.plain_pass import Passes
 from holdfast.data.quarantine import MOST_LISTED, Course, Held, Quarantine
 from holdfast.data.sample_marks import Policy, current
@@ -93,7 +94,7 @@ class Loader:
         num_workers: int = 0,
         drop_last: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        pin_memory: bool = False,
+        pin_memory: bool | None = None,
         persistent_workers: bool = True,
         prefetch_factor: int | None = None,
         sampler: Any = None,
@@ -117,6 +118,7 @@ class Loader:
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.pin_memory = pin_memory
+        """None: where the device is an accelerator, as far as that helps."""
         self.device: torch.device | None = torch.device(pin_memory_device) if pin_memory_device else None
         """Where the batches go. Memory is pinned if this is an accelerator; as long as it is not known, only
         where one is in use already: a loader must not wake up a device that may hang."""
@@ -287,8 +289,10 @@ class Loader:
         pin = self._pin_device()
         if self.num_workers > 0:
             self._pool.pin = pin
+            self._pool.must_pin = self.pin_memory is True
             return self._pool.stream(course, start, self._settle)
-        return self._here.stream(course, start, self._settle, pin=pin is not None)
+        place = None if pin is None else pinned if self.pin_memory else pinned_where_large
+        return self._here.stream(course, start, self._settle, pin=place)
 
     def _course(self, number: int, *, training: bool) -> Course:
         epoch = self._epoch(number, training=training)
@@ -311,7 +315,7 @@ class Loader:
         device = self.device
         if device is None and torch.cuda.is_initialized():
             device = torch.device("cuda")
-        if not self.pin_memory or device is None or device.type not in ("cuda", "xpu"):
+        if self.pin_memory is False or device is None or device.type not in ("cuda", "xpu"):
             return None
         if device.type == "cuda" and device.index is None:
             return torch.device("cuda", torch.cuda.current_device())

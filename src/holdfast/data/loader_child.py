@@ -21,7 +21,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -32,8 +31,8 @@ from torch.utils.data._utils import worker
 from holdfast.base.errors import UserError
 from holdfast.base.scratch import note_child
 from holdfast.data.collation import odd_ones
-from holdfast.data.generators import Watch, borrowed, seed
-from holdfast.data.sample_marks import IDLE
+from holdfast.data.generators import States, Watch, borrowed, seed
+from holdfast.data.sample_marks import IDLE, NOWHERE, Place
 from holdfast.data.sample_order import Indices, collate_seeds, sample_seeds
 
 log = logging.getLogger(__name__)
@@ -98,6 +97,8 @@ class Fetcher:
         """The dataset's `__getitems__`, which torch's own loader would call, too."""
         self.calm = False
         """It has given a whole batch without drawing a random number."""
+        self.quiet = False
+        """It has given a batch, sample by sample, without drawing from a generator that was not seeded for it."""
         self.draws = collate_fn is not None or may_draw(dataset)
         """False where nothing can draw a random number."""
         self.used: set[str] = set()
@@ -115,21 +116,21 @@ class Fetcher:
     def __getitem__(self, ticket: Ticket) -> Parcel:
         """What torch's loop in the child calls."""
         info = get_worker_info()
-        at = _nowhere if info is None or self.progress is None else self._place(info.id)
+        at = NOWHERE if info is None or self.progress is None else self._place(info.id)
         began = time.monotonic()
         failure = None
         try:
             payload = self._packed(ticket, at)
         except Exception as error:
             payload, failure = pack_error(error), self.failure
-        at(IDLE)
+        at[0] = IDLE
         return Parcel(ticket.batch, time.monotonic() - began, failure, payload)
 
-    def _place(self, slot: int) -> Callable[[int], None]:
-        """Writes where this child is. Eight aligned bytes: never seen half-written."""
-        return partial(setattr, ctypes.c_int64.from_buffer(self.progress, 8 * slot), "value")
+    def _place(self, slot: int) -> Place:
+        """Where this child writes at which sample it is."""
+        return memoryview(self.progress).cast("B").cast("q")[slot : slot + 1]
 
-    def _packed(self, ticket: Ticket, at: Callable[[int], None]) -> bytes:
+    def _packed(self, ticket: Ticket, at: Place) -> bytes:
         if not self.by_value:
             try:
                 return _dumps(self.fetch(ticket, at))
@@ -142,19 +143,20 @@ class Fetcher:
         with _not_a_loader_child():
             return pickle.dumps(self.fetch(ticket, at), protocol=pickle.HIGHEST_PROTOCOL)
 
-    def fetch(self, ticket: Ticket, at: Callable[[int], None] | None = None) -> Any:
+    def fetch(self, ticket: Ticket, at: Place = NOWHERE, before: States | None = None) -> Any:
         """The value of one batch. Leaves the generators that the dataset uses seeded, and the others as they are.
+
+        `before`: the states of generators as they are now, where the caller has them.
 
         Samples that draw from a generator for the first time are read twice.
         """
-        at = at or _nowhere
         whole = self.whole(ticket, at)
         if whole is not None:
             return whole
         if not self.draws:
             return self._read(ticket, at, None)
         while True:
-            with Watch(self.used) as watch:
+            with Watch(self.used, before) as watch:
                 try:
                     value = self._read(ticket, at, watch)
                 except _DrewEarly:
@@ -164,10 +166,11 @@ class Fetcher:
                         raise
             found = watch.found()
             if not found:
+                self.quiet = True
                 return value
             self.used |= found  # at most three times: once more, with these generators seeded for each sample
 
-    def _read(self, ticket: Ticket, at: Callable[[int], None], watch: Watch | None) -> Any:
+    def _read(self, ticket: Ticket, at: Place, watch: Watch | None) -> Any:
         """Every sample, then the batch; the generators that are `used` are seeded before each."""
         samples = ticket.samples.tolist()
         items = None if self.used or ticket.alone else self._together(samples, at)
@@ -175,7 +178,7 @@ class Fetcher:
             items = self._one_by_one(ticket, samples, at, watch)
         if ticket.alone or not items:  # a batch of which every sample is left out is nothing
             return None
-        at(COLLATING)
+        at[0] = COLLATING
         try:
             value = self._collate(ticket, items)
         except Exception as error:
@@ -185,14 +188,14 @@ class Fetcher:
         self.failure = Failure("send")
         return value
 
-    def _together(self, samples: list[int], at: Callable[[int], None]) -> list[Any] | None:
+    def _together(self, samples: list[int], at: Place) -> list[Any] | None:
         """The samples by one call of the dataset's `__getitems__`; None where that raises or gives another number.
 
         One by one the same is raised again, with the sample named.
         """
         if self.several_of is None or not samples:
             return None
-        at(COLLATING)
+        at[0] = COLLATING
         try:
             items = list(self.several_of(samples))
         except Exception as error:
@@ -200,26 +203,36 @@ class Fetcher:
             return None
         return items if len(items) == len(samples) else None
 
-    def _one_by_one(
-        self, ticket: Ticket, samples: list[int], at: Callable[[int], None], watch: Watch | None
-    ) -> list[Any]:
-        seeds = sample_seeds(ticket.seed, ticket.epoch, ticket.samples) if self.used else None
-        items = []
-        for place, index in enumerate(samples):
-            at(index)
-            if seeds is not None:
-                seed(seeds[place], self.used)
-            try:
-                items.append(self.dataset[index])
-            except Exception as error:
-                self.failure = Failure("read", (index,))
-                _note(error, f"raised by dataset[{index}], in batch {ticket.batch} of epoch {ticket.epoch}")
-                raise
-            if place == 0 and watch is not None and watch.found():
-                raise _DrewEarly  # most that draw do so at every sample: then one is read twice, and not a batch
+    def _one_by_one(self, ticket: Ticket, samples: list[int], at: Place, watch: Watch | None) -> list[Any]:
+        dataset, index = self.dataset, -1
+        items: list[Any] = []
+        early = watch if not self.quiet else None
+        try:  # around the loops: what is done for each sample is paid 256 times a batch
+            if self.used:
+                seeds = sample_seeds(ticket.seed, ticket.epoch, ticket.samples)
+                for words, index in zip(seeds, samples, strict=True):
+                    at[0] = index
+                    seed(words, self.used)
+                    items.append(dataset[index])
+                    if early is not None:
+                        _look_after_the_first(early)
+                        early = None
+            else:
+                for index in samples:
+                    at[0] = index
+                    items.append(dataset[index])
+                    if early is not None:
+                        _look_after_the_first(early)
+                        early = None
+        except _DrewEarly:
+            raise
+        except Exception as error:
+            self.failure = Failure("read", (index,))
+            _note(error, f"raised by dataset[{index}], in batch {ticket.batch} of epoch {ticket.epoch}")
+            raise
         return items
 
-    def whole(self, ticket: Ticket, at: Callable[[int], None]) -> Any:
+    def whole(self, ticket: Ticket, at: Place) -> Any:
         """The batch in one go; None if the dataset has no such way, or does not take it now.
 
         What it raises does not count: sample by sample the same is raised again, with the sample named. If it ends a
@@ -228,7 +241,7 @@ class Fetcher:
         if self.batch_of is None or ticket.alone or not len(ticket.samples):
             return None
         self.failure = Failure("send")
-        at(COLLATING)
+        at[0] = COLLATING
         with Watch(()) as watch:
             try:
                 value = self.batch_of(ticket.samples.tolist())
@@ -256,9 +269,14 @@ class Fetcher:
         return Failure("collate", tuple(int(ticket.samples[place]) for place, _ in odd), odd[0][1] if odd else "")
 
 
-def fetch_here(fetcher: Fetcher, ticket: Ticket, at: Callable[[int], None] | None = None) -> Any:
+def _look_after_the_first(watch: Watch) -> None:
+    """Most that draw do so at every sample: then one is read twice, and not a batch."""
+    if watch.found():
+        raise _DrewEarly
+
+
+def fetch_here(fetcher: Fetcher, ticket: Ticket, at: Place = NOWHERE) -> Any:
     """A batch in this very process, leaving no trace in its generators."""
-    at = at or _nowhere
     try:
         if not fetcher.draws:
             return fetcher.fetch(ticket, at)
@@ -266,15 +284,15 @@ def fetch_here(fetcher: Fetcher, ticket: Ticket, at: Callable[[int], None] | Non
         if whole is not None:
             return whole
         threads = torch.get_num_threads()
-        with borrowed(fetcher.used):
+        with borrowed(fetcher.used) as before:
             # One thread, as in a loader child: some sums come out differently with two.
             torch.set_num_threads(1)
             try:
-                return fetcher.fetch(ticket, at)
+                return fetcher.fetch(ticket, at, before)
             finally:
                 torch.set_num_threads(threads)
     finally:
-        at(IDLE)
+        at[0] = IDLE
 
 
 def _is_shortage(error: Exception) -> bool:
@@ -312,10 +330,6 @@ def _several_of(dataset: Any) -> Callable[[list[int]], Any] | None:
         return None
     several: Callable[[list[int]], Any] | None = getattr(dataset, "__getitems__", None)
     return several
-
-
-def _nowhere(index: int) -> None:
-    pass
 
 
 def as_it_is(value: Any) -> Any:

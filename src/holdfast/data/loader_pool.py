@@ -93,6 +93,8 @@ class Pool:
         self.persistent = persistent
         self.patience = Patience()
         self.pin: torch.device | None = None
+        self.must_pin = False
+        """Else a batch that cannot be pinned comes as it is."""
         self.on_event: Callable[[str, dict[str, Any]], None] | None = None
         self.on_wait: Callable[[], None] | None = None
         self._strikes: Counter[int] = Counter()
@@ -196,7 +198,9 @@ class Pool:
             feed.begin(job)
             return feed
         try:
-            feed = Feed(self.fetcher, job, workers=self.workers, prefetch=self.prefetch, pin=self.pin)
+            feed = Feed(
+                self.fetcher, job, workers=self.workers, prefetch=self.prefetch, pin=self.pin, must_pin=self.must_pin
+            )
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             if (self.fetcher.start_method or start_method()) == "fork":
                 raise

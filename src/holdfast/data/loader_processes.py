@@ -36,6 +36,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from holdfast.base import interpreter, processes
+from holdfast.data.batch import tensors_of
 from holdfast.data.loader_child import Failure, Fetcher, Parcel, Start, Ticket, as_it_is, unpack_error
 from holdfast.data.sample_marks import IDLE
 
@@ -101,7 +102,16 @@ def start_method() -> str:
 class Feed:
     """Loader children and their reader. When one of them fails, the whole generation is stopped."""
 
-    def __init__(self, fetcher: Fetcher, job: Job, *, workers: int, prefetch: int, pin: torch.device | None) -> None:
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        job: Job,
+        *,
+        workers: int,
+        prefetch: int,
+        pin: torch.device | None,
+        must_pin: bool = True,
+    ) -> None:
         context = self._context(fetcher.start_method or start_method())
         fetcher.progress = self.progress = context.RawArray("q", [IDLE] * workers)
         self.born = time.monotonic()
@@ -110,6 +120,7 @@ class Feed:
         self.delivered = 0
         self._plan = _Plan(job)
         self._pin = pin
+        self._must_pin = must_pin
         self._changed = threading.Condition()
         self._ready: deque[Item] = deque()
         self._broken: BaseException | None = None
@@ -260,6 +271,8 @@ class Feed:
             try:
                 value = pinned(value)
             except Exception as error:  # the device's trouble and not the children's: the loop judges it
+                if not self._must_pin:
+                    return Item(parcel.batch, parcel.seconds, value=value)
                 return Item(parcel.batch, parcel.seconds, error=error)
         return Item(parcel.batch, parcel.seconds, value=value)
 
@@ -323,6 +336,20 @@ def pinned(value: Any) -> Any:
     from torch.utils.data._utils import pin_memory
 
     return pin_memory.pin_memory(value)
+
+
+STAGED = 1 << 16
+"""Bytes up to which CUDA copies from any memory without making the host wait, by its documentation."""
+
+
+def pinned_where_large(value: Any) -> Any:
+    """In page-locked memory if that spares the host a wait and can be had; else as it is."""
+    if all(each.nbytes <= STAGED for each in tensors_of(value)):
+        return value
+    try:
+        return pinned(value)
+    except RuntimeError:
+        return value
 
 
 def _forget_pids(iterator: Any) -> None:

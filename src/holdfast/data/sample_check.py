@@ -25,6 +25,7 @@ import numpy as np
 from holdfast.data.loader_child import Fetcher, Ticket, fetch_here
 from holdfast.data.loader_processes import Feed, Item, Job, is_stopped, signal_name
 from holdfast.data.read_limit import Patience
+from holdfast.data.sample_marks import Place
 from holdfast.data.sample_sources import described
 from holdfast.faults.bad_samples import Charge
 from holdfast.faults.blame import Blame
@@ -135,7 +136,7 @@ def words_of(error: BaseException) -> str:
 
 
 def examine_here(
-    fetcher: Fetcher, ticket: Ticket, indices: Sequence[int], at: Callable[[int], None], wait: Callable[[], None]
+    fetcher: Fetcher, ticket: Ticket, indices: Sequence[int], at: Place, wait: Callable[[], None]
 ) -> Findings:
     """One at a time in this process, with the random numbers each has in its batch."""
     found: Findings = {}

@@ -2,8 +2,8 @@
 
     marks = begin(run_folder)                         # worker: take over what the one before left
     place = marks.place(kind, epoch=3, batch=17)
-    place(4711)                                       # before dataset[4711]: one store into a mapped file
-    place(IDLE)                                       # done
+    place[0] = 4711                                   # before dataset[4711]: one store into a mapped file
+    place[0] = IDLE                                   # done
     marks.suspects(kind)                              # [Suspect(4711, strikes=1)] in the next worker
 
 Without loader children the process that reads is the worker itself. What it was at when it died or was killed as
@@ -15,13 +15,11 @@ All loaders of a process, protected or not, find here what they need to know of 
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import mmap
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,11 @@ from holdfast.base.folders import Folder
 from holdfast.run.setting_groups import DataSettings
 
 IDLE = -1
+Place = memoryview
+"""One word of 64 bits in which a process notes the sample it is at. One aligned store, never seen half-written: the
+cheapest that Python has."""
+NOWHERE: Place = memoryview(bytearray(8)).cast("q")
+"""Where nobody looks."""
 FEWEST = 10
 """So many samples may always be quarantined, however small the dataset is."""
 _PREFIX = "reading-"
@@ -87,15 +90,14 @@ class Marks:
         self.policy = Policy()
         """For every loader that is made from now on."""
         self._words = words
-        # One aligned store of eight bytes, never seen half-written; the cheapest that Python has.
-        self._place = partial(setattr, ctypes.c_int64.from_buffer(words, 8 * _INDEX), "value")
+        self._place: Place = words[_INDEX : _INDEX + 1]
         self._suspects = suspects[-_SLOTS:]
         words[_INDEX] = IDLE
         words[0] = _MAGIC
         self._write_suspects()
 
-    def place(self, kind: int, *, epoch: int, batch: int) -> Callable[[int], None]:
-        """A function that notes the sample at hand."""
+    def place(self, kind: int, *, epoch: int, batch: int) -> Place:
+        """Where the sample at hand is noted."""
         words = self._words
         words[_INDEX] = IDLE
         words[_KIND], words[_EPOCH], words[_BATCH] = kind, epoch, batch

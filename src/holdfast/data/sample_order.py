@@ -25,6 +25,8 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 # Streams keep the order, the samples and the collate function from ever sharing a seed.
 _ORDER, _SAMPLE, _COLLATE = 1, 2, 3
+MOST_NEW = 64
+"""Batches that are kept until they are hashed together."""
 
 
 def mix(values: Words) -> Words:
@@ -96,16 +98,27 @@ class Epoch:
         return Coverage(len(seen), fingerprint(seen))
 
 
-@dataclass
 class Coverage:
     """Which samples have been trained on, in sixteen bytes: how many, and the sum of their hashes."""
 
-    count: int = 0
-    total: int = 0
+    def __init__(self, count: int = 0, total: int = 0) -> None:
+        self.count = count
+        self._total = total
+        self._new: list[Indices] = []
+        """Not in the sum yet: a hash of many costs hardly more than one of a few, and nobody asks at each step."""
+
+    @property
+    def total(self) -> int:
+        if self._new:
+            self._total = (self._total + fingerprint(np.concatenate(self._new))) & _MASK
+            self._new.clear()
+        return self._total
 
     def add(self, indices: Indices) -> None:
         self.count += len(indices)
-        self.total = (self.total + fingerprint(indices)) & _MASK
+        self._new.append(indices)
+        if len(self._new) >= MOST_NEW:
+            _ = self.total
 
     def compare(self, expected: Coverage) -> tuple[int, int]:
         """(skipped, repeated) at the least: equal counts with unequal hashes mean one of each, or more."""

@@ -1,4 +1,4 @@
-"""Which rank this process is: what torch's elastic agent says in the environment. No torch.
+"""Which rank this process is: what its agent says in the environment. No torch.
 
 place = Place.of(os.environ)         # None: an ordinary process
 place.rank, place.ranks, place.restarts
@@ -18,6 +18,9 @@ JOB = "HOLDFAST_LAUNCHED_JOB"
 LAUNCHER = "HOLDFAST_LAUNCHER"
 """The process number of `holdfast launch`."""
 
+OWN_AGENT = {"HOLDFAST_RANKS_STAY": "1", "TORCHELASTIC_RUN_ID": "holdfast"}
+"""In the environment of ranks whose agent is ours (agent.py): it replaces the one that is lost, and the others stay."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -33,10 +36,12 @@ class Place:
     """The process that does."""
     run: str | None = None
     job: str | None = None
+    stays: bool = False
+    """Whether this process stays when another rank is lost."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Place | None:
-        """None for a process that no elastic agent started, or that already is below a rank."""
+        """None for a process that no agent started, or that already is below a rank."""
         if "TORCHELASTIC_RUN_ID" not in environ or not {"RANK", "WORLD_SIZE"} <= set(environ):
             return None
         try:
@@ -49,6 +54,7 @@ class Place:
                 agent=os.getppid(),
                 run=environ.get(RUN) or None,
                 job=environ.get(JOB) or None,
+                stays=set(OWN_AGENT.items()) <= set(environ.items()),
             )
         except ValueError:
             return None

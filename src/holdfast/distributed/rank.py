@@ -1,10 +1,12 @@
-"""The life of one rank: `holdfast train` below torch's elastic agent, from joining the others to its exit code.
+"""The life of one rank: `holdfast train` below an agent, from joining the others to its exit code.
 
-    torchrun --nproc-per-node 2 -m holdfast train my_script.py
-    holdfast launch --nproc 2 my_script.py                        # the same, with a run folder and somebody who watches
+    torchrun --nproc-per-node 2 -m holdfast train my_script.py    # torch's elastic agent
+    holdfast launch --nproc 2 my_script.py                        # an agent of ours, which watches the ranks
 
-A rank that ends with a code other than 0 makes the agent start all of them again, so only what a new start may mend
-does. What is over (done, stopped, the script's own error) is written down for those that come after.
+A rank that ends with a code other than 0 makes the agent start a new process (torchrun: all), so only what a new start
+may mend does. Below our own agent a rank stays when another is lost: it leaves the script and the process group,
+and calls the script again in the next group. What is over (done, stopped, the script's own error) is written down for
+those that come after.
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from holdfast.base import processes
+from holdfast.base.board import Phase
 from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed
+from holdfast.distributed import roster
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import LAUNCHER, Place
 from holdfast.distributed.rank_nursery import NESTED
@@ -29,6 +34,7 @@ from holdfast.run.folder import RunFolder
 if TYPE_CHECKING:
     from holdfast.base.board import Board
     from holdfast.console.order import Order
+    from holdfast.distributed.group import Group
     from holdfast.distributed.rank_link import Follower, Writer
 
 START_AGAIN = 76
@@ -36,6 +42,8 @@ START_AGAIN = 76
 _FATAL = ("non_finite", "wrong_numbers", "bad_data", "user_error", "unsupported")
 """What new ranks would only meet again."""
 PR_SET_PDEATHSIG = 1
+_ONCE = "script-once"
+"""The note that the script cannot be called twice in one process."""
 
 
 def live(order: Order, place: Place, make: Callable[[], RunFolder]) -> int:
@@ -49,7 +57,7 @@ def live(order: Order, place: Place, make: Callable[[], RunFolder]) -> int:
     if place.watched and place.run:
         _speak_into(Path(place.run), place)
     try:
-        _train(order, place, job, board, run)
+        _Life(order, place, job, board, run).to_the_end()
     except HoldfastError as error:
         _end(job, error)
         if not place.watched:
@@ -173,55 +181,118 @@ def device_for(asked: str, place: Place) -> str:
 # Training ---------------------------------------------------------------------------------------------------
 
 
-def _train(order: Order, place: Place, job: Job, board: Board, run: RunFolder | None) -> None:
-    """Everything that needs torch. Ends with an outcome in the job, or says nothing because another rank does."""
-    import multiprocessing
+class _Life:
+    """This process as a rank: in one process group, and where it stays when another is lost, in the next ones too."""
 
-    import torch
+    def __init__(self, order: Order, place: Place, job: Job, board: Board, run: RunFolder | None) -> None:
+        self.order = order
+        self.place = place
+        self.job = job
+        self.board = board
+        self.run = run
+        self.settings = order.settings.override({"sentinel.enabled": "never"}, "a run of several ranks")
+        self.link: Follower | Writer | None = None
+        self.groups = self.calls = 0
+        """So many process groups, and calls of the script."""
 
-    from holdfast.distributed.group import Group, PeerLost
-    from holdfast.distributed.rank_link import Follower, Writer
-    from holdfast.worker import worker
-    from holdfast.worker.session import LostWorker, StopRun
+    def to_the_end(self) -> None:
+        """Ends with an outcome in the job, or says nothing because another rank does."""
+        import multiprocessing
 
-    if hasattr(os, "fork"):
-        multiprocessing.set_start_method("fork", force=True)
-    settings = order.settings.override({"sentinel.enabled": "never"}, "a run of several ranks")
-    seed = settings.run.seed
-    torch.set_num_threads(threads_for(order, place.local_ranks))
-    device = worker.open_device(device_for(settings.run.device, place))
-    worker.seed_everything(seed)
-    link: Follower | Writer
-    try:
-        group = Group.join(place, board, device=device, seed=seed, patience=settings.watchdog.setup)
-    except PeerLost as lost:
-        raise _StartAgain("peer", text=str(lost)) from None
-    if run is None:
-        link = Follower(job, place, settings, board)
-    else:
-        link = Writer(job, place, settings, board, run)
-        run.update_info(state="RUNNING", device=f"{place.ranks}x{device.type}", ranks=place.ranks)
-    try:
-        link.find_start(group)
-        if isinstance(link, Writer):
-            _check_progress(job, place, link.snapshots.step, settings.retry.without_progress)
-        _run_script(order, place, link, group, settings, device, seed)
-        _finish(link, job)
-    except HoldfastError as error:  # said before this process ends: the others will ask why it has
-        _end(job, error)
-        raise
-    except StopRun:
-        _stopped(link, job)
-    except PeerLost as lost:
-        raise _StartAgain("peer", text=str(lost)) from None
-    except LostWorker as lost:
-        if lost.fault.kind.value in _FATAL:
-            raise ScriptFailed(lost.fault.sentence(), cause=lost.fault.cause()) from None
-        raise _StartAgain("lost", fault=lost.fault.to_json()) from None
-    finally:
-        if isinstance(link, Writer):
-            _save_what_failed(link, job)
-            link.teller.scalars.close()
+        import torch
+
+        from holdfast.distributed.rank_link import Writer
+        from holdfast.worker import step, worker
+
+        if hasattr(os, "fork"):
+            multiprocessing.set_start_method("fork", force=True)
+        torch.set_num_threads(threads_for(self.order, self.place.local_ranks))
+        self.device = worker.open_device(device_for(self.settings.run.device, self.place))
+        try:
+            while not self._in_one_group():
+                step.free_memory(self.device)  # the objects of the script that was left
+        except HoldfastError as error:  # said before this process ends: the others will ask why it has
+            _end(self.job, error)
+            raise
+        finally:
+            if isinstance(self.link, Writer):
+                _save_what_failed(self.link, self.job)
+                self.link.teller.scalars.close()
+
+    def _in_one_group(self) -> bool:
+        """Train until it is over; False if the group broke and this process goes on in another one."""
+        from holdfast.distributed.group import Group, PeerLost
+        from holdfast.distributed.roster import RosterGone
+        from holdfast.worker import worker
+        from holdfast.worker.session import LostWorker, StopRun
+
+        seed, group = self.settings.run.seed, None
+        try:
+            self._find_place()
+            self.board.enter(Phase.SETUP)  # for a rank that stays, too: until its next step it may take as long
+            self.groups += 1
+            worker.seed_everything(seed)
+            patience = self.settings.watchdog.setup
+            group = Group.join(self.place, self.board, self.job, device=self.device, seed=seed, patience=patience)
+            group.begin()
+            self._go_on(group)
+            return True
+        except StopRun:
+            _stopped(self.link, self.job)
+            return True
+        except RosterGone:
+            if self.job.outcome is None and self.link is not None:  # the agent is gone: as if it had asked us to stop
+                _stopped(self.link, self.job)
+            return True
+        except PeerLost as lost:
+            if not self.place.stays or (self.calls and self.job.noted(_ONCE)):
+                raise _StartAgain("peer", text=str(lost)) from None
+            self.place = self.place if group is None else group.place
+            roster.ask(self.job, self.place.restarts)
+            return False
+        except LostWorker as lost:
+            if lost.fault.kind.value in _FATAL:
+                raise ScriptFailed(lost.fault.sentence(), cause=lost.fault.cause()) from None
+            raise _StartAgain("lost", fault=lost.fault.to_json()) from None
+        finally:
+            if group is not None and self.place.stays:
+                group.leave()
+
+    def _find_place(self) -> None:
+        if self.place.stays:
+            before = self.place.restarts if self.groups else 0
+            now = roster.await_next(self.job, after=before, launcher=int(os.environ.get(LAUNCHER) or 0))
+            rank = now.rank_of(os.getpid())
+            assert rank is not None
+            self.place = replace(self.place, rank=rank, ranks=now.ranks, local_ranks=now.ranks, restarts=now.number)
+
+    def _go_on(self, group: Group) -> None:
+        """From the newest snapshot that all have."""
+        from holdfast.distributed.rank_link import Follower, Writer
+
+        if self.link is not None:
+            self.link.rejoin(self.place)
+        elif self.run is None:
+            self.link = Follower(self.job, self.place, self.settings, self.board)
+        else:
+            self.link = Writer(self.job, self.place, self.settings, self.board, self.run)
+        if self.run is not None:
+            ranks = self.place.ranks
+            self.run.update_info(state="RUNNING", device=f"{ranks}x{self.device.type}", ranks=ranks)
+        self.link.find_start(group)
+        if isinstance(self.link, Writer):
+            _check_progress(self.job, self.place, self.link.snapshots.step, self.settings.retry.without_progress)
+        self.calls += 1
+        try:
+            _run_script(self.order, self.place, self.link, group, self.settings, self.device)
+        except ScriptFailed as failed:
+            if self.calls > 1 and not self.link.advanced:
+                # A script may do what a process can do once. A new process decides whether the error is its own, and
+                # from here on no rank calls it twice: else each would be lost to the others in turn.
+                self.job.note(_ONCE, {"error": failed.message})
+                raise _StartAgain("again", text=failed.message) from None
+            raise
+        _finish(self.link, self.job)
 
 
 def threads_for(order: Order, ranks: int) -> int:
@@ -240,14 +311,15 @@ def _save_what_failed(link: Any, job: Job) -> None:
         _close_books(link, job, str(outcome["state"]), None)
 
 
-def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any, device: Any, seed: int) -> None:
+def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any, device: Any) -> None:
     from holdfast.data import sample_marks
+    from holdfast.distributed.script_calls import group_is_here
     from holdfast.faults.ladder import Rung
     from holdfast.worker import worker
     from holdfast.worker.session import Run, Session
 
     folder = link.run.path if hasattr(link, "run") else Path(place.run or os.curdir)
-    described = Run(order.facts.path.stem, folder, seed, place.restarts, link.newest() is not None)
+    described = Run(order.facts.path.stem, folder, settings.run.seed, place.restarts, link.newest() is not None)
     session = Session(
         link, run=described, rungs=[Rung(str(device))], rung=0, settings=settings, device=device, peers=group
     )
@@ -255,7 +327,8 @@ def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any
     try:
         train = worker.load_train(order.facts.path, order.argv)
         link.send("worker", generation=place.restarts, rank=place.rank, pid=os.getpid())
-        train(session, **worker.bind(train, order.arguments))
+        with group_is_here():
+            train(session, **worker.bind(train, order.arguments))
         session._finish()
     except HoldfastError:
         raise
@@ -266,6 +339,8 @@ def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any
         ) from error
     finally:
         sample_marks.end()
+        if place.stays:
+            session._abandon()
 
 
 def _where(place_in_script: str | None, place: Place) -> str:

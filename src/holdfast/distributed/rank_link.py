@@ -47,6 +47,12 @@ class Snapshots:
         self.memory.arenas = job.arenas(place.rank)
         self.memory.release_leases()  # who held them is gone
         self.start: memoryview | None = None
+        self.whole = False
+        """Nothing that all ranks had committed is missing from it."""
+
+    def rejoin(self) -> None:
+        self.memory.release_leases()
+        self.start = None
 
     def arena(self, capacity: int) -> Arena:
         arenas = self.memory.arenas
@@ -66,6 +72,7 @@ class Snapshots:
             payload = None if saved is None else map_file(saved.state)
             self.start = None if step == 0 else group.hand_over(payload, holder, wanted=payload is None)
             return
+        self.whole = newest >= group.all_had
         for sequence, slot in held.items():
             if sequence > newest:
                 slot.undo()
@@ -86,7 +93,14 @@ class Follower:
     def __init__(self, job: Job, place: Place, settings: Settings, board: Board) -> None:
         self.board = board
         self.generation = place.restarts
+        self.advanced = False
+        """A step was committed in this group."""
         self.snapshots = Snapshots(job, place, settings)
+
+    def rejoin(self, place: Place) -> None:
+        """The same process in another group."""
+        self.generation, self.advanced = place.restarts, False
+        self.snapshots.rejoin()
 
     def find_start(self, group: Group) -> None:
         self.snapshots.find(group, None)
@@ -98,6 +112,7 @@ class Follower:
         return self.snapshots.start
 
     def committed(self, step: int) -> None:
+        self.advanced = True
         self.snapshots.memory.drop_outgrown()
 
     def send(self, kind: str, **data: Any) -> None:
@@ -119,9 +134,15 @@ class Writer(LocalLink):
         self.job = job
         self.place = place
         self.generation = place.restarts
+        self.advanced = False
         self.snapshots = Snapshots(job, place, settings)
         self.memory = self.snapshots.memory
         self._recovering: float | None = None
+
+    def rejoin(self, place: Place) -> None:
+        """The same process in another group."""
+        self.place, self.generation, self.advanced = place, place.restarts, False
+        self.snapshots.rejoin()
 
     def find_start(self, group: Group) -> None:
         saved, passed_over = checkpoint.newest_good(self.run.path / "checkpoints")
@@ -130,6 +151,8 @@ class Writer(LocalLink):
         self.checkpoint = self.saved = saved
         self.snapshots.find(group, saved)
         self._tell_who_was_lost()
+        if self.place.stays and self.snapshots.whole:  # a step is one that all have; this rank may be one ahead
+            self.accounts.steps = min(self.accounts.steps, self.snapshots.step)
         self.accounts.restored(self.accounts.steps, self.snapshots.step)
         self.accounts.steps = self.snapshots.step
         self.run.update_info(accounts=self.accounts.to_json())
@@ -142,6 +165,7 @@ class Writer(LocalLink):
 
     def committed(self, step: int) -> None:
         super().committed(step)
+        self.advanced = True
         self.memory.drop_outgrown()
         if self._recovering is not None:
             seconds, self._recovering = time.monotonic() - self._recovering, None
@@ -169,6 +193,8 @@ class Writer(LocalLink):
                 self._record(fault.at(step=beat.at, phase=beat.phase.label))
                 self._recovering = self._recovering or time.monotonic() - beat.silence
         self.accounts.steps = max(self.accounts.steps, min(committed, default=0))  # a step is one that all have
+        if self.place.stays:
+            return
         if self.place.restarts and self._recovering is None and self.snapshots.start is not None:
             self._record(Fault(Kind.EXIT, "another machine", step=self.snapshots.step + 1))
             self._recovering = time.monotonic()
@@ -195,7 +221,8 @@ class Writer(LocalLink):
         return -9
 
     def _record(self, fault: Fault) -> None:
-        move = Move(Action.REPLACE, 0, reason="all ranks are started again", new_worker=True)
+        reason = "this rank is replaced, the others stay" if self.place.stays else "all ranks are started again"
+        move = Move(Action.REPLACE, 0, reason=reason, new_worker=True)
         folder = evidence.collect(self.run, fault, move, None, "", {}, "")
         self.accounts.fault(fault.kind.value)
         self.teller.emit_fault(fault, move, folder)

@@ -1,10 +1,13 @@
-"""New ranks in a moment: a process that has torch forks them, and what the agent started stands in for them. No torch.
+"""New ranks in a moment: a process that has torch forks them. No torch here.
 
-    nest = Nest(job, preload=["torchvision"])    # holdfast launch
+    forker = Forker(preload=["torchvision"])     # the nursery of an agent of ours (agent.py)
+    forker.fork(config); forker.news()           # its answers: who was forked, who has ended
+
+    nest = Nest(job, preload=["torchvision"])    # holdfast launch with torchrun below it
     nest.serve()                                 # ten times a second: who asks, who has ended, who is wanted no more
     code = ask(job, words)                       # a process of the agent: waits for its rank, and ends as it did
 
-The agent starts a fresh interpreter for each rank, which needs seconds to import torch, and after a fault all of them
+torchrun starts a fresh interpreter for each rank, which needs seconds to import torch, and after a fault all of them
 do so again. Here that interpreter imports nothing: it asks for a fork of the nursery (worker/nursery.py) and waits.
 When it is ended, so is its rank. Where forking is not safe it becomes the rank itself.
 """
@@ -18,7 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,33 +46,22 @@ class Guest:
     pid: int = 0
 
 
-class Nest:
-    """The launcher's side."""
+class Forker:
+    """The nursery of ranks, and what it says. One that dies is started again."""
 
-    def __init__(self, job: Job, preload: Sequence[str]) -> None:
-        self.job = job
+    def __init__(self, preload: Sequence[str]) -> None:
         self.preload = list(preload)
-        self._server = _unix_socket()
-        self._server.bind(str(job.path / _SOCKET))
-        self._server.listen(64)
-        self._server.setblocking(False)
-        self._guests: list[Guest] = []
-        self._forking: list[Guest] = []
-        self._ready = False
+        self.ready = False
         self._begin()
 
     @staticmethod
     def possible() -> bool:
         return not processes.portable() and hasattr(socket, "AF_UNIX")
 
-    @property
-    def pids(self) -> list[int]:
-        return [guest.pid for guest in self._guests if guest.pid]
-
     def _begin(self) -> None:
         ours, theirs = Channel.pair()
         os.set_inheritable(theirs.fileno(), True)
-        self._ready = False
+        self.ready = False
         self._channel = ours
         words = [str(theirs.fileno()), str(os.getpid()), *self.preload]
         self._process = subprocess.Popen(
@@ -82,6 +74,52 @@ class Nest:
         if self.preload:
             ours.send({"warm": True})
 
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def fork(self, config: dict[str, Any]) -> None:
+        """Ask for a rank: `forked`, `unsafe` or `broken` is the answer. The nursery takes one request at a time."""
+        with contextlib.suppress(Closed):
+            self._channel.send({"fork": {"generation": 0, **config}})
+
+    def news(self) -> Iterator[dict[str, Any]]:
+        """What the nursery has said since the last call; `{"died": True}` where it is another one from here on."""
+        try:
+            for message in self._channel.pending():
+                self.ready = self.ready or "ready" in message
+                yield message
+        except Closed:
+            self._channel.close()
+            self._process.wait()
+            self._begin()
+            yield {"died": True}
+
+    def close(self) -> None:
+        self._channel.close()
+        try:
+            self._process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(2.0)
+
+
+class Nest:
+    """The launcher's side, where torchrun starts the ranks."""
+
+    def __init__(self, job: Job, preload: Sequence[str]) -> None:
+        self.job = job
+        self._server = _unix_socket()
+        self._server.bind(str(job.path / _SOCKET))
+        self._server.listen(64)
+        self._server.setblocking(False)
+        self._guests: list[Guest] = []
+        self._forking: list[Guest] = []
+        self._forker = Forker(preload)
+
+    @property
+    def pids(self) -> list[int]:
+        return [guest.pid for guest in self._guests if guest.pid]
+
     def serve(self) -> None:
         """Hear everybody, wait for nobody."""
         while True:
@@ -91,17 +129,14 @@ class Nest:
                 break
             accepted.setblocking(True)
             self._guests.append(Guest(Channel(accepted)))
-        try:
-            for message in self._channel.pending():
-                self._hear(message)
-        except Closed:
-            self._nursery_died()
+        for message in self._forker.news():
+            self._hear(message)
         for guest in list(self._guests):
             self._attend(guest)
 
     def _hear(self, message: dict[str, Any]) -> None:
-        if "ready" in message:
-            self._ready = True
+        if "died" in message:
+            self._nursery_died()
         elif "forked" in message:
             guest = self._forking.pop(0)
             guest.pid = int(message["forked"])
@@ -125,10 +160,9 @@ class Nest:
             if guest.pid:
                 processes.send_group(guest.pid, _KILL)
             return
-        if guest.asked is not None and self._ready and not guest.pid and not self._forking:
+        if guest.asked is not None and self._forker.ready and not guest.pid and not self._forking:
             self._forking.append(guest)  # one at a time: the nursery reads one message each time it looks
-            with contextlib.suppress(Closed):
-                self._channel.send({"fork": {"generation": 0, **guest.asked}})
+            self._forker.fork(guest.asked)
 
     def _answer(self, guest: Guest, message: dict[str, Any]) -> None:
         with contextlib.suppress(Closed):
@@ -142,28 +176,28 @@ class Nest:
         for guest in list(self._guests):
             self._answer(guest, {"code": -int(_KILL)} if guest.pid else {"alone": True})
         self._forking.clear()
-        self._channel.close()
-        self._process.wait()
-        self._begin()
 
     def close(self) -> None:
         self._server.close()
-        self._channel.close()
         for guest in self._guests:  # all had their time to save: one that is left waits in an exchange for ever
             guest.channel.close()
             if guest.pid:
                 processes.send_group(guest.pid, _KILL)
-        try:
-            self._process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(2.0)
+        self._forker.close()
 
 
 class RankNursery(Nursery):
     """Forks ranks instead of workers."""
 
-    first = (*Nursery.first, "torch.distributed", "holdfast.distributed.group", "holdfast.distributed.rank_link")
+    first = (
+        *Nursery.first,
+        "torch.distributed",
+        "holdfast.distributed.group",
+        "holdfast.distributed.rank",
+        "holdfast.distributed.rank_link",
+        "holdfast.__main__",
+        "holdfast.cli.train",
+    )
 
     def _live(self, config: dict[str, Any], fds: list[int]) -> int:
         main: Any = importlib.import_module("holdfast.__main__").main  # what a fresh interpreter would run

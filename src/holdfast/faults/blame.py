@@ -1,8 +1,8 @@
 """Whose fault was it? A verdict from what replays showed, never from a message alone. No torch here.
 
     case = Case(fault, on_cpu=False)             # a worker was lost in a step
-    case.replayed(finding)                       # its successor computed that step on the CPU first
-    case.passed() / case.failed_again(fault)     # and then on the device
+    case.passed() / case.failed_again(fault)     # its successor tried that step on the device
+    case.replayed(finding)                       # a process beside it computed the step on the CPU
     verdict = case.verdict()                     # Verdict(Blame.DEVICE, repeatable=False, why=…)
 
 `judge` is the whole rule, a pure function. "unknown" is an answer: it is given where a replay was not possible.
@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -174,7 +174,8 @@ class Case:
     """What the second try on the device gave: "passed" or "failed"; "elsewhere" if it passed on another rung."""
     moved: bool = False
     """The run left the rung at once: nothing is tried there a second time."""
-    notes: dict[str, Any] = field(default_factory=dict)
+    leave_out: dict[str, Any] | None = None
+    """Which samples of which batch the step may be computed without, if they are at fault."""
 
     def replayed(self, finding: Finding) -> None:
         self.finding = finding
@@ -256,6 +257,8 @@ def _judge_by_cpu(finding: Finding | None, again: str | None) -> Verdict | None:
     if finding is None or finding.cpu not in (Cpu.RAISED, Cpu.CRASHED):
         return None
     if finding.cpu is Cpu.CRASHED:
+        if again in ("passed", "elsewhere"):
+            return None  # the step can be computed: the crash is of the code for the CPU
         return Verdict(Blame.CODE, "the CPU cannot compute this step either: its process ends in it", repeatable=True)
     error = finding.error or "an error"
     if finding.samples:
@@ -296,6 +299,14 @@ def _judge_numbers(finding: Finding | None, again: str | None, *, on_cpu: bool) 
     if finding.plain_finite is False and not on_cpu:
         return Verdict(Blame.DEVICE, f"{where} on the device; on the CPU it is", repeatable=True, tensor=finding.tensor)
     return Verdict(Blame.UNKNOWN, f"{where}, and a replay gives finite numbers", tensor=finding.tensor)
+
+
+def blamed(fault: Fault, verdict: Verdict) -> Fault | None:
+    """The fault again, with a verdict that decides what follows; None where the step is simply tried again."""
+    decides = verdict.blame in (Blame.DATA, Blame.CODE) or (
+        fault.kind is Kind.NON_FINITE and verdict.blame in (Blame.PRECISION, Blame.DEVICE) and verdict.repeatable
+    )
+    return fault.at(verdict=verdict.to_json()) if decides else None
 
 
 def _and_cpu(fine: bool) -> str:

@@ -6,5 +6,6 @@
     holdfast.integrations.ultralytics.attach            ultralytics.py    ultralytics, if you installed it
     outside.py   the way to the supervisor              data.py           a DataLoader that goes on in the middle
 
-Under `holdfast run` they hand the state out at every step. Started by themselves, the same scripts train as before.
+Under `holdfast run` they hand the state out about once a second, or at each step with `snapshot.every=1`.
+Started by themselves, the same scripts train as before.
 """

@@ -1,4 +1,4 @@
-"""`holdfast.attach`: a plain loop whose state is outside of its process at every step.
+"""`holdfast.attach`: a plain loop whose state is outside of its process, about once a second.
 
     import holdfast                                                  # 1
     loader = holdfast.attach(model, optimizer, loader)               # 2: the same batches, in the same order
@@ -10,7 +10,9 @@
 The body of the loop over batches is what is committed, when the loop comes back for the next batch. The last batch
 of an epoch is committed together with what follows it, at the end of the epoch's body. After a fault the script runs
 from its first line; `attach` puts the state back, `epochs` begins at the epoch that was under way, and the loader at
-the batch that was not committed. Local variables of the loop are not restored.
+the batch that was not committed. There the state is put back once more: what the script did on its way to that batch, a
+scheduler at the head of the epoch, was done before and is part of it. Local variables of the loop are not restored;
+`loader.state`, a dictionary, and `loader.meter(name)`, a running mean, are.
 
 Without `holdfast run` around it, the script trains as before: nothing is saved, and nothing is slower.
 """
@@ -27,11 +29,13 @@ from holdfast.base.board import Phase
 from holdfast.base.errors import UserError
 from holdfast.integrations.data import Followed, follow
 from holdfast.integrations.outside import Keep, connect
+from holdfast.state.protected import KEPT
+from holdfast.worker.kept_values import Kept, Meter
 from holdfast.worker.session_base import named_by_kind
 
 
 def attach(model: torch.nn.Module, optimizer: Any, loader: Any, **more: Any) -> AttachedLoader:
-    """The loader, which commits everything given here at every step.
+    """The loader, which commits everything given here about once a second, or at each step: `snapshot.every=1`.
 
     `more` are schedulers, scalers, averages, generators, anything with `state_dict` and `load_state_dict`, by name.
     `optimizer` may be a list. Call it once, after the model is on its device, and before the loop.
@@ -59,14 +63,17 @@ class AttachedLoader:
         self._in_epochs = False
         self._keep: Keep | None = None
         self._followed: Followed | None = None
+        self._kept = Kept()
         outside = connect()
         if outside is None:
             return
         self._followed = follow(loader)
-        self._keep = Keep(outside, {**named, "data": self._followed}, device)
+        if KEPT in named:
+            raise UserError(f"`{KEPT}` is the name of what holdfast itself keeps", hints=["give it by another name"])
+        self._keep = Keep(outside, {**named, "data": self._followed, KEPT: self._kept}, device)
         session = self._keep.restore()
         if session is None:
-            self._keep.commit(step=0, epoch=0)
+            self._keep.commit(epoch=0)
         else:
             self._epoch = int(session["epoch"])
             self._followed.on_resumed = self._keep.restore_generators
@@ -79,12 +86,23 @@ class AttachedLoader:
         return len(self._loader)
 
     @property
+    def state(self) -> dict[str, Any]:
+        """A dictionary for what a script keeps besides its objects: restored with them, after any fault."""
+        return self._kept.values
+
+    def meter(self, name: str) -> Meter:
+        """A running mean that begins here, where a script would write `running = 0.0`; restored with the rest."""
+        return self._kept.meter(name)
+
+    @property
     def step_count(self) -> int:
         """Batches that are done, those of earlier processes included; 0 without `holdfast run`."""
         return self._keep.step if self._keep is not None else 0
 
     def epochs(self, total: int) -> Iterator[int]:
         """The epochs that are still to do; each is committed when its body is over."""
+        if self._followed is not None and self._followed.resuming and self._keep is not None:
+            self._keep.restore()  # what was done since `attach` was done before, too
         for epoch in range(self._epoch, total):
             self._epoch, self._in_epochs = epoch, True
             self._show(epoch, total)
@@ -108,7 +126,8 @@ class AttachedLoader:
             return
         pending = followed.given - followed.used
         followed.finish()
-        keep.commit(step=keep.step + pending, samples=keep.samples + pending, epoch=epoch + 1)
+        keep.passed(step=keep.step + pending, samples=keep.samples + pending)
+        keep.commit(epoch=epoch + 1)
         keep.outside.send("epoch", epoch=epoch, step=keep.step)
         keep.stop_if_asked()
 
@@ -120,6 +139,8 @@ class AttachedLoader:
         total = _length(self._loader)
         board.enter(Phase.LOOP)  # what a body does besides computing nobody knows: a minute at least for each
         resumed = followed.resuming
+        if resumed and followed.used:
+            keep.restore()  # what was done on the way to this batch was done before, too
         for batch in self._loader:
             board.begin_attempt(keep.step + 1)
             if resumed:
@@ -133,7 +154,8 @@ class AttachedLoader:
 
     def _commit(self, keep: Keep, followed: Followed) -> None:
         followed.used = followed.given
-        keep.commit(step=keep.step + 1, samples=keep.samples + 1, epoch=self._epoch)
+        if keep.passed(step=keep.step + 1, samples=keep.samples + 1):
+            keep.commit(epoch=self._epoch)
         board = keep.outside.board
         board.position(epoch=self._epoch, epochs=0, batch=followed.used, batches=_length(self._loader))
         keep.stop_if_asked()

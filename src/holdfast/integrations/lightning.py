@@ -126,18 +126,18 @@ class HoldfastCallback(Checkpoint):  # type: ignore[misc,unused-ignore]
         last = batches == batches and batch_idx + 1 >= batches
         if self._followed is not None:
             self._followed.used = batch_idx + 1
-        if last or trainer.fit_loop.epoch_loop._should_accumulate():
-            self._keep.step += 1  # it is committed with what follows it
+        due = self._keep.passed(step=self._keep.step + 1, samples=self._keep.step + 1)
+        if last or not due or trainer.fit_loop.epoch_loop._should_accumulate():  # committed with what follows
             self._outside.board.enter(Phase.EVALUATE if last else Phase.LOOP)
             return
-        self._commit(trainer, self._keep.step + 1)
+        self._commit(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         if self._keep is None or self._outside is None:
             return
         if self._followed is not None:
             self._followed.finish()
-        self._commit(trainer, self._keep.step)
+        self._commit(trainer)
         self._outside.send("epoch", epoch=trainer.current_epoch, step=self._keep.step)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
@@ -156,7 +156,7 @@ class HoldfastCallback(Checkpoint):  # type: ignore[misc,unused-ignore]
 
     # -- the state -----------------------------------------------------------------------------------------
 
-    def _commit(self, trainer: Any, step: int) -> None:
+    def _commit(self, trainer: Any) -> None:
         assert self._keep is not None and self._outside is not None
         epochs = trainer.max_epochs or 0
         used = self._followed.used if self._followed is not None else 0
@@ -167,7 +167,7 @@ class HoldfastCallback(Checkpoint):  # type: ignore[misc,unused-ignore]
             batch=used,
             batches=int(batches) if batches != float("inf") else 0,
         )
-        self._keep.commit(step=step, samples=step)
+        self._keep.commit()
         self._keep.stop_if_asked()
 
     def _dump(self) -> dict[str, Any]:

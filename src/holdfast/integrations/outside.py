@@ -3,7 +3,8 @@
 outside = connect()                      # None: nobody supervises this process
 keep = Keep(outside, {"model": model, "optimizer": optimizer}, device)
 meta = keep.restore()                    # None for a new run, else what was committed last
-keep.commit(step=12, samples=48)         # everything, out of this process
+if keep.passed(step=12, samples=48):     # a step is over: is it time for a commit, by `snapshot.lose` and `cost`?
+    keep.commit()                        # everything, out of this process
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from holdfast.state import snapshot
 from holdfast.state.protected import Protected
 from holdfast.state.rng import restore_rng
 from holdfast.state.slots import Arena
+from holdfast.worker.cadence import Cadence
 from holdfast.worker.worker import map_file
 
 ENDED_TO_STOP = 75
@@ -39,6 +42,7 @@ class Outside:
         self.generation = int(told.get("generation") or 0)
         self.settings = Settings.from_json(told.get("settings") or {})
         self.run = str(told.get("run") or "")
+        self.told = told
         self._channel = channel
         self._arenas = [Arena.open_paths([Path(path) for path in each["paths"]]) for each in told.get("arenas") or []]
         self._checkpoint = told.get("checkpoint")
@@ -64,6 +68,12 @@ class Outside:
 
     def committed(self, step: int) -> None:
         return None
+
+    def ask(self, kind: str, patience: float, **data: Any) -> dict[str, Any]:
+        """Say something and wait for the answer. Closed or OSError if none comes."""
+        self._channel.send({"kind": kind, **data})
+        answer, _ = self._channel.receive(patience)
+        return answer
 
     def send(self, kind: str, **data: Any) -> None:
         with contextlib.suppress(Closed, OSError):
@@ -102,7 +112,7 @@ def begin_at(path: str) -> bool:
 
 
 class Keep:
-    """Objects whose state is outside of this process at every commit."""
+    """Objects whose state is outside of this process at every commit, and how often that is."""
 
     def __init__(self, outside: Outside, named: Mapping[str, Any], device: torch.device) -> None:
         self.outside = outside
@@ -115,17 +125,24 @@ class Keep:
         self._snapshots = snapshot.Snapshots(self._protected, outside, device, optimizers)
         self._payload: memoryview | None = None
         self._meta: dict[str, Any] = {}
+        self._cadence = Cadence(outside.settings)
+        self._since = 0
+        """Steps since the last commit."""
 
     def on(self, device: torch.device) -> Keep:
         """The same, now that it is known where the training computes: that device's generator belongs to it."""
         other = Keep(self.outside, self._named, device)
         other.step, other.samples, other._payload, other._meta = self.step, self.samples, self._payload, self._meta
         other._snapshots.start_after(self._snapshots.next_sequence - 1)
+        other._cadence, other._since = self._cadence, self._since
         return other
 
-    def restore(self) -> dict[str, Any] | None:
-        """Everything as it was committed last; returns what was written beside it. None for a new run."""
-        payload = self.outside.newest()
+    def restore(self, payload: memoryview | None = None) -> dict[str, Any] | None:
+        """Everything as it was committed last, or as `payload` has it; returns what was written beside it.
+
+        None for a new run.
+        """
+        payload = self.outside.newest() if payload is None else payload
         if payload is None:
             self._snapshots.reserve()
             return None
@@ -147,27 +164,49 @@ class Keep:
             tensors = {str(name): read(str(name)).clone() for name in self._meta["rng_names"]}
             restore_rng(tensors, self._meta["rng"], self.device)
 
-    def commit(self, *, step: int, samples: int = 0, loss: torch.Tensor | None = None, **more: Any) -> None:
-        """Everything as it is now, out of this process."""
+    def passed(self, *, step: int, samples: int) -> bool:
+        """The run is at this step now. Whether it is time for a commit: by the cadence, or because it is to stop."""
+        self._since += max(0, step - self.step)
         self.step, self.samples = step, samples
+        due = self._cadence.due(self._since)
+        if self._cadence.fixed is None:
+            due = due and not self._snapshots.busy
+        return due or self.stop_requested
+
+    def commit(self, **more: Any) -> None:
+        """Everything as it is now, out of this process."""
         board = self.outside.board
         board.enter(Phase.SNAPSHOT)
+        began = time.perf_counter()
         self._snapshots.poll()
-        session = {"step": step, "samples": samples, "sequence": self._snapshots.next_sequence, **more}
-        self._snapshots.take({"session": session}, step=step, samples=samples, loss=loss)
+        self._snapshots.laid_out()
+        session = {"step": self.step, "samples": self.samples, "sequence": self._snapshots.next_sequence, **more}
+        self._snapshots.take({"session": session}, step=self.step, samples=self.samples, loss=None)
         if self.stop_requested:
             self._snapshots.flush()
+        took = time.perf_counter() - began - self._snapshots.laid_out()
+        self._since = 0
+        self._cadence.taken(took + self._snapshots.waited())
         board.enter(Phase.LOOP)
 
     def flush(self) -> None:
         self._snapshots.flush()
 
     @property
+    def next_sequence(self) -> int:
+        """The number of the next commit."""
+        return self._snapshots.next_sequence
+
+    def start_after(self, sequence: int) -> None:
+        """Count on from this commit of another Keep."""
+        self._snapshots.start_after(sequence)
+
+    @property
     def stop_requested(self) -> bool:
         return self.outside.board.stop_requested
 
     def stop_if_asked(self) -> None:
-        """The run is to stop, and everything is outside: the script ends here."""
-        if self.stop_requested:
+        """The run is to stop, and everything is outside: the script ends here, else after the next step."""
+        if self.stop_requested and self._since == 0:
             self.flush()
             raise SystemExit(ENDED_TO_STOP)

@@ -99,7 +99,8 @@ class _Training:
             return
         epoch = int(trainer.epoch) + 1
         step = epoch * self._batches
-        self._keep.commit(step=step, samples=step, epoch=epoch)
+        self._keep.passed(step=step, samples=step)
+        self._keep.commit(epoch=epoch)
         self._keep.flush()
         numbers = {str(name): float(value) for name, value in (getattr(trainer, "metrics", None) or {}).items()}
         self._outside.send("log", step=step, epoch=int(trainer.epoch), values=numbers)

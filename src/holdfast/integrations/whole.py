@@ -1,4 +1,4 @@
-"""A framework's own checkpoint, handed out whole at every step instead of being written to a file.
+"""A framework's own checkpoint, handed out whole instead of being written to a file.
 
     whole = Whole(dump)                     # dump() gives the checkpoint as a dict, as the framework saves it
     keep = Keep(outside, {"checkpoint": whole, "data": followed}, device)

@@ -29,7 +29,7 @@ MOST_FAULTS, MOST_LANES, MOST_EVENTS, MOST_CHARTS = 200, 400, 200, 60
 MOST_FINDINGS = 100
 FINDINGS = frozenset(
     {"verdict", "trust", "moved", "quarantined", "missing", "undone", "limit", "not_saved", "saved_again", "rescued"}
-    | {"abandoned", "note", "silent", "stopping", "end"}
+    | {"abandoned", "exact", "note", "silent", "stopping", "end"}
 )
 """Events that tell what was found out and decided."""
 _SPLIT = re.compile(r"^(train|training|trn|valid|validation|val|test|eval|dev)[_/.\-](.+)$")

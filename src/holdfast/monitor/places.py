@@ -68,16 +68,21 @@ class Places:
         return {ident: self._named.get(ident, self.root / ident) for ident in self.ids()}
 
     def path(self, ident: str) -> Path:
-        """By the folder's name, or by the run's: the newest of that name. KeyError for anything else."""
+        """By the folder's name, or by the run's: the newest of that name. KeyError for anything else.
+
+        A run that is too old for the list is found as well: somebody may have kept its address.
+        """
         if ident in self._named:
             return self._named[ident]
-        known = self.paths()
-        if ident not in known:
-            same = [each for each in known if name_of(Path(each)) == ident]
-            if not same:
-                raise KeyError(ident)
-            ident = same[-1]
-        return known[ident]
+        if _one_name(ident) and self._is_run(self.root / ident):
+            return self.root / ident
+        below = (name for name in names_in(self.root) if name_of(Path(name)) == ident)
+        same = [name for name in below if _sayable(name) and name not in self._named and self._is_run(self.root / name)]
+        same += [name for name in self._named if name_of(Path(name)) == ident]
+        if not same:
+            raise KeyError(ident)
+        newest = max(same, key=lambda name: (self._began(name)[1], name))
+        return self._named.get(newest, self.root / newest)
 
     @staticmethod
     def _is_run(path: Path) -> bool:
@@ -148,6 +153,11 @@ def files_of(folder: Path) -> list[dict[str, Any]]:
 
     look(folder, "", 0)
     return found
+
+
+def _one_name(ident: str) -> bool:
+    """The name of something in a folder, and not a way out of it."""
+    return bool(ident) and not any(each in ident for each in "/:\0") and _sayable(ident)
 
 
 def _sayable(name: str) -> bool:

@@ -1,6 +1,6 @@
 """Which ways to run a model are worth trying on this machine, and why the others are not.
 
-    offers = candidates(Machine.look())
+    offers = candidates(Machine.look(packages()))
     [each.name for each in offers if not each.skip]      # "onnxruntime fp32", "openvino fp16", …
     offers[-1].skip                                      # "this processor has no bf16 arithmetic"
 
@@ -10,59 +10,15 @@ are files of their own (engines/); eager PyTorch and torch.compile, which need t
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import platform
-import shutil
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from holdfast.optimize.engines import Kind, kinds
+from holdfast.optimize.processor import BF16, FP16, INT8, Machine
 
 BASELINE, AS_CALLED = "eager fp32", "as called"
 DEFAULTS = "defaults"
 """ONNX Runtime as it is without a setting: measured where it is asked for by name, as a peer, and never chosen."""
-EXTRA = "pip install 'holdfast[optimize]'"
-
-_IN_EXTRA = {"onnx", "onnxscript", "onnxruntime", "openvino"}
-_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
-_FP16 = {"asimdhp", "fphp", "avx512_fp16", "amx_fp16"}
-_INT8 = {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "avx2"}
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What decides which candidates make sense."""
-
-    flags: frozenset[str]
-    cores: int
-    gpu: bool = False
-    compiler: bool = True
-    packages: frozenset[str] = frozenset({"onnx", "onnxruntime", "openvino"})
-
-    @classmethod
-    def look(cls) -> Machine:
-        names = {"onnx", "onnxscript", *(name for kind in kinds().values() for name in kind.packages)}
-        return cls(
-            _flags(),
-            _cores(),
-            Path("/proc/driver/nvidia/version").exists() or Path("/dev/kfd").exists(),
-            any(shutil.which(each) for each in (os.environ.get("CXX", ""), "g++", "clang++", "cl") if each),
-            frozenset(name for name in names if importlib.util.find_spec(name)),
-        )
-
-    def without(self, package: str) -> str:
-        """Why nothing that needs it is tried."""
-        return f"{package} is not installed" + (f": {EXTRA}" if package in _IN_EXTRA else "")
-
-    def against_compiling(self) -> str:
-        """Why nothing can be compiled here; empty if it can."""
-        return "" if self.compiler else "there is no C++ compiler on this machine"
-
-    def to_json(self) -> dict[str, Any]:
-        interesting = sorted(self.flags & (_BF16 | _FP16 | _INT8 | {"avx512f", "amx_tile", "sve"}))
-        return {"cpu": platform.machine(), "cores": self.cores, "gpu": self.gpu, "arithmetic": interesting}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,29 +115,10 @@ def _why_not(each: Candidate, machine: Machine) -> str:
         return machine.against_compiling()
     if each.device != "cpu":
         return ""  # it is the GPU's arithmetic that counts
-    if each.precision == "bf16" and not machine.flags & _BF16:
+    if each.precision == "bf16" and not machine.flags & BF16:
         return "this processor has no bf16 arithmetic"
-    if each.precision == "fp16" and not machine.flags & _FP16:
+    if each.precision == "fp16" and not machine.flags & FP16:
         return "this processor has no fp16 arithmetic"
-    if each.precision in ("int8-dynamic", "int8-static") and not machine.flags & _INT8:
+    if each.precision in ("int8-dynamic", "int8-static") and not machine.flags & INT8:
         return "this processor has no int8 dot products"
     return ""
-
-
-def _flags() -> frozenset[str]:
-    if platform.system() == "Darwin" and platform.machine() == "arm64":
-        return frozenset({"fphp", "asimdhp", "asimddp"})
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return frozenset({"avx2"})  # any processor that runs a current torch
-    lines = (line.partition(":") for line in text.splitlines())
-    return frozenset(
-        word for key, _, words in lines if key.strip().lower() in ("flags", "features") for word in words.split()
-    )
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1

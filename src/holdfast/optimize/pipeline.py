@@ -24,11 +24,12 @@ from holdfast.base import errors, files
 from holdfast.base.errors import ExitCode, HoldfastError, UserError
 from holdfast.base.human import duration
 from holdfast.optimize import bundle, measure, parity
-from holdfast.optimize.candidates import AS_CALLED, DEFAULTS, Candidate, Machine, candidates
+from holdfast.optimize.candidates import AS_CALLED, DEFAULTS, Candidate, candidates
 from holdfast.optimize.children import Child, Failed
 from holdfast.optimize.clock import Clock
-from holdfast.optimize.engines import kinds
+from holdfast.optimize.engines import kinds, packages
 from holdfast.optimize.findings import findings
+from holdfast.optimize.processor import Machine
 from holdfast.optimize.scoring import BETTER
 
 Tell = Callable[[str], None]
@@ -66,7 +67,7 @@ class Options:
 def optimize(spec: dict[str, Any], out: Path, options: Options, *, tell: Tell = lambda text: None) -> dict[str, Any]:
     """Find the fastest candidate that is right and put it into a bundle."""
     bundle.check_place(out)
-    machine = Machine.look()
+    machine = Machine.look(packages())
     with scratch() as work:
         return _Search(spec, work, machine, options, tell).run(out)
 

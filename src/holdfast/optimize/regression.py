@@ -1,6 +1,6 @@
 """How near guesses are to true numbers, in plain numpy.
 
-nrmse(truth, guess)          # rmse / std(truth): 1.0 is what the mean gets
+nrmse(truth, guess)          # rmse / std(truth): 1.0 is what the mean gets; NaN where all true values are the same
 pearson(truth, guess)        # NaN, never a number, where one side does not vary
 """
 
@@ -23,14 +23,18 @@ def pair(truth: ArrayLike, guess: ArrayLike) -> tuple[Floats, Floats]:
 def nrmse(truth: ArrayLike, guess: ArrayLike) -> float:
     """Root mean square error over the standard deviation of the truth (ddof 0), as the competition has it."""
     y, p = pair(truth, guess)
-    spread = float(y.std()) if y.size else 0.0
-    return float(np.sqrt(np.mean((y - p) ** 2)) / spread) if spread > 0 else float("nan")
+    return float(np.sqrt(np.mean((y - p) ** 2)) / y.std()) if varies(y) else float("nan")
+
+
+def varies(values: Floats) -> bool:
+    """Whether two of them differ. The standard deviation of equal numbers is rarely 0: their mean is rounded."""
+    return bool(values.size and not (values == values[0]).all())
 
 
 def pearson(truth: ArrayLike, guess: ArrayLike) -> float:
     """Linear correlation; NaN if either side does not vary."""
     y, p = pair(truth, guess)
-    if y.size < 2:
+    if not varies(y) or not varies(p):
         return float("nan")
     y, p = y - y.mean(), p - p.mean()
     size = float(np.sqrt((y @ y) * (p @ p)))

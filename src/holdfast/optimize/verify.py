@@ -16,8 +16,9 @@ import numpy as np
 
 from holdfast.base import files
 from holdfast.optimize import bundle, measure, parity, pipeline
-from holdfast.optimize.candidates import Machine
 from holdfast.optimize.children import Child, Failed
+from holdfast.optimize.engines import packages
+from holdfast.optimize.processor import Machine
 from holdfast.optimize.report import milliseconds
 
 DEADLINE = 120.0
@@ -32,7 +33,11 @@ def verify(folder: Path, *, seconds: float = 1.0, deadline: float = DEADLINE) ->
     if others:
         told.append(f"! {', '.join(others)}: code that this holdfast did not write, nor run; read it before you do")
     inputs, wanted = bundle.kept(opened)
-    result: dict[str, Any] = {"bundle": str(folder), "name": manifest["name"], "machine": Machine.look().to_json()}
+    result: dict[str, Any] = {
+        "bundle": str(folder),
+        "name": manifest["name"],
+        "machine": Machine.look(packages()).to_json(),
+    }
     result["code_of_others"] = others
     threads = int(manifest["threads"])
     with (

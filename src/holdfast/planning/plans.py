@@ -53,6 +53,10 @@ class Plan:
     torch: str = ""
     holdfast: str = ""
     measured_s: float = 0.0
+    load: float = 0.0
+    """How many wanted to run at a time while it was measured, where that was clearly more than the cores; else 0."""
+    cores: int = 0
+    """Of the machine that measured."""
 
     def rows(self) -> list[Option]:
         return options(self.world, self.measurements)

@@ -17,12 +17,14 @@ import hashlib
 import itertools
 import json
 import os
+import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,6 +37,8 @@ CHUNK = 8 << 20
 """Bytes that are read, written and hashed at once."""
 FLUSH = 64 << 20
 """Bytes after which the disk begins with what was written so far."""
+LOOK_BACK, LOOK_BACK_S = 0.1, 1.0
+"""Of the time that the last save took to write a file, and at least so many seconds: for reading a part of it back."""
 NICE = 10
 MAX_BYTES = 100_000_000
 """Of a digest.json: more tensors than the header of a safetensors file can name."""
@@ -164,27 +168,114 @@ def write_file(
         forget_cached(file.fileno())
 
 
+def hash_pieces(
+    pieces: Sequence[memoryview], pool: ThreadPoolExecutor, check: Callable[[], None] = lambda: None
+) -> Callable[[], list[str]]:
+    """The SHA-256 of each piece as it is in memory, made beside other work; what is returned waits for them."""
+    jobs = [pool.submit(_hash, piece, check) for piece in pieces]
+    return lambda: [job.result() for job in jobs]
+
+
+def _hash(piece: memoryview, check: Callable[[], None]) -> str:
+    digest = hashlib.sha256()
+    for at in range(0, len(piece), CHUNK):
+        check()
+        digest.update(piece[at : at + CHUNK])  # without the interpreter's lock, and without a copy
+    return digest.hexdigest()
+
+
+def always() -> bool:
+    return True
+
+
+class Hurry(Exception):
+    """The run has come to its end, and somebody waits for what was done beside the training."""
+
+
+def write_checked(
+    folder: Folder,
+    name: str,
+    pieces: Sequence[memoryview],
+    check: Callable[[], None] = lambda: None,
+    *,
+    aside: Callable[[], bool] = always,
+    each: bool = True,
+) -> list[str]:
+    """Write a new file to the disk, and read it back; the SHA-256 of `each` piece. Unlike if a byte is another one.
+
+    As long as somebody trains (`aside`), all of it is read back: a quarter of the processors is used for that, and
+    those are left to others first. When somebody waits for the end of the run, it is hashed while it is written and a
+    part of it, chosen at random, is read back: all of a file that the disk gives back in a moment. Reading everything
+    would take as long again as writing it, and whoever goes on from the file later checks all of it.
+    """
+    began = time.monotonic()
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        try:
+            waits = not aside()
+            hashed = hash_pieces(pieces if each and waits else (), pool, check)
+            write_file(folder, name, pieces, check)
+            if not waits:
+                with contextlib.suppress(Hurry):
+                    return read_back(folder, name, pieces, check=partial(_unless_waited_for, check, aside), each=each)
+                hashed = hash_pieces(pieces if each else (), pool, check)
+            found = hashed()
+            budget = max(LOOK_BACK_S, LOOK_BACK * (time.monotonic() - began))
+            _look_back(folder, name, pieces, pool, time.monotonic() + budget)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return found
+
+
+def _unless_waited_for(check: Callable[[], None], aside: Callable[[], bool]) -> None:
+    check()
+    if not aside():
+        raise Hurry
+
+
+def _look_back(folder: Folder, name: str, pieces: Sequence[memoryview], pool: ThreadPoolExecutor, until: float) -> None:
+    """Compare the ends of the file and pieces in between with what the disk gives, until the time is over."""
+    starts = [0, *itertools.accumulate(map(len, pieces))]
+    spans = [
+        (piece[at : at + CHUNK], start + at)
+        for piece, start in zip(pieces, starts[:-1], strict=True)
+        for at in range(0, len(piece), CHUNK)
+    ]
+    order = spans[1:-1]
+    random.shuffle(order)
+    with folder.read(name) as file:
+        reader = _Reader(file)
+        if os.fstat(file.fileno()).st_size != starts[-1]:
+            raise Unlike(name)
+        first = [pool.submit(reader.same, *span) for span in (spans[0], spans[-1])] if spans else []
+        jobs = [pool.submit(reader.same_in_time, *span, until) for span in order]
+        for job in (*first, *jobs):
+            if job.result() is False:
+                raise Unlike(name)
+        forget_cached(file.fileno())
+
+
 def read_back(
     folder: Folder,
     name: str,
     pieces: Sequence[memoryview],
     *,
-    aside: bool = True,
     check: Callable[[], None] = lambda: None,
+    each: bool = True,
 ) -> list[str]:
-    """The SHA-256 of each piece as the disk gives it; Unlike if a byte is not the one that was written.
+    """The SHA-256 of `each` piece as the disk gives it; Unlike if a byte is not the one that was written.
 
-    `aside`: somebody trains beside it. Then it takes a quarter of the processors, and leaves those to others first.
+    Somebody trains beside it: it takes a quarter of the processors, and leaves those to others first.
     """
-    processors = os.cpu_count() or 1
-    hands = max(1, processors // 4) if aside else processors
+    hands = max(1, (os.cpu_count() or 1) // 4)
     starts = [0, *itertools.accumulate(map(len, pieces))]
-    with folder.read(name) as file, ThreadPoolExecutor(hands, initializer=_aside if aside else None) as pool:
+    with folder.read(name) as file, ThreadPoolExecutor(hands, initializer=_aside) as pool:
         reader = _Reader(file)
         if os.fstat(file.fileno()).st_size != starts[-1]:
             raise Unlike(name)
         try:
-            jobs = [pool.submit(reader.compare, *each, check) for each in zip(pieces, starts[:-1], strict=True)]
+            spans = zip(pieces, starts[:-1], strict=True)
+            jobs = [pool.submit(reader.compare, *span, check, hashes=each) for span in spans]
             found = [job.result() for job in jobs]
         except BaseException:
             pool.shutdown(cancel_futures=True)
@@ -204,7 +295,7 @@ class _Reader:
         self._file = file
         self._turn = threading.Lock()
 
-    def compare(self, piece: memoryview, start: int, check: Callable[[], None]) -> str:
+    def compare(self, piece: memoryview, start: int, check: Callable[[], None], *, hashes: bool = True) -> str:
         digest = hashlib.sha256()
         for at in range(0, len(piece), CHUNK):
             check()
@@ -212,8 +303,17 @@ class _Reader:
             found = self._read(len(wanted), start + at)
             if found != wanted:
                 raise Unlike
-            digest.update(found)
+            if hashes:
+                digest.update(found)
         return digest.hexdigest()
+
+    def same(self, piece: memoryview, at: int) -> bool:
+        """Whether the file has these bytes there."""
+        return self._read(len(piece), at) == bytes(piece)
+
+    def same_in_time(self, piece: memoryview, at: int, until: float) -> bool:
+        """The same, or True once the time is over."""
+        return time.monotonic() > until or self.same(piece, at)
 
     def _read(self, size: int, at: int) -> bytes:
         parts: list[bytes] = []

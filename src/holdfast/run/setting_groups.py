@@ -202,7 +202,7 @@ class BlameSettings:
     """Whose fault it was: the failed step is computed again, on the device and on the CPU."""
 
     replay: bool = setting(True, BOOL)
-    """Whether the step a worker was lost in is computed on the CPU first, and then again on the device."""
+    """Whether the step a worker was lost in is computed on the CPU, beside the worker that goes on."""
     budget: float = setting(20.0, DURATION)
     """How long the replay on the CPU may take. What is not done by then stays unknown."""
     non_finite: Literal["stop", "ignore"] = setting("stop", Choice("stop", "ignore"))

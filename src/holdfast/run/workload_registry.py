@@ -1,7 +1,7 @@
 """The workloads that come with holdfast, by name: where each one's script is, and what it needs.
 
     find("eeg-challenge1").script         # …/workloads/eeg/challenge1.py, a script like any user's
-    find("eeg").stages                    # ("eeg-pretrain", "eeg-challenge1", "eeg-challenge2")
+    find("eeg").stages                    # ("eeg-challenge1", "eeg-challenge2")
     find("egg")                           # None; `names()` has what there is
 
 A workload registers itself. A small one is a single file: a script with `train(session)`, here or in the folder

@@ -33,8 +33,9 @@ from holdfast.run.digests import (
     Origin,
     Piece,
     Unlike,
+    always,
     digest_next,
-    read_back,
+    write_checked,
     write_file,
 )
 from holdfast.run.events import Event, utc_now
@@ -102,12 +103,13 @@ def write(
     step: int,
     origin: Origin | None = None,
     check: Callable[[], None] = _nothing,
-    aside: bool = True,
+    aside: Callable[[], bool] = always,
 ) -> Checkpoint:
     """Write one checkpoint and read it back; what is not the same bytes never gets its final name.
 
-    `check` raises OSError if the payload changed while it was copied: a mix of two steps has a good digest too. The
-    digests are of what the disk gives back. `aside`: somebody trains meanwhile, and comes first.
+    `check` raises OSError if the payload changed while it was copied: a mix of two steps has a good digest too.
+    `aside` says whether somebody trains meanwhile, who comes first: then all of it is read back. Otherwise somebody
+    waits for it, and a part of it is (digests.write_checked).
     The folder that `folder` lies in is not made anew: a run folder that is gone was taken away by somebody.
     """
     final = f"{step:06d}"
@@ -118,7 +120,7 @@ def write(
         place.make(temporary)
         try:
             with place.below(temporary) as inside:
-                pieces = _write_state(inside, payload, check, aside=aside)
+                pieces = _write_state(inside, payload, check, aside)
                 check()
                 digests = Digests(step, origin, utc_now(), pieces)
                 write_file(inside, DIGEST, [memoryview(digests.sealed())])
@@ -132,7 +134,9 @@ def write(
     return Checkpoint(folder / final, step, digests.size, digests.sha256)
 
 
-def _write_state(folder: Folder, payload: memoryview, check: Callable[[], None], *, aside: bool) -> tuple[Piece, ...]:
+def _write_state(
+    folder: Folder, payload: memoryview, check: Callable[[], None], aside: Callable[[], bool]
+) -> tuple[Piece, ...]:
     try:
         entries, start = layout.parse_header(payload)
     except layout.BadHeader:
@@ -143,9 +147,8 @@ def _write_state(folder: Folder, payload: memoryview, check: Callable[[], None],
         raise layout.BadHeader(f"{len(payload) - stop} bytes belong to no tensor")
     spans = [(HEADER, 0, start), *((entry.name, start + entry.start, start + entry.stop) for entry in entries)]
     pieces = [payload[begin:end] for _, begin, end in spans]
-    write_file(folder, STATE, pieces, check)
     try:
-        hashed = read_back(folder, STATE, pieces, aside=aside, check=check)
+        hashed = write_checked(folder, STATE, pieces, check, aside=aside)
     except Unlike as error:
         check()  # it may be another because it was overwritten meanwhile
         raise OSError(errno.EIO, f"what was read back from {STATE} is not what was written") from error

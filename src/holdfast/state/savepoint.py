@@ -139,6 +139,8 @@ class Savepoint:
 
     def _copy_buffers(self) -> None:
         """The small ones, and the large ones that were written to: torch's batch norm writes without counting."""
+        if not self._small and not self._large:
+            return
         with torch.no_grad():
             if self._small:
                 torch._foreach_copy_(self._small_copies, self._small)

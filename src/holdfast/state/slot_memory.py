@@ -33,6 +33,8 @@ class Memory:
         self.settings = settings.snapshot
         self.portable = portable
         self.arenas: list[Arena] = []
+        self.evidence: set[int] = set()
+        """Sequences of snapshots before a step that failed: held until it is known whose fault that was."""
         self._say = say
 
     def newest_slot(self) -> tuple[Arena, Commit] | None:
@@ -55,14 +57,37 @@ class Memory:
     def back_to_agreed(self) -> Commit | None:
         """Make the last snapshot device and CPU agreed on the newest one; None if no slot holds any."""
         agreed = self._agreed()
-        if agreed is None:
-            return None
+        return None if agreed is None else self._back_to(agreed)
+
+    def back_to(self, sequence: int) -> Commit | None:
+        """Make this snapshot the newest one; None if no slot holds it any more."""
+        found = [commit for commit in self._commits() if commit.sequence == sequence]
+        return self._back_to(found[0]) if found else None
+
+    def _back_to(self, wanted: Commit) -> Commit:
         for arena in self.arenas:
             for slot in arena.slots:
                 commit = slot.read()
-                if commit is not None and commit.sequence > agreed.sequence:
+                if commit is not None and commit.sequence > wanted.sequence:
                     slot.undo()
-        return agreed
+        return wanted
+
+    def _commits(self) -> list[Commit]:
+        return [commit for arena in self.arenas for slot in arena.slots if (commit := slot.read()) is not None]
+
+    def keep_step(self, step: int) -> tuple[Arena, Commit] | None:
+        """The newest snapshot of this step, held as evidence from now on; None if no slot holds one."""
+        found = [commit for commit in self._commits() if commit.step == step]
+        if not found:
+            return None
+        commit = max(found, key=lambda each: each.sequence)
+        for arena in self.arenas:
+            slot = arena.find(commit.sequence)
+            if slot is not None:
+                slot.hold()
+                self.evidence.add(commit.sequence)
+                return arena, commit
+        return None
 
     def _agreed(self) -> Commit | None:
         found = [commit for arena in self.arenas if (commit := arena.agreed()) is not None]
@@ -127,15 +152,21 @@ class Memory:
             arena.release_all()
             for slot in arena.slots:
                 commit = slot.read(savepoints=True)
-                if commit is None or commit.sequence not in keep:
+                if commit is None or commit.sequence not in {*keep, *self.evidence}:
                     slot.let_go()
 
     def let_go(self, sequence: int | None) -> None:
         """This snapshot is not needed beyond its turn."""
+        if sequence in self.evidence:
+            return
         for arena in self.arenas:
             slot = None if sequence is None else arena.find(sequence)
             if slot is not None:
                 slot.let_go()
+
+    def let_evidence_go(self, sequence: int) -> None:
+        self.evidence.discard(sequence)
+        self.let_go(sequence)
 
     def close(self) -> None:
         self._close(list(self.arenas))

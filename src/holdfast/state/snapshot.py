@@ -13,6 +13,7 @@ what is still being copied.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -311,6 +312,13 @@ class Snapshots:
         elif self.not_finite is None:
             self._skips = 0
         return self.not_finite is None
+
+    def close(self) -> None:
+        """No take any more. Copies that are on their way arrive: they were agreed on."""
+        with contextlib.suppress(RuntimeError):
+            self.flush()
+        if self._ready is not None:
+            self._ready.stop()
 
     # -- agreement -----------------------------------------------------------------------------------------
 

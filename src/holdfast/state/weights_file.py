@@ -11,12 +11,13 @@ import errno
 import hashlib
 import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from holdfast.base.files import flush_to_disk, forget_cached, open_regular
 from holdfast.base.folders import Folder
-from holdfast.run.digests import CHUNK, Origin, write_file
+from holdfast.run.digests import CHUNK, Origin, Unlike, always, write_checked
 from holdfast.state import layout
 
 NO_DIGEST = "it has no digest of holdfast"
@@ -32,11 +33,13 @@ def write_weights(
     best: Mapping[str, Any] | None = None,
     origin: Origin | None = None,
     check: Callable[[], None] = lambda: None,
+    aside: Callable[[], bool] = always,
 ) -> None:
     """Write the protected modules alone: what `model.load_state_dict(load_file(path))` takes.
 
     The file carries the digest of itself in its header, made with zeros in the digest's own place: so it can be
     checked wherever it is copied to, and is replaced in one move. `best` says what made these weights the best.
+    `aside` as in checkpoint.write: all of the file is read back as long as somebody trains.
     """
     origin = origin or Origin.of_folder(path.parent)
     said = {"format": "pt", "holdfast": "1", "sha256": _NO_DIGEST.decode(), "run": origin.run if origin else "-"}
@@ -48,8 +51,7 @@ def write_weights(
     with Folder.at(path.parent) as folder:
         folder.discard(temporary)
         try:
-            write_file(folder, temporary, pieces, check)
-            digest = _digest(folder, temporary, pieces, check)
+            digest = _write(folder, temporary, pieces, check, aside)
             check()
             if digest is None or not _seal(folder, temporary, header, digest):
                 raise OSError(errno.EIO, f"what was read back from {path.name} is not what was written")
@@ -60,22 +62,43 @@ def write_weights(
         folder.sync()
 
 
-def _digest(folder: Folder, name: str, pieces: list[memoryview], check: Callable[[], None]) -> str | None:
-    """Of the whole file as the disk gives it; None if a byte is not the one that was written."""
+def link_weights(there: Path, path: Path) -> bool:
+    """Give a file of weights a second name in its folder; False where the file system has no such thing."""
+    temporary = f".{path.name}.{os.getpid()}.tmp"
+    with Folder.at(path.parent) as folder:
+        folder.discard(temporary)
+        try:
+            folder.link(there.name, temporary)
+            folder.rename(temporary, path.name)
+        except OSError:
+            folder.discard(temporary)
+            return False
+        folder.discard(temporary)  # two names of one file are not renamed to each other
+        folder.sync()
+    return True
+
+
+def _write(
+    folder: Folder, name: str, pieces: list[memoryview], check: Callable[[], None], aside: Callable[[], bool]
+) -> str | None:
+    """The digest of the whole file, made while it is written; None if what the disk gives back is not the same."""
+    with ThreadPoolExecutor(1) as beside:
+        digest = beside.submit(_hash_all, pieces, check)
+        try:
+            write_checked(folder, name, pieces, check, aside=aside, each=False)
+        except Unlike:
+            check()  # it may be another because it was overwritten meanwhile
+            return None
+        return digest.result()
+
+
+def _hash_all(pieces: list[memoryview], check: Callable[[], None]) -> str:
     digest = hashlib.sha256()
-    with folder.read(name, buffering=CHUNK) as file:
-        for piece in pieces:
-            for start in range(0, len(piece), CHUNK):
-                check()
-                wanted = bytes(piece[start : start + CHUNK])
-                found = file.read(len(wanted))
-                if found != wanted:
-                    check()  # it may be another because it was overwritten meanwhile
-                    return None
-                digest.update(found)
-        whole = not file.read(1)
-        forget_cached(file.fileno())
-    return digest.hexdigest() if whole else None
+    for piece in pieces:
+        for start in range(0, len(piece), CHUNK):
+            check()
+            digest.update(piece[start : start + CHUNK])
+    return digest.hexdigest()
 
 
 def _seal(folder: Folder, name: str, header: bytes, digest: str) -> bool:

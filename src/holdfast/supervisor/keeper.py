@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,9 +33,10 @@ from holdfast.run.digests import Origin
 from holdfast.run.folder import LAST_WORD, write_json
 from holdfast.state import checkpoint, layout
 from holdfast.state.slots import Arena, Commit, Slot, fence
-from holdfast.state.weights_file import write_weights
+from holdfast.state.weights_file import link_weights, write_weights
 from holdfast.supervisor import rescue_folder
 
+BEST = "best.safetensors"
 _SETTLE = 0.005
 """Seconds between a lease and the first look: longer than a worker takes from choosing a slot to marking it."""
 _TRIES = 20
@@ -58,6 +59,23 @@ class Saved:
     path: Path
 
 
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The file with the best weights, as it was written."""
+
+    step: int
+    sha256: str
+    file: tuple[int, int, int]
+    """Which file it is, its size and when it was changed: somebody may have put another one there."""
+
+    @classmethod
+    def of(cls, run: Path, step: int, sha256: str) -> Best | None:
+        with contextlib.suppress(OSError):
+            status = os.lstat(run / BEST)
+            return cls(step, sha256, (status.st_ino, status.st_size, status.st_mtime_ns))
+        return None
+
+
 class Keeper:
     """The keeper's side of the conversation."""
 
@@ -68,6 +86,7 @@ class Keeper:
         self.arenas: list[Arena] = []
         self.saved: Saved | None = None
         """The newest checkpoint in the run's own folder."""
+        self.best: Best | None = None
         self.inbox: deque[tuple[dict[str, Any], list[int]]] = deque()
         """Messages that came while something was written."""
         self._listening = threading.Lock()
@@ -173,6 +192,7 @@ class Keeper:
         if not run.is_dir():
             return None, _gone()
         last, weights = bool(request.get("last")), request.get("weights", [])
+        aside = partial(self._aside, last=last)
         news = run != self.run or not self._is_saved(slot, commit)
         with ThreadPoolExecutor(1) as beside:
             sha256 = beside.submit(layout.weights_sha256, payload) if weights and last else None
@@ -188,14 +208,27 @@ class Keeper:
             try:
                 for name in weights:
                     path = run / f"{name}.safetensors"
+                    if name == "final" and sha256 is not None and self._is_best(path, commit.step, sha256):
+                        continue
                     best = request.get("best") if name == "best" else None
-                    write_weights(path, payload, step=commit.step, best=best, origin=self.origin, check=check)
+                    write_weights(
+                        path, payload, step=commit.step, best=best, origin=self.origin, check=check, aside=aside
+                    )
                 if weights:
                     report["weights_sha256"] = layout.weights_sha256(payload) if sha256 is None else sha256.result()
                     check()
+                if "best" in weights and run == self.run:
+                    self.best = Best.of(run, commit.step, report["weights_sha256"])
             except (OSError, layout.BadHeader) as error:
                 return report if written else None, _as_os_error(error)
         return None if refused is not None and not weights else report, refused
+
+    def _is_best(self, path: Path, step: int, sha256: Future[str]) -> bool:
+        """Whether the best weights are these: then their file gets a second name, and nothing is written."""
+        best = self.best
+        if best is None or best.step != step or path.parent != self.run or best.sha256 != sha256.result():
+            return False
+        return best == Best.of(self.run, step, best.sha256) and link_weights(self.run / BEST, path)
 
     def _is_saved(self, slot: Slot, commit: Commit) -> bool:
         """Whether the newest checkpoint holds this state: it is this snapshot, or one that differs in its place alone.
@@ -218,20 +251,29 @@ class Keeper:
     def _still_wanted(self, commit: Commit, check: Callable[[], None]) -> None:
         """Called while a checkpoint is written that is not the last one: the run may have come to its end."""
         check()
+        ending = self._ending()
+        if ending is not None and ending != commit.step:
+            raise Superseded
+
+    def _ending(self) -> int | None:
+        """The last step of the run, if it has come to its end while something is written."""
         with self._listening, contextlib.suppress(Closed):  # that is heard again when this is done
             while self.channel.has_news():
                 self.inbox.append(self.channel.receive())
-        ending = next((message["ending"] for message, _ in list(self.inbox) if "ending" in message), None)
-        if ending is not None and ending != commit.step:
-            raise Superseded
+        return next((int(message["ending"]) for message, _ in list(self.inbox) if "ending" in message), None)
+
+    def _aside(self, *, last: bool) -> bool:
+        """Whether somebody trains, and nobody waits for what is written."""
+        return not last and self._ending() is None
 
     def _write_checkpoint(
         self, run: Path, payload: memoryview, commit: Commit, check: Callable[[], None], *, last: bool
     ) -> checkpoint.Checkpoint:
         folder = run / "checkpoints"
         wanted = check if last else partial(self._still_wanted, commit, check)
+        aside = partial(self._aside, last=last)
         write = partial(
-            checkpoint.write, folder, payload, step=commit.step, origin=self.origin, check=wanted, aside=not last
+            checkpoint.write, folder, payload, step=commit.step, origin=self.origin, check=wanted, aside=aside
         )
         try:
             self._expect_room(run, commit.size)

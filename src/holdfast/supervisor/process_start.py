@@ -107,6 +107,9 @@ class NurseryLauncher:
         self.channel = ours
         self.torch: str | None = None
         self.ready: float | None = None
+        self.env = dict(env)
+        self.took_s: float | None = None
+        """Seconds that the import of torch took."""
         self.workers: dict[int, WorkerProcess] = {}
         self._forking: list[WorkerProcess] = []
         self._process = subprocess.Popen(
@@ -178,6 +181,7 @@ class NurseryLauncher:
         elif "ready" in message:
             self.torch = str(message["ready"])
             self.ready = time.monotonic()
+            self.took_s = float(message.get("seconds", 0.0))
         elif "broken" in message:
             raise broken_torch(str(message["broken"]))
         elif "unsafe" in message:

@@ -3,6 +3,8 @@
     recovery = Recovery(affairs, crew, ending, watch, trusting)
     recovery.after_death(worker, fault)      # a new worker, on the rung the ladder chose, or the end of the run
     recovery.in_process(fault, move)         # the worker mended it by itself: it counts all the same
+    recovery.tick()                          # what the CPU makes of failed steps is heard, and what follows is done
+    recovery.finish()                        # `train` has returned: the end of the run, once the CPU has spoken
     recovery.notice_commit()                 # the first commit of the new worker ends the crisis
 
 From a death to the next commit the run is in a crisis: that is the time it lost.
@@ -17,12 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.base.board import Beat
 from holdfast.base.files import MAX_JSON, read_bounded, remove
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import FAMILIES, Action, Limits, Move, Past, next_move
 from holdfast.state.slots import Commit
 from holdfast.supervisor.device_trust import Trusting
 from holdfast.supervisor.fault_inquiry import Inquest
+from holdfast.supervisor.opinions import Opinion
 from holdfast.supervisor.process_start import NurseryDied, WorkerProcess
 from holdfast.supervisor.run_end import Ending
 from holdfast.supervisor.run_state import Affairs
@@ -44,6 +48,17 @@ class Crisis:
     """Of the last snapshot there was. Steps do not tell: a worker may be lost after the last of them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A worker that was lost, and what it left: for a fault that is answered later."""
+
+    fault: Fault
+    beat: Beat
+    words: str
+    stacks: dict[str, str] | None
+    crash: str
+
+
 class Recovery:
     """The faults of a run so far, and the crisis it may be in."""
 
@@ -59,7 +74,11 @@ class Recovery:
         """Until the CPU turns out to be too slow for it."""
         self._left_out: list[Any] = []
         """Samples that make a step fail wherever it is computed. Every worker is told: its state may be older."""
-        self.inquest = Inquest(affairs, trusting.blamed)
+        self.inquest = Inquest(affairs, crew, trusting.blamed)
+        self._postponed: Loss | None = None
+        """The same step has failed again, and the CPU has not spoken yet."""
+        self.finishing = False
+        """`train` has returned, and the CPU has not spoken yet."""
         self._began = time.monotonic()
         self._workers_lost = 0
         """Since then. The accounts of a resumed run also hold what an earlier supervisor has seen."""
@@ -87,19 +106,77 @@ class Recovery:
         beat = worker.board.read()
         self._watch.learn(beat)
         self.notice_commit()  # the last look may be older than what it committed before it was ended
+        took = time.monotonic() - worker.started
         self._crew.account_for(worker)
         if self.inquest.concludes(fault):
             self._after_verdict(fault)
             return
         self._workers_lost += 1
-        fault = self.trusting.known_loss(self.inquest.hear(fault))
+        words, crash = self.affairs.teller.last_words(), self._crash_stack(worker.generation)
+        loss = Loss(fault, beat, words, stacks, crash)
+        if self._ending.stopping is None and self.inquest.must_wait(fault, took):
+            self._postponed = loss
+            self._begin_crisis()
+            self.affairs.set_state("RECOVERING")
+        else:
+            self._answer(loss)
+
+    def _answer(self, loss: Loss) -> None:
+        fault = self.trusting.known_loss(self.inquest.hear(loss.fault))
         move = self._decide(fault)
-        crash = self._crash_stack(worker.generation)
-        words = self.affairs.teller.last_words()
-        folder = self.affairs.tell_fault(fault, move, beat, words=words, stacks=stacks, crash=crash)
+        folder = self.affairs.tell_fault(fault, move, loss.beat, words=loss.words, stacks=loss.stacks, crash=loss.crash)
         self.inquest.begin(fault, move, folder)
         self.trusting.lost(fault, move)
         self._carry_out(fault, move, folder)
+
+    def tick(self) -> None:
+        """What the CPU makes of failed steps, and what waits for that."""
+        inquest = self.inquest
+        inquest.tick(self._crew.worker, waiting=self._postponed is not None)
+        if self._postponed is not None and not inquest.waits:
+            loss, self._postponed = self._postponed, None
+            self._answer(loss)
+        worker = self._crew.worker
+        if inquest.decided and self._postponed is None and (worker is None or worker.pid):
+            self._go_back_to_before(*inquest.decided.pop(0))
+        elif self.finishing and not inquest.pending:
+            self.finish_now()
+
+    def _go_back_to_before(self, fault: Fault, folder: Path, opinion: Opinion) -> None:
+        """The run is past a step that its data make wrong: it is computed again without them, or the run stops."""
+        worker = self._crew.worker
+        if worker is not None:
+            if not self._crew.end(worker, gently=False):
+                self._crew.abandon(worker)
+            self._crew.account_for(worker)
+        self.finishing = False
+        undone = undo(self.affairs, opinion.commit.sequence)
+        if undone is None:
+            text = f"the state before step {fault.step} is not kept any more: the run cannot go back to it"
+            self.affairs.teller.emit("note", text=text)
+        elif undone.from_step != undone.to_step:
+            self.affairs.teller.emit("undone", from_step=undone.from_step, to_step=undone.to_step)
+        opinion.end()
+        move = self._ask(fault)
+        self.history.append(Past(fault, move, self.affairs.rung))
+        self._carry_out(fault, move, folder)
+
+    def finish(self) -> None:
+        """`train` has returned. What the CPU is computing is waited for: the data may turn out to be at fault."""
+        pending = self.inquest.pending
+        if not pending and not self.inquest.decided:
+            self._ending.finish()
+            return
+        self.finishing = True
+        bound = max((opinion.bound_s for opinion in pending), default=0.0)
+        steps = " and ".join(str(opinion.fault.step) for opinion in pending)
+        text = f"training is over; what the CPU makes of step {steps} is waited for, at most {bound:.0f} s"
+        self.affairs.teller.emit("note", text=text)
+
+    def finish_now(self) -> None:
+        """The end of a run that waited for the CPU, or that somebody does not want to wait for."""
+        self.finishing = False
+        self._ending.finish()
 
     def _after_verdict(self, fault: Fault) -> None:
         """The worker computed the failed step again and knows whose fault it was: that is the answer, not a fault."""
@@ -150,6 +227,7 @@ class Recovery:
         else:
             if fault.kind is Kind.WRONG_NUMBERS:
                 self._undo()
+            self.inquest.prepare()
             self._replace(move)
 
     def _undo(self) -> None:

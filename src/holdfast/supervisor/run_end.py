@@ -35,6 +35,9 @@ from holdfast.supervisor.workers import Crew
 
 STOP_PATIENCE = 30.0
 """Seconds a worker has to reach its next commit when the run is asked to stop."""
+SAVE_AFTER = 1.0
+"""Seconds after which its last commit is saved meanwhile. Clusters kill everything half a minute after SIGTERM, and a
+worker that evaluates or compiles may need longer than that."""
 
 
 class Ending:
@@ -51,12 +54,15 @@ class Ending:
         self._saving = saving
         self._signals = signals
         self._deadline = 0.0
+        self._save_at: float | None = None
+        """When what was committed last is saved, if the worker has not come to its next commit by then."""
 
     # -- stopping ------------------------------------------------------------------------------------------
 
     def ask_to_stop(self, number: int) -> None:
         self.stopping = number
         self._deadline = time.monotonic() + STOP_PATIENCE
+        self._save_at = time.monotonic() + SAVE_AFTER
         self.affairs.teller.emit("stopping", signal=signal.Signals(number).name, step=self.affairs.accounts.steps)
         worker = self._crew.worker
         if worker is not None and worker.pid == 0 and not processes.exists(worker.board.read().pid):
@@ -83,7 +89,10 @@ class Ending:
         self.end("STOPPED", code, error)
 
     def stop_if_late(self, worker: WorkerProcess) -> None:
-        """It did not come to its next commit in time: what it committed last is what is kept."""
+        """It did not come to its next commit in time: what it committed last is what is kept, and saved long before."""
+        if self._save_at is not None and time.monotonic() >= self._save_at:
+            self._save_at = None
+            self._saving.now()
         if self.stopping is None or time.monotonic() <= self._deadline:
             return
         if not self._crew.end(worker, gently=False):

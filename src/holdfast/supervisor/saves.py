@@ -82,6 +82,11 @@ class Saving:
         else:
             self.keeping.send()
 
+    def now(self) -> None:
+        """The newest snapshot, if there is one: the run may be killed before its worker comes to a commit."""
+        if self.affairs.memory.newest() is not None:
+            self.keeping.wish("stop")
+
     def last(self, weights: list[str] | None = None, *, hurry: Callable[[], bool]) -> bool:
         """The state as it is now, on disk and verified, before the run ends. False if `hurry()` cut it short."""
         if not self._finish(weights, hurry, None):

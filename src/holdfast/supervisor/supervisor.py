@@ -9,7 +9,7 @@ Every decision is the ladder's, every limit the watchdog's. Here is what is noti
     run_state.py      what all of them work on: folder, plan, memory, accounts, teller
     workers.py         the worker there is now: starting it, ending it
     recovery.py   after a death: evidence, the ladder, a new worker
-    fault_inquiry.py      whose fault it was
+    fault_inquiry.py      whose fault it was; opinions.py asks the CPU, beside the worker
     device_trust.py     which devices are trusted, and how one comes back
     saves.py       checkpoints, and the keeper that writes them
     throttle.py      sensors and limits: warn, slow down, pause
@@ -161,6 +161,8 @@ class Supervisor:
             self._last_beat = now
             self.teller.beat(beat, self.affairs.device, self.accounts)
         self._saving.tick()
+        if self._stopping is None and self._crisis is None:
+            self.crew.tick()
         if self._stopping is None:
             self._holding.tick()
         for text in self.affairs.gathering.poll():
@@ -172,8 +174,8 @@ class Supervisor:
         """Leave nothing behind: no process, no descriptor, no memory."""
         self.teller.pump_output()
         self._holding.close()
-        self.crew.close()
         self._recovery.inquest.close()
+        self.crew.close()
         self._trusting.close(self._how_it_was_left())
         # Without an outcome something here failed: the keeper then saves what is in memory, as if we had been killed.
         patience = KEEPER_HURRY if self._ending.at_once else KEEPER_PATIENCE
@@ -198,7 +200,9 @@ class Supervisor:
 
     def _hear_signals(self) -> None:
         for number in self._signals.heard():
-            if self._stopping is None:
+            if self._recovery.finishing:
+                self._recovery.finish_now()
+            elif self._stopping is None:
                 self._ending.ask_to_stop(number)
             elif number in URGENT:
                 self._ending.stop_at_once(number)
@@ -300,10 +304,12 @@ class Supervisor:
     def _look(self) -> None:
         """Has the worker ended, has it gone silent, has it committed?"""
         self._limit_in = TICK
+        if self.worker is not None:
+            self._recovery.notice_commit()
+        self._recovery.tick()
         worker = self.worker
-        if worker is None:
+        if worker is None or self.outcome is not None:
             return
-        self._recovery.notice_commit()
         if worker.gone:
             if self.crew.exit_known(worker):
                 self._worker_ended(worker)
@@ -369,7 +375,7 @@ class Supervisor:
 
     def _end_as_said(self, kind: str | None, said: dict[str, Any]) -> None:
         if kind == "done":
-            self._ending.finish()
+            self._recovery.finish()
         elif kind == "failed":
             self._ending.failed(said)
         elif kind == "refused":

@@ -1,6 +1,7 @@
 """Going back: the device's numbers were wrong, and what was computed since the last agreement is not believed.
 
     undone = undo(affairs)                # the newest snapshot is the one both agreed on; None if there is no such
+    undone = undo(affairs, sequence)      # the newest snapshot is this one; None if no slot holds it
     undone.from_step, undone.to_step
 
 Checkpoints and best weights from the doubtful steps are set aside in `doubtful/`, not deleted. No torch here.
@@ -28,10 +29,11 @@ class Undone:
     to_step: int
 
 
-def undo(affairs: Affairs) -> Undone | None:
-    """Make the last snapshot device and CPU agreed on the one the run goes on from."""
-    agreed = affairs.memory.back_to_agreed()
-    if agreed is None and affairs.plan.resume is None:
+def undo(affairs: Affairs, sequence: int | None = None) -> Undone | None:
+    """Make a snapshot the one the run goes on from: by default the last one that device and CPU agreed on."""
+    memory = affairs.memory
+    agreed = memory.back_to_agreed() if sequence is None else memory.back_to(sequence)
+    if agreed is None and (affairs.plan.resume is None or sequence is not None):
         return None
     if agreed is None:  # nothing was compared since the run was resumed: back to where that was
         affairs.memory.undo_all()

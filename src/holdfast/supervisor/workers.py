@@ -6,6 +6,7 @@
     if not crew.end(worker, gently=True):    # SIGTERM, then SIGKILL, to everything it started
         crew.abandon(worker)                 # it cannot be killed: its slots stay with it
     crew.account_for(worker)                 # counted, then dropped
+    crew.tick()                              # a second nursery, in case this one dies
 
 It says nothing about when or why: that is decided in supervisor.py, recovery.py and run_end.py.
 """
@@ -22,6 +23,7 @@ from typing import Any
 from holdfast.base import processes
 from holdfast.base.board import Beat
 from holdfast.base.broken_torch import no_torch
+from holdfast.base.errors import UserError
 from holdfast.faults.ladder import Action, Move
 from holdfast.injection import chaos
 from holdfast.run.folder import whole
@@ -34,6 +36,10 @@ EXIT_PATIENCE = 10.0
 and could start no other worker meanwhile."""
 STILLBORN = 3
 """Nurseries that end in the same way before torch is there: another one would do so, too."""
+SPARE_SHARE = {False: 0.01, True: 0.001}
+"""Of the processors' time so far that making a second nursery may take; less where the training is on the CPU."""
+SPARE_MEMORY = 8
+"""Times what a nursery takes that must be free for a second one."""
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
@@ -59,6 +65,10 @@ class Crew:
         self._exit_deadline = 0.0
         self._stillborn: list[int] = []
         """How the last nurseries ended that never had torch ready."""
+        self._spare: NurseryLauncher | None = None
+        """A nursery that waits. Without it a run whose nursery is killed waits for torch to be imported."""
+        self._spare_from = time.monotonic()
+        """Since when time is counted for the next one."""
 
     # -- starting ------------------------------------------------------------------------------------------
 
@@ -69,7 +79,49 @@ class Crew:
         """Another nursery: the last one is gone, or the next worker needs another environment."""
         if self.launcher is not None:
             self.launcher.close()
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.ready is not None and spare.env == self._env():
+            self.launcher = spare
+            return
+        if spare is not None:
+            spare.close()
         self.launcher = self._make_launcher()
+
+    def _env(self) -> dict[str, str]:
+        return dict(self.affairs.plan.rungs[self.affairs.rung].env)
+
+    @property
+    def spare(self) -> NurseryLauncher | None:
+        """The nursery that waits, once torch is there."""
+        return self._spare if self._spare is not None and self._spare.ready is not None else None
+
+    def tick(self) -> None:
+        """Make a second nursery once the run is long enough for what that costs, and look after it."""
+        if self._spare is None:
+            if self._affords_spare():
+                made = self._make_launcher()
+                self._spare = made if isinstance(made, NurseryLauncher) else None
+            return
+        was_ready = self._spare.ready is not None
+        try:
+            self._spare.poll()
+        except (NurseryDied, CannotFork, UserError):  # the one at work says so if it matters
+            self._spare.close()
+            self._spare, self._spare_from = None, time.monotonic()
+            return
+        if not was_ready and self._spare.ready is not None:
+            self._spare.warm()
+
+    def _affords_spare(self) -> bool:
+        nursery = self.launcher
+        if not isinstance(nursery, NurseryLauncher) or nursery.took_s is None:
+            return False
+        share = SPARE_SHARE[self.affairs.plan.rungs[self.affairs.rung].on_cpu]
+        earned = (time.monotonic() - self._spare_from) * (os.cpu_count() or 1) * share
+        if earned < nursery.took_s:
+            return False
+        info, available = processes.inspect(nursery.pid or 0), processes.available_memory()
+        return info is not None and (available is None or available > SPARE_MEMORY * info.rss_bytes)
 
     def nursery_ended(self) -> None:
         """Raises UserError if no nursery can be had: where the address space is limited, the first one shows it."""
@@ -93,14 +145,15 @@ class Crew:
         affairs.teller.worker_begins()
         step = affairs.newest_step
         self.entering()
-        self.worker = self.launcher.start(self._config(move), affairs.memory.arenas)
+        self.worker = self.launcher.start(self.config(move), affairs.memory.arenas)
         affairs.gathering.worker_begins(dict(affairs.plan.rungs[affairs.rung].env))
         affairs.accounts.on_device(affairs.device, step)
         self.generation += 1
         affairs.keeping.tell_board(self.worker.board)
         affairs.keep_accounts(generations=self.generation)
 
-    def _config(self, move: Move | None) -> dict[str, Any]:
+    def config(self, move: Move | None) -> dict[str, Any]:
+        """All that a process which runs the script is told."""
         affairs, plan = self.affairs, self.affairs.plan
         newest = affairs.memory.newest()
         return {
@@ -237,8 +290,9 @@ class Crew:
             if self.worker.pid:
                 self.end(self.worker, gently=False)
             self.drop()
-        if self.launcher is not None:
-            self.launcher.close()
+        for launcher in (self.launcher, self._spare):
+            if launcher is not None:
+                launcher.close()
 
 
 def kill_group(worker: WorkerProcess) -> None:

@@ -1,7 +1,7 @@
 """How often a session commits: measured while it runs, so that a fault costs a second and a commit next to nothing.
 
     cadence = Cadence(settings)
-    cadence.expects()                  # as a step begins: will it be committed?
+    cadence.expects(steps)             # as a step begins: will it be committed?
     if cadence.due(steps): take(); cadence.taken(seconds)
     cadence.news()                     # what was chosen and why, where that has changed; None else
 
@@ -81,9 +81,9 @@ class Cadence:
 
     # -- when ----------------------------------------------------------------------------------------------
 
-    def expects(self) -> bool:
-        """Whether the step that begins now will be committed, as far as one can tell."""
-        return self.fixed is not None or self._near(self._clock())
+    def expects(self, steps: int) -> bool:
+        """Whether the step that begins now will be committed, as far as one can tell; `steps` are not yet."""
+        return steps + 1 >= self.fixed if self.fixed is not None else self._near(self._clock())
 
     def due(self, steps: int) -> bool:
         """At the end of a loop body, `steps` after the last commit."""

@@ -3,6 +3,7 @@
     vigil = Vigil(ground.enter, link.send, settings, rung)
     vigil.begin_with(config["trial"], config["probation"])
     vigil.protect(modules, device, snapshots, on_device)
+    vigil.keeps(step)                                    # the snapshot after this step is evidence: it is held
     fault = vigil.before_step(work, step, describe)      # None: go on
     with vigil.looking(step): ...                        # the step itself; now and then some operators are noted
     fault = vigil.heard()                                # what came of looks
@@ -23,7 +24,7 @@ import torch
 from torch import nn
 
 from holdfast.base.board import Phase
-from holdfast.faults.blame import Blame, Verdict, judge
+from holdfast.faults.blame import Verdict, blamed, judge
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Rung
 from holdfast.run.settings import Settings
@@ -33,6 +34,7 @@ from holdfast.worker.operators.comparison import METHOD
 from holdfast.worker.precision import force_fp32
 from holdfast.worker.replay import Replay
 from holdfast.worker.sentinel import Opinion, Sentinel
+from holdfast.worker.session_base import StopRun
 from holdfast.worker.step import Work
 from holdfast.worker.step_inquiry import Describe, Inquiry
 
@@ -67,15 +69,25 @@ class Vigil:
         self.computed = False
         """Whether the last look computed anything off the record."""
         self._trial: Fault | None = None
+        self.only_judges = False
+        """This process is there for the trial alone, and trains nothing."""
+        self._keep: int | None = None
+        """The step whose state is evidence: the step after it is the one that failed."""
         self._probation = 0
         self._wanted = True
         self._replay: Replay | None = None
         self._snapshots: Snapshots | None = None
 
     def begin_with(self, trial: Mapping[str, Any] | None, probation: int, *, sentinel: bool = True) -> None:
-        """What this worker is told: a step to compute again, how many to compare with the CPU, whether to at all."""
+        """What this worker is told: a step to compute again, how many to compare with the CPU, whether to at all.
+
+        A trial is one of three: `fault` is computed again here before the step; with `only` nothing else is done here;
+        `keep` is the step whose snapshot another process needs, which computes the one after it.
+        """
         self._wanted = sentinel
-        self._trial = Fault.from_json(trial["fault"]) if trial else None
+        self._trial = Fault.from_json(trial["fault"]) if trial and "fault" in trial else None
+        self.only_judges = bool(trial and trial.get("only"))
+        self._keep = int(trial["keep"]) if trial and "keep" in trial else None
         self._probation = probation
 
     def protect(
@@ -111,6 +123,17 @@ class Vigil:
         """On the way to the step that failed: every step is committed, so that the first bad one is found."""
         return self._trial is not None
 
+    def keeps(self, step: int) -> bool:
+        """Whether the state after this step is to be committed and held."""
+        return self._keep == step
+
+    def _secure_evidence(self, step: int) -> None:
+        """Before the step that failed: the snapshot another process needs has arrived, or it would be lost with us."""
+        if self._keep is not None and step > self._keep:
+            self._keep = None
+            if self._snapshots is not None:
+                self._snapshots.flush()
+
     @property
     def watches_numbers(self) -> bool:
         return self.settings.blame.non_finite == "stop"
@@ -122,10 +145,13 @@ class Vigil:
         self.computed = False
         if self.rung.precision == "fp32":
             force_fp32()
+        self._secure_evidence(step)
         if self._trial is not None and work is not None and describe is not None:
             fault = self._try(work, step, describe)
             if fault is not None:
                 return fault
+        if self.only_judges:  # it was computed, or it cannot be: the step is no step of session.step
+            raise StopRun
         return self._first_look(step) or self.heard()
 
     def _first_look(self, step: int) -> Fault | None:
@@ -245,11 +271,3 @@ class Vigil:
         if not finding.samples:
             return None
         return judge(Fault(Kind.CRASH, self.rung.device), finding, None)
-
-
-def blamed(fault: Fault, verdict: Verdict) -> Fault | None:
-    """The fault again, with a verdict that decides what follows; None where the step is simply tried again."""
-    decides = verdict.blame in (Blame.DATA, Blame.CODE) or (
-        fault.kind is Kind.NON_FINITE and verdict.blame in (Blame.PRECISION, Blame.DEVICE) and verdict.repeatable
-    )
-    return fault.at(verdict=verdict.to_json()) if decides else None

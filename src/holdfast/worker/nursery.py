@@ -69,7 +69,8 @@ class Nursery:
                 if self._wake_read in ready:
                     os.read(self._wake_read, 4096)
                 self._reap()
-                if self.channel.fileno() in ready:
+                # One read may bring several messages: those are in the channel, and select knows nothing of them.
+                while self.channel.fileno() in ready and self.channel.has_news():
                     message, fds = self.channel.receive()
                     if "fork" in message:
                         self._fork(message["fork"], fds)

@@ -64,6 +64,10 @@ class Peers(Protocol):
         """Tell the others, and hear them: the fault is everybody's now. Raises PeerFault if only others met one."""
         ...
 
+    def after_error(self, error: Exception, fault: Fault | None) -> Fault | None:
+        """A step has failed here with this error: what it was for all ranks. None for the script's own error."""
+        ...
+
     def agree_on(self, move: Move) -> Move:
         """The same answer to a fault in all ranks."""
         ...
@@ -95,6 +99,9 @@ class Alone:
         return contextlib.nullcontext()
 
     def all_done(self, fault: Fault | None) -> Fault | None:
+        return fault
+
+    def after_error(self, error: Exception, fault: Fault | None) -> Fault | None:
         return fault
 
     def agree_on(self, move: Move) -> Move:

@@ -28,6 +28,7 @@ from holdfast.faults.classification import Fault, Health, Kind, classify_excepti
 from holdfast.faults.ladder import Action, Limits, Move, Past, Rung, next_move
 from holdfast.state.rng import capture_rng, restore_rng
 from holdfast.worker import step
+from holdfast.worker.ahead import Ahead
 from holdfast.worker.checks import Vigil
 from holdfast.worker.compilation import CompileWatch
 from holdfast.worker.peers import PeerFault
@@ -116,11 +117,14 @@ class Attempts:
         self.ground = ground
         self.vigil = Vigil(ground.enter, ground.link.send, ground.settings, rungs[rung], folder)
         self.pieces = Pieces(ground)
+        self.ahead = Ahead()
         self.cpu_next = False
         """The next try is on the CPU."""
         self._rungs = rungs
         self._rung = rung
         self._history: list[Past] = []
+        self._microbatch = flags.amount("microbatch") is not None
+        """Asked once: what the environment says is said when a worker starts."""
         self._compiling = CompileWatch(ground.board, ground.enter)
 
     def begin_with(
@@ -229,9 +233,14 @@ class Attempts:
 
     def perform(self, work: Work, device: torch.device) -> torch.Tensor:
         """Forward, backward and update, in as many pieces as fit."""
-        work.pieces = max(self.pieces.count, flags.pieces(batches.batch_size(work.batch)))
+        work.pieces = self.pieces.count
+        if self._microbatch:
+            work.pieces = max(work.pieces, flags.pieces(batches.batch_size(work.batch)))
         work.updating = False
-        work.watch = self.vigil.watches_numbers and (self.vigil.on_trial or self.ground.cadence.expects())
+        work.ahead = self.ahead.take
+        work.watch = self.vigil.watches_numbers and (
+            self.vigil.on_trial or self.ground.cadence.expects(self.ground.uncommitted.count)
+        )
         work.together = self.ground.peers.together(work)
         return step.perform(work, device, self.vigil.entering(self.ground.enter))
 
@@ -239,6 +248,8 @@ class Attempts:
         """A step goes back to its savepoint if it fails before its update; a transaction needs a whole snapshot."""
         ground, snapshots, cadence = self.ground, self.ground.snapshots, self.ground.cadence
         self.pieces.grow_back()
+        if self.vigil.only_judges:
+            return _Begun(self.pieces.count)
         wanted = cadence.each_step or self.vigil.on_trial or (work is None and cadence.fixed is None)
         wanted = wanted or snapshots.last is None
         exact = (wanted or ground.uncommitted.count == 0) and snapshots.fresh()
@@ -292,7 +303,7 @@ class Attempts:
         if isinstance(error, PeerFault):
             return error.fault
         fault = classify_exception(error, device=self._rungs[self._rung].device)
-        return None if fault is None else self.ground.peers.all_done(fault)
+        return self.ground.peers.after_error(error, fault)
 
     def _placed(self, fault: Fault, work: Work | None, samples: Samples | None) -> Fault:
         """The fault with what is known about the step it came in."""
@@ -394,12 +405,11 @@ def without_bad_samples(fault: Fault, samples: Samples | None) -> Fault:
 
 def _describe(work: Work, samples: Samples | None) -> Describe:
     """A row of the batch as a sample people can find."""
-    known = samples if samples is not None and batches.batch_size(work.batch) == len(samples.indices) else None
 
     def describe(row: int) -> dict[str, Any]:
-        if known is None:
+        if samples is None or batches.batch_size(work.batch) != len(samples.indices):
             return {"index": row, "source": None}
-        index = int(known.indices[row])
-        return {"index": index, "source": source_of(known.dataset, index)}
+        index = int(samples.indices[row])
+        return {"index": index, "source": source_of(samples.dataset, index)}
 
     return describe

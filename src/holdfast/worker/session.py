@@ -45,6 +45,7 @@ from holdfast.worker.best_offer import Offers
 from holdfast.worker.cadence import Cadence
 from holdfast.worker.epoch_loops import EpochLoops, check_reached, left_by_error
 from holdfast.worker.kept_values import Kept, Meter
+from holdfast.worker.loop_head import LoopHead, place_of_caller
 from holdfast.worker.peers import Peers
 from holdfast.worker.rest import Resting
 from holdfast.worker.restore import Landing, restore
@@ -114,6 +115,7 @@ class Session:
         """A free loop was asked to stop: before its next step."""
         self._in_epoch = False
         self._loops = EpochLoops()
+        self._head = LoopHead()
         self._kept = Kept()
         self._left: int | None = None
         """The epoch whose loop was left before its end. It is over once the script goes on."""
@@ -202,7 +204,7 @@ class Session:
                 cause="the snapshot's layout is made once",
                 hints=["pass everything in one call: `session.protect(model=…, optimizer=…, data=…)`"],
             )
-        found = named_by_kind(positional, named, ranks=self.ranks)
+        found = named_by_kind(positional, named)
         objects = {name: AnyLoader(each) if is_loader(each) else each for name, each in found.items()}
         if KEPT in objects:
             raise UserError(f"`{KEPT}` is the name of what the session itself keeps", hints=["protect it by another"])
@@ -240,13 +242,18 @@ class Session:
         """Steps done, those of earlier workers included.
 
         A loop without epochs and batches asks this at its head, `while session.step_count < total:`, and a restored
-        run goes on from there. Each of its steps is committed by itself: what else belongs to a step goes into
-        `session.transaction`.
+        run goes on from there. What its body did is committed when the head asks again, so a scheduler that is updated
+        after the step belongs to it.
         """
         landing = self._landing
         before = landing is not None and landing.left and self._loops.calls <= landing.loops
         if not self._busy and not self._in_epoch and self._open is None and not before:
             self._land("asked")
+            if self._ground.ready and self._ground.over is None and self._head.asked(place_of_caller()):
+                self._started = True
+                self._commit("free")
+                if self._stopping:
+                    self._stop()
         return self._position.step
 
     @property
@@ -376,6 +383,7 @@ class Session:
         if self._in_epoch and not any(self._passes.values()):
             self._check_nothing_drawn()
         for batch in self._read(data, name):
+            self._attempts.ahead.begin(batch.value, self.device)
             self._show_position(batch.index, data.length() if isinstance(data, AnyLoader) else len(data))
             self._enter(Phase.LOOP)
             self._arrive("batch", name)
@@ -554,7 +562,7 @@ class Session:
     def _leave_step(self, loss: torch.Tensor | None, norm: torch.Tensor | None) -> None:
         self._position.step += 1
         self._ground.uncommitted.add(self._position.step, loss, norm)
-        if not self._in_epoch and self._open is None:
+        if not self._in_epoch and self._open is None and self._head.step_ends():
             self._commit("free")
         if not self._in_epoch and self._landing is None:
             self._offers.make()  # of a value that was logged inside of the step
@@ -568,6 +576,8 @@ class Session:
         self._position.step += 1
         self._ground.uncommitted.add(self._position.step, None, None)
         self._ground.loss = self._ground.norm = None
+        if not self._in_epoch and self._open is None and self._landing is None:
+            self._head.step_ends()  # committed at the head of its loop, if there is one
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -610,7 +620,8 @@ class Session:
         self._ground.check_not_over()
         stop = self._ground.peers.at_boundary(self._ground, at, stop=self._board.stop_requested)
         asked = at not in ("batch", "free") or hold or stop or self._board.rest or self._attempts.vigil.on_trial
-        due = self._due(last=last) or asked
+        kept = not last and self._attempts.vigil.keeps(self._position.step)
+        due = self._due(last=last) or asked or kept
         if self._landing is not None:
             due = False  # on its way to where the snapshot was taken: nothing of this counts
         if due:
@@ -618,7 +629,7 @@ class Session:
             began = time.perf_counter()
             snapshots = self._ground.snapshots
             snapshots.laid_out()
-            self._ground.take(at, of, resumable=not last, hold=hold)
+            self._ground.take(at, of, resumable=not last, hold=hold or kept)
             self._ground.uncommitted.clear()
             took = time.perf_counter() - began - snapshots.laid_out()
             self._ground.cadence.taken(took + snapshots.waited())
@@ -669,6 +680,15 @@ class Session:
         self._busy = True
         self._attempts.close()
         self._close_loaders()
+
+    def _abandon(self) -> None:
+        """The script was left and is called again in this process: nothing of this session goes on beside the next."""
+        self._busy = True
+        with contextlib.suppress(RuntimeError, OSError):
+            self._attempts.close()
+        self._close_loaders()
+        if self._ground.ready:
+            self._ground.snapshots.close()
 
     def _close_loaders(self) -> None:
         for loader in self._ground.loaders():

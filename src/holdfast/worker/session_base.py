@@ -331,12 +331,8 @@ class Ground:
         return [value for value in self.objects.values() if isinstance(value, torch.optim.Optimizer)]
 
 
-def named_by_kind(values: tuple[Any, ...], named: dict[str, Any], *, ranks: int = 1) -> dict[str, Any]:
-    """`protect(model, optimizer, data)`: names from what the objects are, beside those that were named.
-
-    With several `ranks` of ours a step is agreed on before its gradients are exchanged: what exchanges them by itself
-    leaves that to peers.together. In a group of the script's own it goes on doing so.
-    """
+def named_by_kind(values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """`protect(model, optimizer, data)`: names from what the objects are, beside those that were named."""
     found: dict[str, Any] = {}
     for value in values:
         kind = type(value).__name__.lower()
@@ -355,9 +351,6 @@ def named_by_kind(values: tuple[Any, ...], named: dict[str, Any], *, ranks: int 
             name, number = f"{kind}{number}", number + 1
         found[name] = value
     objects = {**found, **named}
-    for value in objects.values() if ranks > 1 else ():
-        if isinstance(value, torch.nn.parallel.DistributedDataParallel):
-            value.require_backward_grad_sync = False
     return {name: _unwrapped(value) for name, value in objects.items()}
 
 

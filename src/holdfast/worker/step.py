@@ -69,8 +69,14 @@ class Work:
     """That norm, on the device, once they are there. None under a GradScaler, which judges them itself."""
     updating: bool = False
     """The update has begun: parameters may be others than before."""
+    ahead: Callable[[Any, torch.device], Any] | None = None
+    """Gives the batch where it is on the device already; see ahead.py."""
     together: Callable[[Tensor], Tensor] | None = None
     """Makes the gradients, and the loss, those of all ranks."""
+    scale: float = 1.0
+    """What the gradients of this rank count for, where backward itself averages over ranks."""
+    before_piece: Callable[[bool], None] | None = None
+    """Called with whether it is the last one: backward exchanges gradients then."""
 
 
 def perform(work: Work, device: torch.device, enter: Callable[[Phase], None]) -> Tensor:
@@ -88,14 +94,20 @@ def perform(work: Work, device: torch.device, enter: Callable[[Phase], None]) ->
 def _gradients(work: Work, device: torch.device, enter: Callable[[Phase], None]) -> Tensor:
     """Accumulate the gradients of every piece, each with its exact weight; returns the whole batch's loss."""
     total: Tensor | None = None
-    for piece, weight in pieces_of(work):
+    pieces = pieces_of(work)
+    for number, (piece, weight) in enumerate(pieces, 1):
+        if work.before_piece is not None:
+            work.before_piece(number == len(pieces))
         enter(Phase.TO_DEVICE)
-        moved = to_device(piece, device)
+        moved = None if work.ahead is None else work.ahead(piece, device)
+        if moved is None:
+            moved = to_device(piece, device)
         enter(Phase.FORWARD)
         loss = as_loss(work.fn(moved))
         weighted = loss if weight == 1.0 else loss * weight
         enter(Phase.BACKWARD)
-        (weighted if work.scaler is None else work.scaler.scale(weighted)).backward()
+        counted = weighted if work.scale == 1.0 else weighted * work.scale
+        (counted if work.scaler is None else work.scaler.scale(counted)).backward()
         part = weighted.detach()
         total = part if total is None else total + part
     assert total is not None

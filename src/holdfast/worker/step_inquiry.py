@@ -1,10 +1,11 @@
-"""The replay of a failed step, in the worker that took over: the CPU first, sample by sample where it objects.
+"""The replay of a failed step on the CPU, sample by sample where it objects.
 
     finding = Inquiry(…).into(kind)
     finding.cpu, finding.samples, finding.tensor
 
-The CPU is asked before the device: a class label out of range is an IndexError there, and on some cards a page fault
-or a hang. What raises for some samples and not for others is in the data; what raises for each is in the code.
+As a rule it runs in a process of its own (opinion.py), beside the worker that took over. A class label out of range is
+an IndexError on the CPU, and on some cards a page fault or a hang. What raises for some samples and not for others is
+in the data; what raises for each is in the code.
 """
 
 from __future__ import annotations

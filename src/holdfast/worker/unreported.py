@@ -34,7 +34,8 @@ class Unheard:
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._sent = 0
+        self._sent = board.heard
+        """Not 0 for a second session of one process: a rank that stays writes to the board it has."""
         self._waiting: deque[Record] = deque(maxlen=MOST)
 
     def add(self, record: Record) -> None:

@@ -130,6 +130,10 @@ def run_forked(config: dict[str, Any], fds: list[int]) -> int:
         arenas.append(Arena.open(rest[: arena["slots"]], arena["where"]))
         rest = rest[arena["slots"] :]
     multiprocessing.set_start_method("fork", force=True)
+    if "opinion" in config:
+        from holdfast.worker.opinion import form_opinion
+
+        return form_opinion(config, channel, board, arenas)
     return _live(config, channel, board, arenas)
 
 

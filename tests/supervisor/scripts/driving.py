@@ -85,9 +85,16 @@ def environment(folder: Path, fault: str = "", **more: str) -> dict[str, str]:
     return {**env, **more}
 
 
-def by_itself(folder: Path, *words: object, fault: str = "", stdin: bytes | None = None, **more: str) -> Ran:
+def by_itself(
+    folder: Path,
+    *words: object,
+    fault: str = "",
+    stdin: bytes | None = None,
+    patience: float = PATIENCE,
+    **more: str,
+) -> Ran:
     folder.mkdir(exist_ok=True, parents=True)
-    return _run(folder, [sys.executable, *map(str, words)], environment(folder, fault, **more), stdin)
+    return _run(folder, [sys.executable, *map(str, words)], environment(folder, fault, **more), stdin, patience)
 
 
 def holdfast(*words: str) -> list[str]:

@@ -14,8 +14,9 @@ from torch import nn
 
 from holdfast.base.errors import UserError
 from holdfast.workloads.detection import pretrained, tensors, training
-from holdfast.workloads.detection.backbones import Foreign, take
+from holdfast.workloads.detection.backbones import Foreign
 from holdfast.workloads.detection.model import Detector
+from holdfast.workloads.detection.pretrained import take
 
 OTHER = '''
 import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -12,10 +13,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from holdfast.base.errors import UserError
 from holdfast.cli.main import main
-from holdfast.workloads.eeg import bids, class_scores, classify_data, folds, labels, linear, scores
+from holdfast.workloads.eeg import (
+    bids,
+    class_scores,
+    classify,
+    classify_data,
+    folds,
+    labels,
+    linear,
+    models,
+    pretrain,
+    scores,
+)
+from tests.worker.local_runs import run
 from tests.workloads.eeg.sets import stem, write_channels, write_recording
 
 SUBJECTS, TRIALS, RATE = 6, 24, 100
@@ -208,6 +223,57 @@ def test_the_ridge_is_that_of_scikit_learn() -> None:
     centre, spread = x.mean(0), x.std(0)
     theirs = ridge(alpha=3.0).fit((x - centre) / spread, y).predict((ask - centre) / spread)
     np.testing.assert_allclose(linear._answers(x, y, ask, np.array([3.0 * 100 / 12]))[0], theirs, atol=1e-10)
+
+
+# From the weights of another run -----------------------------------------------------------------------------
+
+
+def pretrained(folder: Path, width: int = 8) -> dict[str, torch.Tensor]:
+    """What a run of eeg-pretrain leaves behind: the weights of its net, with those of the layer that fills in."""
+    torch.manual_seed(7)
+    backbone = models.build("tempo", channels=4, samples=200, rate=100.0, width=width)
+    weights = pretrain.Filling(backbone).state_dict()
+    folder.mkdir(parents=True)
+    save_file({name: each.contiguous() for name, each in weights.items()}, folder / "final.safetensors")
+    return weights
+
+
+@pytest.mark.timeout(600)
+def test_every_fold_starts_from_the_weights_of_the_parent(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With a learning rate of 0 the run ends with the weights it began with."""
+    monkeypatch.setenv(classify_data.KEPT, str(tmp_path / "windows"))
+    wanted, build = pretrained(tmp_path / "job-calm-heron"), classify.build_net
+    nets, fresh = [], []
+
+    def built(*args: Any, **more: Any) -> Any:
+        nets.append(build(*args, **more))
+        fresh.extend({k: v.detach().clone() for k, v in each.backbone.named_parameters()} for each in nets[0].members)
+        return nets[0]
+
+    monkeypatch.setattr(classify, "build_net", built)
+    given = {"data": str(data), "target": "trial_type", "folds": "3", "width": 8, "tune": False}
+    still = {"epochs": 1, "lr": 0.0, "weight_decay": 0.0, "parent": str(tmp_path / "job-calm-heron")}
+    run(tmp_path, functools.partial(classify.train, **given, **still), checkpoint__every=3600)
+    assert len(nets[0].members) == 3
+    for member, before in zip(nets[0].members, fresh, strict=True):
+        mine = dict(member.backbone.named_parameters())
+        assert mine and all(torch.equal(each, wanted[f"backbone.{name}"]) for name, each in mine.items())
+        assert any(not torch.equal(each, wanted[f"backbone.{name}"]) for name, each in before.items())
+    assert capfd.readouterr().out.count("backbone from job-calm-heron (") == 1  # once, and not for each fold
+
+
+@pytest.mark.timeout(600)
+def test_a_parent_that_does_not_fit_is_refused(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(classify_data.KEPT, str(tmp_path / "windows"))
+    pretrained(tmp_path / "wider", width=16)
+    (tmp_path / "unfinished").mkdir()
+    given = {"data": str(data), "target": "trial_type", "folds": "3", "width": 8, "tune": False, "epochs": 1}
+    for name, message in (("wider", "do not fit this model"), ("unfinished", "has no weights to start from")):
+        train = functools.partial(classify.train, **given, parent=str(tmp_path / name))
+        with pytest.raises(UserError, match=message):
+            run(tmp_path / f"run-{name}", train, checkpoint__every=3600)
 
 
 # A run ------------------------------------------------------------------------------------------------------

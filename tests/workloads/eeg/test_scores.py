@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from holdfast.workloads.eeg import baselines, challenge2, closing, scores
+from holdfast.run import workload_registry
+from holdfast.workloads.eeg import baselines, challenge2, classify_data, closing, scores
 
 
 def test_nrmse_is_rmse_over_the_population_spread() -> None:
@@ -167,3 +170,43 @@ def test_fewer_than_five_subjects_have_no_interval_and_it_is_said(people: int, k
     ) is not known
     spread = challenge2.mean_r_interval(np.stack([truth] * 2, 1), np.stack([guess] * 2, 1), subjects)
     assert bool(np.isfinite(spread).all()) is known
+
+
+@pytest.mark.parametrize("label", [0.1, -1.7234, 1e-9, 0.0])
+def test_equal_labels_have_no_score_and_it_is_said(label: float) -> None:
+    """The mean of equal numbers is rounded, so their standard deviation is some 1e-17: nothing may be divided by it."""
+    truth, guess = np.full(19, label), np.random.default_rng(0).normal(size=19)
+    assert math.isnan(scores.nrmse(truth, guess)) and math.isnan(scores.pearson(truth, guess))
+    assert math.isnan(scores.pearson(guess, truth))
+    found = scores.measured(truth, guess, np.full(19, "S1"), 0.2, auroc_too=True)
+    assert found["nrmse"] is found["r"] is found["auroc"] is None
+    assert found["no_nrmse"] == "1 test subject with one and the same label"
+    row = {"factor": "externalizing", **found, "baselines": scores.baseline_rows(truth, truth, constant=0.2)}
+    assert closing.of_scores(row) == ["  externalizing: no nrmse: 1 test subject with one and the same label"]
+    amount = classify_data.amounts(truth, guess, np.full(19, "S1"))
+    assert classify_data.amount_lines(amount) == ["  no nrmse: 1 test subject with one and the same label"]
+    assert "no_nrmse" not in scores.measured(np.arange(19.0), guess, np.full(19, "S1"), 0.2)
+
+
+def test_what_no_challenge_scored_has_no_overall_score_and_it_is_said(tmp_path: Path) -> None:
+    for number, more in ((1, {"nrmse": 0.9}), (2, {"nrmse": None, "no_nrmse": "1 test subject with one label"})):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "scores.json").write_text(json.dumps({"challenge": number, **more}))
+    told = closing.lines([tmp_path / "1", tmp_path / "2"])
+    assert told == ["no overall score: Challenge 2 has no nrmse (1 test subject with one label)"]
+
+
+def test_the_scores_that_a_plan_shows_are_those_that_were_measured() -> None:
+    """`holdfast plan` shows the score of workload.toml with its basis; benchmarks/results has the run of seed 0."""
+    results = Path(__file__).parents[3] / "benchmarks" / "results"
+    runs = json.loads((results / "eeg-pretraining-simulated-cpu.json").read_text())["measured"]["runs"]
+    measured = next(row for row in runs if row["seed"] == 0 and not row["pretrained"])
+    demo = json.loads((results / "eeg-demo-cpu.json").read_text())["measured"]
+    for number, key in ((1, "r"), (2, "mean_r")):
+        workload = workload_registry.find(f"eeg-challenge{number}")
+        assert workload is not None and workload.score is not None
+        value, _, basis = workload.score
+        assert value == pytest.approx(measured[f"challenge{number}"][key], abs=0.0051)
+        assert basis.startswith(
+            f"{demo[f'challenge{number}']['subjects']} held-out subjects of the simulated set, seed 0"
+        )

@@ -126,3 +126,33 @@ def test_nets_that_share_all_subjects_train_in_a_run_beside_a_net_of_braindecode
     rival = told["baselines"]["rival"]
     assert rival["name"] == "ShallowFBCSPNet" and rival["steps"] >= 1 and rival["cpu_s"] > 0
     assert np.isfinite(rival["nrmse"]) and f"ShallowFBCSPNet in the same {rival['cpu_s']} CPU s " in said
+
+
+def test_one_subject_to_validate_and_one_to_test_give_no_score_and_a_trained_net(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each has one label, and an error over the spread of one label is no score. The newest weights are kept."""
+    releases = ("R1",) * 8 + ("R4", "R5")
+    place = small.challenge2(tmp_path / "cache", subjects=10, windows=4, releases=releases)
+    nets, first, build = [], {}, challenge2.build_net
+
+    def built(*args: Any, **more: Any) -> Any:
+        nets.append(build(*args, **more))
+        first.update({name: each.clone() for name, each in nets[0].state_dict().items()})
+        return nets[0]
+
+    monkeypatch.setattr(challenge2, "build_net", built)
+    given = {"data": str(place), "epochs": 3, "patience": 1, "batch": 16, "width": 8, "tune": False}
+    done = run(tmp_path, functools.partial(challenge2.train, **given), checkpoint__every=3600)
+    assert done.receipt["steps"] == 3 * 2  # patience counts epochs that are worse, not unknown ones
+    assert any(not torch.equal(each, first[name]) for name, each in nets[0].named_parameters())
+    (kept,) = tmp_path.rglob("scores.json")
+    found = json.loads(kept.read_text())
+    assert found["subjects"] == 1 and found["nrmse"] is None and found["mean_r"] is None
+    assert found["no_nrmse"] == "1 test subject with one and the same label"
+    for row in found["factors"]:
+        assert row["nrmse"] is None and row["r"] is None
+        assert set(row["baselines"].values()) == {None}
+    said = capfd.readouterr().out
+    assert "  externalizing: no nrmse: 1 test subject with one and the same label" in said
+    assert "e+" not in said and "mean r" not in said

@@ -100,8 +100,7 @@ class _Web:
 
     def compare_page(self, request: Request) -> Response:
         names = request.query_params.get("runs", "").split(",")[:MOST_COMPARED]
-        rows = [row for row in self.hub.rows() if row["id"] in names or row["run"] in names]
-        return _html(first.of_some(rows, _theme(request)))
+        return _html(first.of_some(self.hub.some(names), _theme(request)))
 
     def script(self, request: Request) -> Response:
         """All scripts as one file; kept by the browser for as long as its address is that of this version."""

@@ -48,9 +48,9 @@ from holdfast.base.errors import UserError
 from holdfast.optimize.engines.running import Arrays, Engine, Predict, Times, of_module
 
 if TYPE_CHECKING:
-    from holdfast.optimize.candidates import Machine
+    from holdfast.optimize.processor import Machine
 
-__all__ = ["Arrays", "Engine", "Kind", "Predict", "Times", "build", "kinds", "load", "of_module"]
+__all__ = ["Arrays", "Engine", "Kind", "Predict", "Times", "build", "kinds", "load", "of_module", "packages"]
 
 OURS = ("export", "torchscript", "aot", "onnxruntime", "openvino", "cudagraph")
 """Those in this folder, in the order in which they are tried."""
@@ -105,6 +105,11 @@ def kinds() -> dict[str, Kind]:
         except Exception as error:  # whatever it raises: it is not ours
             raise UserError(f"{file} cannot be used as an engine", cause=f"{type(error).__name__}: {error}") from error
     return found
+
+
+def packages() -> frozenset[str]:
+    """What any engine imports, by name."""
+    return frozenset({"onnx", "onnxscript", *(name for kind in kinds().values() for name in kind.packages)})
 
 
 def build(work: Path, about: About, folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.optimize.engines.running import Engine, of_module, torch_predict
 
 if TYPE_CHECKING:
-    from holdfast.optimize.candidates import Machine
+    from holdfast.optimize.processor import Machine
 
 FILE = "model.pt2"
 PRECISIONS = ("fp32",)

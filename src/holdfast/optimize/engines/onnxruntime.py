@@ -22,10 +22,11 @@ PREDICT = Predict(
     "import onnxruntime",
     """options = onnxruntime.SessionOptions()
 {options}session = onnxruntime.InferenceSession(str(HERE / "{file}"), options, providers=["CPUExecutionProvider"])
-ports = list(zip((each.name for each in session.get_inputs()), map(np.dtype, {kinds})))
+names, kinds = [each.name for each in session.get_inputs()], [np.dtype(each) for each in {kinds}]
+outputs = [each.name for each in session.get_outputs()]
 
-def predict(*inputs):
-    return {post}(session.run(None, {{name: np.asarray(x, kind) for (name, kind), x in zip(ports, inputs)}}))
+def predict({arguments}):
+    return {post}(session.run(outputs, {{{feed}}}))
 """,
 )
 ALONE = True
@@ -36,7 +37,13 @@ options.add_session_config_entry("session.intra_op.allow_spinning", "0")
 
 
 def blanks(about: dict[str, Any]) -> dict[str, str]:
-    return {"options": "" if about.get("alone") is True else _CAREFUL.format(threads=int(about["threads"]))}
+    """Each input is written out: a loop over them takes 5 microseconds, and small models answer in 30."""
+    count = range(len(about["inputs"]))
+    return {
+        "options": "" if about.get("alone") is True else _CAREFUL.format(threads=int(about["threads"])),
+        "arguments": ", ".join(f"x{number}" for number in count),
+        "feed": ", ".join(f"names[{number}]: np.asarray(x{number}, kinds[{number}])" for number in count),
+    }
 
 
 def load(path: Path, about: dict[str, Any]) -> Engine:

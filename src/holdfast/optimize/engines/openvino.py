@@ -14,7 +14,7 @@ from holdfast.optimize.engines.running import CALLS, Arrays, Engine, Predict, Ti
 from holdfast.optimize.model_files import check_openvino
 
 if TYPE_CHECKING:
-    from holdfast.optimize.candidates import Machine
+    from holdfast.optimize.processor import Machine
 
 FILE = "model.xml"
 PRECISIONS = ("fp32", "fp16", "bf16", "int8-static")
@@ -27,17 +27,26 @@ PREDICT = Predict(
     """settings = {settings}
 core = openvino.Core()
 model = core.read_model(HERE / "{file}")
-run = core.compile_model(model, "CPU", settings)
+{fixed}run = core.compile_model(model, "CPU", settings)
 
 def predict(*inputs):
-    found = run([np.asarray(x, kind) for x, kind in zip(inputs, {kinds})])
-    return {post}([np.array(found[number]) for number in range({count})])
+    inputs = [np.asarray(x, kind) for x, kind in zip(inputs, {kinds})]
+    return {post}({answers})
 """,
+)
+_ANSWERS = "[*run(inputs).values()]"
+_ONE_BY_ONE = (
+    f"{_ANSWERS} if len(inputs[0]) == 1 else [np.concatenate(each) for each in zip(\n"
+    "        *(run([x[at : at + 1] for x in inputs]).values() for at in range(len(inputs[0]))))]"
 )
 
 
 def blanks(about: dict[str, Any]) -> dict[str, str]:
-    return {"settings": repr(_settings(about))}
+    fixed = ""
+    if about.get("fixed"):
+        sizes = {number: [1, *map(int, each["shape"])] for number, each in enumerate(about["inputs"])}
+        fixed = f"model.reshape({sizes!r})  # one input at a time: it is faster that way\n"
+    return {"settings": repr(_settings(about)), "fixed": fixed, "answers": _ONE_BY_ONE if fixed else _ANSWERS}
 
 
 def why_not(precision: str, machine: Machine) -> str:

@@ -74,7 +74,7 @@ class Attached:
             for message in messages:
                 kind = str(message.get("kind", ""))
                 try:
-                    self._heed(message)
+                    self._heed(message, supervisor)
                 except (OSError, ValueError, KeyError, TypeError) as error:  # it is no reason to stop hearing the rest
                     self.affairs.teller.failed_over(kind, error)
             if closed:
@@ -86,10 +86,14 @@ class Attached:
             self._stop_at = None
             supervisor.script.send(supervisor.stopping or 15)
 
-    def _heed(self, message: dict[str, Any]) -> None:
+    def _heed(self, message: dict[str, Any], supervisor: ScriptSupervisor) -> None:
         kind = message.pop("kind", "")
-        if kind == "attach":
-            self._attach()
+        if kind in ("mark", "reached", "rehearse", "rehearsed", "exact_off", "exact_cost"):
+            answer = supervisor.exact.heed(str(kind), message)
+            if answer is not None:
+                self._send(answer)
+        elif kind == "attach":
+            self._attach(supervisor.exact.told())
         elif kind == "arena":
             self._give_slots(int(message.get("capacity") or 0))
         elif kind == "log":
@@ -101,7 +105,7 @@ class Attached:
         elif kind == "note":
             self.affairs.teller.emit("note", text=str(message.get("text")))
 
-    def _attach(self) -> None:
+    def _attach(self, exact: dict[str, Any] | None) -> None:
         """It hands its state out from here on: a keeper is needed, and it is told what there is already."""
         assert self._channel is not None
         if self._saving is None:
@@ -114,6 +118,7 @@ class Attached:
         self._send(
             {
                 "generation": self._generation,
+                "exact": exact,
                 "run": self.affairs.run_folder.name,
                 "settings": self.affairs.settings.to_json(),
                 "arenas": [{"paths": process_start.slot_paths(arena)} for arena in self.affairs.memory.arenas],
@@ -161,6 +166,13 @@ class Attached:
         self._board.request_stop()
         self._stop_at = time.monotonic() + STOP_PATIENCE
         return True
+
+    def forget(self) -> None:
+        """What was handed out is not used: the script cannot be led back to it."""
+        self.exact = self.alive = False
+        if self._saving is not None:
+            self._saving = None
+            self.affairs.keeping.close(save=False)
 
     def save_last(self, weights: list[str] | None = None) -> None:
         """What was committed last, on disk and verified."""

@@ -112,6 +112,9 @@ class Answering:
         if supervisor.stopping is not None or -code in _PEOPLE:
             self.ending.stopped(supervisor.stopping or -code, code)
             return
+        if supervisor.exact.not_led(code):
+            self._restart(Move(Action.REPLACE, self.affairs.rung, reason="not exact", new_worker=True))
+            return
         returning = self._trusting.returned()
         if returning is not None and code != 0:
             self._return_to(returning)
@@ -273,6 +276,11 @@ class Answering:
         else:
             self._restart(move)
 
+    def replace(self, move: Move) -> None:
+        """The process was ended by us, and another one takes its place: no fault."""
+        self._account()
+        self._restart(move)
+
     def _restart(self, move: Move) -> None:
         affairs = self.affairs
         affairs.set_state("RECOVERING")
@@ -284,7 +292,7 @@ class Answering:
             shown = {"before": before.label, "after": after.label}
             affairs.teller.emit("moved", step=affairs.accounts.steps, device=after.device, **shown)
         start = self.going_on.where(self.history)
-        self._restarts += 1
+        self._restarts += move.reason != "rehearsal"
         affairs.teller.emit("restart", step=start.step, text=start.text, reason=move.reason, tries=self._restarts)
         self._go(start)
 

@@ -78,6 +78,7 @@ class Ending:
             sha256=affairs.keeping.final.get("weights_sha256") if state == "FINISHED" else None,
         )
         receipt["exact"] = self.supervisor.attached.exact
+        receipt |= self.supervisor.exact.receipt()
         if not receipt["exact"]:  # nobody has counted its samples
             receipt |= {"samples_skipped": None, "samples_repeated": None, "samples_quarantined": None}
         going_on = self.supervisor.answering.going_on

@@ -58,6 +58,13 @@ class Record:
         except OSError:  # the next chunk may find room again
             return
 
+    def hidden(self, data: bytes) -> None:
+        """Printed, and not shown because it was shown before: only the last words of a process need it."""
+        self.of_process += len(data)
+        self._tail += data
+        if len(self._tail) > 2 * TAIL:
+            del self._tail[:-TAIL]
+
     def _turn(self) -> None:
         if self._file is not None:
             self._file.close()

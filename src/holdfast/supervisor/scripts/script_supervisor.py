@@ -27,6 +27,7 @@ from holdfast.run.settings import Settings
 from holdfast.supervisor.run_state import Affairs, Outcome, Plan
 from holdfast.supervisor.scripts.attached import Attached
 from holdfast.supervisor.scripts.continuation import Life
+from holdfast.supervisor.scripts.exact import Exact
 from holdfast.supervisor.scripts.fault_answer import Answering
 from holdfast.supervisor.scripts.hook_notes import Notes
 from holdfast.supervisor.scripts.loss import printed_epoch, printed_loss
@@ -77,6 +78,7 @@ class ScriptSupervisor:
         self.kin = stage.kin
         self.kin.ours = self._ours
         self.silence = Silence(self)
+        self.exact = Exact(self, wanted=order.exact, rehearse=order.rehearse and not order.going_on)
         self.attached = Attached(self.affairs, stage.door)
         self.answering = Answering(self)
         self._last_beat = self._last_loss = 0.0
@@ -101,6 +103,7 @@ class ScriptSupervisor:
                 for number in self.stage.signals.heard():
                     self._pass_on(number)
                 self.attached.hear(self)
+                self.exact.tick()
                 self._look()
                 self._tick()
         except HoldfastError as error:
@@ -129,7 +132,9 @@ class ScriptSupervisor:
 
     def start(self, command: list[str], env: dict[str, str], *, step: int) -> None:
         """A new process of the script, counting its steps from `step` on."""
-        self.take(self.stage.start(command, self.rung, env, generation=self.generation, step=step), step=step)
+        self.exact.process_begins()
+        full = {**env, **self.exact.environment()}
+        self.take(self.stage.start(command, self.rung, full, generation=self.generation, step=step), step=step)
 
     def take(self, started: Process, *, step: int) -> None:
         """Watch over this process from here on."""
@@ -168,6 +173,7 @@ class ScriptSupervisor:
                 self.kin.reap_old(self.script)
             self._see_loss()
             self._see_frameworks(self.notes)
+            self.exact.look(self.notes)
             affairs.teller.beat(self.notes.board.read(), self.device, affairs.accounts)
         self.attached.tick()
         for text in affairs.gathering.poll():
@@ -315,6 +321,7 @@ class ScriptSupervisor:
         self.attached.hear(self)
         self._end_leftovers(script)
         self.streams.finish(0.1)
+        self.exact.process_ended(self.streams, code)
         words = self.record.last_words()
         self.drop()
         self.answering.ended(script, code, words, oom_kills=processes.memory_kills() - self._kills)

@@ -22,7 +22,9 @@ from holdfast.base.errors import HoldfastError
 from holdfast.run.folder import RunFolder
 from holdfast.supervisor.scripts import rungs
 from holdfast.supervisor.scripts.door import Door
+from holdfast.supervisor.scripts.exact_output import Gate
 from holdfast.supervisor.scripts.hook_notes import Notes
+from holdfast.supervisor.scripts.script_order import exact_environment
 from holdfast.supervisor.scripts.script_processes import Kin, command_of
 from holdfast.supervisor.scripts.script_record import Record
 from holdfast.supervisor.scripts.script_signals import Signals
@@ -59,6 +61,8 @@ class Stage:
         self._folder = run.path / "script"
         self._hook = settings.external.hook
         self._newest: Process | None = None
+        self.gate: Gate | None = None
+        """What is shown of processes that print again what was printed before."""
         self._listening = contextlib.ExitStack()
 
     def __enter__(self) -> Stage:
@@ -83,7 +87,8 @@ class Stage:
         if order.going_on or not order.rungs[order.rung].on_cpu:
             return None
         try:
-            return self.start(order.command, order.rungs[order.rung], {})
+            env = exact_environment(order.hash_seed) if order.exact else {}
+            return self.start(order.command, order.rungs[order.rung], env)
         except HoldfastError:
             return None
 
@@ -96,6 +101,7 @@ class Stage:
         if self._hook:
             full = self.door.environment(notes.environment(full))
         streams = Streams.open(self.record)
+        streams.gate = self.gate
         self.record.process_begins()
         kills = processes.memory_kills()
         try:

@@ -26,6 +26,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.supervisor.scripts.exact_output import Gate
 from holdfast.supervisor.scripts.script_record import Record
 
 CHUNK = 1 << 16
@@ -64,6 +65,8 @@ class Streams:
     """Ctrl-C was typed: an end by SIGINT is what somebody wanted."""
     suspend: bool = False
     """Ctrl-Z was typed. The kernel would not stop a script that leads its own session: we have to."""
+    gate: Gate | None = None
+    """Decides what is shown, where a script prints again what it printed before (`--exact`)."""
     _ways: list[Way] = field(default_factory=list)
     _master: int | None = None
     _keys: bytes = b""
@@ -190,6 +193,28 @@ class Streams:
         if self._keys and self._master in writable:
             self._press()
 
+    def take_all(self, most: int = 1 << 24) -> None:
+        """Read everything that was written until now, so that the gate has seen it. A reader of ours that is slow
+        ends this: then what is still on its way counts as written later."""
+        while most > 0:
+            readable = [way.source for way in self._ways if not way.ended and not way.waiting]
+            ready, takes, _ = select.select(readable, [way.target for way in self._ways if way.waiting], [], 0)
+            if not ready and not takes:
+                return
+            self.pump(ready, takes)
+            most -= PIECE
+
+    def show(self, target: int, data: bytes) -> None:
+        """Write this to one of our streams now."""
+        self.record.write(data)
+        while data:
+            try:
+                data = data[os.write(target, data) :]
+            except BlockingIOError:
+                select.select([], [target], [], 1.0)
+            except OSError:
+                return
+
     def _read(self, way: Way) -> None:
         try:
             data = os.read(way.source, CHUNK)
@@ -199,6 +224,12 @@ class Streams:
             self._end(way)
             return
         self.last_output = time.monotonic()
+        if self.gate is not None:
+            shown = self.gate.passes(way.target, data)
+            if not shown:
+                self.record.hidden(data)
+                return
+            data = shown
         self.record.write(data)
         way.at_line_start = data.endswith((b"\n", b"\r"))
         way.waiting = data

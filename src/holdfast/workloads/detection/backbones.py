@@ -1,7 +1,6 @@
 """A classification network of torchvision as the backbone of a detector: the image at 1/8, 1/16 and 1/32.
 
     backbone = Foreign("resnet18", channels=1, widths=(64, 128, 288))
-    taken = take(backbone, Path("resnet18-f37072fd.pth"))     # what fits is taken, the rest is said
 
 The network is torchvision's own, built without weights; nothing is downloaded. Its stages are run one after the other,
 and the last one at each of the three sizes is used, through a 1x1 convolution that gives it the width of the neck.
@@ -9,14 +8,10 @@ and the last one at each of the three sizes is used, through a 1x1 convolution t
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 
 from holdfast.base.errors import UserError
-from holdfast.workloads.detection.pretrained import Taken, channels_as
-from holdfast.workloads.detection.tensors import read
 
 STRIDES = (8, 16, 32)
 
@@ -112,26 +107,9 @@ def _sizes(stages: list[tuple[str, nn.Module]], channels: int) -> list[tuple[int
     return found
 
 
-def take(backbone: Foreign, path: Path) -> Taken:
-    """The weights of the file, as far as they are those of this network."""
-    found = read(path)
-    wanted, fitting, used = backbone.state_dict(), {}, set()  # type: dict[str, Tensor], dict[str, Tensor], set[str]
-    first = next((name for name, value in found.items() if value.ndim == 4), "")
-    for number, part in enumerate(backbone.parts):
-        ours = f"stage{number}_{part.replace('.', '_')}"
-        for name, value in found.items():
-            target = ours + name[len(part) :]
-            if name.startswith(part + ".") and target in wanted:
-                value = channels_as(value, wanted[target].shape[1]) if name == first else value
-                if value.shape == wanted[target].shape:
-                    fitting[target] = value
-                    used.add(name)
-    if len(fitting) < len(wanted) // 4:
-        raise UserError(
-            f"the weights in {path} are not those of this backbone",
-            cause=f"{len(fitting)} of {len(wanted)} tensors fit",
-        )
-    backbone.load_state_dict(fitting, strict=False)
-    missing = [f"backbone.{name}" for name in wanted if name not in fitting]
-    unused = [name for name in found if name not in used]
-    return Taken(path.name, "a torchvision network", len(fitting), len(wanted), missing, unused)
+def channels_as(kernel: Tensor, channels: int) -> Tensor:
+    """The first kernel of a network for so many channels: the same answer for a grey image."""
+    if kernel.ndim != 4 or kernel.shape[1] == channels:
+        return kernel
+    grey = kernel.sum(1, keepdim=True)
+    return grey if channels == 1 else grey.expand(-1, channels, -1, -1) / channels

@@ -28,6 +28,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from holdfast.workloads.detection.backbones import Foreign
+
 STRIDES = (8, 16, 32)
 BINS = 16
 """A side's distance from its point is spread over so many values, in units of the level's stride, from FIRST on."""
@@ -178,8 +180,6 @@ class Detector(nn.Module):
         self.frozen = 0
         made = SIZES[size]
         if backbone:
-            from holdfast.workloads.detection.backbones import Foreign
-
             self.backbone: nn.Module = Foreign(backbone, channels, made.widths[2:])
         else:
             self.backbone = Backbone(channels, made)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from holdfast.base.errors import UserError
+from holdfast.workloads.detection.backbones import Foreign, channels_as
 from holdfast.workloads.detection.model import SIZES, Detector
 from holdfast.workloads.detection.tensors import read
 
@@ -79,8 +80,6 @@ def inherit(net: Detector, path: Path) -> Taken:
     """Start from these weights; UserError if they are not weights of anything that is known here."""
     found = read(path)
     if net.named and not any(name.startswith(("average.module.", "model.backbone.")) for name in found):
-        from holdfast.workloads.detection.backbones import Foreign, take
-
         assert isinstance(net.backbone, Foreign)
         return take(net.backbone, path)
     fitting, kind, unused = ours(found, net), "a detector", []  # type: dict[str, Tensor], str, list[str]
@@ -101,6 +100,31 @@ def inherit(net: Detector, path: Path) -> Taken:
     return Taken(path.name, kind, len(fitting), len(wanted), missing, unused)
 
 
+def take(backbone: Foreign, path: Path) -> Taken:
+    """The weights of the file, as far as they are those of this network."""
+    found = read(path)
+    wanted, fitting, used = backbone.state_dict(), {}, set()  # type: dict[str, Tensor], dict[str, Tensor], set[str]
+    first = next((name for name, value in found.items() if value.ndim == 4), "")
+    for number, part in enumerate(backbone.parts):
+        ours = f"stage{number}_{part.replace('.', '_')}"
+        for name, value in found.items():
+            target = ours + name[len(part) :]
+            if name.startswith(part + ".") and target in wanted:
+                value = channels_as(value, wanted[target].shape[1]) if name == first else value
+                if value.shape == wanted[target].shape:
+                    fitting[target] = value
+                    used.add(name)
+    if len(fitting) < len(wanted) // 4:
+        raise UserError(
+            f"the weights in {path} are not those of this backbone",
+            cause=f"{len(fitting)} of {len(wanted)} tensors fit",
+        )
+    backbone.load_state_dict(fitting, strict=False)
+    missing = [f"backbone.{name}" for name in wanted if name not in fitting]
+    unused = [name for name in found if name not in used]
+    return Taken(path.name, "a torchvision network", len(fitting), len(wanted), missing, unused)
+
+
 def ours(found: dict[str, Tensor], net: Detector) -> dict[str, Tensor]:
     """The tensors of the best kind that is there, under the names of the net."""
     wanted = net.state_dict()
@@ -111,14 +135,6 @@ def ours(found: dict[str, Tensor], net: Detector) -> dict[str, Tensor]:
                 hits[_STEM] = channels_as(hits[_STEM], wanted[_STEM].shape[1])
             return {key: value for key, value in hits.items() if value.shape == wanted[key].shape}
     return {}
-
-
-def channels_as(kernel: Tensor, channels: int) -> Tensor:
-    """The first kernel of a network for so many channels: the same answer for a grey image."""
-    if kernel.ndim != 4 or kernel.shape[1] == channels:
-        return kernel
-    grey = kernel.sum(1, keepdim=True)
-    return grey if channels == 1 else grey.expand(-1, channels, -1, -1) / channels
 
 
 # YOLO -----------------------------------------------------------------------------------------------------------

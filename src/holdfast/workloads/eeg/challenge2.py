@@ -97,8 +97,10 @@ def train(
         guess = predict(net, windows, parts.valid, session.device, length=length)
         truth, said, _ = by_subject(table, parts.valid, factors, guess)
         pairs = [(truth[:, column], said[:, column]) for column in range(len(names))]
-        error = float(np.nanmean([scores.shrunk_nrmse(*known(*pair)) for pair in pairs]))
-        return {"valid_nrmse": error, "valid_r": float(np.nanmean([scores.pearson(*known(*pair)) for pair in pairs]))}
+        return {
+            "valid_nrmse": scores.mean_known(scores.shrunk_nrmse(*known(*pair)) for pair in pairs),
+            "valid_r": scores.mean_known(scores.pearson(*known(*pair)) for pair in pairs),
+        }
 
     plan = Plan(epochs, batch, lr, weight_decay, patience, tune, fixed=(("precision", precision),) if precision else ())
     fit(session, net, samples, loss_of, check, plan)
@@ -186,7 +188,8 @@ def report(
             "baselines": scores.baseline_rows(label, who, constant=constant, age_and_sex=aged,
                                               **{key: each[there, column] for key, each in ridges.items()}),
         })  # fmt: skip
-    found = [row["r"] or 0.0 for row in rows]  # a factor shrunk to its mean has no correlation, and counts as none
+    # A factor shrunk to its mean has no correlation and counts as 0; one whose labels do not vary does not count.
+    found = [row["r"] or 0.0 for row in rows if "no_nrmse" not in row]
     spread = mean_r_interval(truth, said, subjects)
     official = next(row for row in rows if row["factor"] == "externalizing")
     result = {
@@ -195,7 +198,8 @@ def report(
         "head": "four" if len(names) > 1 else names[0],
         **reporting.described(windows, test),
         "nrmse": official["nrmse_per_window"],
-        "mean_r": scores.rounded(np.mean(found)),
+        **({"no_nrmse": official["no_nrmse"]} if "no_nrmse" in official else {}),
+        "mean_r": scores.rounded(scores.mean_known(found)),
         "mean_r_low": scores.rounded(spread[0]),
         "mean_r_high": scores.rounded(spread[1]),
         "factors": rows,

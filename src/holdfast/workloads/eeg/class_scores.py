@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.base.human import counted, table
-from holdfast.workloads.eeg import scores
+from holdfast.base.human import table
+from holdfast.workloads.eeg import closing, scores
 
 FEWEST = scores.FEWEST
 # The 97.5 % point of Student's t for 4, 5, … degrees of freedom; further on it is close to the last.
@@ -114,7 +114,7 @@ def _why_none(people: int, by_subject: bool, several: bool) -> str:
         return "no interval: recordings were held out, not people"
     if not several:
         return "no interval: each subject has one label"
-    return f"no interval: {counted(people, 'subject')} say too little about others"
+    return closing.too_few(people)
 
 
 def lines(found: dict[str, Any]) -> list[str]:

@@ -187,6 +187,8 @@ def amount_lines(found: dict[str, Any]) -> list[str]:
             return f" (no interval: {counted(found['groups'], 'subject')})"
         return f" [{found[f'{name}_low']:.3f}, {found[f'{name}_high']:.3f}]"
 
+    if found["nrmse"] is None:
+        return [f"  no nrmse: {found['no_nrmse']}"]
     value = "none" if found["r"] is None else f"{found['r']:.3f}"
     noise = ["    the gain over the mean is inside the noise"] if found["inside_noise"] else []
     return [f"  nrmse {found['nrmse']:.3f}{spread('nrmse')} (the mean gets 1)   r {value}{spread('r')}", *noise]

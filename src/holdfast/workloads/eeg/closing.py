@@ -28,7 +28,7 @@ def lines(folders: list[Path]) -> list[str]:
             found[result["challenge"]] = (folder, result)
     number = overall([result for _, result in found.values()])
     if number is None:
-        return []
+        return [f"no overall score: {_without(result)}" for _, result in found.values() if "no_nrmse" in result][:1]
     first, second = found[1][1], found[2][1]
     told = [
         f"overall {number:.4f} = 0.3 x {first['nrmse']:.4f} (Challenge 1) "
@@ -69,19 +69,31 @@ def of_run(result: dict[str, Any]) -> list[str]:
 def no_interval(result: dict[str, Any]) -> list[str]:
     """Why there is none, where there is none."""
     people = whole(result.get("subjects"))
-    return [f"  no interval: {counted(people, 'subject')} say too little about others"] if people < FEWEST else []
+    return [f"  {too_few(people)}"] if people < FEWEST else []
+
+
+def too_few(people: int) -> str:
+    """Why there is no interval."""
+    return f"no interval: {counted(people, 'subject')} {'says' if people == 1 else 'say'} too little about others"
 
 
 def of_scores(row: dict[str, Any]) -> list[str]:
     """One target: its metrics with intervals, what guessing gets, and whether it is better than luck."""
     words = [_one(row, name) for name in ("nrmse", "r", "auroc") if row.get(name) is not None]
+    if row.get("no_nrmse"):
+        words.insert(0, f"no nrmse: {row['no_nrmse']}")
     name = row.get("factor")
     told = [f"  {f'{name}: ' if name else ''}{'   '.join(words)}"]
-    if isinstance(row.get("baselines"), dict):
-        told.append(f"    beside it, nrmse of {_baselines(row['baselines'])}")
-    if row.get("inside_noise"):
+    beside = _baselines(row["baselines"]) if isinstance(row.get("baselines"), dict) else ""
+    if beside:
+        told.append(f"    beside it, nrmse of {beside}")
+    if row.get("inside_noise") and not row.get("no_nrmse"):
         told.append("    inside the noise of the constant: with these subjects it is not shown to be better")
     return told
+
+
+def _without(result: dict[str, Any]) -> str:
+    return f"Challenge {result.get('challenge')} has no nrmse ({result['no_nrmse']})"
 
 
 def _one(row: dict[str, Any], name: str, label: str | None = None) -> str:
@@ -103,7 +115,7 @@ def _baselines(rows: dict[str, Any]) -> str:
         rows = {**rows, "rival": rival.get("nrmse")}
         names["rival"] = f"{name} in the same {cpu_s} CPU s"
     told = [f"{names[key]} {_n(value)}" for key, value in rows.items() if key in names and value is not None]
-    return ", ".join(told) or "-"
+    return ", ".join(told)
 
 
 def _n(value: Any) -> str:

@@ -11,13 +11,14 @@ Unknown is NaN, never a number: a constant guess has no correlation, labels of o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from holdfast.optimize.regression import nrmse, pair, pearson
+from holdfast.base.human import counted
+from holdfast.optimize.regression import nrmse, pair, pearson, varies
 from holdfast.workloads.eeg import closing
 
 __all__ = ["auroc", "inside_noise", "interval", "nrmse", "overall", "pearson"]
@@ -152,7 +153,16 @@ def measured(truth: Any, guess: Any, subjects: Any, constant: float, *, auroc_to
         found[name] = rounded(metric(truth, guess))
         found[f"{name}_low"], found[f"{name}_high"] = rounded(low), rounded(high)
     found["inside_noise"] = inside_noise(truth, guess, constant, subjects)
-    return found
+    return found | no_score(truth, subjects)
+
+
+def no_score(truth: ArrayLike, subjects: ArrayLike) -> dict[str, str]:
+    """{"no_nrmse": why}, where there is no nRMSE; nothing where there is one."""
+    y = np.asarray(truth, dtype=np.float64).ravel()
+    if varies(y):
+        return {}
+    people = counted(len(np.unique(np.asarray(subjects))), "test subject")
+    return {"no_nrmse": f"{people} with one and the same label" if y.size else "no test subject has this label"}
 
 
 def baseline_rows(truth: Any, subjects: Any, **guesses: Any) -> dict[str, float | None]:
@@ -161,6 +171,12 @@ def baseline_rows(truth: Any, subjects: Any, **guesses: Any) -> dict[str, float 
         name: rounded(nrmse(truth, np.broadcast_to(np.asarray(guess, dtype=np.float64), truth.shape)))
         for name, guess in guesses.items()
     }
+
+
+def mean_known(values: Iterable[float]) -> float:
+    """The mean of those that are numbers; NaN if none is."""
+    there = [each for each in values if np.isfinite(each)]
+    return float(np.mean(there)) if there else float("nan")
 
 
 def rounded(value: Any) -> float | None:

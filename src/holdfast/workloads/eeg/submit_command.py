@@ -151,9 +151,9 @@ def lines(result: dict[str, Any]) -> list[str]:
         bounds = " (no interval: too few subjects)"
         if each["nrmse_low"] is not None:
             bounds = f" [{each['nrmse_low']:.3f}, {each['nrmse_high']:.3f}]"
-        score = "-" if each["nrmse"] is None else f"{each['nrmse']:.4f}{bounds}"
+        score = f"nrmse {each['nrmse']:.4f}{bounds}" if each["nrmse"] is not None else f"no nrmse: {each['no_nrmse']}"
         told.append(
-            f"  Challenge {number}  nrmse {score}, {counted(each['windows'], 'window')} of "
+            f"  Challenge {number}  {score}, {counted(each['windows'], 'window')} of "
             f"{counted(each['subjects'], 'subject')} in {duration(each['seconds'])}, "
             f"slowest batch {1000 * each['slowest_batch_s']:.0f} ms"
         )

@@ -168,8 +168,11 @@ class Best:
         return self.waited >= self.patience
 
     def seen(self, value: float) -> None:
-        """The score of this epoch; smaller is better."""
-        if value < self.value:
+        """The score of this epoch; smaller is better. NaN, which says nothing, keeps the newest weights."""
+        if math.isnan(value):
+            if math.isinf(self.value):
+                self.weights = self._copy()
+        elif value < self.value:
             self.value, self.waited, self.weights = value, 0, self._copy()
         else:
             self.waited += 1
@@ -219,7 +222,7 @@ def fit(
             schedule.step()
         with session.evaluating():
             numbers = valid()
-        session.log(train_loss=losses.mean(), **numbers)
+        session.log(train_loss=losses.mean(), **{name: each for name, each in numbers.items() if not math.isnan(each)})
         if not plan.last:
             best.seen(next(iter(numbers.values())))
     if not plan.last:

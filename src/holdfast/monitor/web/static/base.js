@@ -79,6 +79,16 @@ hf.clock = (seconds, exact) => {
   return day + time;
 };
 
+// A list of things at `x` as groups that stand at least `least` apart: marks that would cover each other become one.
+hf.groups = (things, least) => {
+  const found = [];
+  for (const thing of things.slice().sort((a, b) => a.x - b.x)) {
+    const last = found.at(-1);
+    if (last && thing.x - last[0].x < least) last.push(thing); else found.push([thing]);
+  }
+  return found;
+};
+
 hf.counted = (n, word, words) => `${hf.count(n)} ${n === 1 ? word : words || `${word}s`}`;
 
 // Whether the run of this page is under way: what has not happened "yet" may still come.
@@ -114,10 +124,11 @@ hf.theme = {
   },
 };
 hf.css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-// Eight colours that stay apart for every kind of colour vision (after Okabe and Ito); dashes go on where they end.
+// Eight colours that stay apart for every kind of colour vision (after Okabe and Ito), and four ways to draw a line: two
+// lines next to each other in the legend differ in both, so that they are told apart without colours, too.
 hf.colours = () => Array.from({ length: 8 }, (_, i) => hf.css(`--line-${i}`));
 hf.dashes = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
-hf.look = (index) => ({ colour: hf.colours()[index % 8], dash: hf.dashes[Math.floor(index / 8) % hf.dashes.length] });
+hf.look = (index) => ({ colour: hf.colours()[index % 8], dash: hf.dashes[(index + Math.floor(index / 8)) % hf.dashes.length] });
 
 hf.drawn = new Set();
 hf.redraw = () => hf.drawn.forEach((each) => each.draw());
@@ -125,7 +136,10 @@ hf.redraw = () => hf.drawn.forEach((each) => each.draw());
 // Keys ---------------------------------------------------------------------------------------------------
 
 hf.keys = [];
-hf.key = (keys, about, act) => hf.keys.push({ keys: [].concat(keys), about, act });
+// `when` says whether the key can do anything on this page: the list of keys leaves it out otherwise.
+hf.key = (keys, about, act, when = () => true) => hf.keys.push({ keys: [].concat(keys), about, act, when });
+// A long row of keys is shown by its ends: on a phone there is no room for five.
+hf.keyNames = (keys) => (keys.length > 3 ? [keys[0], "…", keys.at(-1)] : keys).map((key) => [key === "…" ? key : hf.h("kbd", {}, key === " " ? "space" : key), " "]);
 document.addEventListener("keydown", (event) => {
   const typing = event.target.closest && event.target.closest("input, select, textarea");
   if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -147,7 +161,7 @@ hf.dialog = (title, ...content) => {
 };
 
 hf.help = () => hf.dialog("keyboard shortcuts", hf.h("h2", {}, "Keyboard shortcuts"), hf.h("table", { class: "keys" },
-  hf.keys.map((each) => hf.h("tr", {}, hf.h("td", {}, each.keys.map((key) => [hf.h("kbd", {}, key === " " ? "space" : key), " "])), hf.h("td", {}, each.about)))),
+  hf.keys.filter((each) => each.when()).map((each) => hf.h("tr", {}, hf.h("td", {}, hf.keyNames(each.keys)), hf.h("td", {}, each.about)))),
   hf.h("p", { class: "muted" }, "Drag over a chart to zoom in; double-click to zoom out. Each chart can be saved as CSV or PNG."));
 
 // Keeping things -----------------------------------------------------------------------------------------

@@ -206,16 +206,19 @@ hf.Chart = class {
     pen.beginPath();
     pen.rect(left - 3, 0, right - left + 6, bottom + 3);
     pen.clip();
-    for (const mark of this.marks()) {
-      const at = this.view.axis === "time" ? mark.time : mark.step;
-      if (!hf.known(at) || at < x0 || at > x1) continue;
-      const x = Math.round(X(at)) + 0.5;
+    const places = this.marks().map((mark) => (this.view.axis === "time" ? mark.time : mark.step)).filter((at) => hf.known(at) && at >= x0 && at <= x1);
+    this.marked = hf.groups(places.map((at) => ({ x: X(at) })), 12).map((group) => (group[0].x + group.at(-1).x) / 2);
+    const lined = this.marked.length * 30 <= right - left; // closer together, their lines would hide the curve
+    for (const middle of this.marked) {
+      const x = Math.round(middle) + 0.5;
       pen.strokeStyle = bad;
-      pen.globalAlpha = 0.35;
-      pen.setLineDash([2, 3]);
-      pen.beginPath(); pen.moveTo(x, top); pen.lineTo(x, bottom); pen.stroke();
-      pen.setLineDash([]);
-      pen.globalAlpha = 1;
+      if (lined) {
+        pen.globalAlpha = 0.35;
+        pen.setLineDash([2, 3]);
+        pen.beginPath(); pen.moveTo(x, top); pen.lineTo(x, bottom); pen.stroke();
+        pen.setLineDash([]);
+        pen.globalAlpha = 1;
+      }
       pen.fillStyle = bad;
       pen.beginPath(); pen.moveTo(x - 4, 3); pen.lineTo(x + 4, 3); pen.lineTo(x, 10); pen.fill();
     }
@@ -268,7 +271,8 @@ hf.Chart = class {
     pen.stroke();
     pen.setLineDash([]);
     pen.fillStyle = line.look.colour;
-    for (const i of line.at.length <= 40 ? line.at.keys() : alone) {
+    const ends = line.at.filter(hf.known), room = ends.length > 1 ? (X(ends.at(-1)) - X(ends[0])) / (ends.length - 1) : Infinity;
+    for (const i of line.at.length <= 40 && room > 10 ? line.at.keys() : alone) { // closer dots would hide how a line is dashed
       if (!hf.known(line.at[i]) || !hf.known(values[i]) || (log && values[i] <= 0)) continue;
       pen.beginPath(); pen.arc(X(line.at[i]), Y(values[i]), 2.3, 0, 7); pen.fill();
     }
@@ -374,11 +378,14 @@ hf.Chart = class {
     pen.font = `12px ${hf.css("--sans")}`;
     let x = 14;
     for (const line of this.lines) {
-      pen.fillStyle = line.look.colour;
-      pen.fillRect(x, 38, 14, 3);
+      pen.strokeStyle = line.look.colour;
+      pen.lineWidth = 3;
+      pen.setLineDash(line.look.dash);
+      pen.beginPath(); pen.moveTo(x, 39.5); pen.lineTo(x + 18, 39.5); pen.stroke();
+      pen.setLineDash([]);
       pen.fillStyle = hf.css("--muted");
-      pen.fillText(line.label, x + 19, 43);
-      x += pen.measureText(line.label).width + 38;
+      pen.fillText(line.label, x + 23, 43);
+      x += pen.measureText(line.label).width + 42;
     }
     pen.translate(6, 54);
     const place = this.place;

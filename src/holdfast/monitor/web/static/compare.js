@@ -15,7 +15,7 @@ hf.ComparePage = class {
     this.tables = hf.h("div");
     const charts = hf.card("charts", "Charts", this.legend, this.grid);
     const button = (label, title, on, act) => { const node = hf.h("button", { type: "button", title, onclick: () => { act(); node.setAttribute("aria-pressed", String(on())); } }, label); node.setAttribute("aria-pressed", String(on())); return node; };
-    hf.fill(charts.querySelector(".more"), this.pick,
+    hf.fill(charts.querySelector(".more"), "x axis in steps", this.pick,
       button("log", "logarithmic y axis (y)", () => this.view.log, () => this.view.set({ log: !this.view.log })),
       button("smooth", "smooth the lines (s)", () => this.view.smooth > 0, () => this.view.set({ smooth: this.view.smooth ? 0 : 0.9 })));
     hf.fill(main, hf.h("section", { class: "lead" }, this.lead), charts, this.tables);
@@ -68,7 +68,7 @@ hf.ComparePage = class {
   }
 
   table(title, id, runs, rows) {
-    return hf.card(id, title, hf.h("div", { class: "scroll" }, hf.h("table", { class: "list matrix" }, hf.h("thead", {}, hf.h("tr", {}, hf.h("th"), runs.map((run, i) => hf.h("th", { scope: "col" }, hf.swatch(hf.look(i)), " ", run.run)))),
+    return hf.card(id, title, hf.h("div", { class: "scroll" }, hf.h("table", { class: `list matrix${runs.length < 5 ? " even" : ""}` }, hf.h("thead", {}, hf.h("tr", {}, hf.h("th"), runs.map((run, i) => hf.h("th", { scope: "col" }, hf.swatch(hf.look(i)), " ", run.run)))),
       hf.h("tbody", {}, rows.map(([name, values]) => hf.h("tr", {}, hf.h("th", { scope: "row" }, name), values.map((value) => hf.h("td", {}, value ?? "-"))))))));
   }
 

@@ -43,13 +43,13 @@ hf.faultDialog = (source, faults, at, files) => {
   };
   const next = (way) => (faults[at + way] ? () => hf.faultDialog(source, faults, at + way, files) : null);
   const node = hf.dialog(`fault ${fault.code}`,
-    hf.h("p", { class: "eyebrow" }, hf.h("b", { class: "code" }, fault.code || "-"), ` ${fault.kind.replaceAll("_", " ")} · ${hf.clock(fault.time, true)} · fault ${at + 1} of ${faults.length}`),
+    hf.h("p", { class: "eyebrow" }, hf.h("b", { class: "code" }, fault.code || "-"), ` ${fault.kind.replaceAll("_", " ")} · ${hf.clock(fault.time, true)}${faults.length > 1 ? ` · fault\u00a0${at + 1}\u00a0of\u00a0${faults.length}` : ""}`),
     hf.h("h2", {}, fault.sentence),
     hf.rows([["device", fault.device], ["step", hf.count(fault.step) + (fault.phase ? `, in ${fault.phase}` : "")], ["what holdfast did", [fault.action.replaceAll("_", " "), fault.reason].filter(Boolean).join(": ")],
       ["recovered", hf.recovery(fault)], ["time lost", hf.known(fault.lost_s) ? hf.duration(fault.lost_s) : null], ["blame", fault.blame_sentence || fault.blame || "not known"],
       ["evidence", folder], ["explanation", hf.h("code", {}, `holdfast explain ${fault.code}`)]]),
     tabs, text,
-    hf.h("p", { class: "between" }, hf.h("button", { type: "button", disabled: !next(-1), onclick: next(-1) }, "← earlier"), hf.h("button", { type: "button", disabled: !next(1), onclick: next(1) }, "later →")));
+    faults.length < 2 ? null : hf.h("p", { class: "between" }, hf.h("button", { type: "button", disabled: !next(-1), onclick: next(-1) }, "← earlier"), hf.h("button", { type: "button", disabled: !next(1), onclick: next(1) }, "later →")));
   node.classList.add("side");
   if (names.length) show(names[0], tabs.children[0]);
   return node;
@@ -90,7 +90,7 @@ hf.settingsPanel = (settings, identity) => {
   fill();
   const pairs = Object.entries(identity.arguments && typeof identity.arguments === "object" ? identity.arguments : {});
   const card = hf.card("settings", "Settings",
-    hf.rows([["script", identity.script], ["arguments", pairs.map(([key, value]) => `${key}=${value}`).join(" ")], ["argv", Array.isArray(identity.argv) ? identity.argv.join(" ") : ""], ["seed", identity.seed], ["threads", identity.threads], ["created", identity.created], ["written by", `holdfast ${identity.holdfast ?? "?"}, Python ${identity.python ?? "?"}`]]),
+    hf.rows([["script", identity.script], ["arguments", pairs.map(([key, value]) => `${key}=${value}`).join(" ")], ["argv", Array.isArray(identity.argv) ? identity.argv.join(" ") : ""], ["seed", identity.seed], ["threads", identity.threads], ["created", hf.known(Date.parse(identity.created)) ? hf.clock(Date.parse(identity.created) / 1000, true) : identity.created], ["written by", `holdfast ${identity.holdfast ?? "?"}, Python ${identity.python ?? "?"}`]]),
     settings.length ? hf.h("div", { class: "scroll" }, hf.h("table", { class: "list" }, head, body)) : hf.h("p", { class: "muted" }, "The run folder holds no settings."));
   if (settings.length) hf.fill(card.querySelector(".more"), hf.h("label", {}, box, ` show all ${settings.length}`));
   return card;
@@ -144,6 +144,7 @@ hf.filesPanel = (source, files) => {
   const fill = (list, rest) => hf.fill(body, list.map((file) => hf.h("tr", {}, hf.h("td", {}, hf.h("code", {}, file.path)), hf.h("td", { class: "number" }, hf.size(file.bytes)),
     hf.h("td", { class: "acts" }, readable.test(file.path) && (source.live || file.shown) ? hf.h("button", { type: "button", class: "link", onclick: () => view(file.path) }, "view") : null, source.live ? hf.h("a", { href: source.file(file.path), download: "" }, "download") : null))),
     rest ? hf.h("tr", { class: "rest" }, hf.h("td", { colSpan: 3 }, hf.h("button", { type: "button", class: "link", onclick: () => fill(all, 0) }, `show ${rest} more`))) : null);
-  fill(top.slice(0, few), all.length - Math.min(few, top.length));
-  return hf.card("files", "Files", hf.h("div", { class: "scroll" }, hf.h("table", { class: "list" }, body)));
+  const rest = all.length - Math.min(few, top.length);
+  if (rest > 2) fill(top.slice(0, few), rest); else fill(all, 0); // one line that hides one file helps nobody
+  return hf.card("files", "Files", hf.h("div", { class: "scroll" }, hf.h("table", { class: "list wide-first" }, body)));
 };

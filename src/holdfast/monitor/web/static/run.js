@@ -90,11 +90,11 @@ hf.RunPage = class {
     hf.key("y", "logarithmic y axis", () => this.view.set({ log: !this.view.log }));
     hf.key("s", "smooth the lines: a little, more, much, not at all", () => this.view.set({ smooth: { 0: 0.6, 0.6: 0.9, 0.9: 0.98 }[this.view.smooth] || 0 }));
     hf.key("0", "zoom out to the whole run", () => this.view.set({ range: null }, "range"));
-    hf.key("f", "open the last fault", () => { if (!this.head.faults.length) return false; this.openFault(this.head.faults.length - 1); });
+    hf.key("f", "open the last fault", () => { if (!this.head.faults.length) return false; this.openFault(this.head.faults.length - 1); }, () => this.head.faults.length > 0);
     hf.key("/", "filter the log", () => { this.log.node.scrollIntoView(); this.log.filter.focus(); });
     const parts = ["timeline", "charts", "log", "settings", "files"];
     hf.key(parts.map((_, i) => String(i + 1)), `go to ${parts.join(", ")}`, (event) => document.getElementById(parts[+event.key - 1])?.scrollIntoView({ behavior: "smooth" }));
-    hf.key("p", "play or pause the simulated world", () => (this.world.data ? this.world.toggle() : false));
+    hf.key("p", "play or pause the simulated world", () => (this.world.data ? this.world.toggle() : false), () => Boolean(this.world.data));
     if (this.source.live) hf.key("r", "go to the list of runs", () => { location.href = "/"; });
   }
 

@@ -9,12 +9,12 @@ hf.RunsPage = class {
     this.status = hf.h("span", { class: "status", role: "status" });
     hf.header([["runs", null]], this.status);
     this.filter = hf.h("input", { type: "search", placeholder: "filter (/)", "aria-label": "filter the runs", oninput: () => this.draw() });
-    this.button = hf.h("button", { type: "button", class: "main", disabled: true, onclick: () => this.compare() }, "compare");
+    this.button = hf.h("button", { type: "button", class: "main", disabled: true, title: "choose two or more runs, then compare them (c)", onclick: () => this.compare() }, "compare");
     this.body = hf.h("tbody");
     this.empty = hf.h("p", { class: "muted" });
     const names = ["", "run", "state", "progress", "time left", "device", "best", "faults", "created"];
     this.names = names;
-    this.list = hf.h("div", { class: "scroll" }, hf.h("table", { class: "list runs" }, hf.h("thead", {}, hf.h("tr", {}, names.map((name) => hf.h(name ? "th" : "td", name ? { scope: "col" } : {}, name)))), this.body));
+    this.list = hf.h("div", { class: "scroll" }, hf.h("table", { class: "list runs" }, hf.h("thead", {}, hf.h("tr", {}, names.map((name) => hf.h(name ? "th" : "td", name ? { scope: "col", class: name === "time left" ? "number" : null } : {}, name)))), this.body));
     const card = hf.card("runs", "Runs", this.list, this.empty);
     hf.fill(card.querySelector(".more"), this.filter, this.button);
     hf.fill(main, card);
@@ -44,8 +44,9 @@ hf.RunsPage = class {
   // What is said below the list, or in its place.
   note(rows) {
     if (!this.rows.length) return [`There are no runs in ${this.folder || "this folder"} yet. To start one: `, hf.h("code", {}, "holdfast train my_script.py")];
-    if (!rows.length) return ["No run contains this text."];
-    return this.leftOut ? [`The list shows the newest ${hf.count(this.rows.length)} of ${hf.count(this.rows.length + this.leftOut)} runs.`] : [];
+    const found = rows.length ? [] : [this.leftOut ? "No run of this list contains this text. " : "No run contains this text."];
+    const cut = `The list shows the newest ${hf.count(this.rows.length)} of ${hf.count(this.rows.length + this.leftOut)} runs. To open an older one, put its name behind `;
+    return this.leftOut ? [...found, cut, hf.h("code", {}, `${location.origin}/r/`)] : found;
   }
 
   draw() {

@@ -67,16 +67,18 @@ hf.Timeline = class {
     return found;
   }
 
+  // Faults that are closer together than a mark is wide share one: it opens the last of them, and from there the others.
   faults(X, devices, top, tall) {
-    return this.head.faults.map((fault, i) => {
-      if (!hf.known(fault.time)) return null;
-      const row = Math.max(0, devices.indexOf(fault.device)), x = X(fault.time), y = top + row * tall;
-      const act = () => this.open(i);
+    const rows = devices.length ? devices : [""];
+    const marks = this.head.faults.map((fault, i) => ({ fault, i, row: Math.max(0, devices.indexOf(fault.device)), x: X(fault.time) })).filter((mark) => hf.known(mark.fault.time));
+    return rows.flatMap((_, row) => hf.groups(marks.filter((mark) => mark.row === row), 13)).map((group) => {
+      const { fault, i, row } = group.at(-1), x = (group[0].x + group.at(-1).x) / 2, y = top + row * tall;
+      const act = () => this.open(i), words = `${group.length > 1 ? `${group.length} faults, the last: ` : ""}${fault.code} ${fault.sentence}`;
       return hf.h("g", {
-        class: `fault${fault.recovered ? "" : " open"}`, tabindex: 0, role: "button", "data-fault": i, "aria-label": `${fault.code} ${fault.sentence}`,
+        class: `fault${group.every((mark) => mark.fault.recovered) ? "" : " open"}`, tabindex: 0, role: "button", "data-fault": i, "aria-label": words,
         onclick: act, onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); act(); } },
       }, hf.h("rect", { x: x - 9, y: y - 4, width: 18, height: tall, fill: "transparent" }),
-      hf.h("line", { x1: x, x2: x, y1: y + 6, y2: y + 28 }), hf.h("path", { d: `M${x - 6} ${y - 2}h12l-6 10z` }), hf.h("title", {}, `${fault.code} ${fault.sentence}`));
+      hf.h("line", { x1: x, x2: x, y1: y + 6, y2: y + 28 }), hf.h("path", { d: `M${x - 6} ${y - 2}h12l-6 10z` }), hf.h("title", {}, words));
     });
   }
 

@@ -41,6 +41,7 @@ _exact = False
 _words = None
 _mine = 0
 _attached = False
+_whole = None
 
 
 def start():
@@ -52,10 +53,26 @@ def start():
     _resume = os.environ.get("HOLDFAST_RESUME", "")
     if os.environ.get("HOLDFAST_REMEDIES"):
         ACTS["torch"] = _apply_remedies
+    if os.environ.get("HOLDFAST_EXACT"):
+        _start_exact()
     sys.meta_path.insert(0, Finder())
     import atexit
 
     atexit.register(_at_exit, os.getpid())
+
+
+def _start_exact():
+    """`holdfast run --exact`: the file beside this one hands out the whole state."""
+    global _whole
+    import importlib.util
+
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_holdfast_exact.py")
+    spec = importlib.util.spec_from_file_location("_holdfast_exact", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["_holdfast_exact"] = module
+    spec.loader.exec_module(module)
+    module.start(sys.modules["_holdfast_hook"])
+    _whole = module
 
 
 # -- following imports -------------------------------------------------------------------------------------------
@@ -117,6 +134,8 @@ def _torch_is_here(module):
         return  # of several processes that train one model, one is counted
     _after_step._torchdynamo_disable = True
     module.register_optimizer_step_post_hook(_after_step)
+    if _whole is not None:
+        _whole.torch_is_here(module)
 
 
 def _open_board():

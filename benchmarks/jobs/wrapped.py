@@ -1,0 +1,54 @@
+"""A model in DistributedDataParallel, trained twice in turns: by session.step, and by a loop without holdfast.
+
+Both are in the same ranks, so a busy machine slows both. `folder` gets the seconds of every step of each, by rank.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import holdfast
+
+
+def _network(width: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
+        nn.Linear(width, 4),
+    )  # fmt: skip
+
+
+def train(session: holdfast.Session, steps: int = 100, width: int = 256, rows: int = 256, folder: str = "") -> None:
+    torch.distributed.init_process_group("gloo")
+    x, y = torch.randn(rows * steps, 64), torch.randint(0, 4, (rows * steps,))
+    ours, plain = DistributedDataParallel(_network(width)), DistributedDataParallel(_network(width))
+    optimizer = torch.optim.AdamW(ours.parameters(), lr=1e-3)
+    other = torch.optim.AdamW(plain.parameters(), lr=1e-3)
+    data = holdfast.Loader(torch.utils.data.TensorDataset(x, y), batch_size=rows)
+    session.protect(model=ours, optimizer=optimizer, data=data)
+    held, alone = [], []
+    for _ in session.epochs(1):
+        began = time.perf_counter()
+        for batch in session.batches(data):
+            session.step(lambda b: nn.functional.cross_entropy(ours(b[0]), b[1]), batch)
+            middle = time.perf_counter()
+            _step(plain, other, batch)
+            alone.append(time.perf_counter() - middle)
+            held.append(middle - began)
+            began = time.perf_counter()  # what follows is the end of the body: the vote and the commit
+    if folder:
+        found = {"held": held[10:], "alone": alone[10:]}
+        Path(folder, f"rank{session.rank}.json").write_text(json.dumps(found))
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()

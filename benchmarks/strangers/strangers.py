@@ -1,0 +1,305 @@
+"""Training scripts of other people, with as few lines of holdfast as the docs ask for: equal after a fault?
+
+    python benchmarks/strangers/strangers.py --sources DIR          all; DIR has git repositories as OWNER+NAME/repo
+    python benchmarks/strangers/strangers.py --sources DIR mnist    one of them
+
+A script is taken from the named commit of its repository, and its .patch in this folder is applied: nothing of it is
+kept here. Data are made here, small. Each is run as it is, then with the patch under `holdfast run`: quiet, killed with
+SIGKILL, hung, and stopped and resumed. *equal*: the weights, bit for bit, and every number that it prints. The first
+column compares what the script prints as it is with what it prints with the patch. Outcomes are kept after each run in
+benchmarks/results/strangers-cpu.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from common import machine, versions, write  # noqa: E402
+
+from holdfast.run.folder import list_runs  # noqa: E402
+
+RESULT = HERE.parent / "results" / "strangers-cpu.json"
+LIMIT = 1500.0
+HUNG = ("watchdog.loop=20s", "watchdog.evaluate=20s")
+WAYS = ("as it is", "quiet", "killed", "hung", "stopped and resumed")
+
+
+# Data -------------------------------------------------------------------------------------------------------------
+
+
+def digits(folder: Path) -> None:
+    """Files in the format of MNIST, where the script looks for them."""
+    import numpy as np
+
+    raw, dice = folder.parent / "data" / "MNIST" / "raw", np.random.default_rng(0)
+    raw.mkdir(parents=True, exist_ok=True)
+    for word, count in (("train", 320), ("t10k", 64)):
+        pictures = dice.integers(0, 256, (count, 28, 28), dtype=np.uint8).tobytes()
+        (raw / f"{word}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, count, 28, 28) + pictures)
+        labels = dice.integers(0, 10, count, dtype=np.uint8).tobytes()
+        (raw / f"{word}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, count) + labels)
+
+
+def pictures(folder: Path) -> None:
+    import numpy as np
+    from PIL import Image
+
+    dice = np.random.default_rng(0)
+    for split, count in (("train", 12), ("val", 4)):
+        for label in ("cat", "dog"):
+            place = folder / "pictures" / split / label
+            place.mkdir(parents=True, exist_ok=True)
+            for number in range(count):
+                Image.fromarray(dice.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(place / f"{number}.png")
+
+
+def text(folder: Path) -> None:
+    import numpy as np
+
+    place, dice = folder / "data" / "tiny", np.random.default_rng(0)
+    place.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "val"):
+        dice.integers(0, 64, 4000).astype(np.uint16).tofile(place / f"{split}.bin")
+    with (place / "meta.pkl").open("wb") as file:
+        pickle.dump({"vocab_size": 64}, file)
+
+
+def nothing(folder: Path) -> None:
+    """The script makes its own."""
+
+
+# Scripts ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """One script of somebody else."""
+
+    repository: str
+    commit: str
+    licence: str
+    files: tuple[str, ...]
+    """The script first; a folder ends with a slash."""
+    words: tuple[str, ...]
+    data: Callable[[Path], None]
+    numbers: str
+    """The lines that it prints with numbers of the training."""
+    times: str
+    """What in them is a time."""
+    at: int
+    """The step of its optimizer with the fault."""
+
+
+STRANGERS = {
+    "mnist": Stranger(
+        "pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8", "BSD-3-Clause", ("mnist/main.py",),
+        ("--no-accel", "--batch-size", "16", "--epochs", "2", "--log-interval", "1", "--save-model"), digits,
+        r"Train Epoch|Test set", r"^$", 27,
+    ),
+    "imagenet": Stranger(
+        "pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8", "BSD-3-Clause", ("imagenet/main.py",),
+        ("-a", "squeezenet1_1", "--no-accel", "--seed", "0", "--epochs", "2", "-b", "4", "-j", "1", "-p", "1",
+         "--lr", "0.001", "pictures"), pictures,
+        r"^Epoch|^Test| \* Acc", r"(Time|Data)\s+[\d.]+ \(\s*[\d.]+\)", 9,
+    ),
+    "nanogpt": Stranger(
+        "karpathy/nanoGPT", "3adf61e154c3fe3fca428ad6bc3818b27a3b8291", "MIT",
+        ("train.py", "model.py", "configurator.py"),
+        ("--dataset=tiny", "--device=cpu", "--compile=False", "--dtype=float32", "--n_layer=2", "--n_head=2",
+         "--n_embd=32", "--block_size=16", "--batch_size=4", "--gradient_accumulation_steps=2", "--max_iters=30",
+         "--eval_interval=10", "--eval_iters=3", "--log_interval=1", "--dropout=0.1", "--warmup_iters=5",
+         "--lr_decay_iters=30"), text,
+        r"^step|^iter", r", time [\d.]+ms, mfu -?[\d.]+%", 17,
+    ),
+    "ppo": Stranger(
+        "vwxyzjn/cleanrl", "fe8d8a03c41a7ef5b523e2e354bd01c363e786bb", "MIT", ("cleanrl/ppo.py",),
+        ("--no-cuda", "--total-timesteps", "1536", "--num-steps", "64", "--num-envs", "2"), nothing,
+        r"episodic_return", r"^$", 90,
+    ),
+    "timm": Stranger(
+        "huggingface/pytorch-image-models", "aa4b5850c1543fa488abf260f18390eda46cf85d", "Apache-2.0",
+        ("train.py", "timm/"),
+        ("--data-dir", "pictures", "--model", "test_resnet", "--num-classes", "2", "--epochs", "2", "-b", "4",
+         "-j", "1", "--device", "cpu", "--seed", "0", "--log-interval", "1", "--warmup-epochs", "0", "--lr", "0.001",
+         "--sched-on-updates", "--output", "out", "--experiment", "x", "--val-split", "val"), pictures,
+        r"Train: |Test: ", r"Time: .*?/s\)\s*(?=LR|Loss|Acc)|Data: .*$|Time: [\d.]+ \([\d.]+\)|^.*?(?=Train:|Test:)", 9,
+    ),
+}  # fmt: skip
+
+
+class Skip(Exception):
+    """Why a script cannot be tried here."""
+
+
+def fetched(name: str, folder: Path, sources: Path, *, patched: bool) -> Path:
+    """The script in a folder of its own, with its data; returns the path of the script."""
+    stranger = STRANGERS[name]
+    repository = sources / stranger.repository.replace("/", "+") / "repo"
+    if not repository.exists():
+        raise Skip(f"{stranger.repository} is not in {sources}")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    git = ["git", "-C", str(repository)]
+    for path in stranger.files:
+        if path.endswith("/"):
+            archive = subprocess.run([*git, "archive", stranger.commit, path], capture_output=True, check=True).stdout
+            subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
+        else:
+            text = subprocess.run([*git, "show", f"{stranger.commit}:{path}"], capture_output=True, check=True).stdout
+            (folder / Path(path).name).write_bytes(text)
+    if patched:
+        order = ["git", "apply", "-p0", "--whitespace=nowarn", str(HERE / f"{name}.patch")]
+        subprocess.run(order, cwd=folder, check=True, env={**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)})
+    stranger.data(folder)
+    return folder / Path(stranger.files[0]).name
+
+
+# Runs -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Ran:
+    """What became of a script."""
+
+    code: int
+    printed: list[str]
+    weights: str | None
+    said: str
+
+
+def started(folder: Path, words: list[str], fault: str = "") -> tuple[int, str]:
+    mine = {"STRANGER_FAULT": fault, "STRANGER_DONE": str(folder / "fault.done")}
+    path = [str(HERE / "faults"), str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")]
+    mine |= {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "HOLDFAST_STATE": str(folder / "state")}
+    done = subprocess.run(
+        words, cwd=folder, env={**os.environ, **mine, "NO_COLOR": "1"}, stdin=subprocess.DEVNULL, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT,
+    )  # fmt: skip
+    with (folder / "printed.txt").open("a") as file:
+        file.write(done.stdout)
+    return done.returncode, done.stdout
+
+
+def ran(name: str, way: str, folder: Path, sources: Path) -> Ran:
+    stranger, script = STRANGERS[name], fetched(name, folder, sources, patched=way != "as it is")
+    words = [sys.executable, script.name, *stranger.words]
+    if way == "as it is":
+        code, said = started(folder, words)
+        return Ran(code, numbers(stranger, said) + scalars(folder), None, said)
+    fault = {"killed": "kill", "hung": "hang", "stopped and resumed": "stop"}.get(way, "")
+    order = [sys.executable, "-m", "holdfast", "run", *(HUNG if way == "hung" else ()), "--", *words]
+    code, said = started(folder, order, f"{fault}@{stranger.at}" if fault else "")
+    if way == "stopped and resumed" and code == 75:
+        run = list_runs(folder / "runs")[-1]
+        code, more = started(folder, [sys.executable, "-m", "holdfast", "resume", run.path.name])
+        said += more
+    if fault and not (folder / "fault.done").exists():
+        raise AssertionError(f"{name}: the fault did not come: {said[-2000:]}")
+    runs = list_runs(folder / "runs")
+    receipt = (runs[-1].receipt() if runs else None) or {}
+    return Ran(code, numbers(stranger, said) + scalars(folder), receipt.get("weights_sha256"), said)
+
+
+def numbers(stranger: Stranger, said: str) -> list[str]:
+    """Each line with numbers once: a step that is repeated prints the same line again."""
+    lines = [
+        re.sub(stranger.times, "", line).strip() for line in said.splitlines() if re.search(stranger.numbers, line)
+    ]
+    return list(dict.fromkeys(lines))
+
+
+def scalars(folder: Path) -> list[str]:
+    """What a script wrote for TensorBoard, of all its processes; without its speed."""
+    files = sorted(folder.glob("runs/*/events.out.tfevents*"))
+    if not files:
+        return []
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = {}
+    for path in files:
+        events = EventAccumulator(str(path)).Reload()
+        for tag in events.Tags()["scalars"]:
+            found |= {(tag, each.step): each.value for each in events.Scalars(tag) if not tag.endswith("SPS")}
+    return [f"{tag} {step} {value!r}" for (tag, step), value in sorted(found.items())]
+
+
+def verdict(quiet: Ran, other: Ran) -> str:
+    if other.code != 0:
+        last = [line for line in other.said.splitlines() if line.strip()][-3:]
+        return f"DIFFERS: ends with {other.code}: {' / '.join(last)[:300]}"
+    if other.weights != quiet.weights or other.weights is None:
+        return "DIFFERS: other weights"
+    if sorted(other.printed) != sorted(quiet.printed):
+        extra = sorted(set(other.printed) ^ set(quiet.printed))
+        return f"DIFFERS: {len(extra)} lines, the first {extra[0][:120]!r}"
+    return "equal"
+
+
+def cells(name: str, scratch: Path, sources: Path, ways: list[str], keep: Callable[[dict[str, Any]], None]) -> None:
+    quiet = ran(name, "quiet", scratch / "quiet", sources)
+    done: dict[str, Any] = {"quiet": verdict(quiet, quiet), "lines": len(quiet.printed)}
+    for way in [way for way in ways if way != "quiet"]:
+        other = ran(name, way, scratch / way.replace(" ", "-"), sources)
+        if way == "as it is":
+            same = other.code == 0 and other.printed and sorted(other.printed) == sorted(quiet.printed)
+            done[way] = "equal" if same else f"DIFFERS: ends with {other.code}, {len(other.printed)} lines"
+        else:
+            done[way] = verdict(quiet, other)
+        print(f"{name} | {way} | {done[way]}", flush=True)
+        keep(done)
+
+
+def changed(name: str) -> dict[str, int]:
+    lines = (HERE / f"{name}.patch").read_text().splitlines()
+    count = {sign: sum(line.startswith(sign) and line[:3] != sign * 3 for line in lines) for sign in "+-"}
+    return {"added": count["+"], "removed": count["-"]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="SCRIPT", help=f"of {', '.join(STRANGERS)} (default: all)")
+    parser.add_argument("--sources", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--way", action="append", choices=WAYS, default=[])
+    parser.add_argument("--result", type=Path, default=RESULT, metavar="FILE")
+    parser.add_argument("--keep", action="store_true", help="leave the folders of the runs")
+    args = parser.parse_args()
+    scratch = Path(tempfile.mkdtemp(prefix="strangers-"))
+    known = json.loads(args.result.read_text())["scripts"] if args.result.exists() else {}
+    for name in args.names or list(STRANGERS):
+        stranger = STRANGERS[name]
+        whence = {"repository": stranger.repository, "commit": stranger.commit, "file": stranger.files[0]}
+        row = {**whence, "licence": stranger.licence, **changed(name)}
+
+        def keep(found: dict[str, Any], name: str = name, row: dict[str, Any] = row) -> None:
+            known[name] = {**known.get(name, {}), **row, **found}
+            write(args.result, {"scripts": known, "versions": versions(), "machine": machine()})
+
+        try:
+            cells(name, scratch / name, args.sources, args.way or list(WAYS), keep)
+        except Skip as reason:
+            print(f"{name} | skipped: {reason}", flush=True)
+    if args.keep:
+        print(scratch)
+    else:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return int(any("DIFFERS" in str(value) for row in known.values() for value in row.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

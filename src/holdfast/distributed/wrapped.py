@@ -1,0 +1,65 @@
+"""Modules that the script has put into DistributedDataParallel: they exchange their gradients inside backward.
+
+    wrapped = Wrapped(active=True)             # before the script runs: it hears of every wrapper that is made
+    wrapped.parameters()                       # whose gradients need no exchange of ours
+    wrapped.exchange(last)                     # before each piece of a batch: only the last one exchanges
+    wrapped.follow(dist.group.WORLD)           # the process group is another one
+
+A wrapper averages over ranks as if each had an equal part of the batch. Group weighs the loss so that the parts count
+as they are.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Wrapped:
+    """The wrappers of one process group of ours."""
+
+    def __init__(self, *, active: bool) -> None:
+        self._active = active
+        """Whether they exchange. Where a broken group cannot be built anew inside a step, Group does it for them."""
+        self._known: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        self._parameters: set[int] | None = None
+        self._counted = 0
+        self._hook = register_module_module_registration_hook(self._made)
+
+    def __bool__(self) -> bool:
+        return self._active and len(self._known) > 0
+
+    def _made(self, outer: torch.nn.Module, name: str, inner: Any) -> None:
+        if name == "module" and isinstance(outer, DistributedDataParallel):
+            self._known.add(outer)
+            self._parameters = None
+
+    def close(self) -> None:
+        self._hook.remove()
+
+    def parameters(self) -> set[int]:
+        """The ids of those that wrappers exchange. A wrapper says which it leaves alone."""
+        if self._parameters is not None and self._counted == len(self._known):
+            return self._parameters
+        found: set[int] = set()
+        for each in self._known if self._active else ():
+            ignored = set(getattr(each, "parameters_to_ignore", ()))
+            found |= {id(value) for name, value in each.module.named_parameters() if name not in ignored}
+        self._parameters, self._counted = found, len(self._known)
+        return found
+
+    def silence(self) -> None:
+        self.exchange(False)
+
+    def exchange(self, last: bool) -> None:
+        for each in self._known:
+            each.require_backward_grad_sync = last
+
+    def follow(self, group: Any) -> None:
+        """What was exchanged over the old group is forgotten, a backward that was not finished too."""
+        for each in self._known:
+            each._update_process_group(group)

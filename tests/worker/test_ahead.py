@@ -1,0 +1,50 @@
+"""A batch that is copied to the device beside the step before it: the same numbers, and nothing where it cannot be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from holdfast.worker.ahead import Ahead
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
+
+def test_on_the_cpu_nothing_is_copied() -> None:
+    ahead, value = Ahead(), [torch.ones(4)]
+    ahead.begin(value, torch.device("cpu"))
+    assert ahead.take(value, torch.device("cpu")) is None
+
+
+@pytest.mark.hardware
+@needs_cuda
+def test_a_copy_is_that_batch_and_is_used_once() -> None:
+    """While a long kernel runs on the stream of the step."""
+    device = torch.device("cuda:0")
+    ahead = Ahead()
+    weights = torch.randn(4096, 4096, device=device)
+    for number in range(50):
+        value = {"x": torch.full((1 << 20,), float(number)).pin_memory(), "y": [torch.tensor([number]).pin_memory()]}
+        weights = torch.tanh(weights @ weights)
+        ahead.begin(value, device)
+        moved = ahead.take(value, device)
+        assert moved["x"].device == device and moved["y"][0].device == device
+        assert bool((moved["x"] == number).all()) and int(moved["y"][0]) == number
+        assert ahead.take(value, device) is None
+
+
+@pytest.mark.hardware
+@needs_cuda
+def test_a_batch_that_was_changed_or_is_not_pinned_is_moved_by_the_step() -> None:
+    device = torch.device("cuda:0")
+    ahead = Ahead()
+    changed = torch.zeros(8).pin_memory()
+    ahead.begin(changed, device)
+    changed += 1
+    assert ahead.take(changed, device) is None
+    plain = torch.zeros(8)
+    ahead.begin(plain, device)
+    assert ahead.take(plain, device) is None
+    other = torch.zeros(8).pin_memory()
+    ahead.begin(other, device)
+    assert ahead.take(torch.zeros(8).pin_memory(), device) is None

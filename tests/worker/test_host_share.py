@@ -1,0 +1,38 @@
+"""The host's share of a step is constant: nothing is done in Python for each tensor in each step."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.data.loaders import POSIX
+
+pytestmark = [POSIX, pytest.mark.timeout(900)]
+
+JOB = Path(__file__).parent / "count_job.py"
+
+
+def byte_codes(folder: Path, tensors: int) -> list[int]:
+    """Of the steps that were not committed, in a worker under `holdfast train`."""
+    out = folder / f"{tensors}.json"
+    words = [f"tensors={tensors}", f"out={out}", f"run.folder={folder}", "snapshot.every=8", "--device", "cpu", "-q"]
+    env = {**os.environ, "HOLDFAST_STATE": str(folder / "state")}
+    ran = subprocess.run(
+        [sys.executable, "-m", "holdfast", "train", str(JOB), *words], capture_output=True, env=env, check=False
+    )
+    assert ran.returncode == 0, ran.stderr.decode()
+    found: list[int] = json.loads(out.read_text())
+    return found
+
+
+def test_a_step_takes_as_much_python_for_many_tensors_as_for_few(tmp_path: Path) -> None:
+    few, many = byte_codes(tmp_path, 8), byte_codes(tmp_path, 400)
+    assert len(few) >= 8 and len(many) >= 8
+    more = statistics.median(many) - statistics.median(few)
+    assert abs(more) < (400 - 8) / 2, (few, many)  # one byte code for each tensor would be 392
