@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from holdfast.base.errors import UserError
 from holdfast.cli.main import main
-from holdfast.optimize import bundle
+from holdfast.optimize import bundle, measure
+from holdfast.optimize.candidates import Candidate
+from holdfast.optimize.findings import findings
+from holdfast.optimize.pipeline import Options, _Search
 from holdfast.optimize.predict_template import script
+from holdfast.optimize.processor import Machine
 from tests.optimize import small
 
 
@@ -194,6 +200,56 @@ def test_predict_of_openvino_has_the_shapes_that_were_measured(tmp_path: Path, f
         words = [sys.executable, "-I", str(tmp_path / "predict.py"), str(tmp_path / "x.npy")]
         (tmp_path / "y.npy").write_bytes(subprocess.run(words, capture_output=True, check=True).stdout)
         assert np.allclose(np.load(tmp_path / "y.npy"), x @ small.WEIGHT, atol=1e-5)
+
+
+def test_predict_runs_another_engine_than_a_server_where_it_was_faster(tmp_path: Path, capsys: Any) -> None:
+    openvino = pytest.importorskip("openvino")
+    for name in ("served", "program"):
+        (tmp_path / name).mkdir()
+    small.model(tmp_path / "program" / "model.onnx")
+    model = openvino.convert_model(tmp_path / "program" / "model.onnx")
+    openvino.save_model(model, tmp_path / "served" / "model.xml", compress_to_fp16=False)
+    x = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
+    made = bundle.write(
+        tmp_path / "bundle", tmp_path / "served", {**small.CHOSEN, "engine": "openvino"}, small.SUBJECT,
+        {"i0": x, "o0": x @ small.WEIGHT}, {"name": "both", "measured": {"p50": 0.001}}, "<p>report</p>",
+        program=(tmp_path / "program", {**small.CHOSEN, "alone": True}),
+    )  # fmt: skip
+    opened = bundle.open_bundle(made)
+    assert np.allclose(opened.predict([x])[0], x @ small.WEIGHT, atol=1e-5)
+    text = (made / "predict.py").read_text()
+    assert "import onnxruntime" in text and "allow_spinning" not in text and "openvino" not in text
+    np.save(tmp_path / "x.npy", x)
+    words = [sys.executable, "-I", str(made / "predict.py"), str(tmp_path / "x.npy")]
+    (tmp_path / "y.npy").write_bytes(subprocess.run(words, capture_output=True, check=True).stdout)
+    assert np.allclose(np.load(tmp_path / "y.npy"), x @ small.WEIGHT, atol=1e-5)
+    assert main(["optimize", "--verify", str(made)]) == 0
+    assert "did not write" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("faster", "program"), [(1.2, "onnxruntime fp32"), (0.9, None)])
+def test_predict_gets_what_is_faster_alone(monkeypatch: Any, faster: float, program: str | None) -> None:
+    """The times are given: which of two engines is faster is the machine's affair."""
+    search = _Search({}, Path(), Machine(frozenset(), 2), Options(), print)
+    rows = [Candidate("openvino", "fp32", 2), Candidate("onnxruntime", "fp32", 2), Candidate("eager", "bf16", 2)]
+    search.rows = [{**each.to_json(), "state": "ok", "ratio": 3.0 - number} for number, each in enumerate(rows)]
+    asked: list[Any] = []
+    monkeypatch.setattr(search, "_child", lambda threads: contextlib.nullcontext(_Asked(asked)))
+    monkeypatch.setattr(measure, "against", lambda ours, theirs, **more: {"ratio": faster})
+    best = search.rows[0]
+    search._alone(best)
+    assert [(each["engine"], each.get("spin", False)) for each in asked] == [("openvino", False), ("onnxruntime", True)]
+    assert best.get("program") == program and not best["alone"]
+    told = " ".join(findings([{**best, "chosen": True}], {}))
+    assert ("predict.py runs onnxruntime fp32" in told) == (program is not None)
+
+
+class _Asked:
+    def __init__(self, asked: list[Any]) -> None:
+        self.asked = asked
+
+    def ask(self, command: dict[str, Any], deadline: float) -> None:
+        self.asked.append(command["about"])
 
 
 def test_predict_of_onnxruntime_takes_several_inputs(tmp_path: Path) -> None:

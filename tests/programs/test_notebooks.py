@@ -16,6 +16,7 @@ import pytest
 import holdfast
 from holdfast.base.errors import UserError
 from holdfast.base.files import read_json
+from holdfast.programs.training_run import start
 from holdfast.run.folder import list_runs
 from tests.waiting import wait_until
 
@@ -163,6 +164,18 @@ def test_an_error_is_an_exception_and_not_an_exit(tmp_path: Path) -> None:
     assert "FAILED 1" in told.stdout and "mine: b c" in told.stdout
     (run,) = list_runs(tmp_path / "runs")
     assert run.info["workload"] == "fit" and run.info["state"] == "FAILED"
+
+
+def test_a_run_that_fails_before_its_start_is_told_raises_the_same(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "broken.py"
+    script.write_text("import holdfast\nraise ValueError('at import')\ndef train(session):\n    pass\n")
+    for begin in (lambda: start("train", str(script)), lambda: holdfast.find().resume()):
+        with pytest.raises(holdfast.ScriptFailed, match="at import") as caught:
+            begin()
+        run = caught.value.run  # type: ignore[attr-defined]
+        assert (run.state, run.exit_code) == ("FAILED", 1)
+        assert "at import" in "".join(getattr(caught.value, "__notes__", ["at import"]))
 
 
 @pytest.mark.all

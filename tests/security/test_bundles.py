@@ -197,6 +197,8 @@ def test_verify_runs_no_code_of_a_bundle_and_says_whose_it_is(
         {"measured": {"p50": "fast"}}, {"max_loss": {}}, {"max_loss": float("inf")}, {"post": [1]}, {"contract": "x"},
         {"file": "predict.py"}, {"file": "check.npz"}, {"threads": True}, {"files": {"model.onnx": {"sha256": 1}}},
         {"inputs": [{"name": "x", "shape": [True], "dtype": "float32"}]}, {"precision": {}}, {"device": []},
+        {"program": 3}, {"program": {"engine": "pickle"}}, {"program": {"file": "predict.py"}},
+        {"program": {"threads": 0}}, {"program": {"engine": "openvino", "file": "model.xml"}},
     ],
 )  # fmt: skip
 def test_a_manifest_of_any_shape_is_told_in_words(made: Path, change: dict[str, Any]) -> None:

@@ -58,10 +58,12 @@ class HoldfastError(Exception):
         self.hints = tuple(hints)
         self.blame: dict[str, object] | None = None
         """Whose fault it is, where that was found out: the verdict, with the samples it names."""
+        self.folder: str | None = None
+        """The run folder, where a background run ended while the command that started it still looked."""
 
     def to_json(self) -> dict[str, object]:
         """Message, cause, saved and hints, and whose fault it is, if known: for `--json` and between processes."""
-        blame = {} if self.blame is None else {"blame": self.blame}
+        more = {"blame": self.blame, "folder": self.folder}
         return {
             "error": type(self).__name__,
             "message": self.message,
@@ -69,7 +71,7 @@ class HoldfastError(Exception):
             "saved": self.saved,
             "hints": list(self.hints),
             "exit_code": int(self.exit_code),
-            **blame,
+            **{name: value for name, value in more.items() if value is not None},
         }
 
 
@@ -120,6 +122,7 @@ def from_json(data: dict[str, object]) -> HoldfastError:
     )
     blame = data.get("blame")
     error.blame = blame if isinstance(blame, dict) else None
+    error.folder = _text(data.get("folder"))
     return error
 
 

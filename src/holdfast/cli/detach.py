@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.base import interpreter
-from holdfast.base.errors import ExitCode, InternalError, from_json
+from holdfast.base.errors import ExitCode, HoldfastError, InternalError, from_json
 from holdfast.base.files import open_regular
 from holdfast.base.folders import open_growing
 from holdfast.cli.run_facts import Look
@@ -92,7 +92,9 @@ def _tell(run: RunFolder, child: subprocess.Popen[bytes], ended: bool, output: O
         look = Look(run)
     code = _code(run, child) if ended else ExitCode.OK
     if code != ExitCode.OK:
-        raise _what_it_said(run, look, code)
+        error = _what_it_said(run, look, code)
+        error.folder = str(run.path.absolute())
+        raise error
     if output.as_json:
         output.json({**look.result(), "pid": None if ended else child.pid})
         return ExitCode.OK
@@ -122,7 +124,7 @@ def _code(run: RunFolder, child: subprocess.Popen[bytes]) -> int:
     return int(said) if isinstance(said, int) else int(ExitCode.INTERNAL)
 
 
-def _what_it_said(run: RunFolder, look: Look, code: int) -> Exception:
+def _what_it_said(run: RunFolder, look: Look, code: int) -> HoldfastError:
     """The error the background process ended with: from the journal, else the end of its log."""
     for event in reversed(look.events):
         error = event.data.get("error")

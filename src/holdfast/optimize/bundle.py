@@ -136,16 +136,21 @@ def write(
     check: dict[str, NDArray[Any]],
     more: dict[str, Any],
     report: str,
+    program: tuple[Path, dict[str, Any]] | None = None,
 ) -> Path:
-    """Put a bundle together beside its place and move it there whole; one that is there is replaced."""
+    """Put a bundle together beside its place and move it there whole; one that is there is replaced.
+
+    `program`, where predict.py runs another engine than a server does: what was built for it, and which it is.
+    """
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
         files.remove(beside)
         beside.mkdir(parents=True, mode=0o700)
-        for each in sorted(built.iterdir()):
-            if each.is_file():
-                shutil.copyfile(each, beside / each.name)
-        about = {**chosen, "file": engines.kinds()[chosen["engine"]].file}
+        for folder_of in (built, *((program[0],) if program else ())):
+            for each in sorted(folder_of.iterdir()):
+                if each.is_file():
+                    shutil.copyfile(each, beside / each.name)
+        about = _named(chosen) | ({"program": _named(program[1])} if program else {})
         about |= {key: subject[key] for key in ("inputs", "outputs", "post", "contract")}
         for name, text in code(about).items():
             (beside / name).write_bytes(text)
@@ -171,8 +176,13 @@ def write(
     return folder
 
 
-def code(about: dict[str, Any]) -> dict[str, bytes]:
+def _named(chosen: dict[str, Any]) -> dict[str, Any]:
+    return {**chosen, "file": engines.kinds()[chosen["engine"]].file}
+
+
+def code(manifest: dict[str, Any]) -> dict[str, bytes]:
     """What is written into a bundle for those who use it without holdfast: none of it is ever run from there by us."""
+    about = manifests.of_program(manifest)
     found = {"predict.py": script(about).encode()}
     names = [*engines.kinds()[about["engine"]].travels, *(["post.py"] if about.get("post") else [])]
     return found | {name: Path(__file__).with_name(name).read_bytes() for name in names}

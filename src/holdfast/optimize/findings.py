@@ -31,6 +31,11 @@ def findings(rows: list[dict[str, Any]], subject: dict[str, Any]) -> list[str]:
             f"The bundle is for a GPU like this machine's, where it is {best.get('ratio_on_device', 1.0):.1f} times as "
             "fast as eager PyTorch on the same GPU; `--device cpu` makes one that runs anywhere."
         )
+    if best is not None and best.get("program"):
+        told.append(
+            f"predict.py runs {best['program']} with all cores to itself: there it is {best['alone_ratio']:.2f} times "
+            f"as fast as {best['name']}, which a server runs beside its other work."
+        )
     if best is not None and best["merge"] > 1:
         told.append(
             f"Between the transformer's layers {best['merge']} neighbouring tokens are one. That is an approximation, "

@@ -23,14 +23,26 @@ ARCHIVES = {".pt2": "torch.export", ".ts": "TorchScript", ".pt": "PyTorch", ".pt
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,100}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TEXTS = ("engine", "precision", "name", "made", "file")
-_TABLES = ("contract", "score", "measured", "machine", "post")
+_OF_ENGINE = ("engine", "precision", "threads", "device", "fixed", "merge", "file", "alone")
+_TABLES = ("contract", "score", "measured", "machine", "post", "program")
 
 
 def wrong(manifest: dict[str, Any]) -> str:
     """What is wrong with it; empty if nothing is."""
     if manifest.get("schema") != FORMAT:
         return f"its schema is {manifest.get('schema')!r}, this holdfast reads {FORMAT}"
-    return _fields(manifest) or _engine(manifest) or _files(manifest) or _ports(manifest)
+    found = _fields(manifest) or _engine(manifest) or _files(manifest) or _ports(manifest)
+    if found or not manifest.get("program"):
+        return found
+    program = of_program(manifest)
+    wrong_program = _fields(program) or _engine(program) or _files(program)
+    return wrong_program and f"in `program`, {wrong_program}"
+
+
+def of_program(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The manifest as predict.py needs it: it may run another engine than a server does."""
+    program = manifest.get("program") or {}
+    return manifest | {name: program[name] for name in _OF_ENGINE if name in program}
 
 
 def _fields(manifest: dict[str, Any]) -> str:

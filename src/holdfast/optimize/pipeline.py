@@ -333,17 +333,29 @@ class _Search:
         return found
 
     def _alone(self, best: dict[str, Any]) -> None:
-        """Whether the engine's own settings are better for a program that does nothing else, as predict.py is."""
-        each = Candidate.of_row(best)
-        if not (each.kind and each.kind.alone) or self.options.threads or self.clock.over:
+        """What predict.py runs: a program that does nothing else may let an engine's threads spin between two calls.
+
+        The best engine that can be told to is measured in turns with the chosen one, which may be another.
+        """
+        row = max((row for row in self._fit() if self._spins(row, best)), key=lambda row: row["ratio"], default=None)
+        if row is None or self.options.threads or self.clock.over:
             return
-        about, folder = self._about(each), str(self._folder(each))
-        with self._child(each.threads) as ours, self._child(self.machine.cores) as theirs, contextlib.suppress(Failed):
-            for child, more in ((ours, {}), (theirs, {"spin": True})):
-                command = {"do": "load", "about": {**about, **more}, "folder": folder}
-                child.ask(command, self.build_s)
+        cores = self.machine.cores
+        with self._child(best["threads"]) as ours, self._child(cores) as theirs, contextlib.suppress(Failed):
+            for child, each, more in ((ours, best, {}), (theirs, row, {"spin": True})):
+                which = Candidate.of_row(each)
+                about, folder = {**self._about(which), **more}, str(self._folder(which))
+                child.ask({"do": "load", "about": about, "folder": folder}, self.build_s)
             found = measure.against(ours, theirs, seconds=self.options.seconds / 2, deadline=self.call_s)
-            best.update(alone_ratio=found["ratio"], alone=found["ratio"] > 1.0)
+            best.update(alone_ratio=found["ratio"], alone=found["ratio"] > 1.0 and row is best)
+            if found["ratio"] > 1.0 and row is not best:
+                best["program"] = row["name"]
+
+    def _spins(self, row: dict[str, Any], best: dict[str, Any]) -> bool:
+        """Whether predict.py may run it with the engine's own settings."""
+        kind = Candidate.of_row(row).kind
+        beside = row is best or (row["engine"] != best["engine"] and best["device"] == row["device"] == "cpu")
+        return kind is not None and kind.alone and beside
 
     def _why(self) -> str:
         told = [
@@ -394,7 +406,12 @@ class _Search:
                 "measured": {key: best[key] for key in ("p50", "p95", "p99", "ratio", "agreement", "rss", "cold_s")},
                 "candidates": self.rows}  # fmt: skip
         chosen = {**each.to_json(), "alone": bool(best.get("alone"))}
-        bundle.write(out, self._folder(each), chosen, subject, check, more, page(result))
+        program = next((row for row in self.rows if row["name"] == best.get("program")), None)
+        beside = None
+        if program is not None:
+            other = Candidate.of_row(program)
+            beside = (self._folder(other), {**other.to_json(), "alone": True})
+        bundle.write(out, self._folder(each), chosen, subject, check, more, page(result), program=beside)
         result["bundle"] = str(out)
         result["manifest"] = files.read_json(out / bundle.MANIFEST)
 

@@ -24,7 +24,7 @@ from holdfast.base.errors import UserError
 from holdfast.base.folders import make_private, write_whole
 from holdfast.programs.function_source import Made, script_of
 from holdfast.programs.plain_values import FILE
-from holdfast.programs.training_run import TrainingRun, command
+from holdfast.programs.training_run import TrainingRun, start
 from holdfast.run import script
 from holdfast.run.folder import LIVE_STATES, RunFolder, find_run, list_runs
 from holdfast.run.settings import Settings
@@ -69,8 +69,7 @@ def train(
     run = None if new else _under_way(path, wanted, dict(word.split("=", 1) for word in _words(function, arguments)))
     if run is None:
         flags = [*(["--device", device] if device else []), *(["--seed", str(seed)] if seed is not None else [])]
-        said = command("train", str(path), *words, *flags, "--detach", env={INSIDE: str(os.getpid())})
-        run = TrainingRun(str(said["folder"]))
+        run = start("train", str(path), *words, *flags, env={INSIDE: str(os.getpid())})
     return run.wait(show=show) if wait else run
 
 

@@ -183,7 +183,7 @@ class TrainingRun:
     ) -> TrainingRun:
         """Go on with a run that stopped, crashed, failed or gave up."""
         words = [f"{key}={value}" for key, value in (settings or {}).items()]
-        command("resume", str(self.folder), *words, "--detach")
+        start("resume", str(self.folder), *words)
         return self.wait(show=show) if wait else self
 
 
@@ -192,6 +192,17 @@ def _without_words(state: str, name: str) -> HoldfastError:
     kinds = {"FAILED": ScriptFailed, "STOPPED": Stopped, "GAVE_UP": GaveUp}
     said = "its supervisor is gone" if state == "CRASHED" else f"it is {state}"
     return kinds.get(state, HoldfastError)(f"{name} is not finished: {said}", hints=["go on with it: `run.resume()`"])
+
+
+def start(*words: str, env: dict[str, str] | None = None) -> TrainingRun:
+    """`holdfast WORDS --detach`. A run that ended while the command still looked raises as `wait` does."""
+    try:
+        return TrainingRun(str(command(*words, "--detach", env=env)["folder"]))
+    except HoldfastError as error:
+        ended = None if error.folder is None else TrainingRun(error.folder).error
+        if ended is None:
+            raise
+    raise ended
 
 
 def command(*words: str, env: dict[str, str] | None = None) -> dict[str, Any]:
