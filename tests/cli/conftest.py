@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
@@ -80,9 +82,18 @@ def here(tmp_path: Path, command: Command) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A run that went undisturbed to its end, with --json."""
-    folder = job_folder(tmp_path_factory)
-    return Finished(folder, holdfast("train", "job.py", "lr=0.1", "epochs=3", "run.threads=1", "--json", cwd=folder))
+    """A run that went undisturbed to its end, with --json. Tests only read and copy it: pytest's processes share one."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    made = shared / "finished.json"
+    with open(shared / "finished.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            folder = job_folder(tmp_path_factory)
+            done = holdfast("train", "job.py", "lr=0.1", "epochs=3", "run.threads=1", "--json", cwd=folder)
+            made.write_text(json.dumps([str(folder), asdict(done)]))
+    folder_name, words = json.loads(made.read_text())
+    return Finished(Path(folder_name), driving.Done(**words))
 
 
 @dataclass(frozen=True)

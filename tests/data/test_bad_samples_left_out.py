@@ -124,6 +124,7 @@ def test_a_run_resumed_without_quarantine_reads_repaired_samples_again() -> None
     assert loader.quarantined == []
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("empty", [[0, 1, 2, 3], [8, 9, 10, 11], [20, 21, 22, 23]], ids=["first", "middle", "last"])
 def test_a_session_goes_around_an_empty_batch_and_through_a_death(tmp_path: Path, empty: list[int]) -> None:
     results: list[dict[str, Any]] = []

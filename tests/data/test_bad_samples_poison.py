@@ -20,6 +20,7 @@ from tests.data.recordings import LENGTH, Recordings, known_from_the_start, make
 pytestmark = POSIX
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("act", "why"),
     [
@@ -97,6 +98,7 @@ class InOneGo(Recordings):
         return torch.stack([self[index] for index in indices])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("act", [segfault, leave])
 def test_one_that_ends_whole_batches_is_found_among_them(act: Callable[[], None]) -> None:
     loader = make(InOneGo({9: act}))

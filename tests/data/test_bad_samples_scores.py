@@ -25,6 +25,7 @@ def test_a_score_never_misses_a_sample_silently() -> None:
     assert (charge_of(caught.value) or {})["samples"] == [{"index": 9, "source": "sub-09_eeg.set"}]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("act", [segfault, leave, Hanging])
 def test_a_poison_sample_in_an_evaluation_ends_it(act: Any, events: list[Event], tmp_path: Path, hurry: Any) -> None:
     act = act(tmp_path / "hanging") if act is Hanging else act

@@ -64,6 +64,7 @@ def test_the_order_is_that_of_torch(way: str) -> None:
     assert (data.skipped, data.repeated) == (0, 0)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", [*WAYS, "global"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_another_process_has_the_rest_of_the_epoch_and_the_next(way: str, workers: int) -> None:

@@ -37,6 +37,7 @@ def test_killed_children_cost_no_batch(workers: int, undisturbed: torch.Tensor, 
     loader.close()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT])
 def test_any_signal_is_survived(number: signal.Signals, undisturbed: torch.Tensor, events: list[Event]) -> None:
     loader = record(make(), events)
@@ -102,6 +103,7 @@ def test_the_event_names_the_sample_at_which_a_child_died(tmp_path: Path, events
     loader.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("act", "end"), [(os.abort, "SIGABRT"), (leave, "status 3")])
 def test_a_sample_that_always_kills_is_named(act: Callable[[], None], end: str, undisturbed: torch.Tensor) -> None:
     index = int(undisturbed[22, 0])  # in batch 5

@@ -46,6 +46,7 @@ def raise_stop_iteration() -> None:
     next(iter([]))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("act", "kind"),

@@ -126,6 +126,7 @@ def test_a_device_error(host: Host, place: Path) -> None:
     assert found["forward"].why.startswith("RuntimeError: CUDA error: an illegal memory access was encountered")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("how", ["scale", "zero", "nan", "bit"])
 def test_wrong_numbers_in_the_forward_pass(host: Host, place: Path, how: str) -> None:
     found = probed(host, "linear fp32", Symptom("wrong", kernel="addmm", part="forward", how=how), place=place)
@@ -138,6 +139,7 @@ def test_wrong_numbers_in_the_forward_pass(host: Host, place: Path, how: str) ->
         assert forward.error is not None and forward.error > 100 * forward.bound
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ["conv2d fp32", "depthwise fp32", "batchnorm fp32 channels_last", "attention fp32"])
 def test_wrong_gradients_after_a_right_forward_pass(host: Host, place: Path, name: str) -> None:
     found = probed(host, name, Symptom("wrong", kernel="backward", part="backward"), place=place)
@@ -432,6 +434,7 @@ LONG = ("compile", "sustained")
 """Together they take most of a minute: `make bench`."""
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("group", GROUPS)
 def test_nothing_fails_on_a_cpu_that_is_well(host: Host, group: str) -> None:
     chosen = [probe for probe in select("cpu", full=True) if GROUPS[group](probe) and probe.situation not in LONG]

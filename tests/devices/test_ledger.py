@@ -317,6 +317,7 @@ assert ledger.problem is None, ledger.problem
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("large", [1 << 20, 4000], ids=["appended", "made small all the time"])
 def test_many_write_at_once(tmp_path: Path, large: int) -> None:
     words = [sys.executable, "-c", WRITE, str(tmp_path)]

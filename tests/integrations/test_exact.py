@@ -44,6 +44,7 @@ def test_a_plain_loop_at_a_random_moment(tmp_path: Path, reference: Path, fault:
     assert ran.receipt["weights_sha256"]
 
 
+@pytest.mark.all
 def test_with_a_commit_now_and_then_more_steps_are_repeated_and_the_weights_are_the_same(
     tmp_path: Path, reference: Path
 ) -> None:

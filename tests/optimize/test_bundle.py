@@ -184,6 +184,7 @@ def test_predict_asks_for_names_once_and_has_the_settings_that_were_faster(tmp_p
     assert np.allclose(np.load(tmp_path / "y.npy"), x @ small.WEIGHT)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("fixed", [False, True])
 def test_predict_of_openvino_has_the_shapes_that_were_measured(tmp_path: Path, fixed: bool) -> None:
     """Fixed shapes are chosen where they are faster, so predict.py has them, too, and still takes any batch."""

@@ -130,6 +130,7 @@ def test_samples_that_raise_are_left_out_where_that_is_allowed(drive: Drive, wit
 # Named.
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("device", ["cpu", "pretend:0"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_event_table_with_missing_numbers_is_blamed_on_the_data(drive: Drive, workers: int, device: str) -> None:
@@ -158,6 +159,7 @@ def test_an_event_table_with_missing_numbers_is_blamed_on_the_data(drive: Drive,
     assert "arange: cannot compute length" in words and "dataset[13]" in words
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("how", "words"), [("huge", "Unable to allocate"), ("short", "EOFError: Ran out of input")])
 def test_what_sounds_like_the_machine_is_the_sample_if_the_others_can_be_read(
@@ -185,6 +187,7 @@ def test_code_that_fails_for_every_sample_is_the_scripts_own(drive: Drive) -> No
         assert "no sample has a label" in words and "dataset[0]" in words
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("workers", "slow"), [(0, 0.0), (2, 0.0), (2, 1.0)])
 def test_without_quarantine_the_run_fails_and_names_the_sample(drive: Drive, workers: int, slow: float) -> None:
     """Also where the sample is met ahead of its turn, while the loop waits for the batch before."""
@@ -203,6 +206,7 @@ def test_without_quarantine_the_run_fails_and_names_the_sample(drive: Drive, wor
 # Scores.
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_score_that_would_miss_a_sample_is_refused(drive: Drive, workers: int) -> None:
     run = drive(POISON, how="segfault", workers=workers, score="strict", settings=SOON)
@@ -214,6 +218,7 @@ def test_a_score_that_would_miss_a_sample_is_refused(drive: Drive, workers: int)
     assert not run.of("log")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_score_that_may_miss_samples_says_so(drive: Drive, workers: int) -> None:
     run = drive(POISON, how="exit", workers=workers, epochs=2, score="missing", settings=SOON)

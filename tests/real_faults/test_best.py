@@ -61,6 +61,7 @@ def test_also_when_it_was_the_last_epoch(drive: Drive) -> None:
     _assert_best(drive(BEST, epochs=5, dies=4), 2.0)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("after", [{}, {"dies": 120, "after": "weights"}, {"dies": 4, "after": "epoch"}])
 def test_also_when_the_loop_is_left_after_it(drive: Drive, after: dict[str, Any]) -> None:
     """And when the worker dies before it can offer its weights, or say that the epoch is over."""

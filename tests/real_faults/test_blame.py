@@ -64,6 +64,7 @@ def test_a_label_out_of_range_on_the_cpu_is_the_datas(drive: Drive) -> None:
     assert "sample 37 (sub-37_eeg.set)" in run.outcome.error.message, run.outcome.error
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("device", ["cpu", "pretend:0"])
 @pytest.mark.parametrize("bad", ["nan", "huge"])
 def test_a_sample_that_is_not_finite_is_named(drive: Drive, device: str, bad: str) -> None:
@@ -91,6 +92,7 @@ def test_code_that_crashes_the_cpu_as_well_is_not_the_devices(drive: Drive) -> N
     assert run.of("moved") == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("device", ["cpu", "pretend:0"])
 def test_a_logarithm_of_zero_is_the_codes_and_the_tensor_is_named(drive: Drive, device: str) -> None:
     run = drive(JOB, device=device, code="log")
@@ -238,6 +240,7 @@ def test_a_right_device_is_never_distrusted(drive: Drive) -> None:
 # Going on without ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("device", ["cpu", "pretend:0"])
 @pytest.mark.parametrize("bad", ["label", "nan"])
 def test_samples_at_fault_are_left_out_if_the_user_allows_it(drive: Drive, device: str, bad: str) -> None:

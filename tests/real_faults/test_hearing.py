@@ -25,6 +25,7 @@ def notes(run: Any) -> list[dict[str, Any]]:
     return [event.data for event in run.of("note") if "traceback" in event.data]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("error", [ValueError("a bug of ours"), OSError(5, "a bug of ours")])
 def test_a_message_we_fail_over_is_our_own_fault(
     drive: Drive, monkeypatch: pytest.MonkeyPatch, error: Exception

@@ -254,6 +254,7 @@ def test_a_result_without_its_last_checkpoint_is_still_a_result(drive: Drive, re
     assert [event.data["text"] for event in run.of("not_saved")] == ["checkpoints is a file, not a folder"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), InternalError("a bug")])
 def test_a_supervisor_that_fails_loses_no_step(drive: Drive, reference: Drive, error: Exception) -> None:
     """What is in memory is saved, whatever went wrong in the process that owns it."""

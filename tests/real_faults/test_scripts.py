@@ -123,6 +123,7 @@ def test_a_quoted_device_message_is_the_scripts_own_error(drive: Drive, tmp_path
     assert run.receipt["faults"] == {"user_error": 1}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("words", "state"), [("sys.exit(3)", "FAILED"), ("sys.exit()", "FAILED")])
 def test_a_script_that_leaves(drive: Drive, tmp_path: Path, words: str, state: str) -> None:
     run = drive(write(tmp_path, f"import sys\ndef train(session):\n    {words}\n"))
@@ -130,6 +131,7 @@ def test_a_script_that_leaves(drive: Drive, tmp_path: Path, words: str, state: s
     assert run.outcome.exit_code == (1 if "3" in words else 2)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("how", ["Exception", "BaseException"])
 def test_catching_everything_does_not_go_on_with_a_lost_device(drive: Drive, tmp_path: Path, how: str) -> None:
     text = """
@@ -264,6 +266,7 @@ BAD_INPUT = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_is_refused_with_a_cause_and_a_hint(drive: Drive, tmp_path: Path, case: str) -> None:
     text, message, hint = BAD_INPUT[case]

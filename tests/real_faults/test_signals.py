@@ -121,6 +121,7 @@ def after_step(step: int, *signals: int):  # type: ignore[no-untyped-def]
     return meanwhile
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_second_signal_does_not_wait_for_the_step(drive: Drive, number: int, code: int) -> None:
     run = drive(pause=ENDLESS, meanwhile=after_step(1, number, number))

@@ -203,6 +203,7 @@ def test_of_epochs_that_are_told_again_only_the_last_can_be_the_best(run: RunFol
     assert told == [(3, False), (4, True)]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("death", ["backward 7", "optimizer 8", "snapshot 9", "snapshot 10", "snapshot 12"])
 def test_a_run_without_a_supervisor_that_dies(tmp_path: Path, death: str) -> None:
     """The values get worse after the second epoch: whenever it died, the weights are those of the second."""

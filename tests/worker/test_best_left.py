@@ -282,6 +282,7 @@ def test_a_loop_without_epochs_keeps_the_weights_of_its_best_value(tmp_path: Pat
     assert torch.equal(best_of(outcome), kept["weight"])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("death", ["loop 4", "snapshot 6", "forward 4"])
 def test_also_when_it_dies(tmp_path: Path, death: str) -> None:
     kept: dict[str, Tensor] = {}

@@ -417,6 +417,7 @@ def test_right_after_a_snapshot_it_can_still_be_rolled_back(tmp_path: Path) -> N
     assert outcome.moves == ["retry"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("every", [5, "auto"])
 @pytest.mark.parametrize("norm", [False, True])
 def test_between_snapshots_a_step_that_fails_before_its_update_is_tried_again(

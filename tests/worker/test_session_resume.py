@@ -140,6 +140,7 @@ def test_one_loader_twice_at_once_is_refused(tmp_path: Path) -> None:
 # -- leaving early -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("count", [1, 3, BATCHES])
 @pytest.mark.parametrize("deaths", [[], ["forward 1", "forward 2"], ["loop 5", "evaluate 1"]], ids=len)
 def test_a_break_and_then_the_next_epoch(count: int, deaths: list[str], tmp_path: Path) -> None:

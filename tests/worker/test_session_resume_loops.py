@@ -85,6 +85,7 @@ def own_loop(session: Session, stage: Stage) -> None:
         session.step(lambda b: stage.model(b).square().mean(), index[:, None] / (1 + torch.rand(3, 4)))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "deaths",
     [

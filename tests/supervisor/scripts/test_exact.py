@@ -37,16 +37,21 @@ def killed_at(folder: Path, lines: list[str], *words: object) -> Ran:
 
 
 @pytest.mark.timeout(1800)
-def test_a_killed_script_has_the_weights_the_log_and_the_files_of_the_undisturbed_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "lines", [["epoch 1 batch 8"], pytest.param(["epoch 1 batch 8", "epoch 2 batch 8"], marks=pytest.mark.all)], ids=len
+)
+def test_a_killed_script_has_the_weights_the_log_and_the_files_of_the_undisturbed_one(
+    tmp_path: Path, lines: list[str]
+) -> None:
     script = SCRIPTS / "exact_script.py"
     alone = by_itself(tmp_path / "alone", script, EPOCHS, patience=PATIENCE)
-    killed = killed_at(tmp_path / "killed", ["epoch 1 batch 8", "epoch 2 batch 8"], script, EPOCHS)
+    killed = killed_at(tmp_path / "killed", lines, script, EPOCHS)
     assert killed.code == 0, killed.story()
     assert killed.out.decode() == alone.out.decode(), killed.story()
     assert same_weights(tmp_path / "alone", tmp_path / "killed")
     assert (tmp_path / "killed" / "log.csv").read_text() == (tmp_path / "alone" / "log.csv").read_text()
     assert killed.receipt["exact"], killed.story()
-    assert sum(killed.receipt["faults"].values()) == 2
+    assert sum(killed.receipt["faults"].values()) == len(lines)
 
 
 @pytest.mark.all

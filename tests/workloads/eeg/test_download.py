@@ -382,6 +382,7 @@ def command(bucket: Bucket, folder: Path, *more: str) -> list[str]:
     ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
 def test_a_process_that_is_ended_in_the_middle(bucket: Bucket, tmp_path: Path, number: signal.Signals) -> None:
     """kill -9, Ctrl-C, SIGTERM while a body comes in: the next run fetches only what is missing."""

@@ -200,6 +200,7 @@ def test_several_processes_make_the_same_bytes(tmp_path: Path, band: tuple[float
             assert mine.replace(str(one.folder).encode(), str(other.folder).encode()) == theirs
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda each: each.name)
 def test_a_command_that_is_ended_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
     psutil = pytest.importorskip("psutil")

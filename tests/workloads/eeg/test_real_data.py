@@ -65,6 +65,7 @@ def test_an_eeglab_recording_from_its_file_to_a_score(tmp_path: Path) -> None:
     assert "Challenge 1 on EEG, 1 held-out subject, 19 windows" in said and "SIMULATED" not in said
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("task", ["P300", "N170"])
 def test_two_kinds_of_events_are_told_apart_within_a_subject(tmp_path: Path, task: str) -> None:
     """A rare picture from a frequent one, a face from a house: with its interval, above chance."""
