@@ -82,7 +82,7 @@ def here(tmp_path: Path, command: Command) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A run that went undisturbed to its end, with --json. Tests only read and copy it: pytest's processes share one."""
+    """A run that went undisturbed to its end, with --json. Tests read and copy it; the processes of pytest share it."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     made = shared / "finished.json"
