@@ -73,20 +73,20 @@ class TrialSession(Session):
                 break
         inner.close()  # type: ignore[attr-defined]
         watch.batches_end()
-        if not self._in_epoch and watch.elapsed > watch.seconds * IN_EPOCHS:
+        if not self._loop.in_epoch and watch.elapsed > watch.seconds * IN_EPOCHS:
             raise Enough
 
     def _leave_step(self, loss: Any, norm: Any) -> None:
         super()._leave_step(loss, norm)
-        if not self._in_epoch and self._open is None and self.watch.tick():  # a loop without epochs or batches
+        if not self._loop.inside and self.watch.tick():  # a loop without epochs or batches
             self.watch.batches_end()
             raise Enough
 
-    def _arrive(self, at: str, of: str | None = None) -> None:
-        if at == "free" and not self.watch.looping:
+    def _arrive_at_step(self) -> None:
+        if not self.watch.looping:
             self.watch.loop_begins()
             self.watch.batches_begin(0)
-        super()._arrive(at, of)
+        super()._arrive_at_step()
 
     def progress(self, done: int, total: int, label: str = "") -> None:
         super().progress(done, total, label)

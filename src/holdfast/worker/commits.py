@@ -1,0 +1,145 @@
+"""Commits: where the body of a loop ends and what it did is kept, and where a restored run goes on.
+
+    commits = Commits(ground, attempts)
+    commits.arrive("batch", "data")      # the body begins: the first commit of a new run, the landing of a restored one
+    commits.commit("batch", "data")      # it is over: a snapshot if it is time for one, and a wish to stop is honoured
+
+The loops (training_loop.py) and the step of a session call it. How often a snapshot is taken is in cadence.py, how one
+is taken in holdfast.state.snapshot, and what is restored in restore.py.
+"""
+
+from __future__ import annotations
+
+import time
+
+from holdfast.base.board import Phase
+from holdfast.base.errors import UserError
+from holdfast.worker.best_offer import Offers
+from holdfast.worker.rest import Resting
+from holdfast.worker.restore import Landing
+from holdfast.worker.retry import Attempts
+from holdfast.worker.session_base import Ground, StopRun
+from holdfast.worker.uncommitted import Uncommitted
+
+
+class Commits:
+    """Of one session."""
+
+    def __init__(self, ground: Ground, attempts: Attempts) -> None:
+        self._ground = ground
+        self._attempts = attempts
+        self._resting = Resting(ground.board)
+        self.offers = Offers(ground)
+        self.landing: Landing | None = None
+        """Where the run goes on, until the script is there again."""
+        self.started = False
+        self.busy = False
+        """Inside a step, or past the end."""
+        self.stopping = False
+        """A free loop was asked to stop: before its next step."""
+
+    # -- arriving ------------------------------------------------------------------------------------------
+
+    def arrive(self, at: str, of: str | None = None) -> None:
+        """The loop begins or goes on here: the first snapshot of a new run, or the landing of a restored one."""
+        if not self._ground.ready:
+            raise UserError(
+                "nothing is protected",
+                cause="the loop began before session.protect was called",
+                hints=["call `session.protect(model=…, optimizer=…, data=…)` before the loop"],
+            )
+        self.land(at, of)
+        if not self.started:
+            self.started = True
+            if at != "free":  # there the body has begun already: what it drew cannot be drawn again
+                self.commit("start")
+                if self._attempts.vigil.sentinel is not None:
+                    self._ground.snapshots.agreed()  # nothing was computed yet
+
+    def land(self, at: str, of: str | None = None) -> None:
+        """If this is where the snapshot was taken: everything protected again as it was then.
+
+        The script ran up to here once more, with the body of the epoch up to its batches; what that did to
+        protected objects is part of the snapshot already.
+        """
+        if self.landing is not None and self.landing.here(at, of):
+            self.land_at_last()
+
+    def land_at_last(self) -> None:
+        """Land here, or where the script has gone another way than before and is past the place."""
+        landing, self.landing = self.landing, None
+        if landing is not None:
+            self._ground.uncommitted = Uncommitted()
+            landing.land(self._ground)
+            self._tell_again(landing)
+
+    def _tell_again(self, landing: Landing) -> None:
+        """The supervisor may have missed the end of these epochs: send them again, with the last one's weights held."""
+        ended, ground, sequence = landing.ended, self._ground, None
+        for each in ended:
+            ground.unheard.add(each)
+        if ended and ended[-1]["step"] == ground.position.step:
+            ground.enter(Phase.SNAPSHOT)
+            ground.take(landing.at, landing.of, resumable=True, hold=True, again=True)
+            ground.snapshots.flush()
+            sequence = ground.snapshots.last.sequence if ground.snapshots.last is not None else None
+        elif landing.at == "free":
+            self.offers.make(again=True)  # a value of this very step may have been heard, and its weights not
+        for each in ended:
+            ground.link.send("epoch", **each, sequence=sequence if each is ended[-1] else None, again=True)
+
+    # -- committing ----------------------------------------------------------------------------------------
+
+    def commit(self, at: str, of: str | None = None, *, last: bool = False, hold: bool = False) -> None:
+        """The boundary: what happened before it is kept, and a wish to stop is honoured.
+
+        The last batch of an epoch is kept together with what follows it. A run restored in between does that
+        batch again, so names the loop leaves behind, like its last loss, exist for the code after the loop.
+        """
+        ground = self._ground
+        ground.check_not_over()
+        stop = ground.peers.at_boundary(ground, at, stop=ground.board.stop_requested)
+        asked = at not in ("batch", "free") or hold or stop or ground.board.rest or self._attempts.vigil.on_trial
+        kept = not last and self._attempts.vigil.keeps(ground.position.step)
+        due = self._due(last=last) or asked or kept
+        if self.landing is not None:
+            due = False  # on its way to where the snapshot was taken: nothing of this counts
+        if due:
+            ground.enter(Phase.SNAPSHOT)
+            began = time.perf_counter()
+            snapshots = ground.snapshots
+            snapshots.laid_out()
+            ground.take(at, of, resumable=not last, hold=hold or kept)
+            ground.uncommitted.clear()
+            took = time.perf_counter() - began - snapshots.laid_out()
+            ground.cadence.taken(took + snapshots.waited())
+            self.tell_cadence()
+            self._attempts.check_numbers()
+        self._resting.at_boundary()
+        if stop or (ground.peers.ranks == 1 and ground.board.stop_requested):  # several stop where they agreed to
+            if at == "free" and ground.peers.ranks == 1:
+                self.stopping = True  # before the next step: what the script logs of this one is still logged
+            else:
+                self.stop()
+
+    def stop(self) -> None:
+        """Everything is committed: say so, and leave the script."""
+        self._ground.snapshots.flush()
+        self._attempts.check_numbers()
+        self._ground.link.send("stopped", step=self._ground.position.step)
+        self._ground.over = StopRun()
+        raise self._ground.over
+
+    def _due(self, *, last: bool) -> bool:
+        """Whether it is time. A worker does not go on from the last batch of an epoch: its end comes soon."""
+        ground = self._ground
+        due = ground.cadence.due(ground.uncommitted.count)
+        if ground.cadence.fixed is not None:
+            return due
+        return ground.uncommitted.whole or (due and not last and not ground.snapshots.busy)
+
+    def tell_cadence(self, *, last: bool = False) -> None:
+        """Tell the supervisor how often snapshots are taken, if that has changed."""
+        news = self._ground.cadence.news(last=last)
+        if news is not None:
+            self._ground.link.send("cadence", **news, **self._ground.snapshots.slots_said())
