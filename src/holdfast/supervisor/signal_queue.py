@@ -22,15 +22,16 @@ URGENT = (signal.SIGINT, signal.SIGTERM)
 """Those that mean "now" when they come a second time. A terminal that closes may say so twice: kernel and shell."""
 
 
-class Signals:
-    """What has come and was not heard yet. Empty is false."""
+class SignalQueue:
+    """Signals that have come, in order, and a socket that ends a wait when one comes."""
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
         self.wake, self._waker = socket.socketpair()
 
-    def __len__(self) -> int:
-        return len(self._numbers)
+    def wanted(self) -> list[int]:
+        """The signals to listen to, as they are when listening begins."""
+        raise NotImplementedError
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -42,9 +43,7 @@ class Signals:
         def note(number: int, _frame: FrameType | None) -> None:
             self._numbers.append(number)
 
-        ignored = getattr(signal, "SIGHUP", None)  # as nohup and a detached start leave it
-        wanted = [each for each in _WANTED if each != ignored or signal.getsignal(each) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, note) for number in wanted}
+        before = {number: signal.signal(number, note) for number in self.wanted()}
         wake_before = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         try:
             yield
@@ -52,6 +51,21 @@ class Signals:
             signal.set_wakeup_fd(wake_before)
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def close(self) -> None:
+        self.wake.close()
+        self._waker.close()
+
+
+class Signals(SignalQueue):
+    """What has come and was not heard yet. Empty is false."""
+
+    def wanted(self) -> list[int]:
+        ignored = getattr(signal, "SIGHUP", None)  # as nohup and a detached start leave it
+        return [each for each in _WANTED if each != ignored or signal.getsignal(each) is not signal.SIG_IGN]
+
+    def __len__(self) -> int:
+        return len(self._numbers)
 
     def calm(self) -> None:
         """The wait is over: empty the wake-up socket."""
@@ -71,7 +85,3 @@ class Signals:
     @property
     def newest(self) -> int:
         return self._numbers[-1]
-
-    def close(self) -> None:
-        self.wake.close()
-        self._waker.close()

@@ -22,12 +22,18 @@ def test_lines_that_were_shown_are_not_shown_again() -> None:
     assert gate.passes(1, b"step 4\n") == b"step 4\n"
 
 
-def test_a_mark_that_is_set_while_lines_are_repeated_is_where_they_are() -> None:
+def led_back(stream: int, printed: bytes) -> Gate:
+    """A gate whose process was replaced after it had printed this, and is back at the mark before it."""
     gate = Gate()
     gate.mark("0-1")
-    gate.passes(1, b"1\n2\n3\n")
+    gate.passes(stream, printed)
     gate.shut()
     gate.reached("0-1")
+    return gate
+
+
+def test_a_mark_that_is_set_while_lines_are_repeated_is_where_they_are() -> None:
+    gate = led_back(1, b"1\n2\n3\n")
     assert gate.passes(1, b"1\n") == b""
     gate.mark("1-1")
     gate.shut()
@@ -36,11 +42,7 @@ def test_a_mark_that_is_set_while_lines_are_repeated_is_where_they_are() -> None
 
 
 def test_the_streams_are_apart() -> None:
-    gate = Gate()
-    gate.mark("0-1")
-    gate.passes(2, b"warning\n")
-    gate.shut()
-    gate.reached("0-1")
+    gate = led_back(2, b"warning\n")
     assert gate.passes(1, b"out\n") == b"out\n"
     assert gate.passes(2, b"warning\nnew\n") == b"new\n"
 

@@ -56,16 +56,14 @@ class RobustNorm(nn.Module):
         return torch.nan_to_num(scaled).clamp(-self.limit, self.limit)
 
 
-class Tempo(nn.Module):
-    """Spatial filters, then depthwise convolutions that see ever more time: small, and it keeps the time axis.
+class Filtered(nn.Module):
+    """How Tempo and UNet begin: spatial filters, then one filter over time for each. Both keep the time axis.
 
-    The first two layers are linear, so the mean square of their output is band power: `summary` has its logarithm.
+    The two layers are linear, so the mean square of their output is band power: `summary` has its logarithm.
     The second one goes down to about 50 Hz; the power of what it keeps is the same.
     """
 
-    def __init__(
-        self, channels: int, samples: int, rate: float = 100.0, width: int = 32, blocks: int = 3, dropout: float = 0.1
-    ) -> None:
+    def __init__(self, channels: int, samples: int, rate: float, width: int) -> None:
         super().__init__()
         self.channels, self.samples, self.width = channels, samples, width
         stride = max(1, round(rate / 50.0))
@@ -76,7 +74,6 @@ class Tempo(nn.Module):
         reach = 2 * (round(0.25 * rate) // 2) + 1
         self.bands = nn.Conv1d(width, width, reach, stride, padding=reach // 2, groups=width, bias=False)
         self.enter = nn.BatchNorm1d(width)
-        self.blocks = nn.ModuleList(_Block(width, dilation=2**number, dropout=dropout) for number in range(blocks))
 
     def linear(self, x: torch.Tensor) -> torch.Tensor:
         """Spatially and temporally filtered, (batch, width, steps)."""
@@ -87,15 +84,29 @@ class Tempo(nn.Module):
         return self._deep(self.linear(x))
 
     def _deep(self, filtered: torch.Tensor) -> torch.Tensor:
-        hidden = functional.silu(self.enter(filtered))
-        for block in self.blocks:
-            hidden = block(hidden)
-        return hidden
+        """What the layers of a kind of net make of the filtered window, (batch, width, steps)."""
+        raise NotImplementedError
 
     def summary(self, x: torch.Tensor) -> torch.Tensor:
         filtered = self.linear(x)
         power = filtered.float().square().mean(dim=2).add(1e-4).log()
         return torch.cat([power, self._deep(filtered).mean(dim=2)], dim=1)
+
+
+class Tempo(Filtered):
+    """Spatial filters, then depthwise convolutions that see ever more time: small, and it keeps the time axis."""
+
+    def __init__(
+        self, channels: int, samples: int, rate: float = 100.0, width: int = 32, blocks: int = 3, dropout: float = 0.1
+    ) -> None:
+        super().__init__(channels, samples, rate, width)
+        self.blocks = nn.ModuleList(_Block(width, dilation=2**number, dropout=dropout) for number in range(blocks))
+
+    def _deep(self, filtered: torch.Tensor) -> torch.Tensor:
+        hidden = functional.silu(self.enter(filtered))
+        for block in self.blocks:
+            hidden = block(hidden)
+        return hidden
 
 
 class _Block(nn.Module):
@@ -112,7 +123,7 @@ class _Block(nn.Module):
         return x + inner
 
 
-class UNet(nn.Module):
+class UNet(Filtered):
     """Spatial filters, then down to a coarse view of the window and up again: it sees far, and keeps the time axis.
 
     Begun like Tempo; what the coarse view finds is put back at the place where it was.
@@ -121,27 +132,10 @@ class UNet(nn.Module):
     def __init__(
         self, channels: int, samples: int, rate: float = 100.0, width: int = 24, depth: int = 3, dropout: float = 0.1
     ) -> None:
-        super().__init__()
-        self.channels, self.samples, self.width = channels, samples, width
-        stride = max(1, round(rate / 50.0))
-        self.steps = (samples + stride - 1) // stride
-        self.summary_width = 2 * width
-        self.norm = RobustNorm(channels)
-        self.spatial = nn.Conv1d(channels, width, 1, bias=False)
-        reach = 2 * (round(0.25 * rate) // 2) + 1
-        self.bands = nn.Conv1d(width, width, reach, stride, padding=reach // 2, groups=width, bias=False)
-        self.enter = nn.BatchNorm1d(width)
+        super().__init__(channels, samples, rate, width)
         self.down = nn.ModuleList(_Block(width, 1, dropout, kernel=7) for _ in range(depth + 1))
         self.up = nn.ModuleList(_Block(width, 1, dropout, kernel=7) for _ in range(depth))
         self.join = nn.ModuleList(nn.Conv1d(2 * width, width, 1) for _ in range(depth))
-
-    def linear(self, x: torch.Tensor) -> torch.Tensor:
-        """Spatially and temporally filtered, (batch, width, steps)."""
-        filtered: torch.Tensor = self.bands(self.spatial(self.norm(x)))
-        return filtered
-
-    def sequence(self, x: torch.Tensor) -> torch.Tensor:
-        return self._deep(self.linear(x))
 
     def _deep(self, filtered: torch.Tensor) -> torch.Tensor:
         hidden, finer = functional.silu(self.enter(filtered)), []
@@ -156,11 +150,6 @@ class UNet(nn.Module):
             hidden = block(join(torch.cat([wide, fine], dim=1)))
         found: torch.Tensor = hidden
         return found
-
-    def summary(self, x: torch.Tensor) -> torch.Tensor:
-        filtered = self.linear(x)
-        power = filtered.float().square().mean(dim=2).add(1e-4).log()
-        return torch.cat([power, self._deep(filtered).mean(dim=2)], dim=1)
 
 
 class Transformer(nn.Module):
