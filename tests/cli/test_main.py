@@ -18,6 +18,7 @@ from holdfast.cli.main import COMMANDS, FIRST, GROUPS
 from holdfast.console.exit_codes import GENERAL
 from holdfast.console.usage import One
 
+from .conftest import InThisProcess
 from .driving import environment, holdfast
 
 HELLO = f"""\
@@ -181,8 +182,8 @@ For more information, try `holdfast --help`
 
 
 @pytest.mark.parametrize("words", USAGE, ids=" ".join)
-def test_usage_errors(words: tuple[str, ...], tmp_path: Path) -> None:
-    done = holdfast(*words, cwd=tmp_path)
+def test_usage_errors(words: tuple[str, ...], tmp_path: Path, in_this_process: InThisProcess) -> None:
+    done = in_this_process(*words, cwd=tmp_path)
     assert (done.out, done.err, done.code) == ("", USAGE[words], 2)
 
 

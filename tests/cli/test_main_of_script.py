@@ -10,10 +10,10 @@ from pathlib import Path
 from tests.cli.driving import environment
 
 LIBRARY = """
-import torch
 import holdfast
 
-def train(session: holdfast.Session) -> None:
+def train(session: "holdfast.Session") -> None:
+    import torch
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session.protect(model=model, optimizer=optimizer)

@@ -8,6 +8,7 @@ Every decision is the ladder's, every limit the watchdog's. Here is what is noti
 
     run_state.py      what all of them work on: folder, plan, memory, accounts, teller
     workers.py         the worker there is now: starting it, ending it
+    worker_mail.py     what it says, message by message
     recovery.py   after a death: evidence, the ladder, a new worker
     fault_inquiry.py      whose fault it was; opinions.py asks the CPU, beside the worker
     device_trust.py     which devices are trusted, and how one comes back
@@ -26,10 +27,9 @@ from typing import Any
 
 from holdfast.base import cgroup, processes
 from holdfast.base.board import Beat
-from holdfast.base.errors import HoldfastError, InternalError, UserError
+from holdfast.base.errors import HoldfastError, InternalError
 from holdfast.base.files import remove
 from holdfast.faults.classification import Fault, Kind, classify_exit
-from holdfast.faults.ladder import Move
 from holdfast.record import evidence
 from holdfast.record.reporter import Face
 from holdfast.run.folder import RunFolder
@@ -43,6 +43,7 @@ from holdfast.supervisor.run_state import Affairs, Outcome, Plan
 from holdfast.supervisor.saves import Saving
 from holdfast.supervisor.signal_queue import URGENT, Signals
 from holdfast.supervisor.throttle import Holding
+from holdfast.supervisor.worker_mail import WorkerMail
 from holdfast.supervisor.worker_watch import Watch
 from holdfast.supervisor.workers import Crew, kill_group
 
@@ -76,6 +77,7 @@ class Supervisor:
         self._watch = Watch(settings.watchdog, self.teller.emit)
         self._trusting = Trusting(affairs, self.crew)
         self._recovery = Recovery(affairs, self.crew, self._ending, self._watch, self._trusting)
+        self._mail = WorkerMail(affairs, self.crew, self._saving, self._recovery, self._trusting)
         self.crew.entering = self._trusting.entering
         self._holding = Holding(affairs, self.crew)
         self._last_beat = 0.0
@@ -226,7 +228,7 @@ class Supervisor:
         for message in messages:
             kind = str(message.get("kind", ""))
             try:
-                self._heed(worker, message)
+                self._mail.heed(worker, message)
             except HoldfastError:
                 raise
             except Exception as error:  # our own bug: neither the worker's fault nor the end of its channel
@@ -237,67 +239,6 @@ class Supervisor:
             worker.deaf = True  # its end is closed: that stays readable, and only its death is left to notice
             if worker.pidfd is None and worker.pid and not processes.exists(worker.pid):
                 self.crew.note_gone(worker)
-
-    def _heed(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
-        kind = message.pop("kind", "")
-        if kind == "arena":
-            self._give_slots(worker, int(message["capacity"]))
-        elif kind == "started":
-            self.affairs.set_state("RUNNING")
-            self.teller.emit("worker", generation=worker.generation, **message)
-            if self.crew.launcher is not None:
-                self.crew.launcher.warm()
-        elif kind == "log":
-            self.teller.log(int(message["step"]), int(message["epoch"]), message["values"])
-            worker.board.hear()
-        elif kind == "unheard":
-            self.teller.log_missing(int(message["step"]), int(message["epoch"]), message["values"])
-            worker.board.hear()
-        elif kind == "instead":  # the checkpoint it was given could not be used, an older one could
-            self.accounts.restored(self.accounts.steps, int(message["step"]))
-            self.accounts.steps = int(message["step"])
-        elif kind == "restored":
-            place = int(message["step"]), int(message["epoch"])
-            self.teller.best.go_on(*place, ended=bool(message["ended"]), inside=bool(message["inside"]))
-        elif kind == "epoch":
-            self.teller.pump_output()  # what the script printed in it comes first
-            self._saving.epoch(message)
-            worker.board.hear()
-        elif kind == "weights":
-            self._saving.weights(int(message["step"]), int(message["sequence"]))
-        elif kind == "fault":
-            self._recovery.in_process(Fault.from_json(message["fault"]), Move.from_json(message["move"]))
-        elif kind == "finding":
-            self._recovery.inquest.found(message)
-        elif kind == "agreed":
-            self._trusting.agreed()
-        elif kind == "suspicion":
-            self._trusting.suspected(message)
-        elif kind == "blind":
-            self._trusting.blind = True
-        elif kind == "recovered":
-            self.teller.emit("recovered", **message)
-        elif kind == "cadence":
-            self.accounts.heard_cadence(message, self.teller.emit)
-        elif kind == "quarantined":
-            self._recovery.inquest.quarantined(message)
-            self.teller.emit(kind, **message)
-        elif kind in ("note", "missing"):
-            self.teller.emit(kind, **message)
-        elif kind in ("done", "stopped", "failed", "refused", "lost"):
-            self.crew.said = {"kind": kind, **message}
-
-    def _give_slots(self, worker: WorkerProcess, capacity: int) -> None:
-        try:
-            arena = self.memory.grow(capacity)
-        except UserError as error:
-            worker.answer({"error": True, **error.to_json()})
-            return
-        if worker.spawned:
-            worker.answer({"paths": process_start.slot_paths(arena)})
-        else:
-            worker.answer({"where": arena.where, "slots": len(arena.slots)}, arena.fds)
-        self.keeping.tell_arenas()
 
     # -- looking -------------------------------------------------------------------------------------------
 
