@@ -43,6 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _longest_first(items)
     if config.getoption("everything") or any("::" in argument for argument in config.args):
         return  # a test that is named runs
     left_out = _left_out(items)
@@ -51,6 +52,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+
+
+def _longest_first(items: list[pytest.Item]) -> None:
+    """Files with the longest time limits come first: at the end no process is left alone with a long one."""
+    limits: dict[Path, float] = {}
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        seconds = float(mark.args[0]) if mark and mark.args else 0.0
+        limits[item.path] = max(seconds, limits.get(item.path, 0.0))
+    items.sort(key=lambda item: -limits[item.path])  # the order inside of a file stays
 
 
 def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
@@ -123,6 +134,7 @@ class Files(LoadFileScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Files | None:
+    config.option.loadscopereorder = False  # _longest_first has ordered the files, and not by how many tests they have
     return Files(config, log) if config.getoption("dist") == "loadfile" else None
 
 

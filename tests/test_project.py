@@ -127,21 +127,30 @@ def test_long(): pass
 
 def test_short(): pass
 """
+LONG = """
+import pytest
+
+@pytest.mark.timeout(900)
+def test_patient(): pass
+"""
 
 
 def test_make_test_and_the_rest_are_everything(tmp_path: Path) -> None:
-    """No test is in both or in neither, and of each that is sampled one case is in `make test`."""
+    """No test is in both or in neither; of each that is sampled one case is in `make test`; long files come first."""
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  all\n  sample\n", encoding="utf-8")
     (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")
+    (tmp_path / "test_long.py").write_text(LONG, encoding="utf-8")
 
-    def chosen(*options: str) -> set[str]:
+    def chosen(*options: str) -> list[str]:
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:zarr", *options]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-        return {line for line in done.stdout.splitlines() if "::" in line}
+        return [line for line in done.stdout.splitlines() if "::" in line]
 
-    first, rest = chosen(), chosen("--rest")
-    assert not first & rest and first | rest == chosen("--everything") and len(first | rest) == 11
+    listed = chosen()
+    first, rest = set(listed), set(chosen("--rest"))
+    assert not first & rest and first | rest == set(chosen("--everything")) and len(first | rest) == 12
+    assert listed[0] == "test_long.py::test_patient"
     assert sorted(name.partition("::")[2].partition("[")[0] for name in first) == [
-        "test_cases", "test_cases", "test_cases", "test_few", "test_short",
+        "test_cases", "test_cases", "test_cases", "test_few", "test_patient", "test_short",
     ]  # fmt: skip
