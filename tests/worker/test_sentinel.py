@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from holdfast.base.scratch import Scratch
 from holdfast.injection.pretend import DEVICE, spoil
 from holdfast.run.setting_groups import SentinelSettings
-from holdfast.worker.operators import recorder
+from holdfast.worker.operators import choice
 from holdfast.worker.operators.checker_client import PREFIX
 from holdfast.worker.operators.zeros import silent
 from holdfast.worker.sentinel import FIRST_STEP, Opinion, Sentinel
@@ -44,7 +44,7 @@ class Wrong(TorchDispatchMode):
 
 @pytest.fixture
 def sentinel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sentinel]:
-    monkeypatch.setattr(recorder, "LONGEST_S", 3600.0)  # a busy machine must not change what is taken
+    monkeypatch.setattr(choice, "LONGEST_S", 3600.0)  # a busy machine must not change what is taken
     made = Sentinel(DEVICE, SentinelSettings(cost=1e6), label="pretend:0", keep=tmp_path / "suspicions", seed=0)
     yield made
     made.close()
