@@ -578,7 +578,7 @@ class Session:
         self._ground.uncommitted.add(self._position.step, None, None)
         self._ground.loss = self._ground.norm = None
         if not self._in_epoch and self._open is None and self._landing is None:
-            self._head.step_ends()  # committed at the head of its loop, if there is one
+            self._head.stepped_by_hand()
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
