@@ -3,7 +3,7 @@
     head = LoopHead()
     head.asked(place_of_caller())     # True: the body of the last step is over, and it is time to commit
     head.step_ends()                  # True: there is no such head, so the step is committed by itself
-    head.stepped_by_hand()            # `optimizer.step()` of the script: committed at the head, or not at all
+    head.stepped_by_hand()            # `optimizer.step()` of the script; False: it will be committed nowhere
 
 A body does more than its step: it updates a scheduler, logs a number, draws from a generator. All that belongs to the
 step, and after a restart the loop goes on at its head. So the commit is made there and not right after the step. The
@@ -115,10 +115,11 @@ class LoopHead:
         """It asked before the step and asks again after it, and never between two visits of the head."""
         return self._confirmed and place in self._before and place not in self._inside
 
-    def stepped_by_hand(self) -> None:
-        """A step that is committed at the head alone, however long the body is."""
+    def stepped_by_hand(self) -> bool:
+        """A step that is committed at the head alone, however long the body is. False: there is no head."""
         if self._head is not None and not self._pending:
             self._pending, self._since = True, time.monotonic()
+        return self._head is not None and (self._confirmed or not self._absent)
 
     def step_ends(self) -> bool:
         if self._head is None or self._absent:
