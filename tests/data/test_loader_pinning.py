@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from holdfast.data.loader import Batch
+from holdfast.data.loader_processes import pinned
 from tests.data.loaders import POSIX, TIDY, make, values
 
 pytestmark = [POSIX, TIDY]
@@ -38,3 +39,9 @@ def test_memory_is_pinned_through_a_kill(workers: int, undisturbed: torch.Tensor
 
     assert torch.equal(values(loader, each=check), undisturbed)
     loader.close()
+
+
+def test_a_batch_keeps_its_shape_in_pinned_memory() -> None:
+    """With `pin_memory=None` the same script is pinned on one machine and not on another; torch 2.6 made lists."""
+    batch = ("a", {"pair": (1, 2)}, [(3,), "b"])
+    assert pinned(batch) == batch

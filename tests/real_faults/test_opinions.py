@@ -89,3 +89,15 @@ def test_a_process_that_is_killed_has_no_opinion_and_another_is_asked(drive: Dri
     run = drive(JOB, device="pretend:0", settings=LONG, waits="killed", meanwhile=kill)
     assert killed and run.outcome.state == "FINISHED", run.story()
     assert sentences(run) == [ONCE], run.story()
+
+
+def test_a_run_that_is_stopped_while_a_fault_waits_for_the_cpu_tells_of_that_fault(drive: Drive) -> None:
+    def stop(supervisor: Supervisor) -> None:
+        assert wait_until(lambda: supervisor._recovery._postponed is not None, 100.0)
+        os.kill(os.getpid(), signal.SIGTERM)  # a real one, to the process the supervisor is in
+
+    settings = {**LONG, "probation.enabled": "false"}
+    run = drive(JOB, device="pretend:0", settings=settings, times=2, waits="never", meanwhile=stop)
+    assert run.outcome.state == "STOPPED" and run.faults() == ["crash", "crash"], run.story()
+    assert {event.data["blame"] for event in run.of("verdict")} == {"unknown"}, run.story()
+    assert sum(run.receipt["faults"].values()) == 2, run.receipt

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
-from holdfast.worker.ahead import Ahead
+from holdfast.worker.ahead import Ahead, Mark
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
@@ -14,6 +17,37 @@ def test_on_the_cpu_nothing_is_copied() -> None:
     ahead, value = Ahead(), [torch.ones(4)]
     ahead.begin(value, torch.device("cpu"))
     assert ahead.take(value, torch.device("cpu")) is None
+
+
+Change = Callable[[dict[str, Any]], Any]
+CHANGES: dict[str, Change] = {
+    "written to": lambda batch: batch["x"].add_(1),
+    "a part was written to": lambda batch: batch["y"][0][1:].zero_(),
+    "replaced in the dict": lambda batch: batch.update(x=batch["x"] / 255),
+    "replaced in the list": lambda batch: batch["y"].__setitem__(0, torch.zeros(2)),
+    "one more": lambda batch: batch.update(more=torch.zeros(2)),
+    "one less": lambda batch: batch.pop("x"),
+    "another number": lambda batch: batch.update(share=0.5),
+    "moved to another list": lambda batch: batch.update(y=[[batch["y"][0]], batch["y"][1]]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
+def test_a_batch_that_the_loop_has_changed_is_not_what_it_was(change: Change) -> None:
+    batch = {"x": torch.ones(4), "y": [torch.ones(2), "name"], "share": 0.25}
+    mark = Mark(batch)
+    assert mark.fits(batch)
+    change(batch)
+    assert not mark.fits(batch)
+
+
+def test_what_moves_itself_is_left_to_the_step() -> None:
+    class Graph:
+        def to(self, device: torch.device) -> Graph:
+            return self
+
+    assert Mark([torch.ones(2), Graph()]).moves_itself
+    assert not Mark([torch.ones(2), {"name": "a", "kind": torch.Tensor}]).moves_itself
 
 
 @pytest.mark.hardware
@@ -45,6 +79,10 @@ def test_a_batch_that_was_changed_or_is_not_pinned_is_moved_by_the_step() -> Non
     plain = torch.zeros(8)
     ahead.begin(plain, device)
     assert ahead.take(plain, device) is None
+    replaced = {"x": torch.zeros(8).pin_memory()}
+    ahead.begin(replaced, device)
+    replaced["x"] = torch.ones(8).pin_memory()
+    assert ahead.take(replaced, device) is None
     other = torch.zeros(8).pin_memory()
     ahead.begin(other, device)
     assert ahead.take(torch.zeros(8).pin_memory(), device) is None

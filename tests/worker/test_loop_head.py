@@ -27,6 +27,10 @@ class Counter:
         if self.head.step_ends():
             self.commits.append(("step", self.steps))
 
+    def step_by_hand(self) -> None:
+        self.steps += 1
+        self.head.stepped_by_hand()
+
 
 def test_a_while_loop_commits_at_its_condition() -> None:
     session = Counter()
@@ -45,6 +49,34 @@ def test_asking_in_the_body_commits_nothing() -> None:
         if session.step_count % 2 == 0:  # after it
             pass
     assert session.commits == [("head", 2), ("head", 4)]
+
+
+def test_asking_in_a_loop_of_the_body_commits_nothing() -> None:
+    """It asks before a step and again after it, as the head of a next loop would."""
+    session = Counter()
+    while session.step_count < 8:
+        for _ in range(2):
+            assert session.step_count < 8
+            session.step()
+    assert session.commits == [("head", 2), ("head", 4), ("head", 6), ("head", 8)]
+
+
+def test_a_body_of_many_steps_by_hand_is_committed_at_its_head() -> None:
+    session = Counter()
+    while session.step_count < 300:
+        for _ in range(loop_head.STEPS + 20):
+            session.step_by_hand()
+    assert session.commits == [("head", 120), ("head", 240), ("head", 360)]
+
+
+def test_two_loops_inside_of_a_third_take_turns() -> None:
+    session = Counter()
+    for bound in (4, 8):
+        while session.step_count < bound - 2:
+            session.step()
+        while session.step_count < bound:
+            session.step()
+    assert session.commits == [("head", count) for count in range(1, 9)]
 
 
 def test_a_second_loop_has_a_head_of_its_own() -> None:

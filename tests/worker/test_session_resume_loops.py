@@ -124,6 +124,36 @@ def test_what_follows_a_step_goes_into_its_transaction(tmp_path: Path) -> None:
     assert diary == [0, 1, 2, 3, 4]
 
 
+def test_steps_by_hand_in_no_loop_of_ours_are_saved_at_the_end_and_the_run_says_so(tmp_path: Path) -> None:
+    def script(session: Session, stage: Stage) -> None:
+        session.protect(**stage.objects)
+        for _ in range(session.step_count, 3):
+            stage.optimizer.zero_grad()
+            stage.model(torch.rand(3, 4)).square().mean().backward()
+            stage.optimizer.step()
+
+    _, _, outcome = outcome_of(tmp_path, script, [])
+    assert outcome.receipt["steps"] == 3 and outcome.receipt["weights_sha256"]
+    notes = [note["text"] for note in outcome.kinds("note") if "optimizer.step()" in note["text"]]
+    assert len(notes) == 1 and "after a fault they are done again" in notes[0]
+
+
+def test_a_body_of_many_steps_by_hand_goes_on_at_its_head(tmp_path: Path) -> None:
+    """More than a hundred: they are committed at the head all the same."""
+
+    def script(session: Session, stage: Stage) -> None:
+        session.protect(**stage.objects)
+        while session.step_count < 330:
+            stage.draw()
+            for _ in range(110):
+                stage.optimizer.zero_grad()
+                stage.model(torch.rand(3, 4)).square().mean().backward()
+                stage.optimizer.step()
+
+    diary, _ = same_with_deaths(tmp_path, script, ["snapshot 2"])
+    assert len(diary) == 3
+
+
 def test_asking_for_the_step_count_inside_a_step_commits_nothing(tmp_path: Path) -> None:
     def script(session: Session, stage: Stage) -> None:
         session.protect(**stage.objects)

@@ -332,10 +332,14 @@ def _held_back(number: signal.Signals) -> Iterator[None]:
 
 
 def pinned(value: Any) -> Any:
-    """The same value in page-locked memory."""
+    """The same value in page-locked memory. A tuple stays one: torch 2.6 would make a list of it."""
     from torch.utils.data._utils import pin_memory
 
-    return pin_memory.pin_memory(value)
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(map(pinned, value)) if type(value) is tuple else type(value)(map(pinned, value))
+    if type(value) is dict:
+        return {key: pinned(item) for key, item in value.items()}
+    return [pinned(item) for item in value] if type(value) is list else pin_memory.pin_memory(value)
 
 
 STAGED = 1 << 16

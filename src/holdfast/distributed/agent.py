@@ -35,6 +35,8 @@ PATIENCE = 40.0
 """Seconds the ranks get to end when they are told to."""
 MOST_STRIKES = 5
 """Processes in a row that ended before they were a rank: the next would, too."""
+MOST_STILLBORN = 3
+"""Nurseries in a row that ended before torch was there."""
 _DEATH_COMES = 0.05
 """Seconds from a broken connection to the news of the death that broke it: a new roster is without the dead."""
 
@@ -110,8 +112,12 @@ class RankAgent:
     def over(self) -> bool:
         if any(member.pid for member in self._members) or self._forking is not None:
             return False
-        ended = self._ending or self._strikes >= MOST_STRIKES or self.job.outcome is not None
+        ended = self._ending or self._hopeless or self.job.outcome is not None
         return ended or all(member.done for member in self._members)
+
+    @property
+    def _hopeless(self) -> bool:
+        return self._strikes >= MOST_STRIKES or self._forker.stillborn >= MOST_STILLBORN
 
     @property
     def pids(self) -> list[int]:
@@ -148,7 +154,7 @@ class RankAgent:
         if "forked" in message:
             assert self._forking is not None
             self._forking.pid, self._forking = int(message["forked"]), None
-        elif "unsafe" in message or "broken" in message:
+        elif "unsafe" in message:
             member, self._forking = self._forking, None
             if member is not None:
                 self._start_fresh(member)
@@ -177,7 +183,7 @@ class RankAgent:
         """One at a time: the nursery reads one message each time it looks."""
         if self._ending or self._forking is not None or not self._forker.ready or self.job.outcome is not None:
             return
-        if self._strikes >= MOST_STRIKES:
+        if self._hopeless:
             return
         missing = next((each for each in self._members if not each.pid and not each.done), None)
         if missing is not None:
@@ -246,6 +252,8 @@ class RankAgent:
 
     def last_words(self) -> str | None:
         """Why nobody was a rank for long enough to say so itself."""
+        if self._forker.stillborn >= MOST_STILLBORN:
+            return self._forker.why or f"{self._forker.stillborn} processes in a row ended while they imported torch"
         if self._strikes < MOST_STRIKES:
             return None
         return f"{self._strikes} processes in a row ended before they had joined the others, with code {self._code}"

@@ -118,7 +118,7 @@ class Group:
         before = _sockets()
         with self._talking():
             if place.stays:
-                gather(self._job, place.rank, place.ranks, place.restarts)
+                gather(self._job, place.rank, place.ranks, place.restarts, launcher=_launcher())
                 store = dist.FileStore(str(store_path(self._job, place.restarts)), place.ranks)
                 self._connect(store, CONNECT)
                 torch.distributed.distributed_c10d._set_pg_timeout(time, dist.group.WORLD)
@@ -161,7 +161,7 @@ class Group:
         before = read_roster(self._job)
         self._hang_up()
         ask(self._job, self.place.restarts)
-        now = await_next(self._job, after=self.place.restarts, launcher=int(os.environ.get(LAUNCHER) or 0))
+        now = await_next(self._job, after=self.place.restarts, launcher=_launcher())
         if before is None or before.pids != now.pids:
             raise PeerLost("a rank was lost")
         self.place = replace(self.place, restarts=now.number)
@@ -422,6 +422,11 @@ class Group:
         with self._talking():
             dist.broadcast(sent, source)
         return memoryview(bytearray(sent.numpy().tobytes())) if wanted else payload
+
+
+def _launcher() -> int:
+    """The process of the agent, which replaces ranks that are lost."""
+    return int(os.environ.get(LAUNCHER) or 0)
 
 
 def _sockets() -> frozenset[tuple[int, int]]:

@@ -77,7 +77,7 @@ class Launch:
             "error": "GaveUp",
             "message": f"{self.agent.name} ended with code {self.agent.returncode}, and no rank reported an error",
             "cause": self.agent.last_words(),
-            "hints": [f"its output is in {self.agent.log.name}"] if self.run is not None else [],
+            "hints": [f"its output is in {self.agent.log.name}"] if self.agent.log.exists() else [],
             "exit_code": 4,
         }
         return {"state": "GAVE_UP", "error": error}

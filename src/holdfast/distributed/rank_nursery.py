@@ -52,6 +52,10 @@ class Forker:
     def __init__(self, preload: Sequence[str]) -> None:
         self.preload = list(preload)
         self.ready = False
+        self.stillborn = 0
+        """Nurseries in a row that ended before torch was there."""
+        self.why = ""
+        """What the last of them said about that."""
         self._begin()
 
     @staticmethod
@@ -78,7 +82,7 @@ class Forker:
         return self._channel.fileno()
 
     def fork(self, config: dict[str, Any]) -> None:
-        """Ask for a rank: `forked`, `unsafe` or `broken` is the answer. The nursery takes one request at a time."""
+        """Ask for a rank: `forked` or `unsafe` is the answer. The nursery takes one request at a time."""
         with contextlib.suppress(Closed):
             self._channel.send({"fork": {"generation": 0, **config}})
 
@@ -87,8 +91,10 @@ class Forker:
         try:
             for message in self._channel.pending():
                 self.ready = self.ready or "ready" in message
+                self.why = str(message.get("broken", self.why))
                 yield message
         except Closed:
+            self.stillborn = 0 if self.ready else self.stillborn + 1
             self._channel.close()
             self._process.wait()
             self._begin()
@@ -142,7 +148,7 @@ class Nest:
             guest.pid = int(message["forked"])
             if guest not in self._guests:  # wanted no more before it was there
                 processes.send_group(guest.pid, _KILL)
-        elif "unsafe" in message or "broken" in message:
+        elif "unsafe" in message and self._forking:  # one that cannot import torch ends, and its guests hear of that
             guest = self._forking.pop(0)
             self._answer(guest, {"alone": True})
         elif "exited" in message:

@@ -76,13 +76,13 @@ def await_next(job: Job, *, after: int, launcher: int) -> Roster:
         roster = read(job)
         if roster is not None and roster.number > after and roster.rank_of(pid) is not None:
             return roster
-        if job.outcome is not None or not processes.exists(launcher):
+        if job.outcome is not None or not _runs(launcher):
             raise RosterGone
         time.sleep(_NAP)
 
 
-def gather(job: Job, rank: int, ranks: int, number: int) -> None:
-    """Wait until all ranks of this roster are here; ConnectionError if there is another roster before that.
+def gather(job: Job, rank: int, ranks: int, number: int, *, launcher: int) -> None:
+    """Wait until all ranks of this roster are here; ConnectionError if they will not come, or in another roster.
 
     Building a process group waits for its members, whether they live or not: so only ranks that are here begin it.
     """
@@ -91,9 +91,15 @@ def gather(job: Job, rank: int, ranks: int, number: int) -> None:
         now = read(job)
         if now is None or now.number != number:
             raise ConnectionError("another rank was lost while the ranks met")
-        if job.outcome is not None:
-            raise ConnectionError("the run is over")
+        if job.outcome is not None or not _runs(launcher):
+            raise ConnectionError("the run is over, or the agent is gone: nobody replaces a rank that is lost")
         time.sleep(_NAP)
+
+
+def _runs(pid: int) -> bool:
+    """Whether this process is there and not dead: one that was killed stays until its parent has asked for it."""
+    info = processes.inspect(pid)
+    return processes.exists(pid) and (info is None or info.state not in "ZX")
 
 
 def _here(job: Job, number: int, rank: int) -> Path:

@@ -54,14 +54,16 @@ class Opinion:
 
     @classmethod
     def begin(cls, crew: Crew, fault: Fault, *, setup_s: float, number: int = 1) -> Opinion | None:
-        """None if the state before the step is in no slot.
+        """None if the state before the step is in no slot, or no process can be forked.
 
         `setup_s` is what the worker took to come to the step, `number` how many were asked before, and this one.
         """
         assert fault.step is not None
         affairs = crew.affairs
+        if crew.launcher is None or not cls.can_fork(crew):  # asked first: whoever holds a snapshot must let it go
+            return None
         found = affairs.memory.keep_step(fault.step - 1)
-        if found is None or crew.launcher is None or not cls.can_fork(crew):
+        if found is None:
             return None
         arena, commit = found
         config = {**crew.config(None), "opinion": commit.sequence, "fault": fault.to_json()}

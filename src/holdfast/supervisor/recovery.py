@@ -122,12 +122,22 @@ class Recovery:
             self._answer(loss)
 
     def _answer(self, loss: Loss) -> None:
+        self._carry_out(*self._tell(loss))
+
+    def _tell(self, loss: Loss) -> tuple[Fault, Move, Path]:
+        """The fault, as it is known by now, is counted and written down, with the ladder's answer."""
         fault = self.trusting.known_loss(self.inquest.hear(loss.fault))
         move = self._decide(fault)
         folder = self.affairs.tell_fault(fault, move, loss.beat, words=loss.words, stacks=loss.stacks, crash=loss.crash)
         self.inquest.begin(fault, move, folder)
         self.trusting.lost(fault, move)
-        self._carry_out(fault, move, folder)
+        return fault, move, folder
+
+    def tell_postponed(self) -> None:
+        """The run is to stop while a fault waits for the CPU: the fault is told, and nothing is done about it."""
+        loss, self._postponed = self._postponed, None
+        if loss is not None:
+            self._tell(loss)
 
     def tick(self) -> None:
         """What the CPU makes of failed steps, and what waits for that."""

@@ -205,6 +205,7 @@ class Supervisor:
             if self._recovery.finishing:
                 self._recovery.finish_now()
             elif self._stopping is None:
+                self._recovery.tell_postponed()
                 self._ending.ask_to_stop(number)
             elif number in URGENT:
                 self._ending.stop_at_once(number)

@@ -5,16 +5,22 @@
     moved = ahead.take(value, device)   # in the step: the copy; None if there is none, and the step moves it itself
 
 Copies only what is in pinned memory, and only to CUDA: from other memory a copy waits for the host, and not beside the
-step. A copy is used once: a step that is tried again moves the batch anew, for what it got may have been changed.
+step. A copy is used once: a step that is tried again moves the batch anew, for what it got may have been changed. So
+does a step whose batch the loop has changed since: it has written to a tensor, or put another one in its place. Torch
+does not count what the loop writes through `tensor.numpy()`: that is not seen here.
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from holdfast.data.batch import tensors_of, to_device
+
+_END = object()
 
 
 class Ahead:
@@ -26,7 +32,7 @@ class Ahead:
         self._moved: Any = None
         self._event: torch.cuda.Event | None = None
         self._device = torch.device("cpu")
-        self._versions: list[int] = []
+        self._mark: Mark | None = None
 
     def begin(self, value: Any, device: torch.device) -> None:
         self.drop()
@@ -36,6 +42,9 @@ class Ahead:
         try:
             if not tensors or not all(each.device.type == "cpu" and each.is_pinned() for each in tensors):
                 return
+            mark = Mark(value)
+            if mark.moves_itself:
+                return
             if self._stream is None or self._device != device:
                 self._stream, self._device = torch.cuda.Stream(device), device
             with torch.cuda.stream(self._stream):
@@ -44,13 +53,13 @@ class Ahead:
         except RuntimeError:  # no memory, or a device that has failed: the step meets it where it can be mended
             self.drop()
             return
-        self._given, self._versions = value, [each._version for each in tensors]
+        self._given, self._mark = value, mark
 
     def take(self, value: Any, device: torch.device) -> Any:
         if self._given is None or value is not self._given:
             return None
-        moved, event = self._moved, self._event
-        fits = device == self._device and [each._version for each in tensors_of(value)] == self._versions
+        moved, event, mark = self._moved, self._event, self._mark
+        fits = device == self._device and mark is not None and mark.fits(value)
         self.drop()
         if event is None or not fits:
             return None
@@ -62,4 +71,40 @@ class Ahead:
         return moved
 
     def drop(self) -> None:
-        self._given = self._moved = self._event = None
+        self._given = self._moved = self._event = self._mark = None
+
+
+class Mark:
+    """What a batch is made of at one moment: the very objects, and how often each tensor was written to."""
+
+    def __init__(self, value: Any) -> None:
+        self._parts = list(_parts(value))
+        self._versions = [each._version for each in tensors_of(value)]
+
+    @property
+    def moves_itself(self) -> bool:
+        """Whether something in it has a `.to` of its own: what that depends on is not known."""
+        return any(hasattr(part, "to") and not isinstance(part, (torch.Tensor, type)) for part in self._parts)
+
+    def fits(self, value: Any) -> bool:
+        """Whether a batch is still what it was: a dict in which a tensor was replaced is the same dict."""
+        parts = list(_parts(value))
+        same = len(parts) == len(self._parts) and all(map(operator.is_, parts, self._parts))
+        return same and [each._version for each in tensors_of(value)] == self._versions
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Keys and leaves of a nest, with the type of each list, tuple and dict before what is in it, and its end."""
+    if isinstance(value, dict):
+        yield type(value)
+        for key, item in value.items():
+            yield key
+            yield from _parts(item)
+        yield _END
+    elif isinstance(value, (list, tuple)):
+        yield type(value)
+        for item in value:
+            yield from _parts(item)
+        yield _END
+    else:
+        yield value

@@ -3,6 +3,7 @@
     head = LoopHead()
     head.asked(place_of_caller())     # True: the body of the last step is over, and it is time to commit
     head.step_ends()                  # True: there is no such head, so the step is committed by itself
+    head.stepped_by_hand()            # `optimizer.step()` of the script; False: it will be committed nowhere
 
 A body does more than its step: it updates a scheduler, logs a number, draws from a generator. All that belongs to the
 step, and after a restart the loop goes on at its head. So the commit is made there and not right after the step. The
@@ -81,6 +82,10 @@ class LoopHead:
         self._since = 0.0
         self._before: set[Place] = set()
         """Places that asked since the last commit, before the next step: one of them may be the head of a next loop."""
+        self._asked: set[Place] = set()
+        """All that asked since the head did."""
+        self._inside: set[Place] = set()
+        """Those that asked between two visits of the head: they are in its body, and a loop there is no next loop."""
 
     def asked(self, place: Place) -> bool:
         if self._head is None:
@@ -88,15 +93,33 @@ class LoopHead:
         if self._absent:
             self._absent = not (self._confirmed and place == self._head)
             return False
+        if place == self._head:
+            self._inside |= self._asked
+            self._asked.clear()
+        else:
+            self._asked.add(place)
         if not self._pending:
             self._before.add(place)
             return False
-        if place != self._head and not (self._confirmed and place in self._before):
+        if place != self._head and not self._begins_next_loop(place):
             return False
+        if place != self._head:
+            self._asked.clear()
+            self._inside.clear()
         self._head, self._confirmed = place, True
         self._before = {place}
         self.committed()
         return True
+
+    def _begins_next_loop(self, place: Place) -> bool:
+        """It asked before the step and asks again after it, and never between two visits of the head."""
+        return self._confirmed and place in self._before and place not in self._inside
+
+    def stepped_by_hand(self) -> bool:
+        """A step that is committed at the head alone, however long the body is. False: there is no head."""
+        if self._head is not None and not self._pending:
+            self._pending, self._since = True, time.monotonic()
+        return self._head is not None and (self._confirmed or not self._absent)
 
     def step_ends(self) -> bool:
         if self._head is None or self._absent:

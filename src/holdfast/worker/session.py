@@ -97,6 +97,8 @@ class Session:
         self._commits = Commits(ground, self._attempts)
         self._loop = TrainingLoop(ground, self._attempts, self._commits)
         self._head = LoopHead()
+        self._warned = False
+        """That steps are not committed."""
         self._kept = Kept()
         self._left_out: list[dict[str, Any]] = []
 
@@ -332,7 +334,20 @@ class Session:
         self._ground.uncommitted.add(self._position.step, None, None)
         self._ground.loss = self._ground.norm = None
         if not self._loop.inside and self._commits.landing is None:
-            self._head.step_ends()  # committed at the head of its loop, if there is one
+            self._commits.started = True  # there is something to save at the end
+            if not self._head.stepped_by_hand():
+                self._warn_uncommitted()
+
+    def _warn_uncommitted(self) -> None:
+        """Nobody can tell where the body of this loop ends: so nothing of it is kept before the end of the script."""
+        if not self._warned:
+            self._warned = True
+            text = (
+                "optimizer.step() was called outside of session.epochs, session.batches and a loop `while "
+                "session.step_count < …`: these steps are saved at the end of the script, and after a fault they are "
+                "done again from the first"
+            )
+            self._ground.link.send("note", text=text)
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
