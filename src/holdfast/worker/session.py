@@ -656,7 +656,8 @@ class Session:
         due = ground.cadence.due(ground.uncommitted.count)
         if ground.cadence.fixed is not None:
             return due
-        return ground.uncommitted.whole or (due and not last and not ground.snapshots.busy)
+        busy = self.ranks == 1 and ground.snapshots.busy  # several ranks have agreed, with rank 0's in mind
+        return ground.uncommitted.whole or (due and not last and not busy)
 
     def _tell_cadence(self, *, last: bool = False) -> None:
         news = self._ground.cadence.news(last=last)
