@@ -183,9 +183,10 @@ STAYS = {
 WRAPPED = {
     "undisturbed": ("plain=true",),
     "forward": ("plain=true", "full=1:4:1", "snapshot.every=1"),
-    "backward": ("plain=true", "full=0:4:1:backward", "snapshot.every=5"),
+    "backward": ("plain=true", "full=0:4:1:backward", "snapshot.every=1"),
+    "between": ("plain=true", "full=0:4:1:backward", "snapshot.every=5"),
     "update": ("plain=true", "full=1:4:1:optimizer", "snapshot.every=5"),
-    "twice": ("plain=true", "full=1:4:2:backward"),
+    "twice": ("plain=true", "full=1:4:2:backward", "snapshot.every=1"),
     "whole": (),
     "death": ("die=1:4:backward", "snapshot.every=5"),
 }
@@ -223,7 +224,7 @@ class Scenarios:
         if kind == "ddp":
             return Staying(folder, 2, "ddp=true", *WRAPPED[of])
         if kind == "full":
-            return Ranks(folder, 2, f"full=1:4:{FULL[of]}", "plain=true")
+            return Ranks(folder, 2, f"full=1:4:{FULL[of]}", "plain=true", "snapshot.every=1")
         if kind == "ragged":
             return Staying(folder, 2, *ragged, "ddp=true") if of == "wrapped" else Ranks(folder, int(of), *ragged)
         if name == "three":

@@ -142,6 +142,15 @@ def test_a_fault_beside_the_exchange_of_a_wrapper(found: Found, where: str) -> N
 
 
 @pytest.mark.all
+def test_a_fault_between_two_commits_costs_no_bit(found: Found) -> None:
+    """Both go back to where the step began; a rank that could not copy that in time goes back to the last commit."""
+    result = found["ddp between"]
+    assert result["sha256"] == found["ddp undisturbed"]["sha256"] and result["receipt"]["steps"] == 14
+    assert {fault.get("kind") or fault["fault"]["kind"] for fault in result["faults"]} == {"out_of_memory"}
+    assert _samples(result, 0) == Counter(range(60)) == _samples(result, 1)
+
+
+@pytest.mark.all
 def test_a_fault_after_the_vote_costs_that_rank_its_process(found: Found) -> None:
     """The other rank may be in the next step: both go back to the last commit, to the same bits."""
     result = found["ddp update"]
