@@ -2,7 +2,8 @@
 
 Each number of ranks trains the same job twice with `holdfast launch`: undisturbed, and with SIGKILL and SIGSTOP for a
 rank drawn anew each time, at a random moment after it has made progress (four ranks: SIGKILL alone, so that no time is
-the watchdog's). The weights must be the same bits, and every rank that got no signal must keep its process.
+the watchdog's). Every step is committed, so that a fault repeats two steps at most. The weights must be the same bits,
+and every rank that got no signal must keep its process.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Chaos:
 
 def _launch(runs: Path, number: int, words: list[str], chaos: Chaos) -> dict[str, Any]:
     runs.mkdir(parents=True)
-    settings = [f"run.folder={runs}", "run.threads=1", "watchdog.floor=2s"]
+    settings = [f"run.folder={runs}", "run.threads=1", "watchdog.floor=2s", "snapshot.every=1"]
     began = time.monotonic()
     with subprocess.Popen(
         command("launch", "--nproc", str(number), str(JOB), *words, *settings, "--json", "-q"),

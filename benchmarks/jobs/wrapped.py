@@ -1,6 +1,8 @@
 """A model in DistributedDataParallel, trained twice in turns: by session.step, and by a loop without holdfast.
 
-Both are in the same ranks, so a busy machine slows both. `folder` gets the seconds of every step of each, by rank.
+The second reads the same samples with a DataLoader and a DistributedSampler, as a script for torchrun does.
+Both are in the same ranks, so a busy machine slows both. `folder` gets the seconds of every step of each, by rank, and
+the processor seconds of all of them: on a busy machine a rank waits for a processor, and these do not count that.
 """
 
 from __future__ import annotations
@@ -31,20 +33,26 @@ def train(session: holdfast.Session, steps: int = 100, width: int = 256, rows: i
     ours, plain = DistributedDataParallel(_network(width)), DistributedDataParallel(_network(width))
     optimizer = torch.optim.AdamW(ours.parameters(), lr=1e-3)
     other = torch.optim.AdamW(plain.parameters(), lr=1e-3)
-    data = holdfast.Loader(torch.utils.data.TensorDataset(x, y), batch_size=rows)
+    samples = torch.utils.data.TensorDataset(x, y)
+    data = holdfast.Loader(samples, batch_size=rows)
+    part: Any = torch.utils.data.DistributedSampler(samples, session.ranks, session.rank, shuffle=False)
+    plain_data = iter(torch.utils.data.DataLoader(samples, batch_size=rows // session.ranks, sampler=part))
     session.protect(model=ours, optimizer=optimizer, data=data)
     held, alone = [], []
+    used: tuple[list[float], list[float]] = ([], [])
     for _ in session.epochs(1):
-        began = time.perf_counter()
+        began, busy = time.perf_counter(), time.process_time()
         for batch in session.batches(data):
             session.step(lambda b: nn.functional.cross_entropy(ours(b[0]), b[1]), batch)
-            middle = time.perf_counter()
-            _step(plain, other, batch)
+            middle, busy_then = time.perf_counter(), time.process_time()
+            _step(plain, other, next(plain_data))
             alone.append(time.perf_counter() - middle)
             held.append(middle - began)
-            began = time.perf_counter()  # what follows is the end of the body: the vote and the commit
+            used[0].append(busy_then - busy)
+            used[1].append(time.process_time() - busy_then)
+            began, busy = time.perf_counter(), time.process_time()  # the end of the body follows: vote and commit
     if folder:
-        found = {"held": held[10:], "alone": alone[10:]}
+        found = {"held": held[10:], "alone": alone[10:], "held_cpu": used[0][10:], "alone_cpu": used[1][10:]}
         Path(folder, f"rank{session.rank}.json").write_text(json.dumps(found))
 
 

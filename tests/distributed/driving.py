@@ -172,15 +172,23 @@ DEATHS = (
 )
 """Rank, step and phase."""
 
-STAYS = DEATHS[::2] + DEATHS[-1:]
-"""Those after which the other rank stays."""
+STAYS = {
+    "0:3:peers": "auto",
+    "0:4:optimizer": "3",
+    "0:5:data": "1",
+    "0:7:loop": "auto",
+    "0:9:backward": "5",
+}
+"""Those after which the other rank stays, and how often the ranks commit."""
 WRAPPED = {
     "undisturbed": ("plain=true",),
-    "forward": ("plain=true", "full=1:4:1"),
-    "backward": ("plain=true", "full=0:4:1:backward"),
-    "twice": ("plain=true", "full=1:4:2:backward"),
+    "forward": ("plain=true", "full=1:4:1", "snapshot.every=1"),
+    "backward": ("plain=true", "full=0:4:1:backward", "snapshot.every=1"),
+    "between": ("plain=true", "full=0:4:1:backward", "snapshot.every=5"),
+    "update": ("plain=true", "full=1:4:1:optimizer", "snapshot.every=5"),
+    "twice": ("plain=true", "full=1:4:2:backward", "snapshot.every=1"),
     "whole": (),
-    "death": ("die=1:4:backward",),
+    "death": ("die=1:4:backward", "snapshot.every=5"),
 }
 """What happens to ranks whose model is in DistributedDataParallel."""
 FULL = {"never": 0, "once": 1, "twice": 2}
@@ -212,11 +220,11 @@ class Scenarios:
         if kind == "death":
             return Ranks(folder, 2, f"die={of}")
         if kind == "stay":
-            return Staying(folder, 2, f"die={of}")
+            return Staying(folder, 2, f"die={of}", f"snapshot.every={STAYS[of]}")
         if kind == "ddp":
             return Staying(folder, 2, "ddp=true", *WRAPPED[of])
         if kind == "full":
-            return Ranks(folder, 2, f"full=1:4:{FULL[of]}", "plain=true")
+            return Ranks(folder, 2, f"full=1:4:{FULL[of]}", "plain=true", "snapshot.every=1")
         if kind == "ragged":
             return Staying(folder, 2, *ragged, "ddp=true") if of == "wrapped" else Ranks(folder, int(of), *ragged)
         if name == "three":

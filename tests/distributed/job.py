@@ -3,7 +3,8 @@
 `plain` leaves out what is not the same in one process and in several; `die="1:4:backward"` kills rank 1 at step 4 in
 that phase, once; `full="1:4:2"` has rank 1 run out of memory twice at step 4; `seen` is a folder where each rank writes
 which samples it was given; `once` does what a process can do only once; `ddp` wraps the model as scripts under torchrun
-do, with several exchanges in each backward, and `full="1:4:2:backward"` runs out of memory between two of them.
+do, with several exchanges in each backward, and `full="1:4:2:backward"` runs out of memory between two of them,
+`full="1:4:1:optimizer"` after all of them.
 """
 
 from __future__ import annotations
@@ -67,15 +68,15 @@ def train(
     if die:
         _arm(session, *die.split(":"), Path(seen))
     tries = [0]
-    if full.endswith(
-        "backward"
-    ):  # the gradients of the last layer are being exchanged, those of the first are not there
+    if full.endswith("backward"):  # the last layer's gradients are being exchanged, those of the first are not there
         first.register_full_backward_hook(lambda *_: _run_out(session, full, tries, 0))
+    if full.endswith("optimizer") and session.run.generation < 2:  # the agent's roster 1 is that of the first processes
+        optimizer.register_step_pre_hook(lambda *_: _run_out(session, full, tries, 0))
     for epoch in session.epochs(epochs):
         for values in session.batches(data):
 
             def loss_of(part: Any) -> torch.Tensor:
-                if full and not full.endswith("backward"):
+                if full and full[-1].isdigit():
                     _run_out(session, full, tries, len(part[0]))
                 return nn.functional.cross_entropy(model(part[0]), part[1])
 

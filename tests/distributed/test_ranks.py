@@ -98,13 +98,14 @@ def test_a_rank_killed_in_any_phase_costs_no_bit(found: Found, die: str) -> None
     assert result["epochs"] == [0, 1]
     assert result["best"] == found["two"]["best"] and result["best"]["best"]["value"] == 0.0
     receipt = result["receipt"]
-    assert receipt["recoveries"] == 1 and receipt["steps_lost"] == 0 and receipt["steps_repeated"] <= 2
+    assert receipt["recoveries"] == 1 and receipt["steps_lost"] == 0
+    assert receipt["steps_repeated"] < 14, "those since the last commit, and the ranks choose when that is"
     assert receipt["samples_skipped"] == receipt["samples_repeated"] == 0
 
 
-@pytest.mark.parametrize("die", _some(STAYS, ["0:4:optimizer"]))
+@pytest.mark.parametrize("die", _some([*STAYS], ["0:4:optimizer"]))
 def test_the_others_stay_when_one_is_killed(found: Found, die: str) -> None:
-    """The same process numbers, a new one for the lost rank alone, and the bits of the undisturbed run."""
+    """The same process numbers, a new one for the lost rank alone, and at any cadence the same bits."""
     rank, result = int(die[0]), found[f"stay {die}"]
     assert result["codes"][rank] == [-signal.SIGKILL, 0] and result["codes"][1 - rank] == [0]
     assert len(result["pids"][1 - rank]) == 1 and len(set(result["pids"][rank])) == 2
@@ -114,7 +115,8 @@ def test_the_others_stay_when_one_is_killed(found: Found, die: str) -> None:
     assert result["faults"][0]["reason"] == "this rank is replaced, the others stay"
     assert result["epochs"] == [0, 1] and result["best"] == found["two"]["best"]
     receipt = result["receipt"]
-    assert receipt["recoveries"] == 1 and receipt["steps_lost"] == 0 and receipt["steps_repeated"] <= 2
+    most = 14 if STAYS[die] == "auto" else int(STAYS[die]) + 1
+    assert receipt["recoveries"] == 1 and receipt["steps_lost"] == 0 and receipt["steps_repeated"] <= most
     assert receipt["samples_skipped"] == receipt["samples_repeated"] == 0
     assert _samples(result, 0) == Counter(range(60)) == _samples(result, 1)
 
@@ -137,6 +139,25 @@ def test_a_fault_beside_the_exchange_of_a_wrapper(found: Found, where: str) -> N
     if where == "forward":
         assert fault["fault"]["evidence"]["rank"] == 1
     assert _samples(result, 0) == Counter(range(60)) == _samples(result, 1)
+
+
+@pytest.mark.all
+def test_a_fault_between_two_commits_costs_no_bit(found: Found) -> None:
+    """Both go back to where the step began; a rank that could not copy that in time goes back to the last commit."""
+    result = found["ddp between"]
+    assert result["sha256"] == found["ddp undisturbed"]["sha256"] and result["receipt"]["steps"] == 14
+    assert {fault.get("kind") or fault["fault"]["kind"] for fault in result["faults"]} == {"out_of_memory"}
+    assert _samples(result, 0) == Counter(range(60)) == _samples(result, 1)
+
+
+@pytest.mark.all
+def test_a_fault_after_the_vote_costs_that_rank_its_process(found: Found) -> None:
+    """The other rank may be in the next step: both go back to the last commit, to the same bits."""
+    result = found["ddp update"]
+    assert result["codes"] == [[0], [76, 0]] and result["sha256"] == found["ddp undisturbed"]["sha256"]
+    (fault,) = result["faults"]
+    assert fault["kind"] == "out_of_memory" and fault["step"] == 4
+    assert result["receipt"]["steps_lost"] == 0 and _samples(result, 0) == Counter(range(60)) == _samples(result, 1)
 
 
 @pytest.mark.all

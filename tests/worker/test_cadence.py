@@ -25,6 +25,29 @@ class Clock:
         return self.now
 
 
+def test_ranks_commit_when_the_first_one_wishes() -> None:
+    """Rank 0 says in the middle of a body whether it ends with a commit, for the time at which it will end."""
+    clock = Clock()
+    settings = Settings.load({}, cwd="/", env={})
+    first, other = (Cadence(settings, together=True, clock=clock) for _ in range(2))
+    commits = []
+    since = 0
+    for step in range(1, 41):
+        clock.now += 0.06
+        first.agreed = other.agreed = first.wishes()
+        clock.now += 0.04
+        since += 1
+        due = first.due(since)
+        assert other.due(since) == due, "whatever its own clock says"
+        if due:
+            commits.append(step)
+            clock.now += 0.001
+            first.taken(0.001)  # the other measures nothing
+            since = 0
+    assert commits[0] == 1 and commits[-1] - commits[-2] in (9, 10), "snapshot.lose is 1 s, a step 0.1 s"
+    assert not other.due(5), "an agreement is for one body"
+
+
 def simulated(steps: int, step_s: float, commit_s: float, between_faults: float | None = None, **changes: Any) -> Any:
     """The steps after which a worker commits, and its cadence."""
     clock = Clock()

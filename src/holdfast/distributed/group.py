@@ -12,6 +12,11 @@ brought together after the vote and not inside backward() for that reason. A mod
 DistributedDataParallel exchanges them inside. There a rank with a fault breaks the connections, and all vote in a new
 group.
 
+Ranks commit the same steps: rank 0 says in a vote whether the step is to be committed. A step right after a commit can
+be taken back whole, so it ends with a vote of its own on whether all got through. The others end with the vote that
+their exchange begins with (shared_votes.py inside a wrapper): a rank that fails after it is lost, and all go back to
+the last commit.
+
 All ranks hold the same model and optimizer at every boundary. Random generators are each rank's own: at a boundary
 they are seeded anew from (seed, rank, place in the loop), so they need not be saved for any number of ranks.
 """
@@ -22,7 +27,7 @@ import contextlib
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -41,6 +46,7 @@ from holdfast.distributed.meeting import meet
 from holdfast.distributed.place import LAUNCHER, Place
 from holdfast.distributed.roster import ask, await_next, gather, store_path
 from holdfast.distributed.roster import read as read_roster
+from holdfast.distributed.shared_votes import SharedVotes
 from holdfast.distributed.wrapped import Wrapped
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Action, Move
@@ -101,6 +107,12 @@ class Group:
         """Of this rank's part, until those of the others are known."""
         self._exchanging = False
         """Others may be inside an exchange of a wrapper: a vote would not reach them."""
+        self._ground: Trained | None = None
+        """None until something is protected."""
+        self._shared: SharedVotes | None = None
+        """Only where all ranks are on this machine and stay."""
+        self._brief = self._past = False
+        """The step ends with the vote before its exchange; and that vote is over, so that others may have gone on."""
 
     @classmethod
     def join(cls, place: Place, board: Board, job: Job, *, device: torch.device, seed: int, patience: float) -> Group:
@@ -118,6 +130,7 @@ class Group:
         before = _sockets()
         with self._talking():
             if place.stays:
+                self._shared = SharedVotes(self._job, place.restarts, place.rank, place.ranks)
                 gather(self._job, place.rank, place.ranks, place.restarts, launcher=_launcher())
                 store = dist.FileStore(str(store_path(self._job, place.restarts)), place.ranks)
                 self._connect(store, CONNECT)
@@ -139,6 +152,9 @@ class Group:
         self._hang_up()
 
     def _hang_up(self) -> None:
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
         _hang_up(self._sockets)
         self._sockets = frozenset()
         if dist.is_initialized():
@@ -173,14 +189,20 @@ class Group:
     # -- voting --------------------------------------------------------------------------------------------
 
     def _vote(self, about: int, *values: float, fault: Fault | None = None) -> list[list[float]]:
-        """Three numbers of every rank, by rank. Raises PeerFault if somebody hands in a fault, and it was not us."""
-        mine = torch.zeros(5, dtype=torch.float64)
+        """Three numbers of every rank, by rank. Raises PeerFault if somebody hands in a fault, and it was not us.
+
+        PeerLost if the ranks are in different steps: one failed in a step that others have done. All go back then.
+        """
+        mine = torch.zeros(6, dtype=torch.float64)
         mine[0] = 0 if fault is None else 1 + _KINDS.index(fault.kind)
         mine[1] = about
-        for place, value in enumerate(values, 2):
+        mine[2] = 0 if self._ground is None else self._ground.position.step
+        for place, value in enumerate(values, 3):
             mine[place] = value
         rows = [row.tolist() for row in self._gather(mine)]
         faults = [int(row[0]) for row in rows]
+        if len({row[2] for row in rows}) > 1 and (any(faults) or len({row[1] for row in rows}) == 1):
+            raise PeerLost("the ranks are in different steps")
         if fault is None and any(faults):
             rank = next(rank for rank, code in enumerate(faults) if code)
             raise PeerFault(Fault(_KINDS[faults[rank] - 1], f"rank {rank}", evidence={"rank": rank}))
@@ -190,7 +212,7 @@ class Group:
                 cause="one takes a step or ends a loop body where another does not",
                 hints=["the loop of a script must not depend on the rank: `session.rank` is for what is printed"],
             )
-        return [row[2:] for row in rows]
+        return [row[3:] for row in rows]
 
     @contextlib.contextmanager
     def _talking(self) -> Iterator[None]:
@@ -214,31 +236,71 @@ class Group:
 
     def begin_step(self, batch: Batch | None) -> None:
         self._share = 1.0 / self.ranks if batch is None or batch.part is None else batch.share
+        self._brief = self._past = False
 
     def _begin_attempt(self) -> None:
         self._in_step, self._exchanging = self.place.stays, bool(self.wrapped)
+        self._brief = self._past = False
         if not self.wrapped:
             self.wrapped.silence()
 
     def together(self, work: Work) -> Callable[[Tensor], Tensor]:
         self._begin_attempt()
+        ground = self._ground
+        self._brief = ground is not None and not ground.cadence.each_step and ground.uncommitted.count > 0
         if self.wrapped:
             work.scale = self._share * self.ranks
             work.before_piece = self.wrapped.exchange
+            work.before_exchange = self._hand_in if self._brief else None
 
         def bring(loss: Tensor) -> Tensor:
             return self._bring_together(work.optimizers, loss)
 
         return bring
 
+    def _hand_in(self, loss: Tensor) -> None:
+        """Before the backward that exchanges gradients. A rank that has come through it finds these numbers of all."""
+        if self._shared is not None and loss.device.type == "cpu":
+            self._shared.hand_in(*self._numbers(loss))
+
+    def _numbers(self, loss: Tensor | None) -> tuple[float, float, float]:
+        """What a rank says of a step: its part of the loss, whether it wants to stop, whether it wants a commit."""
+        part = float(loss) * self._share if loss is not None and self._share else 0.0
+        return part, float(self._board.stop_requested), float(self._wishes())
+
+    def _wishes(self) -> bool:
+        ground = self._ground
+        if self.rank or ground is None or ground.cadence.fixed is not None:
+            return False
+        return ground.cadence.wishes() and not ground.snapshots.busy
+
+    def _agree(self, rows: Iterable[Sequence[float]]) -> None:
+        """All ranks have this step, and end its body alike: they stop if one wants to, and commit if rank 0 does."""
+        rows = list(rows)
+        self._in_step = self._exchanging = False
+        self._agreed, self._stop = True, any(row[1] for row in rows)
+        if self._ground is not None:
+            self._ground.cadence.agreed = bool(rows[0][2])
+
+    def _check_connections(self) -> None:
+        if self._is_broken():
+            raise GroupBroken("a rank is gone")
+
     def _bring_together(self, optimizers: Iterable[torch.optim.Optimizer], loss: Tensor) -> Tensor:
         on_cpu = loss.device.type == "cpu"
         if self.wrapped and on_cpu and not self._own_part(optimizers):
             self._exchanging = False  # backward is over here, so that every rank has handed in all of its gradients
-            self._loss = loss.detach().clone()
-            return self._loss
-        rows = self._vote(_GRADIENTS, float(loss) * self._share if on_cpu and self._share else 0.0)
+            if not self._brief or self._shared is None:
+                self._loss = loss.detach().clone()
+                return self._loss
+            with self._talking():
+                shared = self._shared.read(self._check_connections)
+            self._end_brief(shared)
+            return loss.new_tensor(sum(row[0] for row in shared))
+        rows = self._vote(_GRADIENTS, *self._numbers(loss if on_cpu else None))
         self._exchanging = False
+        if self._brief:
+            self._end_brief(rows)
         self._reduce(self._own_part(optimizers))
         if on_cpu:
             return loss.new_tensor(sum(row[0] for row in rows))
@@ -246,6 +308,10 @@ class Group:
         with self._talking():
             dist.all_reduce(total)
         return total
+
+    def _end_brief(self, rows: Iterable[Sequence[float]]) -> None:
+        self._agree(rows)
+        self._past = True
 
     def _own_part(self, optimizers: Iterable[torch.optim.Optimizer]) -> list[Tensor]:
         """The parameters whose gradients no wrapper exchanges, each once."""
@@ -302,13 +368,14 @@ class Group:
 
     def all_done(self, fault: Fault | None) -> Fault | None:
         """One exchange for all a step needs: whether all got through, the loss of all, whether one wants to stop."""
+        if self._past and fault is None:
+            return None
         loss, self._loss = self._loss, None
-        part = float(loss) * self._share if loss is not None and fault is None and self._share else 0.0
-        rows = self._vote(_DONE, part, self._board.stop_requested, fault=fault)
+        rows = self._vote(_DONE, *self._numbers(loss if fault is None else None), fault=fault)
         if loss is not None:
             loss.fill_(sum(row[0] for row in rows))
-        self._in_step = self._exchanging = False
-        self._agreed, self._stop = fault is None, any(row[1] for row in rows)
+        self._agree(rows)
+        self._agreed = fault is None
         return fault
 
     def after_error(self, error: Exception, fault: Fault | None) -> Fault | None:
@@ -321,6 +388,9 @@ class Group:
         broken = isinstance(error, GroupBroken) or (self._exchanging and self._is_broken())
         if fault is None and not broken:
             return None
+        if self._past and fault is not None:  # others may be in the next step: no vote, and no way back to this one
+            assert self._ground is not None
+            self._ground.lose(fault.at(step=self._ground.position.step + 1))
         own = None if broken else fault
         if broken or self._exchanging:
             if not self.place.stays:
@@ -346,6 +416,7 @@ class Group:
 
     def protect(self, ground: Trained, *, restored: bool) -> None:
         """The same numbers in all ranks, and the same number for the next snapshot."""
+        self._ground = ground
         if not restored:
             for module in ground.modules():
                 self._from_first([*module.parameters(), *module.buffers()])
@@ -361,7 +432,9 @@ class Group:
         if self._agreed and at in ("batch", "free"):
             stop = self._stop
         else:
-            stop = any(row[0] for row in self._vote(_BOUNDARY, stop, ground.position.step))
+            rows = self._vote(_BOUNDARY, 0.0, stop, self._wishes())
+            self._agree(rows)
+            stop = self._stop
         self._agreed = False
         self._from_first([buffer for module in ground.modules() for buffer in module.buffers()])
         self._reseed(ground)

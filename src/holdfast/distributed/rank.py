@@ -245,18 +245,24 @@ class _Life:
                 _stopped(self.link, self.job)
             return True
         except PeerLost as lost:
-            if not self.place.stays or (self.calls and self.job.noted(_ONCE)):
-                raise _StartAgain("peer", text=str(lost)) from None
-            self.place = self.place if group is None else group.place
-            roster.ask(self.job, self.place.restarts)
-            return False
+            return self._leave_group(group, str(lost))
         except LostWorker as lost:
             if lost.fault.kind.value in _FATAL:
                 raise ScriptFailed(lost.fault.sentence(), cause=lost.fault.cause()) from None
+            if lost.fault.evidence.get("rank", self.place.rank) != self.place.rank and self.place.stays:
+                return self._leave_group(group, str(lost))  # the fault of another rank, which ends
             raise _StartAgain("lost", fault=lost.fault.to_json()) from None
         finally:
             if group is not None and self.place.stays:
                 group.leave()
+
+    def _leave_group(self, group: Group | None, why: str) -> bool:
+        """Another rank is lost. This process goes on in the next group, if it can."""
+        if not self.place.stays or (self.calls and self.job.noted(_ONCE)):
+            raise _StartAgain("peer", text=why) from None
+        self.place = self.place if group is None else group.place
+        roster.ask(self.job, self.place.restarts)
+        return False
 
     def _find_place(self) -> None:
         if self.place.stays:

@@ -138,6 +138,14 @@ class Writer(LocalLink):
         self.snapshots = Snapshots(job, place, settings)
         self.memory = self.snapshots.memory
         self._recovering: float | None = None
+        if place.restarts > int(place.stays):  # the first roster of ranks that stay has the number 1
+            self.teller.remember()
+
+    def send(self, kind: str, **data: Any) -> None:
+        """The end of an epoch may have been told by a rank that was ahead of the others, and comes again."""
+        if kind == "epoch" and self.teller.told(int(data["epoch"]), int(data["step"])):
+            data["again"] = True
+        super().send(kind, **data)
 
     def rejoin(self, place: Place) -> None:
         """The same process in another group."""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from holdfast.base import processes
 from holdfast.base.files import read_json, write_json
+from holdfast.distributed import shared_votes
 from holdfast.distributed.job import Job
 
 _NAME = "roster.json"
@@ -48,7 +49,8 @@ def publish(job: Job, roster: Roster) -> None:
     said = {"number": roster.number, "pids": {str(rank): pid for rank, pid in roster.pids.items()}}
     write_json(job.path / _NAME, said, durable=False)
     before = roster.number - 2
-    left = [_asked(job, before), store_path(job, before), *(_here(job, before, rank) for rank in roster.pids)]
+    left = [_asked(job, before), store_path(job, before)]
+    left += [each(job, before, rank) for rank in roster.pids for each in (_here, shared_votes.path)]
     for old in left:
         old.unlink(missing_ok=True)
 

@@ -103,6 +103,12 @@ class Teller:
                 del self._logged[next(iter(self._logged))]
         self.best.consider(step, epoch, values)
 
+    def remember(self) -> None:
+        """Numbers that an earlier process has written down, and that this one may hear again."""
+        for record in self.run.last_metrics():
+            values = {name: value for name, value in record.items() if name not in ("time", "step", "epoch")}
+            self._logged[record["step"], record["epoch"], tuple(sorted(values.items()))] = None
+
     def log_missing(self, step: int, epoch: int, values: dict[str, Any]) -> None:
         """What an earlier supervisor may have died over. Whether it is the best is seen when all of it is known."""
         if not any(record.get("step") == step and values.keys() <= record.keys() for record in self.run.last_metrics()):
@@ -123,11 +129,12 @@ class Teller:
         """
         again, sequence = bool(message.pop("again", False)), message.pop("sequence", None)
         best = (not again or sequence is not None) and self.best.taken(int(message["step"]))
-        if not (again and self._told(int(message["epoch"]), int(message["step"]))):
+        if not (again and self.told(int(message["epoch"]), int(message["step"]))):
             self.emit("epoch", **message, best=best, **more)
         return best, sequence
 
-    def _told(self, epoch: int, step: int) -> bool:
+    def told(self, epoch: int, step: int) -> bool:
+        """Whether the journal has the end of this epoch."""
         told = (event.data for event in self.run.newest_events(epoch) if event.kind == "epoch")
         return any((data.get("epoch"), data.get("step")) == (epoch, step) for data in told)
 

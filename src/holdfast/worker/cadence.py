@@ -3,6 +3,7 @@
     cadence = Cadence(settings)
     cadence.expects(steps)             # as a step begins: will it be committed?
     if cadence.due(steps): take(); cadence.taken(seconds)
+    if cadence.wishes(): ...           # several ranks: what rank 0 tells the others, who set `cadence.agreed`
     cadence.news()                     # what was chosen and why, where that has changed; None else
 
 `snapshot.lose` is the time between two commits. Where commits that often would take more than `snapshot.cost` of the
@@ -45,10 +46,10 @@ class Cadence:
     ) -> None:
         snapshot = settings.snapshot
         self.fixed: int | None = None if snapshot.every == "auto" else int(snapshot.every)
-        """Steps between two commits where that was set, or where several ranks have to agree."""
-        if self.fixed is None and together:
-            self.fixed = 1
-        self._set = snapshot.every != "auto"
+        """Steps between two commits where that was set."""
+        self._together = together
+        self.agreed = False
+        """What several ranks have agreed on for the body that ends now: rank 0's wish."""
         self._lose = snapshot.lose
         self._lose_set = settings.source("snapshot.lose") != DEFAULT
         self._share = max(snapshot.cost, LEAST_COST) / 100.0
@@ -93,7 +94,14 @@ class Cadence:
         self.step_s = _middle(self._steps)
         if self.fixed is not None:
             return steps >= self.fixed
+        if self._together:
+            agreed, self.agreed = self.agreed, False
+            return steps > 0 and agreed
         return steps > 0 and self._near(now)
+
+    def wishes(self) -> bool:
+        """Inside of a loop body: whether it should end with a commit. Rank 0 is asked, and all ranks do the same."""
+        return self._near(max(self._clock(), self._boundary + (self.step_s or 0.0)))
 
     def _near(self, now: float) -> bool:
         """One step more, and the work since the last commit would be more than a fault may cost."""
@@ -159,7 +167,7 @@ class Cadence:
 
     def _why(self, rule: str) -> str:
         if self.fixed is not None:
-            return "snapshot.every is set" if self._set else "several ranks commit each step together"
+            return "snapshot.every is set"
         if self.step_s is not None and self.step_s >= self.interval:
             return "a step is longer than the time between two commits"
         if rule == "cost":

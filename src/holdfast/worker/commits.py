@@ -136,7 +136,8 @@ class Commits:
         due = ground.cadence.due(ground.uncommitted.count)
         if ground.cadence.fixed is not None:
             return due
-        return ground.uncommitted.whole or (due and not last and not ground.snapshots.busy)
+        busy = ground.peers.ranks == 1 and ground.snapshots.busy  # several ranks have agreed, with rank 0's in mind
+        return ground.uncommitted.whole or (due and not last and not busy)
 
     def tell_cadence(self, *, last: bool = False) -> None:
         """Tell the supervisor how often snapshots are taken, if that has changed."""

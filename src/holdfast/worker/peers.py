@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import torch
 
@@ -24,7 +24,9 @@ from holdfast.worker.position import Position
 if TYPE_CHECKING:
     from holdfast.data.loader import Batch
     from holdfast.state.snapshot import Snapshots
+    from holdfast.worker.cadence import Cadence
     from holdfast.worker.step import Work
+    from holdfast.worker.uncommitted import Uncommitted
 
 
 class PeerFault(Exception):
@@ -40,6 +42,12 @@ class Trained(Protocol):
 
     device: torch.device
     position: Position
+    cadence: Cadence
+    uncommitted: Uncommitted
+
+    def lose(self, fault: Fault) -> NoReturn:
+        """This process cannot go on."""
+        ...
 
     @property
     def snapshots(self) -> Snapshots: ...

@@ -202,8 +202,7 @@ class Attempts:
 
     def lose(self, fault: Fault) -> NoReturn:
         """This process must not go on. The supervisor asks the ladder again, with the whole history."""
-        self.ground.over = LostWorker(fault)
-        raise self.ground.over
+        self.ground.lose(fault)
 
     def explain(self, error: BaseException) -> Verdict | None:
         """The script's own error came out of a step: was it one of its samples? Raises LostWorker if it may go."""

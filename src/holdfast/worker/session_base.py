@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
@@ -96,6 +96,11 @@ class Ground:
     def check_not_over(self) -> None:
         if self.over is not None:
             raise self.over
+
+    def lose(self, fault: Fault) -> NoReturn:
+        """This process must not go on. The next one begins at the last commit."""
+        self.over = LostWorker(fault)
+        raise self.over
 
     @contextlib.contextmanager
     def elsewhere(self, device: torch.device) -> Iterator[None]:

@@ -77,6 +77,8 @@ class Work:
     """What the gradients of this rank count for, where backward itself averages over ranks."""
     before_piece: Callable[[bool], None] | None = None
     """Called with whether it is the last one: backward exchanges gradients then."""
+    before_exchange: Callable[[Tensor], None] | None = None
+    """Called before that backward, with the loss of the whole batch."""
 
 
 def perform(work: Work, device: torch.device, enter: Callable[[Phase], None]) -> Tensor:
@@ -105,11 +107,13 @@ def _gradients(work: Work, device: torch.device, enter: Callable[[Phase], None])
         enter(Phase.FORWARD)
         loss = as_loss(work.fn(moved))
         weighted = loss if weight == 1.0 else loss * weight
+        part = weighted.detach()
+        total = part if total is None else total + part
+        if work.before_exchange is not None and number == len(pieces):
+            work.before_exchange(total)
         enter(Phase.BACKWARD)
         counted = weighted if work.scale == 1.0 else weighted * work.scale
         (counted if work.scaler is None else work.scaler.scale(counted)).backward()
-        part = weighted.detach()
-        total = part if total is None else total + part
     assert total is not None
     return total if work.together is None else work.together(total)
 
