@@ -10,6 +10,8 @@ the same functions, at the same instruction of each. That is its first step as a
 from __future__ import annotations
 
 import atexit
+import contextlib
+import gc
 import hashlib
 import json
 import os
@@ -17,7 +19,7 @@ import sys
 import time
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from holdfast.integrations.exact.capture import Capture, Unsaved
 from holdfast.integrations.exact.constants import Constants
 from holdfast.integrations.exact.digest import digest
 from holdfast.integrations.exact.models import find_models
+from holdfast.integrations.exact.packages import Packages
 from holdfast.integrations.exact.restore import Different, Restore
 from holdfast.integrations.outside import Keep, Outside, connect
 from holdfast.state.layout import read_meta
@@ -68,7 +71,12 @@ class Engine:
     def __init__(self, outside: Outside, told: dict[str, Any]) -> None:
         self._outside = outside
         self._constants = Constants()
-        self._cadence = Cadence(outside.settings)
+        self._packages = Packages()
+        payload = outside.newest()
+        self._trail: list[list[Any]] = [list(row) for row in told.get("trail") or ()]
+        """Of the rehearsal: step and digest of each step that the process before made after its last commit."""
+        after_fault = payload is not None and not self._trail
+        self._cadence = Cadence(outside.settings, sparing=not after_fault)
         self._asides: dict[str, Any] = dict(told.get("files") or {})
         self._writers: list[Any] = []
         self._unsaved: dict[str, str] = {}
@@ -88,15 +96,12 @@ class Engine:
         self._milestones = 0
         self._here = ""
         self._since = time.perf_counter()
-        self._trail: list[list[Any]] = [list(row) for row in told.get("trail") or ()]
-        """Of the rehearsal: step and digest of each step that the process before made after its last commit."""
         self._rehearse: dict[str, Any] | None = told.get("rehearse")
         self._mine = os.getpid()
         self._spent = 0.0
         self._commits = 0
         self._first: float | None = None
-        """When the first step was over, and seconds of the steps since then that commits have taken."""
-        payload = outside.newest()
+        """When the first commit was over or the process was led back; seconds that later commits took are `_spent`."""
         if payload is not None:
             self._plan(payload)
         atexit.register(self._at_exit)
@@ -162,7 +167,7 @@ class Engine:
             models = find_models(self._optimizers)
             owned = {id(tensor) for module in models for tensor in module.state_dict(keep_vars=True).values()}
             capture = Capture(owned, self._constants)
-            rows = {"frames": capture.frames(found), "modules": capture.modules()}
+            rows = {"frames": capture.frames(found), "modules": capture.modules(self._packages)}
             gone = [each for each in self._optimizers if not capture.has(each)]
             if not gone or len(gone) == len(self._optimizers):
                 return capture, json.dumps(rows, separators=(",", ":"))
@@ -171,11 +176,13 @@ class Engine:
 
     def _look(self, found: list[types.FrameType]) -> Keep:
         """Everything as it is now, ready to be committed."""
-        capture, rows = self._capture(found)
+        with _no_collection():
+            capture, rows = self._capture(found)
+            graph = capture.text()
         models = find_models(self._optimizers)
         self._constants.settle()
         self._unsaved, self._writers = capture.unsaved, capture.writers
-        self._script.state = {"graph": capture.text(), "rows": rows, "tensors": capture.tensors}
+        self._script.state = {"graph": graph, "rows": rows, "tensors": capture.tensors}
         objects = [*models, *self._optimizers]
         if self._keep is None or self._kept != [id(each) for each in objects]:
             self._keep = self._new_keep(models)
@@ -266,6 +273,7 @@ class Engine:
         rows = json.loads(state["rows"])
         restore = Restore(json.loads(state["graph"]), tensors.__getitem__, self._constants)
         restore.modules(rows["modules"])
+        self._packages.changed(name for name, _ in rows["modules"])
         restore.frames(rows["frames"], found)
         self._step = self._at = int(target["step"])
         self._targets.pop(0)
@@ -277,6 +285,8 @@ class Engine:
         self._seen, self._milestones = list(target.get("seen") or ()), int(target.get("milestones") or 0)
         _flush()
         self._ask("reached", mark=str(target["mark"]), step=self._step)
+        self._cadence.begin()
+        self._first = time.perf_counter()
         self._outside.board.enter(Phase.LOOP)
 
     # -- the rehearsal -------------------------------------------------------------------------------------
@@ -339,6 +349,18 @@ def _milestone(number: int) -> Path:
 
 def _numbered(name: str, at: int) -> str:
     return name if at == 0 else f"{name}_{at + 1}"
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's collector would walk all objects of the process because of the many that are made here."""
+    wanted = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if wanted:
+            gc.enable()
 
 
 def _flush() -> None:
