@@ -42,7 +42,7 @@ from holdfast.state.layout import read_meta
 from holdfast.worker.cadence import Cadence
 from holdfast.worker.worker import map_file
 
-GIVES_WAY = 30.0
+GIVES_WAY = 120.0
 """Seconds that the supervisor has to answer before the script goes on without protection."""
 NOT_LED = 75
 LATE, MOST_MILESTONES = 5.0, 64
@@ -207,7 +207,8 @@ class Engine:
         mark = self._mark(keep)
         more: dict[str, Any] = {"place": place, "mark": mark, "optimizers": len(self._optimizers)}
         more |= {"seen": self._seen, "milestones": self._milestones}
-        keep.commit(step=self._step, samples=0, **more)
+        keep.step = self._step
+        keep.commit(**more)
         self._at = self._step
         took = time.perf_counter() - began
         self._cadence.taken(took)
@@ -336,7 +337,8 @@ class Engine:
         self._off = True
         if sys.exc_info()[0] is None and getattr(sys, "last_value", None) is None:
             self._script.state = {"graph": "[]", "rows": "[]", "tensors": {}}
-            self._keep.commit(step=self._step, samples=0, place=None, mark=None, optimizers=len(self._optimizers))
+            self._keep.step = self._step
+            self._keep.commit(place=None, mark=None, optimizers=len(self._optimizers))
         self._keep.flush()
         trained = time.perf_counter() - (self._first or time.perf_counter())
         cost = {"commits": self._commits, "spent_s": round(self._spent, 4), "trained_s": round(trained, 3)}
