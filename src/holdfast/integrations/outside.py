@@ -69,6 +69,12 @@ class Outside:
             return arena.slots[commit.slot].payload(commit.size)
         return map_file(Path(self._checkpoint)) if self._checkpoint else None
 
+    def commits(self) -> list[memoryview]:
+        """What the slots still hold, the newest first."""
+        read = [(commit, slot) for arena in self._arenas for slot in arena.slots if (commit := slot.read()) is not None]
+        read.sort(key=lambda pair: pair[0].sequence, reverse=True)
+        return [slot.payload(commit.size) for commit, slot in read]
+
     def committed(self, step: int) -> None:
         return None
 

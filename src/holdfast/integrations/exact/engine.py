@@ -72,7 +72,9 @@ class Engine:
         self._outside = outside
         self._constants = Constants()
         self._packages = Packages()
-        payload = outside.newest()
+        self._after = -1
+        """The number of the newest commit, where this process goes on from an earlier one."""
+        payload = self._last_place()
         self._trail: list[list[Any]] = [list(row) for row in told.get("trail") or ()]
         """Of the rehearsal: step and digest of each step that the process before made after its last commit."""
         after_fault = payload is not None and not self._trail
@@ -105,6 +107,16 @@ class Engine:
         if payload is not None:
             self._plan(payload)
         atexit.register(self._at_exit)
+
+    def _last_place(self) -> memoryview | None:
+        """The newest commit. One that was taken as the script ended has no place: then it is the one before."""
+        newest = self._outside.newest()
+        session = read_meta(newest)["session"] if newest is not None else {}
+        if "place" not in session or session["place"] is not None:
+            return newest
+        self._after = int(session["sequence"])
+        placed = (each for each in self._outside.commits() if read_meta(each)["session"].get("place") is not None)
+        return next(placed, newest)
 
     def _plan(self, newest: memoryview) -> None:
         """The way to the newest commit: by way of the last commit of each loop that came before."""
@@ -269,6 +281,7 @@ class Engine:
                 raise Different(f"{target.get('optimizers')} optimizers were in use, and here {len(self._optimizers)}")
             return
         keep.restore(payload)
+        keep.start_after(max(keep.next_sequence - 1, self._after))
         state = self._script.state
         tensors = state["tensors"]
         rows = json.loads(state["rows"])
