@@ -36,6 +36,7 @@ def killed_at(folder: Path, lines: list[str], *words: object) -> Ran:
     return Ran(process.returncode, out, (folder / "err").read_bytes(), 0.0, folder, run, run.receipt() or {})
 
 
+@pytest.mark.all
 @pytest.mark.timeout(1800)
 def test_a_killed_script_has_the_weights_the_log_and_the_files_of_the_undisturbed_one(tmp_path: Path) -> None:
     script = SCRIPTS / "exact_script.py"
