@@ -32,7 +32,7 @@ def test_an_unchanged_script_that_is_killed_is_compared_with_itself(tmp_path: Pa
     assert (receipt["faults_planned"], receipt["faults_injected"], receipt["survived"]) == (1, 1, True)
     assert receipt["exact"] and receipt["exact_rehearsed"] and receipt["steps"] == 20
     assert (receipt["weights_equal"], receipt["lines_equal"], receipt["files_equal"]) == (True, True, True), receipt
-    assert receipt["lines_why"].startswith("all 22 lines") and receipt["files_why"].startswith("all 2 files")
+    assert receipt["lines_why"].startswith("22 lines, each as") and receipt["files_why"].startswith("2 files, each as")
     assert sorted(path.name for path in folder.iterdir()) == ["runs", "train.py"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job"], "the copy is removed"
 
@@ -57,6 +57,7 @@ def test_numbers_that_are_times_are_not_compared_and_all_others_are() -> None:
     assert printed.compare([first, second], first[:2])[0] is False
     assert printed.compare([first], second)[0] is None, "one undisturbed run does not tell what is a time"
     assert printed.compare([first], [*first[:2], "over"])[0] is False
+    assert printed.compare([first], second[:2])[0] is False, "a line is missing, whatever the numbers are"
     assert printed.compare([first, first[:2]], first)[0] is None
 
 
@@ -68,7 +69,7 @@ def test_files_are_compared_as_bytes_or_as_lines() -> None:
     ours = {"ckpt.pt": weights, "log.txt": Written("b3", ("step 1 loss 0.5 at 13:00",)), "events.9": weights}
     same, why = written.compare([first, second], ours)
     assert same is True and why == (
-        "all 2 files are those of the undisturbed runs; 1 left out, because undisturbed runs differ there"
+        "2 files, each as in the undisturbed runs; 1 left out, because undisturbed runs differ there"
     )
     assert written.compare([first, second], {**ours, "ckpt.pt": Written("a2", None)})[0] is False
     assert written.compare([first, second], {"ckpt.pt": weights}) == (False, "log.txt is missing")

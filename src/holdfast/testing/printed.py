@@ -40,16 +40,16 @@ def compare(references: Sequence[Sequence[str]], lines: Sequence[str]) -> tuple[
     times, loose = _differing(wanted, others)
     left_out = f"; {_times(len(times))} left out, because undisturbed runs differ there" if times or loose else ""
     ours = [Line.of(text) for text in lines]
-    for at, (was, now) in enumerate(zip(wanted, ours, strict=False)):
-        if at in loose or _equal(was, now, times):
-            continue
-        said = f"line {at + 1} is {_short(lines[at])}, undisturbed {_short(first[at])}"
-        if not others and was.words == now.words:
-            return None, f"{said}; two undisturbed runs tell whether this is a time"
-        return False, said
+    pairs = enumerate(zip(wanted, ours, strict=False))
+    wrong = next((at for at, pair in pairs if at not in loose and not _equal(*pair, times)), None)
+    said = "" if wrong is None else f"line {wrong + 1} is {_short(lines[wrong])}, undisturbed {_short(first[wrong])}"
     if len(ours) != len(wanted):
-        return False, f"{counted(len(ours), 'line')}, undisturbed {len(wanted)}"
-    return True, f"all {counted(len(wanted), 'line')} are those of the undisturbed runs{left_out}"
+        return False, f"{counted(len(ours), 'line')}, undisturbed {len(wanted)}" + (f"; {said}" if said else "")
+    if wrong is None:
+        return True, f"{counted(len(wanted), 'line')}, each as in the undisturbed runs{left_out}"
+    if not others and wanted[wrong].words == ours[wrong].words:
+        return None, f"{said}; two undisturbed runs tell whether this is a time"
+    return False, said
 
 
 def _differing(wanted: list[Line], others: list[list[Line]]) -> tuple[set[tuple[str, int]], set[int]]:

@@ -34,8 +34,8 @@ def compare(references: Sequence[Files], files: Files) -> tuple[bool | None, str
         equal += same is True
         left_out |= set() if same else {name}
     more = [name for name in files if name not in wanted and _dated(name) not in left_out]
-    words = f"all {counted(equal, 'file')} are those of the undisturbed runs" if equal else "no file can be compared"
-    words += f"; {len(left_out)} left out, because undisturbed runs differ there" if left_out else ""
+    words = f"{counted(equal, 'file')}, each as in the undisturbed runs" if equal else "no file can be compared"
+    words += f"; {len(left_out)} left out, because {_why(references)}" if left_out else ""
     words += f"; and {counted(len(more), 'more file')}, like {min(more)}" if more else ""
     return (True if equal else None), words
 
@@ -50,6 +50,10 @@ def _one(references: Sequence[Written], file: Written) -> tuple[bool | None, str
     if len(sums) > 1:
         return None, ""
     return False, "its bytes are others"
+
+
+def _why(references: Sequence[Files]) -> str:
+    return "undisturbed runs differ there" if len(references) > 1 else "numbers in it may be times"
 
 
 def _dated(name: str) -> str:
