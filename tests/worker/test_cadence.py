@@ -138,7 +138,7 @@ def test_what_is_not_finite_between_two_commits_is_noticed_at_the_next(tmp_path:
 
 @pytest.mark.parametrize(("step_s", "commit_s"), [(0.01, 0.06), (0.1, 0.2), (0.5, 0.01), (0.02, 1.5)])
 def test_a_sparing_cadence_keeps_to_the_cost_from_the_first_commit_on(step_s: float, commit_s: float) -> None:
-    """At each commit but the first, all of them together took 1 % of the time since the first, or are the second one."""
+    """From the third commit on, all but the first have taken 1 % of the time since the first."""
     clock = Clock()
     cadence = Cadence(Settings.load({}, cwd="/", env={}), sparing=True, clock=clock)
     since, spent, begun, commits = 0, 0.0, 0.0, 0
