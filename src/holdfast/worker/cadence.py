@@ -105,13 +105,13 @@ class Cadence:
 
     def _near(self, now: float) -> bool:
         """One step more, and the work since the last commit would be more than a fault may cost."""
-        young = 0.0 if self._sparing else self._ramp
+        least = min(self._ramp, self.interval)
         if self._sparing and self._began is not None:
-            young = self.interval
             afforded = self._spent + (self.commit_s or 0.0) <= self._share * (now - self._began)
             if not afforded and not self._lose_set:
                 return False
-        return now - self._last + (self.step_s or 0.0) >= min(young, self.interval)
+            least = self.interval
+        return now - self._last + (self.step_s or 0.0) >= least
 
     def begin(self) -> None:
         """Everything is committed as it is now. A sparing cadence counts from here; a first commit does the same."""

@@ -157,7 +157,7 @@ class Engine:
         due = self._cadence.due(self._step - self._at)
         if self._rehearse is not None and self._marks >= 2:
             self._rehearsal(frame)
-        elif due or self._keep is None:
+        elif due or self._keep is None or self._keep.stop_requested:
             self._commit(places.stack(frame))
 
     def _give_up(self, reason: str) -> None:
