@@ -25,14 +25,14 @@ def test_an_unchanged_script_that_is_killed_is_compared_with_itself(tmp_path: Pa
     folder = tmp_path / "job"
     folder.mkdir()
     shutil.copy(SCRIPTS / "exact_script.py", folder / "train.py")
-    words = ["--references", "1", "--faults", "sigkill@14", "--json", "--", sys.executable, "train.py", "2"]
+    words = ["--references", "1", "--faults", "sigkill@32", "--json", "--", sys.executable, "train.py", "4"]
     done = holdfast("chaos", *words, cwd=folder, timeout=1700.0)
     assert done.code == 0, done.err
     receipt = done.json["receipt"]
     assert (receipt["faults_planned"], receipt["faults_injected"], receipt["survived"]) == (1, 1, True)
-    assert receipt["exact"] and receipt["exact_rehearsed"] and receipt["steps"] == 20
+    assert receipt["exact"] and receipt["exact_rehearsed"] and receipt["steps"] == 40
     assert (receipt["weights_equal"], receipt["lines_equal"], receipt["files_equal"]) == (True, True, True), receipt
-    assert receipt["lines_why"].startswith("22 lines, each as") and receipt["files_why"].startswith("2 files, each as")
+    assert receipt["lines_why"].startswith("44 lines, each as") and receipt["files_why"].startswith("2 files, each as")
     assert sorted(path.name for path in folder.iterdir()) == ["runs", "train.py"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job"], "the copy is removed"
 
