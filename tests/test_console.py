@@ -47,6 +47,7 @@ TYPED_BY = {
     r"run -- (yolo|accelerate)": ("supervisor/scripts/test_commands.py", '"yolo"'),
     r"notify \w+-": ("monitor/test_notify.py", '"notify"'),
     r"track \w+-|train .* track\.to=": ("monitor/trackers/test_tracker_delivery.py", '"track"'),
+    r"chaos -- ": ("cli/test_chaos_command.py", '"chaos"'),
     r"chaos \S+ --faults": ("workloads/eeg/test_runs.py", '"--faults"'),
 }
 """`holdfast …` that a test of its own types, with the machinery around it: a bucket, two machines, a card."""

@@ -157,3 +157,25 @@ def test_what_is_not_finite_between_two_commits_is_noticed_at_the_next(tmp_path:
         run(tmp_path, train, snapshot__every="8")
     if bad == "loss":
         assert "step 5" in str(raised.value)
+
+
+@pytest.mark.parametrize(("step_s", "commit_s"), [(0.01, 0.06), (0.1, 0.2), (0.5, 0.01), (0.02, 1.5)])
+def test_a_sparing_cadence_keeps_to_the_cost_from_the_first_commit_on(step_s: float, commit_s: float) -> None:
+    """From the third commit on, all but the first have taken 1 % of the time since the first."""
+    clock = Clock()
+    cadence = Cadence(Settings.load({}, cwd="/", env={}), sparing=True, clock=clock)
+    since, spent, begun, commits = 0, 0.0, 0.0, 0
+    for _ in range(int(400 / step_s)):
+        clock.now += step_s
+        since += 1
+        if not cadence.due(since):
+            continue
+        commits += 1
+        since = 0
+        if commits > 2:
+            assert spent + commit_s <= 0.0101 * (clock.now - begun), commits
+        clock.now += commit_s
+        cadence.taken(commit_s)
+        spent += commit_s if commits > 1 else 0.0
+        begun = begun or clock.now
+    assert commits >= min(400.0 / (100 * commit_s), 100) / 2, "it commits as often as the cost allows"

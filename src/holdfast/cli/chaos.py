@@ -3,6 +3,7 @@
     holdfast chaos my_script.py                                       a few random faults
     holdfast chaos my_script.py --faults sigkill@40,hang@60:backward  these, at these steps and phases
     holdfast chaos my_script.py --random 20 --seed 3                  twenty, drawn by seed
+    holdfast chaos -- python train.py                                 an unchanged script under `run --exact`, killed
 
 The reference is run first, twice: a job that is not deterministic by itself is told so.
 """
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.base.errors import ExitCode
-from holdfast.cli import summary
-from holdfast.console.order import add_device, add_script_arguments, read_order
+from holdfast.cli import chaos_command, summary
+from holdfast.console.order import add_device, add_words, read_order
 from holdfast.console.output import Output, add_flags, counted, duration
 from holdfast.console.usage import Parser, UsageError
 
@@ -39,12 +40,19 @@ examples:
   holdfast chaos my_script.py --faults sigkill@40,hang@60:backward
                                                       these faults, at a step and a phase
   holdfast chaos my_script.py --random 20 --seed 3    twenty random faults, drawn with seed 3
+  holdfast chaos -- python train.py --epochs 1        an unchanged script under `holdfast run --exact`,
+                                                      killed at random steps
 
 It trains the script without faults, trains it again with faults, and compares: steps repeated, steps lost, seconds
-lost, and whether the weights are equal.
+lost, and whether the weights are equal. Of a command after `--` it also compares what it prints and the files it
+writes; each run begins in a copy of the current folder.
 """,
     )
-    add_script_arguments(parser)
+    parser.add_argument(
+        "script", metavar="SCRIPT", nargs="?",
+        help="a Python file with `def train(session)`, or a workload such as eeg; or none, and a command after `--`",
+    )  # fmt: skip
+    add_words(parser)
     add_device(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--faults", metavar="KIND[@STEP][:PHASE],…", help="the faults to inject")
@@ -60,7 +68,7 @@ lost, and whether the weights are equal.
         help="train one reference beside the run with faults: quicker where cores and memory are free; needs --faults",
     )  # fmt: skip
     add_flags(parser, plain=True, progress=True)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, script_argv=[])
     return parser
 
 
@@ -70,6 +78,14 @@ def run(args: argparse.Namespace) -> int:
     from holdfast.testing import experiment
 
     output = Output.from_args(args)
+    if args.script_argv:
+        return chaos_command.run(args, output, FEW)
+    if args.script is None:
+        raise UsageError(
+            "no script was given",
+            command="chaos",
+            tips=["name a script, or write a command after `--`: `holdfast chaos -- python train.py`"],
+        )
     if args.at_once and not args.faults:
         raise UsageError(
             "--at-once needs --faults",

@@ -5,16 +5,19 @@
     holdfast run --resume-with '--ckpt {checkpoint}' -- python train.py
 
 What the script prints, reads and returns passes through untouched. Lines of ours go to stderr and begin with
-`holdfast`; where stderr is no terminal, there are none unless something happened.
+`holdfast`; where stderr is no terminal, there are none unless something happened. With --json what the script prints to
+stdout goes to stderr, and stdout has the receipt.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +53,7 @@ examples:
                                                 set a holdfast setting (its name has a dot)
 
 The command restarts from its own newest checkpoint, on another device if necessary. holdfast passes on the command's
-own errors, output and exit code.
+own errors, output and exit code. With --json, its stdout goes to stderr and the receipt to stdout.
 """,
     )
     parser.add_argument(
@@ -88,9 +91,6 @@ def run(args: argparse.Namespace) -> int:
 
     output = Output.from_args(args)
     command = list(args.script_argv)
-    if output.as_json:
-        tips = ["use `holdfast show latest --json` afterwards"]
-        raise UsageError("`holdfast run` has no --json, because stdout belongs to the script", command="run", tips=tips)
     if not command:
         tips = ["write the command after `--`: `holdfast run -- python train.py`"]
         raise UsageError("no command was given", command="run", tips=tips)
@@ -168,14 +168,33 @@ def conduct(folder: RunFolder, order: Order, settings: Settings, output: Output)
             folder.append(Event.now("note", text=problem))
             output.note(f"! {problem}")
     try:
-        with Stage(folder, settings) as stage:
+        with _own_stdout(output), Stage(folder, settings) as stage:
             stage.gate = Gate() if order.exact else None
             first = stage.first(order)
             outcome, shown = _supervise(folder, order, settings, output, stage, first)
     finally:
         folder.close()
     shown.conclude(outcome)
+    if output.as_json:
+        from holdfast.cli.run_facts import Look
+
+        output.json({**Look(folder).result(), "error": outcome.error.to_json() if outcome.error else None})
     return int(outcome.exit_code)
+
+
+@contextlib.contextmanager
+def _own_stdout(output: Output) -> Iterator[None]:
+    """With --json stdout has one object and nothing else: what the script prints there goes to stderr."""
+    if not output.as_json:
+        yield
+        return
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _supervise(

@@ -30,6 +30,9 @@ from holdfast.state.slots import Arena
 from holdfast.worker.cadence import Cadence
 from holdfast.worker.worker import map_file
 
+ANSWERS = 180.0
+"""Seconds that the supervisor has to answer a script that attaches itself. It starts a process for it first, which
+takes most of a minute on a machine with ten times more work than cores. The connection of a dead one closes at once."""
 ENDED_TO_STOP = 75
 """The exit code of a script that was asked to stop and has handed its state out."""
 
@@ -66,6 +69,12 @@ class Outside:
             return arena.slots[commit.slot].payload(commit.size)
         return map_file(Path(self._checkpoint)) if self._checkpoint else None
 
+    def commits(self) -> list[memoryview]:
+        """What the slots still hold, the newest first."""
+        read = [(commit, slot) for arena in self._arenas for slot in arena.slots if (commit := slot.read()) is not None]
+        read.sort(key=lambda pair: pair[0].sequence, reverse=True)
+        return [slot.payload(commit.size) for commit, slot in read]
+
     def committed(self, step: int) -> None:
         return None
 
@@ -91,7 +100,7 @@ def connect() -> Outside | None:
         board = Board.open_path(Path(folder) / "board")
         channel = connect_back(int(port), token)
         channel.send({"kind": "attach"})
-        told, _ = channel.receive(30.0)
+        told, _ = channel.receive(ANSWERS)
     except (OSError, ValueError, Closed) as error:
         raise InternalError("the supervisor of `holdfast run` does not answer", cause=str(error)) from None
     board.identify(os.getpid())

@@ -168,7 +168,7 @@ def _train(
         env[VARIABLE] = str(plan)
     before = set(_folders(runs))
     with tempfile.TemporaryDirectory(prefix="holdfast-chaos-state-") as state:
-        env[STATE] = str(_own_ledger(Path(state)))
+        env[STATE] = str(own_ledger(Path(state)))
         summary, code = _command(["train", str(script), *words, f"run.folder={runs}", "--json"], env, left_s, started)
         resumes = 0
         while summary is None and code < 0 and resumes < MAX_RESUMES:
@@ -184,7 +184,7 @@ def _train(
     return summary
 
 
-def _own_ledger(folder: Path) -> Path:
+def own_ledger(folder: Path) -> Path:
     """A copy of the user's ledger: each run knows what is known, and no injected fault is held against a device."""
     seal.key()  # what is made here can be resumed by the user, who has the same one
     for name in (LEDGER, TUNING, seal.KEY):
@@ -240,7 +240,7 @@ def _compare(summary: dict[str, Any], references: list[dict[str, Any]], *, injec
     sha256 = receipt.get("weights_sha256")
     receipt["faults_planned"], receipt["faults_injected"] = planned, injected
     receipt["reference_sha256"] = references[0]["receipt"]["weights_sha256"] if references else None
-    receipt["weights_equal"], receipt["why"] = _verdict(digests, len(references), sha256)
+    receipt["weights_equal"], receipt["why"] = weights_verdict(digests, len(references), sha256)
     folders = [Path(reference["folder"]) for reference in references]
     numbers = logged.read(Path(summary["folder"])) if sha256 is not None else {}
     receipt["logged_equal"], receipt["logged_why"] = logged.compare([logged.read(each) for each in folders], numbers)
@@ -256,7 +256,7 @@ def _compare(summary: dict[str, Any], references: list[dict[str, Any]], *, injec
         )
 
 
-def _verdict(digests: set[str | None], references: int, sha256: str | None) -> tuple[bool | None, str]:
+def weights_verdict(digests: set[str | None], references: int, sha256: str | None) -> tuple[bool | None, str]:
     if sha256 is None:
         return False, "the run with faults did not finish"
     if references == 0:

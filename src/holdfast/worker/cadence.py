@@ -11,6 +11,9 @@ time, they come as often as that allows, unless the user has set `snapshot.lose`
 commits more often: the time that makes commits and repeated work together cheapest is sqrt(2 c M), for commits that
 take c and faults that come every M seconds. A worker begins with a commit after its first step and doubles the
 distance from there, which measures the commits and soon shows that a new worker gets on.
+
+A `sparing` cadence does not do that: all commits after the first together stay within `snapshot.cost` of the time since
+then. It is for a process whose commits are dear and that follows no fault.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ class Cadence:
         settings: Settings,
         *,
         together: bool = False,
+        sparing: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         snapshot = settings.snapshot
@@ -59,6 +63,10 @@ class Cadence:
         self._clock = clock
         self._ramp = 0.0
         """The distance a young worker has come to."""
+        self._sparing = sparing
+        self._began: float | None = None
+        self._spent = 0.0
+        """Of a sparing cadence: when its first commit was over, and seconds that all later ones took."""
         self._last = self._boundary = clock()
         self.commit_s: float | None = None
         self.step_s: float | None = None
@@ -105,13 +113,27 @@ class Cadence:
 
     def _near(self, now: float) -> bool:
         """One step more, and the work since the last commit would be more than a fault may cost."""
-        return now - self._last + (self.step_s or 0.0) >= min(self._ramp, self.interval)
+        least = min(self._ramp, self.interval)
+        if self._sparing and self._began is not None:
+            afforded = self._spent + (self.commit_s or 0.0) <= self._share * (now - self._began)
+            if not afforded and not self._lose_set:
+                return False
+            least = self.interval
+        return now - self._last + (self.step_s or 0.0) >= least
+
+    def begin(self) -> None:
+        """Everything is committed as it is now. A sparing cadence counts from here; a first commit does the same."""
+        self._began = self._last = self._boundary = self._clock()
 
     def taken(self, seconds: float) -> None:
         """A commit has taken `seconds` of the training's time."""
+        if self._sparing and self._began is None:
+            self.begin()
+            return
         now = self._clock()
+        self._spent += seconds
         self._warm += 1
-        if self._warm > 2:  # the first ones lay out the slots, which is done once
+        if self._warm > 2 or self._sparing:  # the first ones lay out the slots, which is done once
             self._commits.append(seconds)
             self.commit_s = _middle(self._commits)
         self._ramp = min(self.interval, 2.0 * (now - self._last))

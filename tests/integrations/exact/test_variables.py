@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 import json
 import random
 import sys
@@ -152,3 +153,62 @@ def test_another_place_is_refused() -> None:
     saved = Saved(sys._getframe())
     with pytest.raises(Different, match="another place"):
         saved.put_back(sys._getframe())
+
+
+class Stage(enum.Enum):
+    WARM, COOL = 1, 2
+
+
+class Part(enum.Flag):
+    HEAD, BODY, TAIL = 1, 2, 4
+
+
+def test_members_of_an_enum_are_put_back_and_stay_what_they_are() -> None:
+    saves: list[Saved] = []
+    turns, stage, part = iter([0, 1]), Stage.WARM, Part.HEAD | Part.TAIL
+    held = {"stage": Stage.WARM}
+    while True:
+        turn = outside_turn(turns)
+        led_except(saves, sys._getframe(), turn, {"saves", "turns", "turn"})
+        if turn == 1:
+            break
+        stage, part = Stage.COOL, Part.BODY
+        held["stage"] = Stage.COOL
+    assert stage is Stage.WARM and held["stage"] is Stage.WARM and part == Part.HEAD | Part.TAIL
+    assert Stage.COOL.value == 2 and Part.BODY.value == 2
+
+
+def test_a_scaler_knows_again_what_it_found_of_each_optimizer() -> None:
+    """Saved between `unscale_` and `update`: one optimizer has found an inf and must not step, the other has none."""
+    saves: list[Saved] = []
+    first, second = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    one, two = torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.SGD(second.parameters(), lr=0.1)
+    scaler, off = torch.amp.GradScaler("cpu", init_scale=8.0), torch.amp.GradScaler("cpu", enabled=False)
+    turns = iter([0, 1])
+    while True:
+        turn = outside_turn(turns)
+        if turn == 0:
+            scaler.scale(first(torch.full((1, 2), float("inf"))).sum()).backward()
+            scaler.scale(second(torch.ones(1, 2)).sum()).backward()
+            scaler.unscale_(one)
+            scaler.unscale_(two)
+        led_except(saves, sys._getframe(), turn, {"saves", "turns", "turn", "first", "second"})
+        if turn == 1:
+            break
+        scaler.step(one)
+        scaler.step(two)
+        scaler.update()
+        assert scaler.get_scale() == 4.0
+        one.zero_grad()
+        scaler.scale(first(torch.ones(1, 2)).sum()).backward()
+        scaler.unscale_(one)  # another process in its first step: no inf, and the other optimizer is not unscaled
+    states = scaler._per_optimizer_states
+    assert states.keys() == {id(one), id(two)} and scaler.get_scale() == 8.0 and not off.is_enabled()
+    assert [sum(each.item() for each in states[id(each)]["found_inf_per_device"].values()) for each in (one, two)] == [
+        1.0,
+        0.0,
+    ]
+    with pytest.raises(RuntimeError, match="already been called"):
+        scaler.unscale_(two)
+    scaler.update()
+    assert scaler.get_scale() == 4.0

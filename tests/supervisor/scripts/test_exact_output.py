@@ -65,3 +65,14 @@ def test_files_are_put_aside_once_for_a_commit(tmp_path: Path) -> None:
     log.write_bytes(b"")  # a set-up that empties it, killed before it is led back
     asides.put(7)
     assert Path(asides.found[str(log)]).read_bytes() == b"1\n2\n"
+
+
+def test_a_script_that_was_over_is_led_back_to_the_files_of_the_commit_before(tmp_path: Path) -> None:
+    """The commit that is taken as the script ends has no place and no sizes of files."""
+    log = tmp_path / "log"
+    log.write_bytes(b"1\n2\n3\n")
+    asides = Asides(tmp_path / "written")
+    asides.note(7, {str(log): 4})
+    asides.note(9, {str(log): 6})  # killed between this mark and its commit
+    asides.put(8)
+    assert log.read_bytes() == b"1\n2\n" and list(asides.found) == [str(log)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
@@ -48,6 +49,14 @@ def test_both_streams_are_the_same_bytes(tmp_path: Path) -> None:
     ran = under_run(tmp_path, command=command)
     assert (ran.code, ran.out, ran.err) == (0, alone.stdout, alone.stderr)
     assert ran.run is not None and (ran.run.path / "output.log").stat().st_size == len(ran.out) + len(ran.err)
+
+
+def test_with_json_stdout_has_one_object_and_the_script_prints_to_stderr(tmp_path: Path) -> None:
+    code = "import os\nos.write(1, b'out\\n')\nos.write(2, b'err\\n')\nraise SystemExit(3)"
+    ran = under_run(tmp_path, command=python(tmp_path, code), settings=("--json",))
+    said = json.loads(ran.out)
+    assert (ran.code, said["exit_code"], said["state"]) == (3, 3, "FAILED")
+    assert sorted(ran.err.splitlines()) == [b"err", b"out"] and said["receipt"]["steps"] == 0
 
 
 @pytest.mark.all

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import enum
 import functools
 import itertools
 import json
@@ -32,6 +33,7 @@ from holdfast.integrations.exact import frames as places
 from holdfast.integrations.exact.constants import LARGE, Constants
 from holdfast.integrations.exact.loaders import begun_json, created_json, is_loader_iterator
 from holdfast.integrations.exact.ours import is_own, library
+from holdfast.integrations.exact.packages import Packages
 
 MOST_NODES = 300_000
 MOST_DEPTH = 80
@@ -111,9 +113,15 @@ class Capture:
         """Objects made on the way: a number of `id` is theirs as long as they live."""
         self.writers: list[Any] = []
         """Objects that write to files, and may have something in a buffer."""
+        self._optimizers: set[int] = set()
+        self._scalers: list[tuple[list[Any], Any, str]] = []
+        """GradScalers whose optimizers are looked up once everything else was walked."""
         self._in_data = 0
 
     def text(self) -> str:
+        """The nodes. Call it after all frames and modules: what scalers hold of optimizers is added here."""
+        while self._scalers:
+            self._scaler_states(*self._scalers.pop())
         return json.dumps(self.nodes, separators=(",", ":"))
 
     def has(self, value: Any) -> bool:
@@ -125,10 +133,10 @@ class Capture:
     def frames(self, found: list[types.FrameType]) -> list[Any]:
         return [self._frame(frame, frame.f_code.co_name) for frame in found]
 
-    def modules(self) -> list[Any]:
+    def modules(self, packages: Packages) -> list[Any]:
         """Variables of the modules that are the script's own, `__main__` aside."""
         names = sorted(name for name in tuple(sys.modules) if name != "__main__" and is_own(name))
-        return [[name, self._names(vars(sys.modules[name]), name)] for name in names]
+        return [[name, self._names(vars(sys.modules[name]), name)] for name in packages.saved(names)]
 
     def _frame(self, frame: types.FrameType, path: str) -> list[Any]:
         path = "" if path == "<module>" else path
@@ -311,6 +319,7 @@ class Capture:
         return ["random", self.value(state, f"{path}.state")]
 
     def _optimizer(self, value: torch.optim.Optimizer, path: str) -> list[Any]:
+        self._optimizers.add(id(value))
         names = {name: each for name, each in vars(value).items() if name not in _OPTIMIZER and not _hooks(name)}
         return ["object", _class_name(value), self._names(names, path)]
 
@@ -331,7 +340,22 @@ class Capture:
 
     def _scaler(self, value: Any, path: str) -> list[Any]:
         names = {name: each for name, each in vars(value).items() if name != "_per_optimizer_states"}
-        return ["object", _class_name(value), self._names(names, path)]
+        states: list[Any] = []
+        self._scalers.append((states, value, path))
+        return ["scaler", _class_name(value), self._names(names, path), states]
+
+    def _scaler_states(self, states: list[Any], value: Any, path: str) -> None:
+        """What it holds of each optimizer since the last `update()`: infs that were found, and unscaled or stepped.
+
+        The keys are numbers of `id`, which another process does not have: the optimizer's own node stands for it.
+        """
+        for number, state in getattr(value, "_per_optimizer_states", {}).items():  # one that is off has none
+            if number in self._optimizers:  # else the script has no such optimizer any more
+                states.append([["@", self._index[number]], self.value(state, f"{path}.optimizer{len(states)}")])
+
+    def _enum(self, value: enum.Enum, path: str) -> list[Any]:
+        known = value.name in type(value).__members__
+        return ["enum", _class_name(value), value.name if known else None, None if known else value.value]
 
     def _dataset(self, value: Any, path: str) -> list[Any]:
         self._in_data += 1
@@ -452,6 +476,7 @@ _FAMILIES: tuple[tuple[Any, Callable[[Capture, Any, str], list[Any]]], ...] = (
     (torch.nn.Module, Capture._module),
     (torch.optim.Optimizer, Capture._optimizer),
     (torch.amp.grad_scaler.GradScaler, Capture._scaler),
+    (enum.Enum, Capture._enum),
     (torch.Generator, Capture._torch_generator),
     ((np.random.Generator, np.random.BitGenerator), Capture._numpy_generator),
     (np.random.RandomState, Capture._numpy_random_state),

@@ -10,6 +10,8 @@ the same functions, at the same instruction of each. That is its first step as a
 from __future__ import annotations
 
 import atexit
+import contextlib
+import gc
 import hashlib
 import json
 import os
@@ -17,7 +19,7 @@ import sys
 import time
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +35,14 @@ from holdfast.integrations.exact.capture import Capture, Unsaved
 from holdfast.integrations.exact.constants import Constants
 from holdfast.integrations.exact.digest import digest
 from holdfast.integrations.exact.models import find_models
+from holdfast.integrations.exact.packages import Packages
 from holdfast.integrations.exact.restore import Different, Restore
 from holdfast.integrations.outside import Keep, Outside, connect
 from holdfast.state.layout import read_meta
 from holdfast.worker.cadence import Cadence
 from holdfast.worker.worker import map_file
 
-GIVES_WAY = 30.0
+GIVES_WAY = 120.0
 """Seconds that the supervisor has to answer before the script goes on without protection."""
 NOT_LED = 75
 LATE, MOST_MILESTONES = 5.0, 64
@@ -68,7 +71,14 @@ class Engine:
     def __init__(self, outside: Outside, told: dict[str, Any]) -> None:
         self._outside = outside
         self._constants = Constants()
-        self._cadence = Cadence(outside.settings)
+        self._packages = Packages()
+        self._after = -1
+        """The number of the newest commit, where this process goes on from an earlier one."""
+        payload = self._last_place()
+        self._trail: list[list[Any]] = [list(row) for row in told.get("trail") or ()]
+        """Of the rehearsal: step and digest of each step that the process before made after its last commit."""
+        after_fault = payload is not None and not self._trail
+        self._cadence = Cadence(outside.settings, sparing=not after_fault)
         self._asides: dict[str, Any] = dict(told.get("files") or {})
         self._writers: list[Any] = []
         self._unsaved: dict[str, str] = {}
@@ -88,18 +98,25 @@ class Engine:
         self._milestones = 0
         self._here = ""
         self._since = time.perf_counter()
-        self._trail: list[list[Any]] = [list(row) for row in told.get("trail") or ()]
-        """Of the rehearsal: step and digest of each step that the process before made after its last commit."""
         self._rehearse: dict[str, Any] | None = told.get("rehearse")
         self._mine = os.getpid()
         self._spent = 0.0
         self._commits = 0
         self._first: float | None = None
-        """When the first step was over, and seconds of the steps since then that commits have taken."""
-        payload = outside.newest()
+        """When the first commit was over or the process was led back; seconds that later commits took are `_spent`."""
         if payload is not None:
             self._plan(payload)
         atexit.register(self._at_exit)
+
+    def _last_place(self) -> memoryview | None:
+        """The newest commit. One that was taken as the script ended has no place: then it is the one before."""
+        newest = self._outside.newest()
+        session = read_meta(newest)["session"] if newest is not None else {}
+        if "place" not in session or session["place"] is not None:
+            return newest
+        self._after = int(session["sequence"])
+        placed = (each for each in self._outside.commits() if read_meta(each)["session"].get("place") is not None)
+        return next(placed, newest)
 
     def _plan(self, newest: memoryview) -> None:
         """The way to the newest commit: by way of the last commit of each loop that came before."""
@@ -140,7 +157,7 @@ class Engine:
         due = self._cadence.due(self._step - self._at)
         if self._rehearse is not None and self._marks >= 2:
             self._rehearsal(frame)
-        elif due or self._keep is None:
+        elif due or self._keep is None or self._keep.stop_requested:
             self._commit(places.stack(frame))
 
     def _give_up(self, reason: str) -> None:
@@ -162,7 +179,7 @@ class Engine:
             models = find_models(self._optimizers)
             owned = {id(tensor) for module in models for tensor in module.state_dict(keep_vars=True).values()}
             capture = Capture(owned, self._constants)
-            rows = {"frames": capture.frames(found), "modules": capture.modules()}
+            rows = {"frames": capture.frames(found), "modules": capture.modules(self._packages)}
             gone = [each for each in self._optimizers if not capture.has(each)]
             if not gone or len(gone) == len(self._optimizers):
                 return capture, json.dumps(rows, separators=(",", ":"))
@@ -171,11 +188,13 @@ class Engine:
 
     def _look(self, found: list[types.FrameType]) -> Keep:
         """Everything as it is now, ready to be committed."""
-        capture, rows = self._capture(found)
+        with _no_collection():
+            capture, rows = self._capture(found)
+            graph = capture.text()
         models = find_models(self._optimizers)
         self._constants.settle()
         self._unsaved, self._writers = capture.unsaved, capture.writers
-        self._script.state = {"graph": capture.text(), "rows": rows, "tensors": capture.tensors}
+        self._script.state = {"graph": graph, "rows": rows, "tensors": capture.tensors}
         objects = [*models, *self._optimizers]
         if self._keep is None or self._kept != [id(each) for each in objects]:
             self._keep = self._new_keep(models)
@@ -200,7 +219,8 @@ class Engine:
         mark = self._mark(keep)
         more: dict[str, Any] = {"place": place, "mark": mark, "optimizers": len(self._optimizers)}
         more |= {"seen": self._seen, "milestones": self._milestones}
-        keep.commit(step=self._step, samples=0, **more)
+        keep.step = self._step
+        keep.commit(**more)
         self._at = self._step
         took = time.perf_counter() - began
         self._cadence.taken(took)
@@ -261,11 +281,13 @@ class Engine:
                 raise Different(f"{target.get('optimizers')} optimizers were in use, and here {len(self._optimizers)}")
             return
         keep.restore(payload)
+        keep.start_after(max(keep.next_sequence - 1, self._after))
         state = self._script.state
         tensors = state["tensors"]
         rows = json.loads(state["rows"])
         restore = Restore(json.loads(state["graph"]), tensors.__getitem__, self._constants)
         restore.modules(rows["modules"])
+        self._packages.changed(name for name, _ in rows["modules"])
         restore.frames(rows["frames"], found)
         self._step = self._at = int(target["step"])
         self._targets.pop(0)
@@ -277,6 +299,8 @@ class Engine:
         self._seen, self._milestones = list(target.get("seen") or ()), int(target.get("milestones") or 0)
         _flush()
         self._ask("reached", mark=str(target["mark"]), step=self._step)
+        self._cadence.begin()
+        self._first = time.perf_counter()
         self._outside.board.enter(Phase.LOOP)
 
     # -- the rehearsal -------------------------------------------------------------------------------------
@@ -326,7 +350,8 @@ class Engine:
         self._off = True
         if sys.exc_info()[0] is None and getattr(sys, "last_value", None) is None:
             self._script.state = {"graph": "[]", "rows": "[]", "tensors": {}}
-            self._keep.commit(step=self._step, samples=0, place=None, mark=None, optimizers=len(self._optimizers))
+            self._keep.step = self._step
+            self._keep.commit(place=None, mark=None, optimizers=len(self._optimizers))
         self._keep.flush()
         trained = time.perf_counter() - (self._first or time.perf_counter())
         cost = {"commits": self._commits, "spent_s": round(self._spent, 4), "trained_s": round(trained, 3)}
@@ -339,6 +364,18 @@ def _milestone(number: int) -> Path:
 
 def _numbered(name: str, at: int) -> str:
     return name if at == 0 else f"{name}_{at + 1}"
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's collector would walk all objects of the process because of the many that are made here."""
+    wanted = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if wanted:
+            gc.enable()
 
 
 def _flush() -> None:

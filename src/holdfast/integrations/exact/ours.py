@@ -8,6 +8,8 @@ import os
 import sys
 import sysconfig
 
+_OURS = ("holdfast", "_holdfast_hook", "_holdfast_exact", "_holdfast_weights", "sitecustomize")
+
 
 def library(module: str | None) -> str:
     return str(module or "").partition(".")[0]
@@ -19,11 +21,11 @@ def is_own(name: str) -> bool:
     return name == "__main__" or _is_own(name)
 
 
-@functools.lru_cache(4096)
+@functools.cache  # asked of all that is imported, at each commit
 def _is_own(name: str) -> bool:
     module = sys.modules.get(name)
     path = getattr(module, "__file__", None)
-    if not path or library(name) in ("holdfast", "_holdfast_hook", "_holdfast_exact", "sitecustomize"):
+    if not path or library(name) in _OURS:
         return False
     path = os.path.abspath(path)
     if any(path.startswith(folder) for folder in _folders()) or "site-packages" in path:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import enum
 import pathlib
 import sys
 import types
@@ -369,6 +370,26 @@ class Restore:
                 _set_attribute(now, name, made)
         return now
 
+    def _scaler(self, node: list[Any], now: Any, path: str, number: int) -> Any:
+        made = self._object(node, now, path, number)
+        states = getattr(made, "_per_optimizer_states", {})
+        have = dict(states)
+        states.clear()
+        for saved, state in node[3]:
+            optimizer = self.value(saved, _NOTHING, f"{path}.optimizer")
+            known = have.get(id(optimizer), _NOTHING)
+            states[id(optimizer)] = self.value(state, known, f"{path}.optimizer{len(states)}")
+        return made
+
+    def _enum(self, node: list[Any], now: Any, path: str, number: int) -> Any:
+        """A member of the class of the one that is there now, or of one of the script's classes."""
+        kind = type(now)
+        if f"{kind.__module__}:{kind.__qualname__}" != node[1]:
+            kind = _class_of(str(node[1]))
+        if not isinstance(kind, enum.EnumMeta):
+            raise Different(f"{path} ({node[1]}) is made later than in the first step")
+        return kind(node[3]) if node[2] is None else kind.__members__[node[2]]  # a sum of flags has no name
+
     def _torch_random(self, node: list[Any], now: Any, path: str, number: int) -> Any:
         made = now if isinstance(now, torch.Generator) else torch.Generator()
         made.set_state(self._read(str(node[1])).cpu().clone())
@@ -420,13 +441,15 @@ _NODES: dict[str, Callable[[Restore, list[Any], Any, str, int], Any]] = {
     "partial": Restore._partial,
     "class": Restore._class,
     "object": Restore._object,
+    "scaler": Restore._scaler,
+    "enum": Restore._enum,
     "torch_random": Restore._torch_random,
     "numpy_random": Restore._numpy_random,
     "numpy_random_state": Restore._numpy_random_state,
     "random": Restore._random,
 }
 
-_IN_PLACE = frozenset(("list", "dict", "set", "deque", "tensor", "array", "object"))
+_IN_PLACE = frozenset(("list", "dict", "set", "deque", "tensor", "array", "object", "scaler"))
 
 _LEAVES: dict[str, Callable[[list[Any]], Any]] = {
     "bytes": lambda saved: base64.b64decode(saved[1]),
@@ -471,15 +494,22 @@ def _new_dict(name: str, path: str) -> Any:
 def _new_object(name: str, path: str) -> Any:
     """An object of one of the script's own classes, or of a layer of torch, without a call of its constructor."""
     module, _, qualified = name.partition(":")
-    found: Any = sys.modules.get(module)
-    for part in qualified.split("."):
-        found = getattr(found, part, None)
+    found = _class_of(name)
     if not isinstance(found, type) or not (is_own(module) or module.startswith("torch.nn.modules.")):
         raise Different(f"{path} ({qualified}) is made later than in the first step")
     made: Any = object.__new__(found)
     if issubclass(found, torch.nn.Module):
         torch.nn.Module.__init__(made)
     return made
+
+
+def _class_of(name: str) -> Any:
+    """The class of this name in a module that is imported; None where there is none."""
+    module, _, qualified = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in qualified.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 def _set_attribute(target: Any, name: str, value: Any) -> None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from holdfast.base.channel import Channel
 
-GREETING = 2.0
-"""Seconds somebody who knocks has to say the word."""
+GREETING = 10.0
+"""Seconds somebody who knocks has to say the word: a script on a busy machine may be halted just then."""
 
 
 class Door:

@@ -42,7 +42,8 @@ class Asides:
             return
         self.found = {}
         remove(self._folder)
-        known = self._sizes.get(sequence, {})
+        noted = max((each for each in self._sizes if each <= sequence), default=None)  # a script's last commit is not
+        known = self._sizes[noted] if noted is not None else {}
         if known:
             with Folder.at(self._folder.parent) as run, run.below(self._folder.name, make=True) as folder:
                 for number, (path, size) in enumerate(known.items()):

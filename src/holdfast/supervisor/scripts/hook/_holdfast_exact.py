@@ -43,7 +43,8 @@ def _exact_step(optimizer, args, kwargs, getpid=os.getpid):
             _engine = _exact_module("engine").start() or False
         except Exception as error:
             _engine = False
-            _hook._write("exact.json", {"reason": "%s: %s" % (type(error).__name__, str(error)[:2000])})
+            cause = str(getattr(error, "cause", None) or type(error).__name__)
+            _hook._write("exact.json", {"reason": "%s (%s)" % (str(error)[:2000], cause[:2000])})
     if _engine is not False:
         _engine(optimizer, sys._getframe(1))
 

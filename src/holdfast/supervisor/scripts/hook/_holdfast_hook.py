@@ -64,15 +64,20 @@ def start():
 def _start_exact():
     """`holdfast run --exact`: the file beside this one hands out the whole state."""
     global _whole
+    _whole = _beside("_holdfast_exact")
+    _whole.start(sys.modules["_holdfast_hook"])
+
+
+def _beside(name):
+    """A file that lies beside this one."""
     import importlib.util
 
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_holdfast_exact.py")
-    spec = importlib.util.spec_from_file_location("_holdfast_exact", path)
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py")
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules["_holdfast_exact"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
-    module.start(sys.modules["_holdfast_hook"])
-    _whole = module
+    return module
 
 
 # -- following imports -------------------------------------------------------------------------------------------
@@ -136,6 +141,8 @@ def _torch_is_here(module):
     module.register_optimizer_step_post_hook(_after_step)
     if _whole is not None:
         _whole.torch_is_here(module)
+    if os.environ.get("HOLDFAST_WEIGHTS"):
+        _beside("_holdfast_weights").torch_is_here(module)
 
 
 def _open_board():
