@@ -44,6 +44,19 @@ def network() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
 
 
+def learner() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = network()
+    return model, torch.optim.Adam(model.parameters(), lr=1e-2)
+
+
+def update(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    """The body of an ordinary loop."""
+    loss = torch.nn.functional.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
 def once(name: str) -> bool:
     """True the first time it is asked, where the wish wants its fault at all; over restarts too."""
     path = HERE / f"{name}.came"
