@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from tests.supervisor.scripts.driving import SCRIPTS, by_itself, same_weights, under_run
+from tests.supervisor.scripts.driving import SCRIPTS, by_itself, same_weights, under_run, weights
 
 ATTACHED = Path(__file__).parent / "scripts"
 EPOCHS, BATCHES = 2, 12
@@ -106,6 +108,16 @@ def test_gradients_over_several_batches_and_generators_of_the_loader(tmp_path: P
     ran = under_run(tmp_path, script, EPOCHS, batches, fault="kill@5")
     assert ran.code == 0 and ran.faults == ["killed"], ran.story()
     assert same_weights(alone, tmp_path)
+
+
+def test_a_loop_without_epochs_is_committed_to_its_last_step(tmp_path: Path) -> None:
+    """`snapshot.every` is auto: the last second of the training is not one that a commit is due in."""
+    steps = 30
+    ran = under_run(tmp_path, ATTACHED / "one_pass.py", steps, patience=400.0)
+    assert ran.code == 0 and ran.run is not None, ran.story()
+    assert ran.receipt["steps"] == steps and ran.receipt["steps_repeated"] == 0
+    ended = load_file(ran.run.path / "final.safetensors")
+    assert all(torch.equal(ended[name], value) for name, value in weights(tmp_path).items())
 
 
 @pytest.mark.timeout(600)
