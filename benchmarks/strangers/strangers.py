@@ -200,11 +200,14 @@ def started(folder: Path, words: list[str], fault: str = "") -> tuple[int, str]:
     mine |= {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "HOLDFAST_STATE": str(folder / "state")}
     done = subprocess.run(
         words, cwd=folder, env={**os.environ, **mine, "NO_COLOR": "1"}, stdin=subprocess.DEVNULL, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT,
+        capture_output=True, text=True, timeout=LIMIT,
     )  # fmt: skip
+    said = (
+        done.stdout + done.stderr
+    )  # each by itself: a line of holdfast's may come in the middle of one of the script's
     with (folder / "printed.txt").open("a") as file:
-        file.write(done.stdout)
-    return done.returncode, done.stdout
+        file.write(said)
+    return done.returncode, said
 
 
 def ran(name: str, way: str, folder: Path, sources: Path) -> Ran:
