@@ -69,6 +69,7 @@ class AttachedLoader:
         if outside is None:
             return
         self._followed = follow(loader)
+        self._followed.on_note = lambda text: outside.send("note", text=text)
         if KEPT in named:
             raise UserError(f"`{KEPT}` is the name of what holdfast itself keeps", hints=["give it by another name"])
         self._keep = Keep(outside, {**named, "data": self._followed, KEPT: self._kept}, device)
