@@ -58,9 +58,11 @@ STRANGERS = """
 
 Each of these is the file of its project at the named commit, with the lines of holdfast that the docs ask for, under
 `holdfast run` on small data. `python benchmarks/strangers/strangers.py` takes it and applies the patch of that folder.
-*as it is*: the patched script prints the numbers of the original. The other columns compare the weights, bit for bit,
-and all numbers that it prints with those of its quiet run. It is killed five times, two of them in a row; the other
-faults come once. Each comes right after an update.
+*as it is*: the patched script prints the numbers of the original. For timm it prints others from the second epoch on,
+and a line of `holdfast run` says why: with `persistent_workers=True`, loader processes draw on from epoch to epoch, and
+those of a killed script cannot be restored, so they are new in each epoch. The other columns compare the weights, bit
+for bit, and all numbers that it prints with those of its quiet run. It is killed five times, two of them in a row; the
+other faults come once. Each comes right after an update.
 
 """
 OTHERS = ROOT / "benchmarks" / "results" / "strangers-cpu.json"
