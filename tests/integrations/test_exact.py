@@ -7,7 +7,9 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -149,3 +151,46 @@ def test_a_loader_that_hides_its_class_is_followed() -> None:
     followed = follow(loader)
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
     assert (followed.given, followed.passes) == (3, 1)
+
+
+class Noisy(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return index + torch.rand(())
+
+
+class Prefetching:
+    """As that of timm: it has the DataLoader inside."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.loader
+
+
+@pytest.mark.parametrize("around", [lambda loader: loader, Prefetching], ids=["itself", "inside"])
+def test_loader_processes_that_would_live_on_are_new_in_each_epoch(around: Callable[[Any], Any]) -> None:
+    """The random numbers of the second epoch are found again in its middle, by a process that had no first one."""
+    from holdfast.integrations.data import NEW_PROCESSES, follow
+
+    def made() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        loader = around(torch.utils.data.DataLoader(Noisy(), batch_size=2, num_workers=1, persistent_workers=True))
+        return loader, follow(loader)
+
+    notes: list[str] = []
+    loader, followed = made()
+    followed.on_note = notes.append
+    first, second = [batch.tolist() for batch in loader], []
+    for batch in loader:
+        second.append(batch.tolist())
+        followed.used = followed.given
+        if followed.used == 1:
+            state = followed.state_dict()
+    assert notes == [NEW_PROCESSES] and first != second
+    loader, again = made()
+    again.load_state_dict(state)
+    assert [batch.tolist() for batch in loader] == second[1:]
