@@ -74,7 +74,9 @@ def kill_at(step: int, at: int = KILL_AT) -> None:
 
 def shown(rank: int) -> None:
     """One more step of this rank, in a file that the driver looks at."""
-    (HERE / f"pid-{rank}").write_text(str(os.getpid()))
+    path = HERE / f"pid-{rank}"
+    path.with_suffix(".new").write_text(str(os.getpid()))
+    path.with_suffix(".new").replace(path)  # the driver reads it at any moment
     with (HERE / f"steps-{rank}").open("a", encoding="ascii") as file:
         file.write(".")
 

@@ -1,4 +1,4 @@
-"""pytorch#147064, reduced: two processes of torchrun with `--max-restarts`; the peer of one answers no more."""
+"""pytorch#147064, reduced: two processes of torchrun with `--max-restarts`, and one is lost."""
 
 import os
 
