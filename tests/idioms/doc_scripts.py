@@ -1,7 +1,8 @@
 """The scripts of docs/changing-on-the-way.md, as they are printed there.
 
 They call nothing of the kit. So the process is killed, or the run is asked to stop, after an update of an optimizer,
-and nothing comes back, or no memory is left, in the forward of a layer.
+and nothing comes back, or no memory is left, in the forward of the first layer after an update. Only that one counts:
+when memory runs out twice in one step, the batch is split, and a sum over halves has other bits.
 """
 
 from __future__ import annotations
@@ -27,10 +28,20 @@ def _add(title: str, script: str) -> None:
     def printed(session: Session) -> None:
         names: dict[str, Any] = {"__name__": "printed"}
         exec(compile(script, PAGE.name, "exec"), names)
-        hooks = [
-            register_optimizer_step_post_hook(lambda *_: moment(session)),
-            register_module_forward_hook(lambda *_: in_forward()),
-        ]
+        new_update = True
+
+        def updated(*_: Any) -> None:
+            nonlocal new_update
+            new_update = True
+            moment(session)
+
+        def forward(*_: Any) -> None:
+            nonlocal new_update
+            first, new_update = new_update, False
+            if first:
+                in_forward()
+
+        hooks = [register_optimizer_step_post_hook(updated), register_module_forward_hook(forward)]
         try:
             names["train"](session, **({"epochs": ENOUGH[title]} if title in ENOUGH else {}))
         finally:

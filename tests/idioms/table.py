@@ -45,7 +45,7 @@ run. *clear error*: the run stops and says why. A cell that says *DIFFERS* is a 
 
 An empty cell of *plain* has nothing to run; any other empty cell was not run. The rows that begin with *docs* are the
 scripts of [A training that changes on the way](changing-on-the-way.md), as they are printed there: they are killed, or
-asked to stop, after an update, and hang or run out of memory in the forward of a layer. The rows that begin with
+asked to stop, after an update, and hang or run out of memory in the first layer after one. The rows that begin with
 *held out* were written last, by [Writing a script](writing-a-script.md) alone, in the shape of well-known loops:
 pytorch/examples (mnist, vae, imagenet), minGPT and nanoGPT. They are not the scripts of those projects: data and models
 are small stand-ins.
