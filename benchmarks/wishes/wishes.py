@@ -353,7 +353,7 @@ WISHES: dict[str, tuple[str, str, Callable[[Path, int], tuple[Outcome, Outcome]]
         lambda scratch, times: cuda_error(scratch),
     ),
     "lost_peer": (
-        "pytorch/pytorch#147064", "training goes on when one of two processes is ended, killed, or halted",
+        "pytorch/pytorch#147064", "training goes on when one of two processes is lost",
         lambda scratch, times: lost(scratch),
     ),
     "lightning_mid_epoch": (
