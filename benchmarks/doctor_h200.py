@@ -32,7 +32,8 @@ from common import ROOT, STATE, Bound, adopt, at_most, command, exactly, gpu, ma
 from holdfast.console.output import table
 from holdfast.devices import examination
 from holdfast.devices.battery import Host, run_one
-from holdfast.devices.examination import Doctor, Listener, Patient
+from holdfast.devices.examination import Doctor
+from holdfast.devices.examined import Listener, Patient
 from holdfast.devices.remedies import BACKENDS
 from holdfast.devices.results import ProbeResult
 from holdfast.injection import symptoms

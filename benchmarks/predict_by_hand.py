@@ -108,6 +108,7 @@ def compared(name: str, scratch: Path, repetitions: int, rounds: int, quick: boo
     told = {
         "chosen": f"{chosen['name']}, {threads} threads",
         "alone": chosen.get("alone"),
+        "program": chosen.get("program"),
         "settings_of_predict": settings,
         "largest_difference": max(each["apart"] for each in found),
         "median_ms": {way: round(1000 * statistics.median([each["p50"][way] for each in found]), 4) for way in ways},

@@ -26,7 +26,8 @@ from typing import Any
 from common import JOBS, RESULTS, ROOT, STATE, Bound, adopt, exactly, say, told, write
 
 from holdfast.devices.battery import Host
-from holdfast.devices.examination import Doctor, Patient
+from holdfast.devices.examination import Doctor
+from holdfast.devices.examined import Patient
 from holdfast.injection import symptoms
 from holdfast.injection.ailments import VARIABLE
 from holdfast.injection.symptoms import EXAMPLES, Symptom

@@ -103,9 +103,9 @@ def test_no_import_points_up() -> None:
     assert up == []
 
 
-def test_folders_import_each_other_in_no_circle() -> None:
-    """Between floors that follows from the order. Inside of one, it would depend on who is imported first."""
-    now = graph(at_import=True)
+def test_modules_import_each_other_in_no_circle() -> None:
+    """Between floors that follows from the order. Inside of one, what two files share lies in a third below both."""
+    every = graph()
     done: set[str] = set()
     circles: list[str] = []
 
@@ -113,11 +113,11 @@ def test_folders_import_each_other_in_no_circle() -> None:
         if name in way:
             circles.append(" -> ".join([*way[way.index(name) :], name]))
         elif name not in done:
-            for target in sorted(now[name]):
+            for target in sorted(every[name]):
                 visit(target, [*way, name])
             done.add(name)
 
-    for name in sorted(now):
+    for name in sorted(every):
         visit(name, [])
     assert circles == []
 

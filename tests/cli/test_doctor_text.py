@@ -19,7 +19,7 @@ from holdfast.cli import doctor, doctor_text
 from holdfast.console.output import Screen
 from holdfast.devices import diagnosis, inspection, probe_catalog
 from holdfast.devices.advice import advice
-from holdfast.devices.examination import Examined, Patient
+from holdfast.devices.examined import Examined, Patient
 from holdfast.devices.remedies import search
 from holdfast.devices.results import ProbeResult, skipped
 from holdfast.devices.survey import Disk, Inventory

@@ -12,7 +12,8 @@ import pytest
 from holdfast.base import processes
 from holdfast.devices import battery, probe_catalog
 from holdfast.devices.battery import Host
-from holdfast.devices.examination import Doctor, Examined, Listener, Patient
+from holdfast.devices.examination import Doctor
+from holdfast.devices.examined import Examined, Listener, Patient
 from holdfast.devices.ledger import Ledger
 from holdfast.devices.own_step import merged
 from holdfast.devices.remedies import Remedy

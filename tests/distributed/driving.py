@@ -1,6 +1,6 @@
 """Ranks without an agent: forked from a process that has torch, so that a test costs a second and not fifteen.
 
-python -m tests.distributed.driving FOLDER      every scenario of test_ranks.py, results as JSON on stdout
+python -m tests.distributed.driving FOLDER      names of scenarios on stdin, their results as JSON on stdout
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,37 +183,56 @@ WRAPPED = {
     "death": ("die=1:4:backward",),
 }
 """What happens to ranks whose model is in DistributedDataParallel."""
+FULL = {"never": 0, "once": 1, "twice": 2}
+"""How often one rank runs out of memory in one step."""
 
 
-def scenarios(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    undisturbed = Ranks(folder / "two", 2)
-    codes = undisturbed.until_over()
-    yield "two", {"codes": codes, **undisturbed.result()}
-    for number, die in enumerate(DEATHS):
-        ranks = Ranks(folder / f"death-{number}", 2, f"die={die}")
-        yield f"death {die}", {"codes": ranks.until_over(), **ranks.result()}
-    for number, die in enumerate(STAYS):
-        staying = Staying(folder / f"stay-{number}", 2, f"die={die}")
-        yield f"stay {die}", {"codes": staying.until_over(), "pids": staying.pids, **staying.result()}
-    odd = Staying(folder / "once", 2, "die=1:4:backward", "once=true")
-    yield "once in a process", {"codes": odd.until_over(), "pids": odd.pids, **odd.result()}
-    for name, words in WRAPPED.items():
-        wrapped = Staying(folder / f"ddp-{name}", 2, "ddp=true", *words)
-        yield f"ddp {name}", {"codes": wrapped.until_over(), "pids": wrapped.pids, **wrapped.result()}
-    for name, times in (("once", 1), ("twice", 2), ("never", 0)):
-        ranks = Ranks(folder / f"full-{name}", 2, f"full=1:4:{times}", "plain=true")
-        yield f"full {name}", {"codes": ranks.until_over(), **ranks.result()}
-    for number in (1, 2, 3):  # the last batch has one sample: of three ranks, two have none
-        ranks = Ranks(folder / f"ragged-{number}", number, "plain=true", "length=19", "batch=6")
-        yield f"ragged {number}", {"codes": ranks.until_over(), "weights": ranks.weights(), **ranks.result()}
-    wrapped = Staying(folder / "ragged-wrapped", 2, "plain=true", "length=19", "batch=6", "ddp=true")
-    yield "ragged wrapped", {"codes": wrapped.until_over(), "weights": wrapped.weights(), **wrapped.result()}
-    stopped = Ranks(folder / "stopped", 2, "stop=3")
-    yield "stopped", {"codes": stopped.until_over(), **stopped.result()}
-    more = Ranks(folder / "stopped", 3, run=RunFolder.open(stopped.run.path))
-    yield "three", {"codes": more.until_over(), **more.result()}
-    failed = Ranks(folder / "failed", 2, "fail=1")
-    yield "failed", {"codes": failed.until_over(), **failed.result()}
+class Scenarios:
+    """Every scenario by its name; a scenario runs when its result is asked for first."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ranks: dict[str, Ranks] = {}
+        self.results: dict[str, dict[str, Any]] = {}
+
+    def result(self, name: str) -> dict[str, Any]:
+        if name not in self.results:
+            ranks = self.ranks[name] = self._made(name)
+            self.results[name] = {"codes": ranks.until_over(), **ranks.result()}
+            if isinstance(ranks, Staying):
+                self.results[name]["pids"] = ranks.pids
+            if name.startswith("ragged"):
+                self.results[name]["weights"] = ranks.weights()
+        return self.results[name]
+
+    def _made(self, name: str) -> Ranks:
+        kind, _, of = name.partition(" ")
+        folder = self.folder / name.replace(" ", "-").replace(":", "-")
+        ragged = ("plain=true", "length=19", "batch=6")  # the last batch has one sample: of three ranks, two have none
+        if kind == "death":
+            return Ranks(folder, 2, f"die={of}")
+        if kind == "stay":
+            return Staying(folder, 2, f"die={of}")
+        if kind == "ddp":
+            return Staying(folder, 2, "ddp=true", *WRAPPED[of])
+        if kind == "full":
+            return Ranks(folder, 2, f"full=1:4:{FULL[of]}", "plain=true")
+        if kind == "ragged":
+            return Staying(folder, 2, *ragged, "ddp=true") if of == "wrapped" else Ranks(folder, int(of), *ragged)
+        if name == "three":
+            self.result("stopped")
+            stopped = self.ranks["stopped"]
+            return Ranks(self.folder / "stopped", 3, run=RunFolder.open(stopped.run.path))
+        if name == "once in a process":
+            return Staying(folder, 2, "die=1:4:backward", "once=true")
+        return Ranks(folder, 2, *{"two": (), "stopped": ("stop=3",), "failed": ("fail=1",)}[name])
+
+
+def serve(folder: Path) -> None:
+    """Names of scenarios on stdin, a line each; their results as lines of JSON on stdout."""
+    scenarios = Scenarios(folder)
+    for line in sys.stdin:
+        print(json.dumps(scenarios.result(line.strip())), flush=True)
 
 
 if __name__ == "__main__":
@@ -223,5 +241,4 @@ if __name__ == "__main__":
     import holdfast.distributed.rank_link  # noqa: F401 - once, here, and not in every fork
 
     torch.set_num_threads(1)
-    found = dict(scenarios(Path(sys.argv[1])))
-    print(json.dumps(found))
+    serve(Path(sys.argv[1]))

@@ -272,11 +272,11 @@ def test_the_address_is_never_written_into_a_run_folder() -> None:
 
 
 def test_a_foreign_run_folder_cannot_name_a_command(tmp_path: Path) -> None:
-    from holdfast.cli.resume import _settings
+    from holdfast.cli.run_settings import settings_of
 
     folder = RunFolder.create(tmp_path, "eeg", {})
     write_json(folder.path / "run.json", {**folder.info, "settings": {"notify": {"command": "touch /tmp/x"}}})
-    assert _settings(folder, {}).notify.command is None
+    assert settings_of(folder, {}).notify.command is None
 
 
 @pytest.mark.parametrize("text", ["mail me | tee log", "echo hi > /tmp/x", "a && b", "a; b", "echo 'no end"])

@@ -32,7 +32,8 @@ from holdfast.console.text import without_control
 from holdfast.console.usage import Parser, UsageError, similar
 from holdfast.devices import examination, inspection, inventory, knowledge_file
 from holdfast.devices.advice import advice
-from holdfast.devices.examination import Doctor, Examined, Patient
+from holdfast.devices.examination import Doctor
+from holdfast.devices.examined import Examined, Listener, Patient
 from holdfast.devices.findings import Finding, finding
 from holdfast.devices.remedies import BACKENDS, Remedy
 from holdfast.run import machine
@@ -278,7 +279,7 @@ def _data(
 # Progress -----------------------------------------------------------------------------------------------------------
 
 
-class Bar(examination.Listener):
+class Bar(Listener):
     """One line on stderr that is drawn over; in a pipe, a line for each device when it is done."""
 
     def __init__(self, output: Output) -> None:

@@ -26,7 +26,7 @@ from holdfast.devices.inspection import LESS_WELL
 from holdfast.devices.verdict import CARE, INFERENCE, REFUSED, TRUSTED, Policy, Verdict
 
 if TYPE_CHECKING:
-    from holdfast.devices.examination import Examined
+    from holdfast.devices.examined import Examined
     from holdfast.devices.findings import Finding
     from holdfast.devices.results import ProbeResult
     from holdfast.devices.survey.records import Disk, Inventory

@@ -17,6 +17,7 @@ from typing import Any
 from holdfast import __version__
 from holdfast.base.errors import ExitCode, HoldfastError, UserError, from_json
 from holdfast.cli import cloud, face_choice, faces, notify, track
+from holdfast.cli.run_settings import settings_of
 from holdfast.console.order import Order, add_device, add_words, create, read_order, root_of, threads_for
 from holdfast.console.output import Output, add_flags
 from holdfast.console.usage import Parser, UsageError
@@ -148,7 +149,7 @@ def _resumed(args: argparse.Namespace, output: Output) -> tuple[RunFolder, Order
     folder = find_run(root_of(args), args.resume)
     if folder.info.get("state") == "FINISHED":
         raise UserError(f"{folder.name} is finished", hints=[f"`holdfast show {folder.name}` shows it"])
-    settings = resume._settings(folder, {**overrides, "run.seed": str(folder.info.get("seed", 0))})
+    settings = settings_of(folder, {**overrides, "run.seed": str(folder.info.get("seed", 0))})
     first = args.node_rank == 0  # the first machine keeps the run folder
     facts, argv, arguments = resume._script(folder, args.script_argv, args.moved, output, keep=first)
     folder = RunFolder(folder.path.absolute())

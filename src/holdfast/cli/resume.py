@@ -26,6 +26,7 @@ from holdfast.base.secret_words import HIDDEN
 from holdfast.cli import at_boot, resume_script, stages
 from holdfast.cli.resume_trust import Request, changed, check_own
 from holdfast.cli.run_facts import Look
+from holdfast.cli.run_settings import settings_of
 from holdfast.cli.runs import supervisor_pid
 from holdfast.console.order import add_device, root_of, threads_for
 from holdfast.console.output import Output, add_flags, count
@@ -36,7 +37,7 @@ from holdfast.run import kept_arguments, script
 from holdfast.run.folder import LAST_WORD, LIVE_STATES, RunFolder, find_run, read_json, whole
 from holdfast.run.reference import handle
 from holdfast.run.seal import FIELDS
-from holdfast.run.settings import COMMAND_LINE, Settings, kinds, parse_overrides
+from holdfast.run.settings import Settings, parse_overrides
 from holdfast.state import checkpoint
 
 KEEPER_PATIENCE = 60.0
@@ -102,8 +103,8 @@ def run(args: argparse.Namespace) -> int:
         _agree(folder, stages.request(folder), output)
         return stages.after_the_end(folder, args, output, resume=run)
     if resume_script.is_one(folder):
-        return _go_on_with_command(folder, _settings(folder, overrides), args, output)
-    settings = _settings(folder, overrides)
+        return _go_on_with_command(folder, settings_of(folder, overrides), args, output)
+    settings = settings_of(folder, overrides)
     facts, argv, arguments = _script(folder, args.script_argv, args.script, output)
     if args.at_boot:
         return at_boot.run(folder, args, output)
@@ -188,7 +189,7 @@ def _script(
         script.check_arguments(script.read(Path(moved).expanduser()), arguments)
     words = [info["script"], *(f"{key}={value}" for key, value in arguments.items()), *(["--", *argv] if argv else [])]
     then = stages.request(folder).command if stages.rest(folder) else ()
-    request = Request(["holdfast", "train", *words], Path.cwd(), changed(_settings(folder, {})), then)
+    request = Request(["holdfast", "train", *words], Path.cwd(), changed(settings_of(folder, {})), then)
     _agree(folder, request, output, given=None if moved is None else {"script": info["script"]}, keep=keep)
     facts = script.read(Path(info["script"]))
     script.check_arguments(facts, arguments)
@@ -222,23 +223,6 @@ def _untracked(info: dict[str, Any]) -> dict[str, Any]:
     settings = info.get("settings")
     kept = {key: value for key, value in settings.items() if key != "track"} if isinstance(settings, dict) else settings
     return {**info, "settings": kept}
-
-
-def _settings(folder: RunFolder, overrides: dict[str, str]) -> Settings:
-    """Those of the run. Whom to tell and what tracks it are the user's where the user has not started the run here: a
-    folder from elsewhere must not name a command, or say who gets the numbers and the credentials of a tracker."""
-    info = folder.info
-    saved = info.get("settings")
-    own = ("notify",) if folder.vouched else ("notify", "track")
-    try:
-        kept = {name: values for name, values in saved.items() if name not in own} if isinstance(saved, dict) else {}
-        settings = Settings.from_json(kept)
-    except (AttributeError, TypeError):
-        raise UserError(f"the settings in {folder.path / 'run.json'} cannot be read") from None
-    now, taken = Settings.load(), tuple(f"{name}." for name in ("notify", "track") if name not in kept)
-    for key in (key for key in kinds() if key.startswith(taken) and key in now.sources):
-        settings = settings.override({key: now.get(key)}, now.source(key))
-    return settings.override(overrides, COMMAND_LINE)
 
 
 def _detach(folder: RunFolder, args: argparse.Namespace, output: Output) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 from holdfast.base import interpreter, locks, planted
 from holdfast.base.errors import ExitCode, UserError
 from holdfast.base.folders import Folder
+from holdfast.cli.run_settings import settings_of
 from holdfast.console.output import Output, add_flags
 from holdfast.console.usage import Parser
 from holdfast.run.folder import RunFolder, find_run
@@ -50,7 +51,6 @@ tracker was away when the run ended, or if the run was made without it.
 
 
 def run(args: argparse.Namespace) -> int:
-    from holdfast.cli.resume import _settings
     from holdfast.console.order import root_of
     from holdfast.monitor.trackers import delivery
     from holdfast.monitor.trackers.tracker import Target, installed, missing
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     output = Output.from_args(args)
     folder = find_run(root_of(args), args.name)
     planted.check(folder.path)
-    settings = _settings(folder, dict(parse_overrides(args.words)))
+    settings = settings_of(folder, dict(parse_overrides(args.words)))
     target = Target.of(settings.track)
     if not target.to:
         raise UserError("no tracker is named", hints=[f"for example: `holdfast track {folder.name} track.to=mlflow`"])

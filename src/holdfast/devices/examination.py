@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from holdfast.base.errors import UserError
@@ -21,19 +21,19 @@ from holdfast.base.human import counted
 from holdfast.devices import battery, diagnosis, guards, inventory, probe_catalog, remarks, remedies
 from holdfast.devices import findings as registry
 from holdfast.devices.battery import Host, ProbeResult
+from holdfast.devices.examined import Examined, Listener, Patient
 from holdfast.devices.findings import Finding
 from holdfast.devices.ledger import Ledger
 from holdfast.devices.own_step import OwnStep
-from holdfast.devices.remedies import BAD, Found, Remedy
+from holdfast.devices.remedies import BAD, Found
+from holdfast.devices.remedy_trials import RemedyTrials
 from holdfast.devices.results import skipped
 from holdfast.devices.saved_verdicts import Verdicts
-from holdfast.devices.traits import HUNG, easier
+from holdfast.devices.traits import easier
 from holdfast.devices.verdict import TRUSTED, Case, Verdict, harmless, judge
 
 BUDGET = {False: 180.0, True: 900.0}
 """Seconds for the search for remedies on one device, quick and full."""
-AGAIN_AFTER_HANG = 20.0
-"""Seconds of silence that a probe which hung gets when it is tried with a remedy: healthy, it takes less than two."""
 AVOIDS = ("precision", "channels_last", "batch", "shapes", "sdpa", "company", "compile")
 ROUNDS = 3
 """Searches for remedies, each with what the last one made possible."""
@@ -43,47 +43,6 @@ SHARED = ("cuda", "xpu", "mps")
 NOT_TRIED, NOT_REACHED = "not tried", "not reached"
 SIMPLER = 2
 """Probes that are added to find out what to do without, for each thing that could be."""
-
-
-@dataclass(frozen=True, slots=True)
-class Patient:
-    """A device to be examined, and what is known about it beforehand."""
-
-    device: str
-    name: str | None = None
-    arch: str | None = None
-    backend: str | None = None
-    """cuda, rocm, xpu, mps or cpu; None takes any remedy."""
-    findings: tuple[Finding, ...] = ()
-    """What the inventory and the books say."""
-    unusable: str = ""
-    """Why there is nothing to probe."""
-
-
-@dataclass(frozen=True, slots=True)
-class Examined:
-    """A device and everything that was seen on it."""
-
-    verdict: Verdict
-    results: tuple[ProbeResult, ...] = ()
-    found: Found = field(default_factory=Found)
-    remembered: bool = False
-    age_s: float | None = None
-    stale: str = ""
-    """Why an earlier verdict was not good enough."""
-    seconds: float = 0.0
-    script: ProbeResult | None = None
-    """What came of one step of the user's own script."""
-
-
-class Listener:
-    """Told what happens; does nothing."""
-
-    def begins(self, device: str, checks: int) -> None: ...
-    def checks(self, device: str, name: str) -> None: ...
-    def result(self, result: ProbeResult) -> None: ...
-    def tries(self, device: str, remedy: Remedy, probe: str) -> None: ...
-    def ends(self, seen: Examined) -> None: ...
 
 
 class Doctor:
@@ -110,7 +69,7 @@ class Doctor:
         self.only = only
         self._own = OwnStep(self, script) if script is not None else None
         self.budget_s = BUDGET[full] if budget_s is None else budget_s
-        self._make_host = host
+        self.make_host = host
         self._host: Host | None = None
         self._cpu: Sequence[ProbeResult] = ()
 
@@ -127,7 +86,7 @@ class Doctor:
         The quick set keeps to what guards such cards; the full one does without, which is how a guard is lifted.
         """
         if self._host is None:
-            self._host = self._make_host({} if self.full else guards.environment(inventory.candidates(), self.ledger))
+            self._host = self.make_host({} if self.full else guards.environment(inventory.candidates(), self.ledger))
 
     # -- one device ------------------------------------------------------------------------------------------
 
@@ -173,17 +132,18 @@ class Doctor:
         """The probes of the set. A device on which not one step can be done is not asked for more."""
         first, *others = probe_catalog.select(device, full=self.full, only=self.only)
         self.listener.begins(device, sum(len(probe.checks) for probe in (first, *others)))
-        begun = list(self._run(device, [first]))
+        begun = list(self.run(device, [first]))
         yield from begun
         if any(each.status in BAD and not harmless(each) for each in begun):
             for probe in others:
                 yield from skipped(probe, device, probe.checks, f"{NOT_TRIED}: {first.name} fails")
         else:
-            yield from self._run(device, others)
+            yield from self.run(device, others)
 
-    def _run(
+    def run(
         self, device: str, probes: Iterable[probe_catalog.Probe], host: Host | None = None
     ) -> Iterator[ProbeResult]:
+        """These probes, one after the other; in processes of this host, or of the one of this examination."""
         if host is None:
             self.warm()
             host = self._host
@@ -215,7 +175,7 @@ class Doctor:
                 wanted |= {name: probe_catalog.find(name) for name in list(dict.fromkeys(names))[:SIMPLER]}
         if not wanted:
             return []
-        return list(self._run(device, wanted.values()))
+        return list(self.run(device, wanted.values()))
 
     def _treat(self, patient: Patient, results: list[ProbeResult]) -> tuple[list[ProbeResult], Found]:
         """Look for remedies; with those that help, do what was left out, and look again if something new fails."""
@@ -242,17 +202,17 @@ class Doctor:
                 before=before,
             )
 
-    def trials(self, device: str, results: Sequence[ProbeResult]) -> Trials:
+    def trials(self, device: str, results: Sequence[ProbeResult]) -> RemedyTrials:
         """Probes of a device again, with remedies."""
-        return Trials(self, device, results)
+        return RemedyTrials(device, results, host=self.make_host, ledger=self.ledger, full=self.full)
 
     def _with_remedies(self, device: str, results: Sequence[ProbeResult], found: Found) -> dict[str, ProbeResult]:
         """What was not tried or not reached, and a whole network: a cure must not be the end of something else."""
         missed = [each for each in results if each.status == "skipped" and _was_missed(each)]
         names = dict.fromkeys([*(probe_catalog.find(each.probe).name for each in missed), WHOLE])
         wanted = {each.probe for each in missed} | {each.probe for each in results if each.probe.startswith(WHOLE)}
-        with self._make_host(remedies.environment(cure.remedy for cure in found.cures)) as host:
-            again = list(self._run(device, [probe_catalog.find(name) for name in names], host))
+        with self.make_host(remedies.environment(cure.remedy for cure in found.cures)) as host:
+            again = list(self.run(device, [probe_catalog.find(name) for name in names], host))
         return {each.probe: each for each in again if each.probe in wanted}
 
     def _judge(self, patient: Patient, results: Sequence[ProbeResult], found: Found, unusable: str) -> Verdict:
@@ -274,50 +234,6 @@ class Doctor:
             return []
         evidence = {"faults": counted(faults, "fault"), "since": (trust.since or "")[:10] or None, "kinds": trust.why}
         return [registry.finding("faults-in-runs", device, evidence)]
-
-
-class Trials:
-    """Probes with remedies: one host for each environment, one process for all checks of a probe."""
-
-    def __init__(self, doctor: Doctor, device: str, results: Sequence[ProbeResult]) -> None:
-        self.doctor = doctor
-        self.device = device
-        self.hung = {probe_catalog.find(each.probe).name for each in results if each.status == HUNG}
-        self._env: dict[str, str] | None = None
-        self._host: Host | None = None
-        self._seen: dict[tuple[str, tuple[tuple[str, str], ...]], list[ProbeResult]] = {}
-
-    def __enter__(self) -> Trials:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        if self._host is not None:
-            self._host.close()
-            self._host = None
-
-    def run(self, check: str, env: Mapping[str, str]) -> ProbeResult:
-        """One check with a remedy; the others of its probe are remembered."""
-        probe = probe_catalog.find(check)
-        key = (probe.name, tuple(sorted(env.items())))
-        if key not in self._seen:
-            if self._env != dict(env):
-                self._close()
-                self._env, self._host = dict(env), self.doctor._make_host(env)
-            patience = AGAIN_AFTER_HANG if probe.name in self.hung else None
-            self._seen[key] = battery.run_one(
-                self.device,
-                probe.name,
-                env=env,
-                host=self._host,
-                ledger=self.doctor.ledger,
-                deadline_s=patience,
-                full=self.doctor.full,
-            )
-        named = [each for each in self._seen[key] if each.probe == check]
-        return named[0] if named else ProbeResult(check, self.device, "skipped")
 
 
 def every_check(device: str) -> list[ProbeResult]:

@@ -12,30 +12,44 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from holdfast.devices import diagnosis, flags, remedies
 from holdfast.devices import findings as registry
+from holdfast.devices.battery import Host
+from holdfast.devices.examined import Examined, Listener
 from holdfast.devices.findings import Finding
+from holdfast.devices.probe_catalog import Probe
 from holdfast.devices.remedies import BAD, Attempt, Cure, Found
+from holdfast.devices.remedy_trials import RemedyTrials
 from holdfast.devices.results import ProbeResult
+from holdfast.devices.saved_verdicts import Verdicts
 from holdfast.devices.verdict import CARE, REFUSED, TRUSTED, Policy, Verdict
-
-if TYPE_CHECKING:
-    from holdfast.devices.examination import Doctor, Examined
-    from holdfast.devices.probe_catalog import Probe
 
 EVERYWHERE = "own-script-fails-everywhere"
 LESS = "no-low-precision"
 _OFF = ("fp16-off", "bf16-off")
 
 
+class Examiner(Protocol):
+    """What a step of the script needs of the examination it is part of."""
+
+    verdicts: Verdicts
+    listener: Listener
+    only: Sequence[str]
+    budget_s: float
+    make_host: Callable[[Mapping[str, str]], Host]
+
+    def run(self, device: str, probes: Iterable[Probe], host: Host | None = None) -> Iterator[ProbeResult]: ...
+    def trials(self, device: str, results: Sequence[ProbeResult]) -> RemedyTrials: ...
+
+
 class OwnStep:
     """A script beside the probes of one examination."""
 
-    def __init__(self, doctor: Doctor, probe: Probe) -> None:
+    def __init__(self, doctor: Examiner, probe: Probe) -> None:
         self.doctor = doctor
         self.probe = probe
         self.name = str(probe.options.get("name") or probe.name.removeprefix("script "))
@@ -66,8 +80,8 @@ class OwnStep:
 
     def _step(self, device: str, env: Mapping[str, str]) -> Sequence[ProbeResult]:
         with contextlib.ExitStack() as stack:
-            host = stack.enter_context(self.doctor._make_host(env)) if env else None
-            return list(self.doctor._run(device, [self.probe], host))
+            host = stack.enter_context(self.doctor.make_host(env)) if env else None
+            return list(self.doctor.run(device, [self.probe], host))
 
     def _works_on_the_cpu(self) -> bool:
         """Asked once, and only if it matters."""

@@ -48,8 +48,7 @@ from holdfast.worker.peers import PeerFault
 
 if TYPE_CHECKING:
     from holdfast.data.loader import Batch
-    from holdfast.worker.peers import Peers
-    from holdfast.worker.session_base import Ground
+    from holdfast.worker.peers import Peers, Trained
     from holdfast.worker.step import Work
 
 _KINDS = list(Kind)
@@ -345,7 +344,7 @@ class Group:
 
     # -- boundaries ----------------------------------------------------------------------------------------
 
-    def protect(self, ground: Ground, *, restored: bool) -> None:
+    def protect(self, ground: Trained, *, restored: bool) -> None:
         """The same numbers in all ranks, and the same number for the next snapshot."""
         if not restored:
             for module in ground.modules():
@@ -354,10 +353,10 @@ class Group:
         rows = self._vote(_SEQUENCE, ground.snapshots.next_sequence - 1)
         ground.snapshots.start_after(int(max(row[0] for row in rows)))
 
-    def landed(self, ground: Ground) -> None:
+    def landed(self, ground: Trained) -> None:
         self._reseed(ground)
 
-    def at_boundary(self, ground: Ground, at: str, *, stop: bool) -> bool:
+    def at_boundary(self, ground: Trained, at: str, *, stop: bool) -> bool:
         """A body that ended with a step needs no other vote: no rank is past the next step before all are here."""
         if self._agreed and at in ("batch", "free"):
             stop = self._stop
@@ -378,7 +377,7 @@ class Group:
         with self._talking():
             torch.distributed._broadcast_coalesced(world, [each.detach() for each in tensors], _AT_ONCE, 0)
 
-    def _reseed(self, ground: Ground) -> None:
+    def _reseed(self, ground: Trained) -> None:
         """Random words of this rank's own from here on, the same whenever the run comes by."""
         place = ground.position
         base = _key(self.seed, _RANK, self.rank, place.epoch, place.step, place.samples)

@@ -9,17 +9,15 @@ were finite. Every copy arrives at its second look, or where somebody waits for 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from holdfast.state import cuda_copies
 from holdfast.state import layout as layouts
+from holdfast.state.slot_views import Views
 from holdfast.state.slots import Slot
-
-if TYPE_CHECKING:
-    from holdfast.state.snapshot import Taken, Views
+from holdfast.state.taken_snapshot import Taken
 
 NAME = "pretend-late"
 DEVICE = torch.device("cpu", 1)

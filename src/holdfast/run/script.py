@@ -160,9 +160,7 @@ def _bad(key: str, text: str, wanted: str, default: Any) -> UserError:
 
 def packaged_name(path: Path) -> str | None:
     """The dotted name of a script that is part of holdfast itself; None for a user's."""
-    import holdfast
-
-    root = Path(holdfast.__file__).parent
+    root = Path(__file__).parent.parent
     if root / "workloads" not in path.parents:
         return None
     return ".".join(["holdfast", *path.relative_to(root).with_suffix("").parts])

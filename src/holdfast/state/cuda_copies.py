@@ -9,17 +9,16 @@ copies.guard(pending)                          # an optimizer is about to write 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from holdfast.state import layout as layouts
 from holdfast.state.protected import view_bytes
+from holdfast.state.slot_views import Views
 from holdfast.state.slots import Slot
-
-if TYPE_CHECKING:
-    from holdfast.state.snapshot import Taken, Views
+from holdfast.state.taken_snapshot import Taken
 
 FLAT_LIMIT = 512 << 20
 """Device bytes up to which the state is gathered first, whatever is free."""

@@ -17,7 +17,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -30,10 +30,9 @@ from holdfast.state.cuda_copies import Copies, copies_for
 from holdfast.state.protected import Protected, view_bytes
 from holdfast.state.rng import capture_rng, rng_specs
 from holdfast.state.slot_preparation import Preparation
-from holdfast.state.slot_views import RNG as RNG
-from holdfast.state.slot_views import Views as Views
-from holdfast.state.slot_views import make_views
+from holdfast.state.slot_views import Views, make_views
 from holdfast.state.slots import LEAST, Arena, Slot
+from holdfast.state.taken_snapshot import Taken
 
 NO_LOSS = layouts.NO_LOSS
 
@@ -47,37 +46,6 @@ class Link(Protocol):
     def arena(self, capacity: int) -> Arena: ...
     def committed(self, step: int) -> None: ...
     def send(self, kind: str, **data: Any) -> None: ...
-
-
-@dataclass(slots=True)
-class Taken:
-    """One snapshot, in a slot, perhaps still on its way."""
-
-    slot: Slot
-    plan: layouts.Layout
-    sequence: int
-    step: int
-    resumable: bool
-    samples: int
-    hold: bool = False
-    again: bool = False
-    event: Any = None
-    lazy: bool = False
-    """Its copy reads straight from the state, which must not change until it has arrived."""
-    torn: bool = False
-    done: bool = False
-    agreed: bool = False
-    """Device and CPU computed the same just after it."""
-    considered: bool = False
-    """A look at what was computed just after it is under way."""
-    reads: list[Tensor] = field(default_factory=list)
-    """What it reads straight, until an optimizer may write to it again."""
-    versions: int = 0
-    """How often those had been written to."""
-    losses: Sequence[tuple[int, Tensor]] = ()
-    """Of the steps since the take before."""
-    scaled: bool = False
-    """A GradScaler looks after the gradients: it skips steps that are not finite."""
 
 
 @dataclass(frozen=True, slots=True)

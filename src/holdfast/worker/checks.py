@@ -28,7 +28,8 @@ from holdfast.faults.blame import Verdict, blamed, judge
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Rung
 from holdfast.run.settings import Settings
-from holdfast.state.snapshot import Snapshots, Taken
+from holdfast.state.snapshot import Snapshots
+from holdfast.state.taken_snapshot import Taken
 from holdfast.worker.operators import zeros
 from holdfast.worker.operators.comparison import METHOD
 from holdfast.worker.precision import force_fp32

@@ -17,8 +17,9 @@ import sys
 import types
 
 from holdfast.base.errors import UserError
+from holdfast.worker.position import Loop
 from holdfast.worker.restore import Landing
-from holdfast.worker.session_base import Ground, Loop
+from holdfast.worker.session_base import Ground
 
 
 class EpochLoops:

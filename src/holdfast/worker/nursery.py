@@ -162,7 +162,12 @@ class Nursery:
         """What the child is there for; returns its exit code."""
         from holdfast.worker import worker
 
-        return worker.run_forked(config, fds)
+        given = worker.open_forked(config, fds)
+        if "opinion" in config:
+            from holdfast.worker.opinion import form_opinion
+
+            return form_opinion(config, *given)
+        return worker.live(config, *given)
 
     def _reap(self) -> None:
         if sys.platform == "win32":

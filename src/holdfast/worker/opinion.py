@@ -28,6 +28,7 @@ from holdfast.run.digests import NICE
 from holdfast.run.settings import Settings
 from holdfast.state.slots import LEAST, Arena, fence
 from holdfast.worker.session import LostWorker, Run, Session, StopRun
+from holdfast.worker.worker import bind, load_train, seed_everything
 
 CPU = Rung("cpu")
 
@@ -103,8 +104,6 @@ def _computed(config: dict[str, Any], link: OpinionLink) -> dict[str, Any]:
 
 def _run_script(config: dict[str, Any], link: OpinionLink, folder: Path) -> None:
     """Up to the step. Raises StopRun or LostWorker once the step was computed."""
-    from holdfast.worker.worker import bind, load_train, seed_everything
-
     settings = Settings.from_json(config["settings"])
     seed_everything(int(config["seed"]))
     torch.set_num_threads(max(1, (config.get("threads") or os.cpu_count() or 1) // 2))

@@ -19,10 +19,11 @@ import torch
 
 from holdfast.faults.classification import Fault
 from holdfast.faults.ladder import Move
+from holdfast.worker.position import Position
 
 if TYPE_CHECKING:
     from holdfast.data.loader import Batch
-    from holdfast.worker.session_base import Ground
+    from holdfast.state.snapshot import Snapshots
     from holdfast.worker.step import Work
 
 
@@ -34,17 +35,28 @@ class PeerFault(Exception):
         self.fault = fault
 
 
+class Trained(Protocol):
+    """What the ranks train together, as one of them has it. It is the Ground of session_base.py."""
+
+    device: torch.device
+    position: Position
+
+    @property
+    def snapshots(self) -> Snapshots: ...
+    def modules(self) -> list[torch.nn.Module]: ...
+
+
 class Peers(Protocol):
     """What a session asks of the other ranks. Every call is one that all ranks make, at the same place."""
 
     rank: int
     ranks: int
 
-    def protect(self, ground: Ground, *, restored: bool) -> None:
+    def protect(self, ground: Trained, *, restored: bool) -> None:
         """The objects are there: from here on with the same numbers in all ranks."""
         ...
 
-    def landed(self, ground: Ground) -> None:
+    def landed(self, ground: Trained) -> None:
         """Everything is as it was in the snapshot; what belongs to a rank alone is made its own again."""
         ...
 
@@ -72,7 +84,7 @@ class Peers(Protocol):
         """The same answer to a fault in all ranks."""
         ...
 
-    def at_boundary(self, ground: Ground, at: str, *, stop: bool) -> bool:
+    def at_boundary(self, ground: Trained, at: str, *, stop: bool) -> bool:
         """All have come to the end of this body; True if somebody wants to stop here."""
         ...
 
@@ -83,10 +95,10 @@ class Alone:
     rank = 0
     ranks = 1
 
-    def protect(self, ground: Ground, *, restored: bool) -> None:
+    def protect(self, ground: Trained, *, restored: bool) -> None:
         return None
 
-    def landed(self, ground: Ground) -> None:
+    def landed(self, ground: Trained) -> None:
         return None
 
     def begin_step(self, batch: Batch | None) -> None:
@@ -107,7 +119,7 @@ class Alone:
     def agree_on(self, move: Move) -> Move:
         return move
 
-    def at_boundary(self, ground: Ground, at: str, *, stop: bool) -> bool:
+    def at_boundary(self, ground: Trained, at: str, *, stop: bool) -> bool:
         return stop
 
 

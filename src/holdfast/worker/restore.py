@@ -22,7 +22,8 @@ from holdfast.state.layout import read_meta
 from holdfast.state.protected import KEPT
 from holdfast.state.rng import restore_rng
 from holdfast.worker import unreported
-from holdfast.worker.session_base import Ground, Loop, Position
+from holdfast.worker.position import Loop, Position
+from holdfast.worker.session_base import Ground
 
 
 @dataclass(frozen=True, slots=True)

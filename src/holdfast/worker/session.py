@@ -47,10 +47,11 @@ from holdfast.worker.epoch_loops import EpochLoops, check_reached, left_by_error
 from holdfast.worker.kept_values import Kept, Meter
 from holdfast.worker.loop_head import LoopHead, place_of_caller
 from holdfast.worker.peers import Peers
+from holdfast.worker.position import Position
 from holdfast.worker.rest import Resting
 from holdfast.worker.restore import Landing, restore
 from holdfast.worker.retry import Attempts, Samples
-from holdfast.worker.session_base import Ground, Link, LostWorker, Position, StopRun, named_by_kind
+from holdfast.worker.session_base import Ground, Link, LostWorker, StopRun, named_by_kind
 from holdfast.worker.step import Loss, Splitter, Work
 from holdfast.worker.uncommitted import Uncommitted
 

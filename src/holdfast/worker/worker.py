@@ -118,8 +118,8 @@ def map_file(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
 
-def run_forked(config: dict[str, Any], fds: list[int]) -> int:
-    """The life of a worker that came from the nursery."""
+def open_forked(config: dict[str, Any], fds: list[int]) -> tuple[Channel, Board, list[Arena]]:
+    """What a process that came from the nursery was given: its way to the supervisor, its board, and the slots."""
     if sys.platform != "win32":
         os.setpgid(0, 0)
     channel = Channel.from_fd(fds[0])
@@ -130,11 +130,7 @@ def run_forked(config: dict[str, Any], fds: list[int]) -> int:
         arenas.append(Arena.open(rest[: arena["slots"]], arena["where"]))
         rest = rest[arena["slots"] :]
     multiprocessing.set_start_method("fork", force=True)
-    if "opinion" in config:
-        from holdfast.worker.opinion import form_opinion
-
-        return form_opinion(config, channel, board, arenas)
-    return _live(config, channel, board, arenas)
+    return channel, board, arenas
 
 
 def run_spawned() -> int:
@@ -144,7 +140,7 @@ def run_spawned() -> int:
     _end_without_supervisor(int(os.environ["HOLDFAST_SUPERVISOR"]))
     board = Board.open_path(Path(config["board"]))
     arenas = [Arena.open_paths([Path(path) for path in arena["paths"]]) for arena in config["arenas"]]
-    return _live(config, channel, board, arenas)
+    return live(config, channel, board, arenas)
 
 
 def _end_without_supervisor(pid: int) -> None:
@@ -159,7 +155,8 @@ def _end_without_supervisor(pid: int) -> None:
     threading.Thread(target=watch, daemon=True, name="holdfast-parent").start()
 
 
-def _live(config: dict[str, Any], channel: Channel, board: Board, arenas: list[Arena]) -> int:
+def live(config: dict[str, Any], channel: Channel, board: Board, arenas: list[Arena]) -> int:
+    """The life of a worker; returns its exit code."""
     board.identify(os.getpid())
     folder = Path(config["folder"])
     _redirect_output(folder / "output.log")

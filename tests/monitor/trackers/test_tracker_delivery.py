@@ -126,16 +126,17 @@ for line in track.start(run, Settings.load({{"track.to": "mlflow,wandb"}}, env={
 
 
 def test_a_foreign_run_folder_cannot_say_who_gets_the_numbers(tmp_path: Path) -> None:
-    from holdfast.cli.resume import _settings, _untracked
+    from holdfast.cli.resume import _untracked
+    from holdfast.cli.run_settings import settings_of
 
     folder = RunFolder.create(tmp_path, "eeg", {})
     ours = {"track": {"to": "mlflow", "mlflow": "http://ours.example"}}
     folder.vouch({**folder.info, "settings": ours})
-    assert _settings(folder, {}).track.mlflow == "http://ours.example"
+    assert settings_of(folder, {}).track.mlflow == "http://ours.example"
     write_json(folder.path / "run.json", {**folder.info, "settings": {"track": {"to": "mlflow", "mlflow": "http://x"}}})
     assert not folder.vouched
-    assert _settings(folder, {}).track == Settings().track
-    assert _settings(folder, {"track.to": "wandb"}).track.to == "wandb"
+    assert settings_of(folder, {}).track == Settings().track
+    assert settings_of(folder, {"track.to": "wandb"}).track.to == "wandb"
     assert _untracked(folder.info)["settings"] == {}  # what a yes seals
 
 

@@ -23,7 +23,7 @@ from holdfast.supervisor.saves import Saving
 from holdfast.supervisor.scripts.door import Door
 
 if TYPE_CHECKING:
-    from holdfast.supervisor.scripts.script_supervisor import ScriptSupervisor
+    from holdfast.supervisor.scripts.script_parts import ScriptRun
     from holdfast.supervisor.workers import Crew
 
 STOP_PATIENCE = 30.0
@@ -66,7 +66,7 @@ class Attached:
 
     # -- hearing -------------------------------------------------------------------------------------------
 
-    def hear(self, supervisor: ScriptSupervisor) -> None:
+    def hear(self, supervisor: ScriptRun) -> None:
         if self._channel is None:
             self._channel = self._door.answer()
         if self._channel is not None:
@@ -86,7 +86,7 @@ class Attached:
             self._stop_at = None
             supervisor.script.send(supervisor.stopping or 15)
 
-    def _heed(self, message: dict[str, Any], supervisor: ScriptSupervisor) -> None:
+    def _heed(self, message: dict[str, Any], supervisor: ScriptRun) -> None:
         kind = message.pop("kind", "")
         if kind in ("mark", "reached", "rehearse", "rehearsed", "exact_off", "exact_cost"):
             answer = supervisor.exact.heed(str(kind), message)
@@ -140,7 +140,7 @@ class Attached:
             with contextlib.suppress(Closed, OSError):
                 self._channel.send(message)
 
-    def _count(self, supervisor: ScriptSupervisor) -> None:
+    def _count(self, supervisor: ScriptRun) -> None:
         """Commits are what counts here, not what the optimizer did."""
         memory, accounts = self.affairs.memory, self.affairs.accounts
         newest = memory.newest()

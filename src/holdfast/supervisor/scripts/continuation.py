@@ -21,7 +21,7 @@ from holdfast.supervisor.scripts.own_checkpoints import Found, newest_whole, sea
 from holdfast.supervisor.scripts.words import repeats, repeats_work
 
 if TYPE_CHECKING:
-    from holdfast.supervisor.scripts.script_supervisor import ScriptSupervisor
+    from holdfast.supervisor.scripts.script_parts import ScriptRun
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Life:
 class GoingOn:
     """What is known about how this script goes on."""
 
-    def __init__(self, supervisor: ScriptSupervisor) -> None:
+    def __init__(self, supervisor: ScriptRun) -> None:
         self.supervisor = supervisor
         self.pieces = 1
         """Into how many its batch is divided, where it has an argument for that."""

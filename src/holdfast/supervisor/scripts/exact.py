@@ -23,7 +23,7 @@ from holdfast.supervisor.scripts.script_order import exact_environment
 
 if TYPE_CHECKING:
     from holdfast.supervisor.scripts.hook_notes import Notes
-    from holdfast.supervisor.scripts.script_supervisor import ScriptSupervisor
+    from holdfast.supervisor.scripts.script_parts import ScriptRun
     from holdfast.supervisor.scripts.streams import Streams
 
 STEPS, SECONDS = 3, 1.0
@@ -34,7 +34,7 @@ NOT_LED = 75
 class Exact:
     """Of one run."""
 
-    def __init__(self, supervisor: ScriptSupervisor, *, wanted: bool, rehearse: bool) -> None:
+    def __init__(self, supervisor: ScriptRun, *, wanted: bool, rehearse: bool) -> None:
         self.supervisor = supervisor
         self.wanted = wanted
         """Whether processes of the script hand out everything; False once it is known that it cannot be exact."""

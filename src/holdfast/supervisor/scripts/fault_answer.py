@@ -33,7 +33,7 @@ from holdfast.supervisor.scripts.stage import Process
 from holdfast.supervisor.scripts.words import fault_sentence
 
 if TYPE_CHECKING:
-    from holdfast.supervisor.scripts.script_supervisor import ScriptSupervisor
+    from holdfast.supervisor.scripts.script_parts import ScriptRun
     from holdfast.supervisor.workers import Crew
 
 RETURN_EVERY = 5.0
@@ -55,7 +55,7 @@ class Crisis:
 class Answering:
     """The faults of a run so far, and what was done about them."""
 
-    def __init__(self, supervisor: ScriptSupervisor) -> None:
+    def __init__(self, supervisor: ScriptRun) -> None:
         self.supervisor = supervisor
         self.affairs = supervisor.affairs
         self.ending = Ending(supervisor)
@@ -398,7 +398,7 @@ class Answering:
 class _Hands:
     """What the trust in devices needs of whoever starts workers."""
 
-    def __init__(self, supervisor: ScriptSupervisor) -> None:
+    def __init__(self, supervisor: ScriptRun) -> None:
         self._supervisor = supervisor
 
     @property

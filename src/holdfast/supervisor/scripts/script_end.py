@@ -20,13 +20,13 @@ from holdfast.supervisor.run_state import Outcome
 from holdfast.supervisor.scripts.words import last_lines
 
 if TYPE_CHECKING:
-    from holdfast.supervisor.scripts.script_supervisor import ScriptSupervisor
+    from holdfast.supervisor.scripts.script_parts import ScriptRun
 
 
 class Ending:
     """The end of one run."""
 
-    def __init__(self, supervisor: ScriptSupervisor) -> None:
+    def __init__(self, supervisor: ScriptRun) -> None:
         self.supervisor = supervisor
         self.affairs = supervisor.affairs
         self.outcome: Outcome | None = None

@@ -30,7 +30,7 @@ from holdfast.supervisor.waits import COMPUTES, UNSEEN, Finding, Grade, Waits
 from holdfast.supervisor.worker_watch import Watch
 
 if TYPE_CHECKING:
-    from holdfast.supervisor.scripts.script_supervisor import ScriptSupervisor
+    from holdfast.supervisor.scripts.script_parts import ScriptRun
 
 SILENT = 2.0
 """Seconds of silence after which it is looked at what the script does."""
@@ -45,7 +45,7 @@ RECKON = 30.0
 class Silence:
     """How long the script has been silent, and whether that is too long."""
 
-    def __init__(self, supervisor: ScriptSupervisor) -> None:
+    def __init__(self, supervisor: ScriptRun) -> None:
         self.supervisor = supervisor
         self.settings = supervisor.settings
         self.activity = Activity(supervisor.kin)

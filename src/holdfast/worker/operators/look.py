@@ -1,4 +1,4 @@
-"""One look at a step: below autograd, it sees every operator and takes those that the recorder wants."""
+"""One look at a step: below autograd, it sees every operator and takes those that are chosen."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import contextlib
 import time
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.worker.operators.case import DTYPES, Case, encoded, shape_of, taken_apart
+from holdfast.worker.operators.choice import KINDS, Choice
 from holdfast.worker.operators.families import CONVOLUTIONS, MATMULS, has_bound
 from holdfast.worker.operators.parts import Part
 from holdfast.worker.operators.slices import cut
-
-if TYPE_CHECKING:
-    from holdfast.worker.operators.recorder import Recorder
 
 SPREAD = 0.25
 """The chance of an operator in the second half of the first look: nobody knows yet how many are to come."""
@@ -26,8 +24,6 @@ LEAST = 1
 """Operators of a look, however long the look takes."""
 LISTED = 8
 """Operators of a look that lists the calls of the step as well, which takes its time."""
-KINDS = 4096
-"""Kinds that are remembered; a script with ever new shapes would fill the memory otherwise."""
 _MOVES = ("_to_copy", "clone", "copy_")
 _HELD = frozenset(DTYPES.values())
 
@@ -35,23 +31,23 @@ _HELD = frozenset(DTYPES.values())
 class Look(TorchDispatchMode):
     """One look."""
 
-    def __init__(self, recorder: Recorder, step: int, part: str) -> None:
+    def __init__(self, choice: Choice, step: int, part: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.recorder = recorder
+        self.choice = choice
         self.step = step
         self.part = part
         self.inside = False
-        self.left = recorder.budget
-        self.room, self.filled = recorder.room(), 0
+        self.left = choice.budget
+        self.room, self.filled = choice.room(), 0
         self.kinds: set[str] = set()
         self.met: Counter[str] = Counter()
         self.places: dict[str, list[int]] = {}
         """The numbers of the calls of each kind, while this look lists them."""
-        self.plan = recorder.plan(part)
-        self.chosen = recorder.chosen(part, self.plan)
+        self.plan = choice.plan(part)
+        self.chosen = choice.chosen(part, self.plan)
         """The calls to look at, by their number; None: this look lists the calls of the step."""
-        self.before = recorder.met.get(part, Counter())
-        self.most = recorder.operators if self.chosen is not None else min(recorder.operators, LISTED)
+        self.before = choice.met.get(part, Counter())
+        self.most = choice.operators if self.chosen is not None else min(choice.operators, LISTED)
         self.calls = 0
         self.spent = 0.0
         """Seconds that the look itself took so far, without the operators of the step."""
@@ -84,7 +80,7 @@ class Look(TorchDispatchMode):
             noted = self._note(func, args, kwargs)
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
             noted = None  # an operator we do not understand is the script's business
-            self.recorder.left_alone[f"{func.__name__}: {type(error).__name__}"] += 1
+            self.choice.left_alone[f"{func.__name__}: {type(error).__name__}"] += 1
         self.spent += time.perf_counter() - began
         out = func(*args, **kwargs)
         if noted is not None:
@@ -104,7 +100,7 @@ class Look(TorchDispatchMode):
             tensors += [e for each in args if isinstance(each, (list, tuple)) for e in each if isinstance(e, Tensor)]
         tensors += [each for each in kwargs.values() if isinstance(each, Tensor)]
         back = torch._C._current_graph_task_id() != -1
-        kind = self.recorder.kind_of(info[0], back, tensors)
+        kind = self.choice.kind_of(info[0], back, tensors)
         if not self._wants(kind):
             return None
         why = self._unfit(tensors)
@@ -116,27 +112,27 @@ class Look(TorchDispatchMode):
             again = given = {**given, "dropout_p": 0.0}
         part = None
         if not why:
-            part = cut(info[0], given, self.recorder.chance, self.recorder.limits, pointwise=info[1])
+            part = cut(info[0], given, self.choice.chance, self.choice.limits, pointwise=info[1])
             why = f"{info[0]}: too large to be compared" if part is None else ""
         if part is None:
-            self.recorder.never(kind, why)
+            self.choice.never(kind, why)
             return None
         self.kinds.add(kind)
-        self.recorder.takes(kind)
+        self.choice.takes(kind)
         return self._case(func, given, part, "backward" if back else "forward", kind), part, again
 
     def _unfit(self, tensors: list[Tensor]) -> str:
         """Why these are left alone."""
         if not all(type(each) in (Tensor, torch.nn.Parameter) and _plain(each) for each in tensors):
             return "tensors of another kind"
-        return "on another device" if tensors and not any(self.recorder.ours(each) for each in tensors) else ""
+        return "on another device" if tensors and not any(self.choice.ours(each) for each in tensors) else ""
 
     def _wants(self, kind: str) -> bool:
         """Whether to take this call."""
-        recorder = self.recorder
+        choice = self.choice
         if self.chosen is not None and self.chosen[self.calls - 1] != kind:
             self.shifted = True
-        if kind in recorder.cannot:
+        if kind in choice.cannot:
             return False
         call = self.met[kind]
         if call or len(self.met) < KINDS:
@@ -144,17 +140,17 @@ class Look(TorchDispatchMode):
             self.places.setdefault(kind, []).append(self.calls - 1)
         if kind in self.kinds:
             return False
-        if recorder.everything:
+        if choice.everything:
             return True
         if len(self.kinds) >= self.most or self.left <= 0:
             return False
-        if len(self.kinds) >= LEAST and self.spent > recorder.most_s:
+        if len(self.kinds) >= LEAST and self.spent > choice.most_s:
             return False
         if self.chosen is not None:
             return True
         if self.plan is not None and kind in self.plan:
             return call == self.plan[kind]
-        return kind not in self.before and recorder.chance.random() < self._rate()
+        return kind not in self.before and choice.chance.random() < self._rate()
 
     def _rate(self) -> float:
         """The chance of a kind that the look before has not met."""
@@ -181,21 +177,21 @@ class Look(TorchDispatchMode):
             tensors=copies,
             part=part_of_step,
             step=self.step,
-            precision=product_precision(self.recorder.device, func._schema.name.partition("::")[2]),
-            device=self.recorder.label,
+            precision=product_precision(self.choice.device, func._schema.name.partition("::")[2]),
+            device=self.choice.label,
             full=full,
             kind=kind,
         )
 
     def _without_dropout(self, func: Any, given: dict[str, Any]) -> Any:
         """The answer to compare where the operator draws: it is asked again without. The step's random numbers stay."""
-        device = self.recorder.device
+        device = self.choice.device
         ours = device.type == "cuda"
         before = torch.cuda.get_rng_state(device) if ours else torch.get_rng_state()
         try:
             return func(**given)
         except RuntimeError as error:  # no memory for one more, or no such kernel: the step is not to suffer from that
-            self.recorder.left_alone[f"{func.__name__} without dropout: {type(error).__name__}"] += 1
+            self.choice.left_alone[f"{func.__name__} without dropout: {type(error).__name__}"] += 1
             return ()
         finally:
             torch.cuda.set_rng_state(before, device) if ours else torch.set_rng_state(before)
@@ -207,10 +203,10 @@ class Look(TorchDispatchMode):
             chosen = {n: each for n, each in part.outputs(plain).items() if each.is_floating_point() and each.numel()}
             case.outputs = {n: self._copy(each) for n, each in chosen.items()}
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
-            self.recorder.left_alone[f"{case.title}: {type(error).__name__}"] += 1
+            self.choice.left_alone[f"{case.title}: {type(error).__name__}"] += 1
             return
         if case.outputs:
-            self.recorder.cases.append(case)
+            self.choice.cases.append(case)
 
     def _copy(self, tensor: Tensor) -> Tensor:
         """On the host; on a GPU the copy is under way when this returns."""
