@@ -156,6 +156,7 @@ def test_settings_named_in_the_text_exist() -> None:
         named = re.findall(rf"`((?:{'|'.join(sections)})\.[a-z_]+)(?:=[^`]*)?`", path.read_text(encoding="utf-8"))
         unknown = {name for name in named if name not in kinds()} - {
             "blame.py",
+            "loader.epochs",
             "loader.meter",
             "loader.state",
             "run.json",

@@ -34,6 +34,7 @@ def test_every_wish_has_both_scripts_and_a_row(wishes: ModuleType) -> None:
         assert (PLACE / name / "peer.py").is_file() and (PLACE / name / "held.py").is_file()
         assert name not in kept or (kept[name]["thread"], kept[name]["wish"]) == (thread, wish)
     assert {path.parent.name for path in PLACE.glob("*/peer.py")} == set(wishes.WISHES)
+    assert set(wishes.WISHES) - set(kept) <= {"cuda_error"}, "what needs a CUDA device may be missing"
 
 
 @pytest.mark.all

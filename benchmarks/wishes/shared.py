@@ -44,6 +44,19 @@ def network() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
 
 
+def learner() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = network()
+    return model, torch.optim.Adam(model.parameters(), lr=1e-2)
+
+
+def update(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    """The body of an ordinary loop."""
+    loss = torch.nn.functional.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
 def once(name: str) -> bool:
     """True the first time it is asked, where the wish wants its fault at all; over restarts too."""
     path = HERE / f"{name}.came"
@@ -61,7 +74,9 @@ def kill_at(step: int, at: int = KILL_AT) -> None:
 
 def shown(rank: int) -> None:
     """One more step of this rank, in a file that the driver looks at."""
-    (HERE / f"pid-{rank}").write_text(str(os.getpid()))
+    path = HERE / f"pid-{rank}"
+    path.with_suffix(".new").write_text(str(os.getpid()))
+    path.with_suffix(".new").replace(path)  # the driver reads it at any moment
     with (HERE / f"steps-{rank}").open("a", encoding="ascii") as file:
         file.write(".")
 

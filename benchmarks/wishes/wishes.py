@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
@@ -38,6 +41,11 @@ HANGS = 150.0
 GRACE = 30.0
 """Seconds between SIGTERM and SIGKILL: what Kubernetes and Slurm grant by default."""
 HOLDFAST = [sys.executable, "-m", "holdfast"]
+STOPPED = 75
+"""The exit code of a run that was asked to stop."""
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+KILL_AT = 13
+"""Steps before a process is lost: the middle of the second of three epochs."""
 
 Outcome = dict[str, Any]
 
@@ -179,29 +187,76 @@ def streamed(scratch: Path) -> tuple[Outcome, Outcome]:
     return theirs, ours
 
 
-def frozen(scratch: Path) -> tuple[Outcome, Outcome]:
-    """One of two processes is stopped, as one on a machine that is gone: its connections stay open."""
-    launch = [*HOLDFAST, "launch", "--nproc", "2", "--device", "cpu", str(HERE / "frozen_rank" / "held.py")]
-    run_them = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    code = _frozen(scratch / "peer", [*run_them, "--max-restarts", "10", peer("frozen_rank")[1]])
-    theirs = {"fulfilled": code == 0, "says": f"hangs ({HANGS:.0f} s)" if code is None else f"ends with {code}"}
+def lost(scratch: Path) -> tuple[Outcome, Outcome]:
+    """One of two processes is lost: by a signal that ends it, or halted, as on a machine without a network."""
+    quiet = scratch / "peer-quiet"
+    one = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "10", peer("lost_peer")[1]]
+    run(quiet, one)
+    theirs = {
+        "SIGTERM to the agent of one": _two_agents(scratch / "peer-terminated", signal.SIGTERM),
+        "SIGKILL to the agent of one and to its process": _two_agents(scratch / "peer-killed", signal.SIGKILL),
+        "SIGSTOP to the process of one": _one_agent(scratch / "peer-halted", one, signal.SIGSTOP),
+    }
+    launch = [*HOLDFAST, "launch", "--nproc", "2", "--device", "cpu", str(HERE / "lost_peer" / "held.py")]
     run(scratch / "held-quiet", launch)
-    code = _frozen(scratch / "held-frozen", launch)
-    same = code == 0 and digest(scratch / "held-frozen") == digest(scratch / "held-quiet") is not None
-    says = "goes on: the weights of the undisturbed training" if same else last_line(scratch / "held-frozen")
-    return theirs, {"fulfilled": same, "says": says}
+    ours = {
+        "SIGKILL to the process of one": _one_agent(scratch / "held-killed", launch, signal.SIGKILL),
+        "SIGSTOP to the process of one": _one_agent(scratch / "held-halted", launch, signal.SIGSTOP),
+    }
+    return _survived(theirs, quiet), _survived(ours, scratch / "held-quiet")
 
 
-def _frozen(folder: Path, words: list[str]) -> int | None:
-    """The exit code; None if it still hangs long after the second process was stopped."""
+def _survived(ways: dict[str, tuple[int | None, Path]], quiet: Path) -> Outcome:
+    """What the other process does, for each way of losing its peer."""
+    same = {way: code == 0 and digest(at) == digest(quiet) is not None for way, (code, at) in ways.items()}
+    says = []
+    for way, (code, _) in ways.items():
+        ended = "other weights than the undisturbed training" if code == 0 else f"the other ends with {code}"
+        ended = f"the other hangs ({HANGS:.0f} s)" if code is None else ended
+        says.append(f"{way}: {'the weights of the undisturbed training' if same[way] else ended}")
+    return {"fulfilled": all(same.values()), "says": "; ".join(says)}
+
+
+def _one_agent(folder: Path, words: list[str], number: int) -> tuple[int | None, Path]:
+    """The second of two processes of one command gets the signal; then the exit code of the command."""
     process = start(folder, words)
+    both = _trained(folder, process)
+    os.kill(both[1], number)
+    return _ended(process, both), folder
+
+
+def _two_agents(folder: Path, number: int) -> tuple[int | None, Path]:
+    """As the thread has it: `torchrun --nnodes 1:2` twice, here on one machine. The second agent gets the signal."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        place = f"localhost:{free.getsockname()[1]}"
+    ways = ["--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-id", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint"]
+    order = [*TORCHRUN, *ways, place, "--max-restarts", "10"]
+    first, second = (start(folder, [*order, f"--rdzv-conf=is_host={host}", peer("lost_peer")[1]]) for host in (1, 0))
+    both = _trained(folder, first)
+    if number == signal.SIGKILL:
+        for pid in both:
+            if psutil.Process(pid).ppid() == second.pid:
+                os.kill(pid, number)
+    second.send_signal(number)
+    code = _ended(first, both)
+    finish(second, 0.0)
+    return code, folder
+
+
+def _trained(folder: Path, process: subprocess.Popen[str]) -> list[int]:
+    """The processes of both ranks, in the middle of the second epoch."""
     until, steps = time.monotonic() + 2 * LIMIT, folder / "steps-1"
-    while process.poll() is None and time.monotonic() < until and not (steps.exists() and steps.stat().st_size >= 13):
+    while not (steps.exists() and steps.stat().st_size >= KILL_AT):
+        assert process.poll() is None and time.monotonic() < until, last_line(folder)
         time.sleep(0.02)
-    both = [int((folder / f"pid-{rank}").read_text()) for rank in (0, 1)]
-    os.kill(both[1], signal.SIGSTOP)
+    return [int((folder / f"pid-{rank}").read_text()) for rank in (0, 1)]
+
+
+def _ended(process: subprocess.Popen[str], both: list[int]) -> int | None:
+    """The exit code; None if it still hangs long after the other process was lost."""
     code = finish(process, HANGS)
-    for pid in both if code is None else ():
+    for pid in both:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return code
@@ -270,9 +325,14 @@ def _terminated(folder: Path, words: list[str], place: str) -> bool:
         process.wait(GRACE)
     # Looked at before the kill: what outlives a supervisor may save it afterwards, and a cluster kills that as well.
     numbers = [int(path.parent.name) for path in folder.glob("runs/*/checkpoints/[0-9]*/digest.json")]
-    saved = (folder / "saved.pt").exists() or (words[1] == "-m" and max(numbers, default=0) >= done - 1)
+    if words[1] != "-m":
+        saved = (folder / "saved.pt").exists()
+    elif done:
+        saved = max(numbers, default=0) >= done - 1  # the last batch of an epoch is committed with its epoch
+    else:
+        saved = process.poll() == STOPPED  # nothing is trained yet: the run is over in time, and says so
     finish(process, 0.0)
-    return saved  # the last batch of an epoch is committed with its epoch
+    return saved
 
 
 def _counted(saved: list[bool]) -> Outcome:
@@ -292,9 +352,9 @@ WISHES: dict[str, tuple[str, str, Callable[[Path, int], tuple[Outcome, Outcome]]
         "pytorch/pytorch#44624", "one CUDA error does not make the whole session unusable, a notebook's neither",
         lambda scratch, times: cuda_error(scratch),
     ),
-    "frozen_rank": (
-        "pytorch/pytorch#147064", "training goes on when the peer of a process does not answer any more",
-        lambda scratch, times: frozen(scratch),
+    "lost_peer": (
+        "pytorch/pytorch#147064", "training goes on when one of two processes is lost",
+        lambda scratch, times: lost(scratch),
     ),
     "lightning_mid_epoch": (
         "Lightning-AI/pytorch-lightning#19764", "resume in the middle of an epoch, at the next batch",

@@ -10,6 +10,7 @@ weights of the quiet one against those of the plain PyTorch script, where there 
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 from pathlib import Path
@@ -88,7 +89,8 @@ class Kit:
 
     def _without_supervisor(self, idiom: Idiom) -> Run:
         runs = self._new_folder()
-        env = {"PYTHONPATH": str(Path(__file__).parents[2])}
+        path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
+        env = {"PYTHONPATH": os.pathsep.join(filter(None, path))}
         plan = json.dumps({"end": END}).replace('"', "'")
         with Command(runs, "train", JOB, f"idiom={idiom.name}", f"plan={plan}", "--device", "cpu", env=env) as command:
             command.end(LIMIT)

@@ -6,7 +6,7 @@ import importlib
 
 from tests.idioms.pieces import IDIOMS, Idiom
 
-GROUPS = ("by_hand", "loops", "loaders", "objects", "as_they_are", "samplers", "held_out")
+GROUPS = ("by_hand", "loops", "loaders", "objects", "as_they_are", "samplers", "held_out", "doc_scripts")
 
 
 def idioms() -> dict[str, Idiom]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import lr_scheduler, swa_utils
 from torch.utils.data import DataLoader
 
@@ -195,53 +196,55 @@ def own_loop(session: Session) -> None:
         moment(session)
 
 
-def scheduled_freely(log: Log) -> nn.Module:
+def with_schedule() -> tuple[nn.Module, torch.optim.Optimizer, lr_scheduler.LRScheduler]:
     model = net(0.2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    schedule = lr_scheduler.ExponentialLR(optimizer, 0.9)
+    return model, optimizer, lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+
+def by_hand(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+    x = torch.randn(4, 6)
+    optimizer.zero_grad()
+    loss = loss_of(model, [x, x.sum(dim=1, keepdim=True)])
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def after(step: int, schedule: lr_scheduler.LRScheduler) -> dict[str, Any]:
+    """What follows a step: the schedule, and numbers to log, one of them drawn."""
+    schedule.step()
+    return {"lr": schedule.get_last_lr()[0], "noise": torch.rand(()).item(), "number": step}
+
+
+def scheduled_freely(log: Log) -> nn.Module:
+    model, optimizer, schedule = with_schedule()
     for step in range(16):
-        x = torch.randn(4, 6)
-        optimizer.zero_grad()
-        loss = loss_of(model, [x, x.sum(dim=1, keepdim=True)])
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        log(loss=loss.item(), lr=schedule.get_last_lr()[0], noise=torch.rand(()).item(), number=step)
+        loss = by_hand(model, optimizer)
+        log(loss=loss.item(), **after(step, schedule))
     return model
 
 
 @idiom("a loop of ones own: a scheduler and a logged number after session.step", plain=scheduled_freely)
 def after_the_step(session: Session) -> None:
     """It is killed between the step and what belongs to it."""
-    model = net(0.2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    schedule = lr_scheduler.ExponentialLR(optimizer, 0.9)
+    model, optimizer, schedule = with_schedule()
     session.protect(model=model, optimizer=optimizer, schedule=schedule)
     while session.step_count < 16:
         x = torch.randn(4, 6)
         loss = session.step(lambda b: loss_of(model, b), [x, x.sum(dim=1, keepdim=True)])
         moment(session)
-        schedule.step()
-        numbers = {"lr": schedule.get_last_lr()[0], "noise": torch.rand(()), "number": session.step_count - 1}
-        session.log(loss=loss, **numbers)
+        session.log(loss=loss, **after(session.step_count - 1, schedule))
 
 
 @idiom("a loop of ones own with optimizer.step() by hand", plain=scheduled_freely)
 def free_by_hand(session: Session) -> None:
-    model = net(0.2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    schedule = lr_scheduler.ExponentialLR(optimizer, 0.9)
+    model, optimizer, schedule = with_schedule()
     session.protect(model=model, optimizer=optimizer, schedule=schedule)
     while session.step_count < 16:
-        x = torch.randn(4, 6)
-        optimizer.zero_grad()
-        loss = loss_of(model, [x, x.sum(dim=1, keepdim=True)])
-        loss.backward()
-        optimizer.step()
+        loss = by_hand(model, optimizer)
         moment(session)
-        schedule.step()
-        numbers = {"lr": schedule.get_last_lr()[0], "noise": torch.rand(()), "number": session.step_count - 1}
-        session.log(loss=loss.item(), **numbers)
+        session.log(loss=loss.item(), **after(session.step_count - 1, schedule))
 
 
 @idiom("a loop of ones own with two session.step in its body")
@@ -264,9 +267,6 @@ def epoch_by_hand(session: Session) -> None:
     session.protect(model=model, optimizer=optimizer)
     for _ in session.epochs(4):
         for _ in range(4):
-            x = torch.randn(4, 6)
-            optimizer.zero_grad()
-            loss_of(model, [x, x.sum(dim=1, keepdim=True)]).backward()
-            optimizer.step()
+            by_hand(model, optimizer)
             moment(session)
         session.log(steps=session.step_count)

@@ -7,11 +7,15 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from tests.supervisor.scripts.driving import SCRIPTS, by_itself, same_weights, under_run
+from tests.supervisor.scripts.driving import SCRIPTS, by_itself, same_weights, under_run, weights
 
 ATTACHED = Path(__file__).parent / "scripts"
 EPOCHS, BATCHES = 2, 12
@@ -109,6 +113,16 @@ def test_gradients_over_several_batches_and_generators_of_the_loader(tmp_path: P
     assert same_weights(alone, tmp_path)
 
 
+def test_a_loop_without_epochs_is_committed_to_its_last_step(tmp_path: Path) -> None:
+    """`snapshot.every` is auto: the last second of the training is not one that a commit is due in."""
+    steps = 30
+    ran = under_run(tmp_path, ATTACHED / "one_pass.py", steps, patience=400.0)
+    assert ran.code == 0 and ran.run is not None, ran.story()
+    assert ran.receipt["steps"] == steps and ran.receipt["steps_repeated"] == 0
+    ended = load_file(ran.run.path / "final.safetensors")
+    assert all(torch.equal(ended[name], value) for name, value in weights(tmp_path).items())
+
+
 @pytest.mark.timeout(600)
 def test_what_an_epoch_begins_with_is_not_done_twice(tmp_path: Path) -> None:
     """Killed in the middle of the second epoch: a scheduler at its head, a running mean and a count go on."""
@@ -138,3 +152,46 @@ def test_a_loader_that_hides_its_class_is_followed() -> None:
     followed = follow(loader)
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
     assert (followed.given, followed.passes) == (3, 1)
+
+
+class Noisy(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return index + torch.rand(())
+
+
+class Prefetching:
+    """As that of timm: it has the DataLoader inside."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.loader
+
+
+@pytest.mark.parametrize("around", [lambda loader: loader, Prefetching], ids=["itself", "inside"])
+def test_loader_processes_that_would_live_on_are_new_in_each_epoch(around: Callable[[Any], Any]) -> None:
+    """The random numbers of the second epoch are found again in its middle, by a process that had no first one."""
+    from holdfast.integrations.data import NEW_PROCESSES, follow
+
+    def made() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        loader = around(torch.utils.data.DataLoader(Noisy(), batch_size=2, num_workers=1, persistent_workers=True))
+        return loader, follow(loader)
+
+    notes: list[str] = []
+    loader, followed = made()
+    followed.on_note = notes.append
+    first, second = [batch.tolist() for batch in loader], []
+    for batch in loader:
+        second.append(batch.tolist())
+        followed.used = followed.given
+        if followed.used == 1:
+            state = followed.state_dict()
+    assert notes == [NEW_PROCESSES] and first != second
+    loader, again = made()
+    again.load_state_dict(state)
+    assert [batch.tolist() for batch in loader] == second[1:]

@@ -1,14 +1,12 @@
 """The same in a session; started by `holdfast train`, which is what the SIGTERM goes to."""
 
-import torch
-from shared import BATCH, Numbered, network, place
+from shared import BATCH, Numbered, learner, place, update
 
 import holdfast
 
 
 def train(session: holdfast.Session) -> None:
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    model, optimizer = learner()
     loader = holdfast.Loader(Numbered(), batch_size=BATCH, shuffle=True)
     session.protect(model, optimizer, loader)
     place("warm-up")
@@ -16,9 +14,6 @@ def train(session: holdfast.Session) -> None:
         for x, y in session.batches(loader):
             if epoch == 1 and session.step_count == 10:
                 place("compile")
-            loss = torch.nn.functional.mse_loss(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            update(model, optimizer, x, y)
         if epoch == 1:
             place("evaluation")

@@ -3,7 +3,7 @@
 import signal
 
 import torch
-from shared import BATCH, HERE, Numbered, network, place
+from shared import BATCH, HERE, Numbered, learner, place, update
 
 asked = False
 
@@ -14,8 +14,7 @@ def stop(*_: object) -> None:
 
 
 signal.signal(signal.SIGTERM, stop)
-model = network()
-optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+model, optimizer = learner()
 loader = torch.utils.data.DataLoader(Numbered(), batch_size=BATCH, shuffle=True)
 place("warm-up")
 step = 0
@@ -23,10 +22,7 @@ for epoch in range(200):
     for x, y in loader:
         if epoch == 1 and step == 10:
             place("compile")
-        loss = torch.nn.functional.mse_loss(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(model, optimizer, x, y)
         step += 1
         if asked:
             torch.save({"model": model.state_dict(), "step": step}, HERE / "saved.pt")

@@ -30,6 +30,18 @@ Now = tuple[dict[str, Any], dict[str, Any]]
 """The global generators, and those of the loader's own."""
 
 
+def end_persistence(loader: Any) -> bool:
+    """New loader processes in each pass; True if a DataLoader, or the one in `loader.loader`, would have kept them.
+
+    Processes that live on draw on from where they are. New ones begin with a seed that is restored.
+    """
+    found = loader if isinstance(loader, DataLoader) else getattr(loader, "loader", None)
+    if not isinstance(found, DataLoader) or not found.persistent_workers:
+        return False
+    vars(found)["persistent_workers"] = False
+    return True
+
+
 class Source:
     """Of one loader."""
 
@@ -76,9 +88,7 @@ class Source:
         return self._teller is not None and not isinstance(self._teller, DataLoader)
 
     def open(self) -> Iterator[Any]:
-        if isinstance(self.loader, DataLoader) and self.loader.persistent_workers:
-            # Loader processes that live on draw on from where they are. New ones begin with a seed that is restored.
-            vars(self.loader)["persistent_workers"] = False
+        end_persistence(self.loader)
         self._found = self._own.found()  # a script may give it another sampler
         return iter(self.cls.__iter__(self.loader))
 

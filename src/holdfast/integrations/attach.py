@@ -8,11 +8,12 @@
             optimizer.step()
 
 The body of the loop over batches is what is committed, when the loop comes back for the next batch. The last batch
-of an epoch is committed together with what follows it, at the end of the epoch's body. After a fault the script runs
-from its first line; `attach` puts the state back, `epochs` begins at the epoch that was under way, and the loader at
-the batch that was not committed. There the state is put back once more: what the script did on its way to that batch, a
-scheduler at the head of the epoch, was done before and is part of it. Local variables of the loop are not restored;
-`loader.state`, a dictionary, and `loader.meter(name)`, a running mean, are.
+of an epoch is committed together with what follows it, at the end of the epoch's body; without `epochs`, when the loop
+over the loader ends. After a fault the script runs from its first line; `attach` puts the state back, `epochs` begins
+at the epoch that was under way, and the loader at the batch that was not committed. There the state is put back once
+more: what the script did on its way to that batch, a scheduler at the head of the epoch, was done before and is part of
+it. Local variables of the loop are not restored; `loader.state`, a dictionary, and `loader.meter(name)`, a running
+mean, are.
 
 Without `holdfast run` around it, the script trains as before: nothing is saved, and nothing is slower.
 """
@@ -68,6 +69,7 @@ class AttachedLoader:
         if outside is None:
             return
         self._followed = follow(loader)
+        self._followed.on_note = lambda text: outside.send("note", text=text)
         if KEPT in named:
             raise UserError(f"`{KEPT}` is the name of what holdfast itself keeps", hints=["give it by another name"])
         self._keep = Keep(outside, {**named, "data": self._followed, KEPT: self._kept}, device)
@@ -151,6 +153,16 @@ class AttachedLoader:
             if not last or not self._in_epochs:
                 self._commit(keep, followed)
             board.enter(Phase.EVALUATE if last else Phase.LOOP)
+        if not self._in_epochs:
+            self._end_pass(keep)
+
+    def _end_pass(self, keep: Keep) -> None:
+        """A loop without `epochs` is over, and may have been the last: what it ended with is outside then."""
+        if keep.uncommitted:
+            keep.commit(epoch=self._epoch)
+        keep.flush()
+        keep.stop_if_asked()
+        keep.outside.board.enter(Phase.EVALUATE)
 
     def _commit(self, keep: Keep, followed: Followed) -> None:
         followed.used = followed.given

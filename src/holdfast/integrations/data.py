@@ -30,7 +30,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from holdfast.base.errors import UserError
-from holdfast.data.any_source import teller
+from holdfast.data.any_source import end_persistence, teller
 from holdfast.data.batch_print import print_of
 from holdfast.data.own_generators import OwnGenerators
 from holdfast.state.rng import capture_rng, restore_rng
@@ -38,6 +38,12 @@ from holdfast.state.rng import capture_rng, restore_rng
 _CPU = torch.device("cpu")
 _END = object()
 """In place of a batch that does not come."""
+
+
+NEW_PROCESSES = (
+    "data: loader processes are new in each epoch, though persistent_workers=True: the random numbers of those that "
+    "live on could not be restored"
+)
 
 
 class Followed:
@@ -56,7 +62,7 @@ class Followed:
         self.on_pass: Callable[[int], None] | None = None
         """Called with the number of a pass, counted from 0, before it begins or is gone on with."""
         self.on_note: Callable[[str], None] | None = None
-        """Called where batches have to be read again."""
+        """Called where batches have to be read again, or loader processes do not live on."""
         self._begun: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None
         self._own = OwnGenerators(loader)
         self._own_begun: dict[str, Any] = {}
@@ -109,6 +115,8 @@ class Followed:
     def begin(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """The batches of the next epoch, or the rest of the one that was begun."""
         resuming, self.resuming = self.resuming, False
+        if end_persistence(self.loader) and self.on_note is not None:
+            self.on_note(NEW_PROCESSES)
         if resuming and self._place is not None:
             return self._at_its_place(make)
         if resuming and self._stream_at is not None and self._stream is not None:

@@ -88,6 +88,7 @@ class HoldfastCallback(Checkpoint):  # type: ignore[misc,unused-ignore]
             self._say("several train loaders: after a fault the epoch is not gone on with in the middle")
             return loader
         self._followed = follow(loader)
+        self._followed.on_note = self._say
         if self._loaders.state is not None:
             self._followed.load_state_dict(self._loaders.state)
             if self._keep is not None:

@@ -136,7 +136,6 @@ class Keep:
         self._meta: dict[str, Any] = {}
         self._cadence = Cadence(outside.settings)
         self._since = 0
-        """Steps since the last commit."""
 
     def on(self, device: torch.device) -> Keep:
         """The same, now that it is known where the training computes: that device's generator belongs to it."""
@@ -200,6 +199,11 @@ class Keep:
 
     def flush(self) -> None:
         self._snapshots.flush()
+
+    @property
+    def uncommitted(self) -> int:
+        """Steps since the last commit."""
+        return self._since
 
     @property
     def next_sequence(self) -> int:

@@ -31,22 +31,18 @@ class Net(torch.nn.Module):
         return {"loss": torch.nn.functional.mse_loss(out, labels), "logits": out}
 
 
+def arguments(**more):
+    return TrainingArguments(
+        output_dir="out", per_device_train_batch_size=4, learning_rate=1e-2, report_to=[], disable_tqdm=True,
+        dataloader_pin_memory=False, **more,
+    )  # fmt: skip
+
+
 def main():
     epochs, batches = int(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    args = TrainingArguments(
-        output_dir="out",
-        num_train_epochs=epochs,
-        per_device_train_batch_size=4,
-        learning_rate=1e-2,
-        save_steps=5,
-        save_total_limit=3,
-        logging_steps=5,
-        report_to=[],
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )
+    args = arguments(num_train_epochs=epochs, save_steps=5, save_total_limit=3, logging_steps=5)
     model = Net(float(sys.argv[3]) if len(sys.argv) > 3 else 0.2)
     trainer = Trainer(model=model, args=args, train_dataset=Numbers(batches * 4), callbacks=[HoldfastCallback()])
     trainer.train()

@@ -8,7 +8,8 @@ import sys
 
 import torch
 from torch.utils.data import Dataset, IterableDataset
-from transformers import Trainer, TrainingArguments
+from trainer_script import Net, arguments
+from transformers import Trainer
 
 from holdfast.integrations.transformers import HoldfastCallback
 
@@ -60,32 +61,12 @@ def masked(samples):
     return {"x": x * (torch.rand_like(x) > 0.15), "labels": torch.stack([each["labels"] for each in samples])}
 
 
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 1))
-
-    def forward(self, x, labels=None):
-        return {"loss": torch.nn.functional.mse_loss(self.net(x).squeeze(-1), labels)}
-
-
 def main():
     kind, steps, batches, accumulate = sys.argv[1], *map(int, sys.argv[2:5])
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    args = TrainingArguments(
-        output_dir="out",
-        max_steps=steps,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=accumulate,
-        learning_rate=1e-2,
-        save_strategy="no",
-        logging_steps=1,
-        report_to=[],
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )
-    model, data = Net(), {"plain": Plain, "stream": Stream, "map": Map}[kind](batches * 4)
+    args = arguments(max_steps=steps, gradient_accumulation_steps=accumulate, save_strategy="no", logging_steps=1)
+    model, data = Net(0.2), {"plain": Plain, "stream": Stream, "map": Map}[kind](batches * 4)
     trainer = Trainer(model=model, args=args, train_dataset=data, data_collator=masked, callbacks=[HoldfastCallback()])
     trainer.train()
     torch.save(model.state_dict(), "final.pt")

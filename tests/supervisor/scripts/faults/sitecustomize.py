@@ -1,11 +1,12 @@
 """Faults for scripts that do not know of them: FAULT=kill@12 on a PYTHONPATH that begins with this folder.
 
+FAULT=kill@3,9,10 comes at these steps, counted over all processes of the run.
 FAULT=small_memory@2 is a device with room for two samples: a layer that gets more raises what torch raises.
 FAULT_WHERE=visible: only while a device is visible, as the environment has it, however often the script starts;
 FAULT_TIMES=3 times at most. Where it is hidden the script computes slowly, as on a CPU.
 
 The user's own sitecustomize, and an optimizer hook of the user's own: `holdfast run` must leave both alone. A fault
-comes once in a run: a file named by FAULT_DONE remembers it.
+with one step comes once in a run. A file named by FAULT_DONE has a line for each fault.
 """
 
 import os
@@ -23,11 +24,23 @@ def after_step(optimizer, args, kwargs):
     COUNT += 1
     if os.environ.get("FAULT_WHERE") == "visible" and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         time.sleep(0.4)
-    if int(AT) > COUNT or not (may_again() or not os.path.exists(DONE) or again(optimizer)):
+    if not (listed() if "," in AT else due(optimizer)):
         return
     with open(DONE, "a") as file:
         file.write(f"{time.time()}\n")
     happen(KIND)
+
+
+def due(optimizer):
+    return int(AT) <= COUNT and (may_again() or not os.path.exists(DONE) or again(optimizer))
+
+
+def listed():
+    """One step more of all processes: is it one of those that were asked for?"""
+    with open(f"{DONE}.steps", "a") as file:
+        file.write(".")
+        file.flush()
+        return str(file.tell()) in AT.split(",")
 
 
 def may_again():
@@ -111,6 +124,10 @@ def happen(kind):
         raise ValueError("a mistake of the script's own")
     elif kind == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+    elif kind == "terminate_parent":  # what a cluster does with the process that it started
+        os.kill(os.getppid(), signal.SIGTERM)
+    elif kind == "kill_parent":
+        os.kill(os.getppid(), signal.SIGKILL)
 
 
 def states(folder):

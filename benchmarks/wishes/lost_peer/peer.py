@@ -1,10 +1,10 @@
-"""pytorch#147064, reduced: two processes of torchrun with `--max-restarts`; the peer of one answers no more."""
+"""pytorch#147064, reduced: two processes of torchrun with `--max-restarts`, and one is lost."""
 
 import os
 
 import torch
 import torch.distributed as dist
-from shared import BATCH, EPOCHS, HERE, Numbered, finish, network, shown, slowly
+from shared import BATCH, EPOCHS, HERE, Numbered, finish, network, shown, slowly, update
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
@@ -24,10 +24,7 @@ loader = DataLoader(Numbered(), batch_size=BATCH // dist.get_world_size(), sampl
 for epoch in range(first, EPOCHS):
     sampler.set_epoch(epoch)
     for x, y in loader:
-        loss = torch.nn.functional.mse_loss(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(model, optimizer, x, y)
         shown(rank)
         slowly()
     if rank == 0:

@@ -1,14 +1,13 @@
 """The same training in a session; started by `holdfast launch`, which starts both processes."""
 
 import torch
-from shared import BATCH, EPOCHS, Numbered, finish, network, shown, slowly
+from shared import BATCH, EPOCHS, Numbered, finish, learner, shown, slowly
 
 import holdfast
 
 
 def train(session: holdfast.Session) -> None:
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    model, optimizer = learner()
     loader = holdfast.Loader(Numbered(), batch_size=BATCH, shuffle=True)
     session.protect(model, optimizer, loader)
 
