@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import enum
 import json
+import math
 import random
 import sys
 import types
@@ -27,14 +28,14 @@ class Saved:
     """One picture of a frame, with tensors of its own."""
 
     def __init__(self, frame: types.FrameType) -> None:
-        capture = Capture(set(), Constants())
+        capture = Capture({}, Constants())
         self.rows = json.loads(json.dumps(capture.frames([frame])))
         self.nodes = json.loads(capture.text())
         self.tensors = {name: each.clone() for name, each in capture.tensors.items()}
         self.unsaved = capture.unsaved
 
     def put_back(self, frame: types.FrameType) -> None:
-        Restore(self.nodes, self.tensors.__getitem__, Constants()).frames(self.rows, [frame])
+        Restore(self.nodes, self.tensors.__getitem__, Constants(), {}).frames(self.rows, [frame])
 
 
 class Meter:
@@ -73,6 +74,42 @@ def test_containers_numbers_and_objects_are_put_back_in_place() -> None:
     assert list(recent) == [1, 2] and meter is kept and (meter.total, meter.values) == (0.0, [1])
     assert best == (0.5, "x") and unit.tolist() == [1.0, 2.0] and other.tolist() == [0.0, 1.0, 2.0, 3.0]
     assert chance.random() == first and drawn == []
+
+
+def test_the_sign_of_zero_and_the_order_of_a_set_are_put_back() -> None:
+    saves: list[Saved] = []
+    small, zero, zeros = set(range(65)), -0.0, [0.0, -0.0]
+    for each in (0, *range(2, 64)):
+        small.discard(each)
+    order = list(small)
+    assert order == [1, 64] and list({1, 64}) == [64, 1]  # in a set that was never larger
+    turns = iter([0, 1])
+    while True:
+        turn = outside_turn(turns)
+        led_except(saves, sys._getframe(), turn, {"saves", "turns", "turn", "order", "each"})
+        if turn == 1:
+            break
+        zero, zeros[:] = 0.0, [-0.0, 0.0]
+        small.clear()
+        small.update({1, 64})
+    assert [math.copysign(1, each) for each in (zero, *zeros)] == [-1, 1, -1]
+    assert list(small) == order
+
+
+@pytest.mark.parametrize("change", ["data", "numpy", "order"])
+def test_what_is_written_behind_torchs_back_is_no_constant(change: str) -> None:
+    constants, average = Constants(), torch.arange(40_001.0)
+    assert constants.mark(average) is not None
+    constants.settle()
+    assert constants.mark(average) is not None
+    version = average._version
+    if change == "data":
+        average.data.mul_(0.99)
+    elif change == "numpy":
+        average.numpy()[-1] += 1
+    else:
+        average.numpy()[:] = np.roll(average.numpy(), 2)
+    assert average._version == version and constants.mark(average) is None
 
 
 def test_a_part_of_an_array_is_a_part_of_it_again() -> None:

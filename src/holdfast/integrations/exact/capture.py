@@ -7,7 +7,7 @@
 
 A value that has no parts stands for itself. One that has is a node, and `["@", 7]` speaks of node 7: two variables that
 hold one list hold one list afterwards. Node kinds are the first word of each node; restore.py has the way back.
-Tensors of modules and optimizers are `owned`: state/ saves them. Large data that the set-up makes and nobody changes
+Tensors of modules and optimizers are `owned`, by name: state/ saves them. Large data that the set-up makes and nobody changes
 are `constants`: only a checksum is saved, because a new process makes them again.
 """
 
@@ -102,7 +102,7 @@ class Unsaved(Exception):
 class Capture:
     """One picture of what is reachable. Its tensors are the live ones."""
 
-    def __init__(self, owned: set[int], constants: Constants) -> None:
+    def __init__(self, owned: dict[int, str], constants: Constants) -> None:
         self.nodes: list[list[Any]] = []
         self.tensors: dict[str, torch.Tensor] = {}
         self.unsaved: dict[str, str] = {}
@@ -216,7 +216,7 @@ class Capture:
 
     def _tensor(self, value: torch.Tensor, path: str) -> list[Any]:
         if id(value) in self._owned:
-            return ["owned"]
+            return ["owned", self._owned[id(value)]]
         if type(value).__module__.startswith("torch._subclasses") or value.is_sparse or value.is_meta:
             self.unsaved[path] = type(value).__name__
             return ["keep"]
@@ -224,7 +224,7 @@ class Capture:
         if base is not None and value.grad_fn is None and value.dtype == base.dtype and not value.is_conj():
             shape = [list(value.shape), list(value.stride()), value.storage_offset()]
             return ["view", self.value(base, f"{path}.base"), *shape]
-        if value.nbytes >= LARGE and (mark := self._constants.mark(value)) is not None:
+        if value.nbytes >= LARGE and (mark := self._constants.mark(value, bool(self._in_data))) is not None:
             return ["constant", mark, path]
         about = [bool(value.requires_grad), isinstance(value, torch.nn.Parameter), value.is_leaf, str(value.device)]
         return ["tensor", self._keep(path, value.detach()), about, list(value.stride())]

@@ -1,12 +1,12 @@
 """Large data that a script's set-up makes and that nobody changes: a checksum stands for it.
 
     constants = Constants()
-    constants.begin()                  # at the first step: what is there now is what set-up has made
     constants.mark(tensor)             # its checksum; None if it is new or was written to
-    constants.settle()                 # from here on, what is not known is new
+    constants.settle()                 # after the first step: from here on, what is not known is new
 
-torch counts how often a tensor is written to. numpy does not, so a large array is read each time; one that belongs to a
-Dataset is read in places.
+torch counts how often a tensor is written to, but not what is written through `tensor.data` or `tensor.numpy()`, as
+many averages of weights are. numpy does not count at all. So large tensors and arrays are read each time. Of a Dataset,
+arrays are read in places, and tensors are taken as unchanged where torch has counted nothing.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ class Constants:
     def settle(self) -> None:
         self._settled = True
 
-    def mark(self, tensor: torch.Tensor) -> str | None:
+    def mark(self, tensor: torch.Tensor, in_data: bool = False) -> str | None:
         """A checksum of a tensor that is as set-up left it."""
         if tensor.requires_grad or not tensor.is_leaf or torch.is_inference(tensor):
             return None
         now = (tensor._version, tensor.data_ptr(), tuple(tensor.shape))
         known = self._known.get(id(tensor))
         if known is not None and known[0]() is tensor:
-            return known[2] if known[1] == now else None
+            before, sums = known[1]
+            return known[2] if before == now and (sums is None or sums == _sums(tensor)) else None
         if self._settled:
             return None
         mark = f"{tuple(tensor.shape)} {tensor.dtype} {sum_of(tensor)}"
-        self._known[id(tensor)] = weakref.ref(tensor), now, mark
+        self._known[id(tensor)] = weakref.ref(tensor), (now, None if in_data else _sums(tensor)), mark
         return mark
 
     def mark_array(self, array: np.ndarray[Any, Any], in_data: bool) -> str | None:
@@ -60,6 +61,16 @@ class Constants:
         mark = _mark_of(array, in_data)
         self._known[id(array)] = weakref.ref(array), None, mark
         return mark
+
+
+def _sums(tensor: torch.Tensor) -> list[int]:
+    """Numbers that are others where the tensor holds others. They are computed where it is, at the speed of memory."""
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    flat = flat.clone() if flat.storage_offset() % 8 else flat
+    whole = flat.numel() // (8 * _PIECES) * (8 * _PIECES)
+    words = flat[:whole].view(torch.int64)
+    told = [words.view(_PIECES, -1).sum(1), words[::2].sum().view(1)] if whole else []
+    return torch.cat([*told, flat[whole:].to(torch.int64)]).tolist()
 
 
 def _mark_of(array: np.ndarray[Any, Any], in_data: bool) -> str:

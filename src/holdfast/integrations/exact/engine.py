@@ -34,7 +34,7 @@ from holdfast.integrations.exact import frames as places
 from holdfast.integrations.exact.capture import Capture, Unsaved
 from holdfast.integrations.exact.constants import Constants
 from holdfast.integrations.exact.digest import digest
-from holdfast.integrations.exact.models import find_models
+from holdfast.integrations.exact.models import find_models, owned
 from holdfast.integrations.exact.packages import Packages
 from holdfast.integrations.exact.restore import Different, Restore
 from holdfast.integrations.outside import Keep, Outside, connect
@@ -45,11 +45,11 @@ from holdfast.worker.worker import map_file
 GIVES_WAY = 120.0
 """Seconds that the supervisor has to answer before the script goes on without protection."""
 NOT_LED = 75
+"""The exit code of a process that cannot be led back; the supervisor has heard why."""
 LATE, MOST_MILESTONES = 5.0, 64
 """Seconds of training in one loop from which on it is not computed again for the sake of the next one."""
 MOST_OTHERS = 100
 """Times that a process comes to the place of a commit without all optimizers of it."""
-"""The exit code of a process that cannot be led back; the supervisor has heard why."""
 
 
 class Script:
@@ -176,9 +176,8 @@ class Engine:
 
     def _capture(self, found: list[types.FrameType]) -> tuple[Capture, str]:
         while True:
-            models = find_models(self._optimizers)
-            owned = {id(tensor) for module in models for tensor in module.state_dict(keep_vars=True).values()}
-            capture = Capture(owned, self._constants)
+            named = owned(find_models(self._optimizers))
+            capture = Capture({id(tensor): name for name, tensor in named.items()}, self._constants)
             rows = {"frames": capture.frames(found), "modules": capture.modules(self._packages)}
             gone = [each for each in self._optimizers if not capture.has(each)]
             if not gone or len(gone) == len(self._optimizers):
@@ -285,7 +284,8 @@ class Engine:
         state = self._script.state
         tensors = state["tensors"]
         rows = json.loads(state["rows"])
-        restore = Restore(json.loads(state["graph"]), tensors.__getitem__, self._constants)
+        named = owned(find_models(self._optimizers))
+        restore = Restore(json.loads(state["graph"]), tensors.__getitem__, self._constants, named)
         restore.modules(rows["modules"])
         self._packages.changed(name for name, _ in rows["modules"])
         restore.frames(rows["frames"], found)

@@ -1,6 +1,7 @@
 """The modules that a script trains, found by what its optimizers update.
 
-find_models(frames, optimizers)        # the outermost modules that hold the parameters, in the order of discovery
+find_models(optimizers)                # the outermost modules that hold the parameters, in the order of discovery
+owned(models)                          # {"0.fc.weight": tensor}: what these modules hold, by a name
 """
 
 from __future__ import annotations
@@ -33,6 +34,15 @@ def find_models(optimizers: list[torch.optim.Optimizer]) -> list[torch.nn.Module
     loose = [param for number, param in params.items() if number not in held]
     _cache["params"], _cache["models"] = set(params), [*chosen, *([Loose(loose)] if loose else [])]
     return list(_cache["models"])
+
+
+def owned(models: list[torch.nn.Module]) -> dict[str, torch.Tensor]:
+    """Parameters and buffers. The same names in another process, where its optimizers train the same modules."""
+    return {
+        f"{at}.{name}": tensor
+        for at, module in enumerate(models)
+        for name, tensor in module.state_dict(keep_vars=True).items()
+    }
 
 
 _cache: dict[str, Any] = {}

@@ -1,6 +1,6 @@
 """The way back: the variables of a process that is at the same place become what another process saved there.
 
-    restore = Restore(nodes, read, constants)
+    restore = Restore(nodes, read, constants, owned)
     restore.frames(rows, frames)                # Different if this script cannot be led there, and why
 
 Each saved value meets the value that is there now. A container or an object is changed in place, so that everything
@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import collections
 import enum
+import math
 import pathlib
 import sys
 import types
@@ -37,10 +38,17 @@ class Different(Exception):
 class Restore:
     """One way back."""
 
-    def __init__(self, nodes: list[list[Any]], read: Callable[[str], torch.Tensor], constants: Constants) -> None:
+    def __init__(
+        self,
+        nodes: list[list[Any]],
+        read: Callable[[str], torch.Tensor],
+        constants: Constants,
+        owned: dict[str, torch.Tensor],
+    ) -> None:
         self._nodes = nodes
         self._read = read
         self._constants = constants
+        self._owned_now = owned
         self._done: dict[int, Any] = {}
         self._alive: list[Any] = []
         self._claimed: dict[int, Any] = {}
@@ -91,7 +99,7 @@ class Restore:
 
     def value(self, saved: Any, now: Any, path: str) -> Any:
         if type(saved) is not list:
-            return now if type(now) is type(saved) and now == saved and saved == saved else saved
+            return now if _is(saved, now) else saved
         if saved[0] != "@":
             return self._leaf(saved, now, path)
         number = int(saved[1])
@@ -156,9 +164,7 @@ class Restore:
     def _set(self, node: list[Any], now: Any, path: str, number: int) -> Any:
         target = now if isinstance(now, set) else set()
         made = self._members(node[2], sorted(target, key=repr) if target else (), path)
-        if target != set(made):
-            target.clear()
-            target.update(made)
+        _fill(target, made)
         return target
 
     def _frozenset(self, node: list[Any], now: Any, path: str, number: int) -> Any:
@@ -205,7 +211,9 @@ class Restore:
         return now
 
     def _owned(self, node: list[Any], now: Any, path: str, number: int) -> Any:
-        return self._keep_now(now, path, "a tensor of a model")
+        """Also for a variable that this process does not have yet, like the last parameter that a loop has visited."""
+        found = self._owned_now.get(str(node[1]))
+        return self._keep_now(_NOTHING if found is None else found, path, "a tensor of a model")
 
     def _kept(self, node: list[Any], now: Any, path: str, number: int) -> Any:
         return self._keep_now(now, path, "an object that cannot be saved")
@@ -468,8 +476,23 @@ def _check_name(name: Any, path: str) -> None:
         raise Different(f"{path} was saved with the name {name!r}")
 
 
+def _fill(target: set[Any], made: list[Any]) -> None:
+    """With these members, in this order where that can be had: it depends on how large the set has been before."""
+    for room in (0, *(1 << power for power in range(2, 15))):
+        if list(target) == made:
+            return
+        target.clear()
+        target.update(made)
+        others = {object() for _ in range(room)}
+        target.update(others)
+        for each in others:
+            target.discard(each)  # difference_update would make the set small again
+
+
 def _is(new: Any, old: Any) -> bool:
-    return new is old or (type(new) is type(old) and type(new) in SIMPLE and bool(new == old))
+    if new is old or type(new) is not type(old) or type(new) not in SIMPLE:
+        return new is old
+    return bool(new == old) and (type(new) is not float or math.copysign(1.0, new) == math.copysign(1.0, old))
 
 
 def _whole(stored: torch.Tensor, stride: list[int]) -> bool:
