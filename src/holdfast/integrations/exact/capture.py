@@ -7,8 +7,8 @@
 
 A value that has no parts stands for itself. One that has is a node, and `["@", 7]` speaks of node 7: two variables that
 hold one list hold one list afterwards. Node kinds are the first word of each node; restore.py has the way back.
-Tensors of modules and optimizers are `owned`, by name: state/ saves them. Large data that the set-up makes and nobody changes
-are `constants`: only a checksum is saved, because a new process makes them again.
+Tensors of modules and optimizers are `owned`, by name: state/ saves them. Large data that the set-up makes and nobody
+changes are `constants`: only a checksum is saved, because a new process makes them again.
 """
 
 from __future__ import annotations
