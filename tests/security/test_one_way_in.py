@@ -42,7 +42,7 @@ ELSEWHERE = {
     "distributed/job.py": "a folder of tempfile.mkdtemp",
     "distributed/roster.py": "the folder of distributed/job.py",
     "distributed/shared_votes.py": "the folder of distributed/job.py",
-    "supervisor/scripts/hook/_holdfast_weights.py": "in the script's process: a new folder that `holdfast chaos` has made",
+    "supervisor/scripts/hook/_holdfast_weights.py": "in the script's process: a folder that `holdfast chaos` has made",
     "supervisor/scripts/hook/_holdfast_hook.py": "in the script's process: a folder that Notes has just made",
     "supervisor/scripts/exact_files.py": "files that the script itself has opened to write to; a link is not followed",
     "supervisor/scripts/silence.py": "the folder that Notes has made",
