@@ -36,14 +36,11 @@ def killed_at(folder: Path, lines: list[str], *words: object) -> Ran:
     return Ran(process.returncode, out, (folder / "err").read_bytes(), 0.0, folder, run, run.receipt() or {})
 
 
+@pytest.mark.all  # make test has the same of `holdfast chaos -- COMMAND`: tests/cli/test_chaos_command.py
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "lines", [["epoch 3 batch 1"], pytest.param(["epoch 3 batch 1", "epoch 3 batch 8"], marks=pytest.mark.all)], ids=len
-)
-def test_a_killed_script_has_the_weights_the_log_and_the_files_of_the_undisturbed_one(
-    tmp_path: Path, lines: list[str]
-) -> None:
+def test_a_killed_script_has_the_weights_the_log_and_the_files_of_the_undisturbed_one(tmp_path: Path) -> None:
     """The rehearsal is over after two seconds of steps, which take 0.1 s."""
+    lines = ["epoch 3 batch 1", "epoch 3 batch 8"]
     script = SCRIPTS / "exact_script.py"
     alone = by_itself(tmp_path / "alone", script, "4", patience=PATIENCE)
     killed = killed_at(tmp_path / "killed", lines, script, "4")
