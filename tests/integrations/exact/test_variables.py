@@ -112,6 +112,14 @@ def test_what_is_written_behind_torchs_back_is_no_constant(change: str) -> None:
     assert average._version == version and constants.mark(average) is None
 
 
+def test_a_batch_that_was_fetched_ahead_is_no_constant_when_its_turn_comes() -> None:
+    constants, ahead = Constants(), torch.zeros(40_000)
+    assert constants.mark(ahead, path="loader.next_input") is not None
+    constants.settle()
+    assert constants.mark(ahead, path="loader.next_input") is not None
+    assert constants.mark(ahead, path="train.input") is None
+
+
 def test_a_part_of_an_array_is_a_part_of_it_again() -> None:
     saves: list[Saved] = []
     order, sums = np.arange(8), torch.arange(8.0)

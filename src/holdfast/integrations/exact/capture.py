@@ -224,7 +224,7 @@ class Capture:
         if base is not None and value.grad_fn is None and value.dtype == base.dtype and not value.is_conj():
             shape = [list(value.shape), list(value.stride()), value.storage_offset()]
             return ["view", self.value(base, f"{path}.base"), *shape]
-        if value.nbytes >= LARGE and (mark := self._constants.mark(value, bool(self._in_data))) is not None:
+        if value.nbytes >= LARGE and (mark := self._constants.mark(value, bool(self._in_data), path)) is not None:
             return ["constant", mark, path]
         about = [bool(value.requires_grad), isinstance(value, torch.nn.Parameter), value.is_leaf, str(value.device)]
         return ["tensor", self._keep(path, value.detach()), about, list(value.stride())]

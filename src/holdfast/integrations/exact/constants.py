@@ -34,19 +34,24 @@ class Constants:
     def settle(self) -> None:
         self._settled = True
 
-    def mark(self, tensor: torch.Tensor, in_data: bool = False) -> str | None:
-        """A checksum of a tensor that is as set-up left it."""
+    def mark(self, tensor: torch.Tensor, in_data: bool = False, path: str = "") -> str | None:
+        """A checksum of a tensor that is as set-up left it, and where set-up left it.
+
+        A batch that a loader had fetched ahead in the first step is no constant when it is the batch of the second.
+        """
         if tensor.requires_grad or not tensor.is_leaf or torch.is_inference(tensor):
             return None
         now = (tensor._version, tensor.data_ptr(), tuple(tensor.shape))
         known = self._known.get(id(tensor))
         if known is not None and known[0]() is tensor:
-            before, sums = known[1]
-            return known[2] if before == now and (sums is None or sums == _sums(tensor)) else None
+            before, sums, first = known[1]
+            moved = bool(path and first) and path != first
+            return known[2] if before == now and not moved and (sums is None or sums == _sums(tensor)) else None
         if self._settled:
             return None
         mark = f"{tuple(tensor.shape)} {tensor.dtype} {sum_of(tensor)}"
-        self._known[id(tensor)] = weakref.ref(tensor), (now, None if in_data else _sums(tensor)), mark
+        about = (now, None, "") if in_data else (now, _sums(tensor), path)
+        self._known[id(tensor)] = weakref.ref(tensor), about, mark
         return mark
 
     def mark_array(self, array: np.ndarray[Any, Any], in_data: bool) -> str | None:
