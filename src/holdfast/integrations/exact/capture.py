@@ -31,7 +31,7 @@ import torch
 
 from holdfast.integrations.exact import frames as places
 from holdfast.integrations.exact.constants import LARGE, Constants
-from holdfast.integrations.exact.loaders import begun_json, created_json, is_loader_iterator
+from holdfast.integrations.exact.loaders import begun_json, has_worked_before, is_loader_iterator
 from holdfast.integrations.exact.ours import is_own, library
 from holdfast.integrations.exact.packages import Packages
 
@@ -278,8 +278,13 @@ class Capture:
         if loader is None:
             self.unsaved[path] = type(value).__name__
             return ["keep"]
+        if has_worked_before(value):
+            raise Unsaved(
+                "a DataLoader keeps its processes over epochs (persistent_workers=True), "
+                "and their random numbers cannot be put back"
+            )
         inner, own = self.value(loader, f"{path}.loader"), self.value(value._holdfast_own, f"{path}.own")
-        return ["batches", inner, int(value._num_yielded), begun_json(value), own, created_json(value)]
+        return ["batches", inner, int(value._num_yielded), begun_json(value), own]
 
     def _function(self, value: types.FunctionType, path: str) -> list[Any]:
         if not is_own(value.__module__ or ""):

@@ -35,8 +35,7 @@ def note(iterator: Any, loader: Any) -> None:
     iterator._holdfast_loader = loader
     iterator._holdfast_begun = {name: tensor.clone() for name, tensor in tensors.items()}, words
     iterator._holdfast_own = OwnGenerators(loader).state_dict()
-    if not hasattr(iterator, "_holdfast_created"):  # one whose processes persist begins more than once
-        iterator._holdfast_created = _packed(iterator._holdfast_begun)
+    iterator._holdfast_passes = getattr(iterator, "_holdfast_passes", 0) + 1
 
 
 def begun_json(iterator: Any) -> str:
@@ -47,10 +46,12 @@ def begun_json(iterator: Any) -> str:
     return str(known[1])
 
 
-def created_json(iterator: Any) -> str | None:
-    """The generators when its processes were started, if that was in an earlier epoch."""
-    created = str(iterator._holdfast_created)
-    return None if created == begun_json(iterator) else created
+def has_worked_before(iterator: Any) -> bool:
+    """Whether its processes have served an earlier epoch (`persistent_workers=True`).
+
+    Their random numbers go on from there, and nobody but they know how far they are.
+    """
+    return int(iterator._holdfast_passes) > 1
 
 
 def _packed(begun: tuple[dict[str, torch.Tensor], Any]) -> str:
@@ -67,13 +68,10 @@ def _set_generators(text: str) -> None:
     restore_rng(tensors, words, _CPU)
 
 
-def again(loader: Any, given: int, begun: str, own: dict[str, Any], created: str | None) -> Any:
+def again(loader: Any, given: int, begun: str, own: dict[str, Any]) -> Any:
     """An iterator of this loader that has handed out `given` batches of the epoch that began so."""
     if getattr(loader, "_iterator", None) is not None:
         loader._iterator = None  # the processes that persist end with it
-    if created is not None:
-        _set_generators(created)
-        iter(loader)  # its processes persist: they get the seeds that they had, and the epoch begins below
     _set_generators(begun)
     own_generators = OwnGenerators(loader)
     now = copy.deepcopy(own_generators.state_dict())

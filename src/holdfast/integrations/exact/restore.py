@@ -322,7 +322,7 @@ class Restore:
         have = getattr(now, "_holdfast_loader", _NOTHING)
         loader = self.value(node[1], have, f"{path}.loader")
         own = self.value(node[4], _NOTHING, path)
-        return loaders.again(loader, int(node[2]), str(node[3]), own, node[5])
+        return loaders.again(loader, int(node[2]), str(node[3]), own)
 
     def _function(self, node: list[Any], now: Any, path: str, number: int) -> Any:
         if not isinstance(now, types.FunctionType) or now.__qualname__ != node[1]:
