@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.integrations.exact import frames, loaders
-from holdfast.integrations.exact.capture import Capture, Unsaved
+from holdfast.integrations.exact import frames
+from holdfast.integrations.exact.capture import Capture
 from holdfast.integrations.exact.constants import Constants
 from holdfast.integrations.exact.restore import Different, Restore
 
@@ -192,16 +192,6 @@ def test_what_cannot_be_read_is_named() -> None:
     chain = hashlib.sha256(b"x")
     saved = Saved(sys._getframe())
     assert saved.unsaved == {"test_what_cannot_be_read_is_named.chain": "HASH"} and chain.digest()
-
-
-def test_processes_of_a_loader_that_have_served_an_epoch_are_refused() -> None:
-    loader = torch.utils.data.DataLoader([1, 2], num_workers=0)
-    batches = iter(loader)
-    loaders.note(batches, loader)  # as the hook does when an epoch begins
-    Saved(sys._getframe())
-    loaders.note(batches, loader)
-    with pytest.raises(Unsaved, match="persistent_workers=True"):
-        Saved(sys._getframe())
 
 
 def test_another_place_is_refused() -> None:

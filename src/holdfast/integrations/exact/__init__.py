@@ -7,6 +7,7 @@ slots: modules and optimizers as a session keeps them, and beside them
   frames.py     where the script is: the functions that are open, and the `for` loops that are open in each
   capture.py    what their variables hold: numbers, texts, containers, objects, tensors, iterators, generators
   loaders.py    how far a DataLoader is, and the random numbers it began with
+  process_generators.py    the random numbers of loader processes that live over epochs
   restore.py    the way back: the same variables of a new process, changed in place
   files.py      the files that the script writes to
 

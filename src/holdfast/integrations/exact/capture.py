@@ -31,7 +31,7 @@ import torch
 
 from holdfast.integrations.exact import frames as places
 from holdfast.integrations.exact.constants import LARGE, Constants
-from holdfast.integrations.exact.loaders import begun_json, has_worked_before, is_loader_iterator
+from holdfast.integrations.exact.loaders import begun_json, is_loader_iterator, processes
 from holdfast.integrations.exact.ours import is_own, library
 from holdfast.integrations.exact.packages import Packages
 
@@ -278,13 +278,15 @@ class Capture:
         if loader is None:
             self.unsaved[path] = type(value).__name__
             return ["keep"]
-        if has_worked_before(value):
+        lasting = processes(value)
+        if lasting is None:
             raise Unsaved(
-                "a DataLoader keeps its processes over epochs (persistent_workers=True), "
-                "and their random numbers cannot be put back"
+                "a DataLoader keeps its processes over epochs (persistent_workers=True), and its dataset changes "
+                "as it is read there, or they are not forked"
             )
         inner, own = self.value(loader, f"{path}.loader"), self.value(value._holdfast_own, f"{path}.own")
-        return ["batches", inner, int(value._num_yielded), begun_json(value), own]
+        made, states = lasting
+        return ["batches", inner, int(value._num_yielded), begun_json(value), own, made, list(states)]
 
     def _function(self, value: types.FunctionType, path: str) -> list[Any]:
         if not is_own(value.__module__ or ""):

@@ -60,10 +60,10 @@ class Constants:
         if known is not None and known[0]() is array:
             if fixed:
                 return known[2]
-            return known[2] if _mark_of(array, in_data) == known[2] else None
+            return known[2] if mark_of(array, in_data) == known[2] else None
         if self._settled:
             return None
-        mark = _mark_of(array, in_data)
+        mark = mark_of(array, in_data)
         self._known[id(array)] = weakref.ref(array), None, mark
         return mark
 
@@ -78,7 +78,8 @@ def _sums(tensor: torch.Tensor) -> list[int]:
     return torch.cat([*told, flat[whole:].to(torch.int64)]).tolist()
 
 
-def _mark_of(array: np.ndarray[Any, Any], in_data: bool) -> str:
+def mark_of(array: np.ndarray[Any, Any], in_data: bool) -> str:
+    """A checksum of an array: of 64 places of it where it is a large one of a Dataset."""
     flat = array.reshape(-1) if array.flags.c_contiguous else array.ravel(order="K")
     data = flat.view(np.uint8).data
     if not in_data or len(data) <= _PIECE * _PIECES:

@@ -1,11 +1,12 @@
 """How far a DataLoader is, and the way back there.
 
-    note(iterator, loader)                     # as an iterator begins: the random generators, which draw its order
-    again(loader, given, begun, own)           # a new iterator that has handed out so many batches
+    note(iterator, loader, state_of)           # as an iterator begins: the random generators, which draw its order
+    again(loader, Place(given, begun, own))    # a new iterator that has handed out so many batches
 
 The order of an epoch is drawn from generators when its iterator begins. To go on, that moment is repeated, and the
 batches that were used are passed over: without loader processes the sampler is asked for them and nothing is read;
 with loader processes, and for a stream, they are read and dropped, because each process draws random numbers in order.
+Processes that live over epochs are given the random numbers that they had when this epoch began.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import base64
 import copy
 import itertools
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from holdfast.data.own_generators import OwnGenerators
+from holdfast.integrations.exact.process_generators import make_room, watch_processes
 from holdfast.state.rng import NUMPY, PYTHON, TORCH, capture_rng, restore_rng
 
 _CPU = torch.device("cpu")
@@ -29,13 +33,46 @@ def is_loader_iterator(value: Any) -> bool:
     return isinstance(value, torch.utils.data.dataloader._BaseDataLoaderIter)
 
 
-def note(iterator: Any, loader: Any) -> None:
-    """An iterator begins."""
+@dataclass(frozen=True)
+class Place:
+    """Where an iterator is."""
+
+    given: int
+    """Batches that it has handed out in this epoch."""
+    begun: str
+    """The generators when this epoch began."""
+    own: dict[str, Any]
+    """The loader's own generators then."""
+    made: str = ""
+    """Where its processes have served an earlier epoch: the generators when they were started,"""
+    processes: tuple[str, ...] = ()
+    """and those of each process when this epoch began."""
+
+
+def note(iterator: Any, loader: Any, state_of: Callable[[Any], str]) -> None:
+    """An epoch of an iterator begins. `state_of` tells whether a dataset has changed."""
     tensors, words = capture_rng(_CPU)
     iterator._holdfast_loader = loader
     iterator._holdfast_begun = {name: tensor.clone() for name, tensor in tensors.items()}, words
     iterator._holdfast_own = OwnGenerators(loader).state_dict()
     iterator._holdfast_passes = getattr(iterator, "_holdfast_passes", 0) + 1
+    if iterator._holdfast_passes == 1:
+        iterator._holdfast_made = iterator._holdfast_begun
+        iterator._holdfast_room = make_room(loader, state_of)
+        watch_processes(_generators, _set_generators)
+
+
+def processes(iterator: Any) -> tuple[str, tuple[str, ...]] | None:
+    """`made` and `processes` of its place; None where the processes that serve it cannot be put back there."""
+    if iterator._holdfast_passes == 1:
+        return "", ()
+    known = iterator.__dict__.get("_holdfast_processes")
+    if known is None or known[0] != iterator._holdfast_passes:
+        room = iterator._holdfast_room
+        states = room.states(iterator._holdfast_passes) if room is not None else None
+        told = None if states is None else (_packed(iterator._holdfast_made), tuple(states))
+        known = iterator._holdfast_processes = iterator._holdfast_passes, told
+    return known[1]  # type: ignore[no-any-return]
 
 
 def begun_json(iterator: Any) -> str:
@@ -46,12 +83,8 @@ def begun_json(iterator: Any) -> str:
     return str(known[1])
 
 
-def has_worked_before(iterator: Any) -> bool:
-    """Whether its processes have served an earlier epoch (`persistent_workers=True`).
-
-    Their random numbers go on from there, and nobody but they know how far they are.
-    """
-    return int(iterator._holdfast_passes) > 1
+def _generators() -> str:
+    return _packed(capture_rng(_CPU))
 
 
 def _packed(begun: tuple[dict[str, torch.Tensor], Any]) -> str:
@@ -68,20 +101,36 @@ def _set_generators(text: str) -> None:
     restore_rng(tensors, words, _CPU)
 
 
-def again(loader: Any, given: int, begun: str, own: dict[str, Any]) -> Any:
-    """An iterator of this loader that has handed out `given` batches of the epoch that began so."""
+def again(loader: Any, place: Place) -> Any:
+    """An iterator of this loader that stands there."""
     if getattr(loader, "_iterator", None) is not None:
         loader._iterator = None  # the processes that persist end with it
-    _set_generators(begun)
+    if place.made:
+        _start_processes(loader, place)
+    _set_generators(place.begun)
     own_generators = OwnGenerators(loader)
     now = copy.deepcopy(own_generators.state_dict())
-    own_generators.load_state_dict(own)
+    own_generators.load_state_dict(place.own)
     iterator = iter(loader)
     here = getattr(loader, "num_workers", 0) == 0
     by_index = not isinstance(getattr(loader, "dataset", None), torch.utils.data.IterableDataset)
-    for _ in itertools.islice(iterator._sampler_iter if here and by_index else iterator, given):
+    for _ in itertools.islice(iterator._sampler_iter if here and by_index else iterator, place.given):
         pass
-    iterator._num_yielded = given
-    if given:  # else they are still to draw from
+    iterator._num_yielded = place.given
+    if place.given:  # else they are still to draw from
         own_generators.load_state_dict(now)
     return iterator
+
+
+def _start_processes(loader: Any, place: Place) -> None:
+    """The processes as they were started in the first epoch. They read nothing before the epoch that is to go on."""
+    _set_generators(place.made)
+    name = "batch_sampler" if loader._auto_collation else "sampler"
+    sampler = vars(loader)[name]
+    vars(loader)[name] = ()
+    try:
+        iterator = iter(loader)
+    finally:
+        vars(loader)[name] = sampler
+    iterator._index_sampler = sampler
+    iterator._holdfast_room.order(list(place.processes))

@@ -321,8 +321,11 @@ class Restore:
     def _batches(self, node: list[Any], now: Any, path: str, number: int) -> Any:
         have = getattr(now, "_holdfast_loader", _NOTHING)
         loader = self.value(node[1], have, f"{path}.loader")
+        if number in self._done:  # a loader whose processes last has its iterator as an attribute
+            return self._done[number]
         own = self.value(node[4], _NOTHING, path)
-        return loaders.again(loader, int(node[2]), str(node[3]), own)
+        place = loaders.Place(int(node[2]), str(node[3]), own, str(node[5]), tuple(map(str, node[6])))
+        return loaders.again(loader, place)
 
     def _function(self, node: list[Any], now: Any, path: str, number: int) -> Any:
         if not isinstance(now, types.FunctionType) or now.__qualname__ != node[1]:

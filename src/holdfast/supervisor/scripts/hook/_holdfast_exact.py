@@ -96,6 +96,6 @@ def _loader_is_here(module):
 
 def _note_loader(iterator, loader):
     try:
-        _exact_module("loaders").note(iterator, loader)
+        _exact_module("loader_notes").note(iterator, loader)
     except Exception:
         pass
