@@ -174,6 +174,7 @@ class Keep:
 
     def passed(self, *, step: int, samples: int) -> bool:
         """The run is at this step now. Whether it is time for a commit: by the cadence, or because it is to stop."""
+        self.look()
         self._since += max(0, step - self.step)
         self.step, self.samples = step, samples
         due = self._cadence.due(self._since)
@@ -196,6 +197,10 @@ class Keep:
         self._since = 0
         self._cadence.taken(took + self._snapshots.waited())
         board.enter(Phase.LOOP)
+
+    def look(self) -> None:
+        """A copy that has arrived by now becomes the newest commit: on a GPU it is on its way when `commit` returns."""
+        self._snapshots.poll()
 
     def flush(self) -> None:
         self._snapshots.flush()

@@ -152,6 +152,8 @@ class Engine:
 
     def _made_step(self, frame: types.FrameType | None) -> None:
         self._outside.board.begin_attempt(self._step)
+        if self._keep is not None:
+            self._keep.look()
         if self._trail:
             self._compare()
         due = self._cadence.due(self._step - self._at)
@@ -319,6 +321,8 @@ class Engine:
         order.setdefault("trail", []).append([self._step, digest(self._optimizers)])
         if self._step >= order["least"] and time.monotonic() >= order["until"]:
             self._rehearse = None
+            if self._keep is not None:
+                self._keep.flush()  # the process that follows begins there
             _flush()
             self._ask("rehearse", trail=order["trail"], unsaved=self._unsaved)
 
