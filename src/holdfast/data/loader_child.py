@@ -12,7 +12,9 @@ An error in the user's dataset is carried over whole: its type, its arguments, i
 from __future__ import annotations
 
 import ctypes
+import itertools
 import logging
+import operator
 import os
 import pickle
 import signal
@@ -21,6 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -204,33 +207,42 @@ class Fetcher:
         return items if len(items) == len(samples) else None
 
     def _one_by_one(self, ticket: Ticket, samples: list[int], at: Place, watch: Watch | None) -> list[Any]:
-        dataset, index = self.dataset, -1
         items: list[Any] = []
-        early = watch if not self.quiet else None
         try:  # around the loops: what is done for each sample is paid 256 times a batch
-            if self.used:
-                seeds = sample_seeds(ticket.seed, ticket.epoch, ticket.samples)
-                for words, index in zip(seeds, samples, strict=True):
-                    at[0] = index
-                    seed(words, self.used)
-                    items.append(dataset[index])
-                    if early is not None:
-                        _look_after_the_first(early)
-                        early = None
+            early = watch if not self.quiet else None
+            if self.used or early is not None:
+                self._carefully(ticket, samples, at, early, items)
+            elif at is NOWHERE:
+                items.extend(map(partial(operator.getitem, self.dataset), samples))
             else:
+                dataset = self.dataset
                 for index in samples:
                     at[0] = index
                     items.append(dataset[index])
-                    if early is not None:
-                        _look_after_the_first(early)
-                        early = None
         except _DrewEarly:
             raise
         except Exception as error:
+            index = samples[len(items)] if len(items) < len(samples) else samples[-1]
             self.failure = Failure("read", (index,))
             _note(error, f"raised by dataset[{index}], in batch {ticket.batch} of epoch {ticket.epoch}")
             raise
         return items
+
+    def _carefully(self, ticket: Ticket, samples: list[int], at: Place, early: Watch | None, items: list[Any]) -> None:
+        """The generators that the dataset uses are seeded before each sample. One that it draws from and that nobody
+        has seen it use is looked for after the first: most that draw do so at every sample, and then one is read twice,
+        not a batch."""
+        dataset, used = self.dataset, self.used
+        seeds = sample_seeds(ticket.seed, ticket.epoch, ticket.samples) if used else itertools.repeat(())
+        for words, index in zip(seeds, samples, strict=False):
+            at[0] = index
+            if used:
+                seed(words, used)
+            items.append(dataset[index])
+            if early is not None:
+                if early.found():
+                    raise _DrewEarly
+                early = None
 
     def whole(self, ticket: Ticket, at: Place) -> Any:
         """The batch in one go; None if the dataset has no such way, or does not take it now.
@@ -267,12 +279,6 @@ class Fetcher:
         with _not_a_loader_child():
             odd = odd_ones(items, lambda some: self._collate(ticket, some))
         return Failure("collate", tuple(int(ticket.samples[place]) for place, _ in odd), odd[0][1] if odd else "")
-
-
-def _look_after_the_first(watch: Watch) -> None:
-    """Most that draw do so at every sample: then one is read twice, and not a batch."""
-    if watch.found():
-        raise _DrewEarly
 
 
 def fetch_here(fetcher: Fetcher, ticket: Ticket, at: Place = NOWHERE) -> Any:

@@ -134,10 +134,12 @@ class Commits:
         """Whether it is time. A worker does not go on from the last batch of an epoch: its end comes soon."""
         ground = self._ground
         due = ground.cadence.due(ground.uncommitted.count)
+        ground.snapshots.poll()  # a copy that has arrived counts from here on
         if ground.cadence.fixed is not None:
             return due
-        busy = ground.peers.ranks == 1 and ground.snapshots.busy  # several ranks have agreed, with rank 0's in mind
-        return ground.uncommitted.whole or (due and not last and not busy)
+        if ground.uncommitted.whole or not due or last:
+            return ground.uncommitted.whole
+        return ground.peers.ranks > 1 or not ground.snapshots.busy  # several ranks have agreed, with rank 0's in mind
 
     def tell_cadence(self, *, last: bool = False) -> None:
         """Tell the supervisor how often snapshots are taken, if that has changed."""
