@@ -32,3 +32,20 @@ def test_a_copy_that_arrives_late_is_the_newest_commit_after_the_next_steps(tmp_
         keep.passed(step=step, samples=step)
     newest = outside.newest()
     assert newest is not None and read_meta(newest)["session"]["step"] == 1
+
+
+def test_without_a_supervisor_nothing_is_committed(tmp_path: Path) -> None:
+    """The lines of such a step were read by nobody: a run that goes on prints them again."""
+    arena = Arena.create(8 << 20, slots=5, folder=tmp_path)
+    channel, supervisor = Channel.pair()
+    outside = Outside(channel, Board.create(), {"settings": {}, "arenas": [{"paths": slot_paths(arena)}]})
+    model = torch.nn.Linear(4, 4)
+    keep = Keep(outside, {"model": model}, torch.device("cpu"))
+    keep.restore()
+    keep.passed(step=1, samples=1)
+    keep.commit()
+    supervisor.close()  # as the system does for a process that was killed
+    keep.passed(step=2, samples=2)
+    keep.commit()
+    newest = outside.newest()
+    assert newest is not None and read_meta(newest)["session"]["step"] == 1

@@ -78,6 +78,19 @@ class Channel:
         """Whether a message has arrived, or begins to."""
         return bool(self._buffer) or bool(select.select([self.sock], [], [], 0)[0])
 
+    def gone(self) -> bool:
+        """Whether the other process has ended, or has closed its end. Nothing is read, and nobody waits."""
+        self.sock.setblocking(False)
+        try:
+            return not self.sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            return True
+        finally:
+            if self.sock.fileno() >= 0:
+                self.sock.setblocking(True)
+
     def pending(self) -> Iterator[Message]:
         """Every message that has arrived; raises `Closed` once the other end is gone and all is read."""
         self.sock.setblocking(False)

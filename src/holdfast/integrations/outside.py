@@ -78,6 +78,11 @@ class Outside:
     def committed(self, step: int) -> None:
         return None
 
+    @property
+    def gone(self) -> bool:
+        """The supervisor was killed: what this process prints is read by nobody, and it will be ended soon."""
+        return self._channel.gone()
+
     def ask(self, kind: str, patience: float, **data: Any) -> dict[str, Any]:
         """Say something and wait for the answer. Closed or OSError if none comes."""
         self._channel.send({"kind": kind, **data})
@@ -183,7 +188,12 @@ class Keep:
         return due or self.stop_requested
 
     def commit(self, **more: Any) -> None:
-        """Everything as it is now, out of this process."""
+        """Everything as it is now, out of this process.
+
+        Without a supervisor there is no commit: the run goes on from the one before, and prints this step's lines again.
+        """
+        if self.outside.gone:
+            return
         board = self.outside.board
         board.enter(Phase.SNAPSHOT)
         began = time.perf_counter()
