@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -275,7 +276,7 @@ def cuda_error(scratch: Path) -> tuple[Outcome, Outcome]:
         alive = code == 0 and after.exists() and after.read_text() == "10.0"
         alive = alive and (word == "peer" or (following.exists() and following.read_text() == "FINISHED 20"))
         error = (scratch / word / "error").read_text() if (scratch / word / "error").exists() else "no error"
-        says = f"{error[:90]}; then the session " + (
+        says = f"{textwrap.shorten(error, 92, placeholder=' …')}; then the session " + (
             "goes on" if alive else f"is unusable: {last_line(scratch / word)}"
         )
         notebook = in_kernel(scratch / f"{word}-kernel", HERE / name / f"{word}.py")

@@ -64,8 +64,8 @@ those of a killed script cannot be restored, so they are new in each epoch. The 
 for bit, and all numbers that it prints with those of its quiet run. It is killed five times, two of them in a row; the
 other faults come once. Each comes right after an update.
 
-*One printed line lost*: a script outlives its killed supervisor by a moment. What it prints then is read by nobody, and
-it may commit the step, so that the line is not printed again. It is a race: ImageNet ended equal in one run of two.
+ImageNet with a killed supervisor was run three times: a script outlives its supervisor by a moment, and what it prints
+then is read by nobody. Until it was kept from committing in that moment, one of two runs lost a printed line.
 
 """
 OTHERS = ROOT / "benchmarks" / "results" / "strangers-cpu.json"

@@ -190,7 +190,7 @@ class Keep:
     def commit(self, **more: Any) -> None:
         """Everything as it is now, out of this process.
 
-        Without a supervisor there is no commit: the run goes on from the one before, and prints this step's lines again.
+        Without a supervisor there is no commit: the run goes on from the one before, and prints these lines again.
         """
         if self.outside.gone:
             return
