@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
+import types
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -327,3 +329,20 @@ def _asked(computed: Any, function: Any, inputs: list[Tensor]) -> list[str]:
     out, _ = computed(function, inputs)
     broken = function is torch.matmul and inputs[0].dtype == torch.bfloat16
     return ["forward"] if broken and out.dtype == torch.bfloat16 else []
+
+
+def test_triton_counts_only_where_the_script_has_kernels_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's optimizers import Triton: for most scripts nothing is ever compiled with it."""
+    triton = pytest.importorskip("triton")
+    from holdfast.worker.operators import zeros
+
+    monkeypatch.delitem(sys.modules, "torch._inductor.compile_fx", raising=False)
+    assert not zeros.uses_triton()
+    kernels = types.ModuleType("kernels_of_a_script")
+    monkeypatch.setitem(sys.modules, "kernels_of_a_script", kernels)
+    kernels.double = triton.jit(_a_kernel)  # type: ignore[attr-defined]
+    assert zeros.uses_triton()
+
+
+def _a_kernel(x):  # type: ignore[no-untyped-def]
+    return x

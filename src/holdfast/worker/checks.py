@@ -15,7 +15,6 @@ It finds out and says so. What follows is the session's and the ladder's.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -161,7 +160,7 @@ class Vigil:
             return None
         self._answered = True
         device = self.sentinel.device
-        triton = "triton" in sys.modules  # a kernel of Triton takes seconds to compile: for scripts that have some
+        triton = zeros.uses_triton()
         found = zeros.silent(device, triton=triton)
         if not found or not (again := [each for each in zeros.silent(device, 1, triton=triton) if each in found]):
             return None

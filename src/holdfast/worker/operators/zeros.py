@@ -8,6 +8,7 @@ not run cannot give it. The memory is filled with a pattern before, so that it i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 
 import torch
@@ -17,6 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 PATTERN = 77.0
 ROOM = 1 << 20
+_OWN_KERNELS = ("torch", "triton", "holdfast")
+"""Packages that bring kernels of Triton which a script does not use by importing them."""
 Function = Callable[..., Tensor]
 
 
@@ -32,6 +35,20 @@ def silent(device: torch.device, turn: int = 0, *, triton: bool = True) -> list[
     if device.type == "cuda" and triton:
         found += _of_triton(device, turn)
     return found
+
+
+def uses_triton() -> bool:
+    """Whether the script has kernels of Triton: torch.compile was called, or a module of it or of a library has some.
+
+    To compile one takes a second and more. That Triton is imported says nothing: torch's optimizers import it.
+    """
+    if "triton" not in sys.modules:
+        return False
+    if "torch._inductor.compile_fx" in sys.modules:
+        return True
+    modules = [each for name, each in list(sys.modules.items()) if name.partition(".")[0] not in _OWN_KERNELS]
+    names = (list(getattr(each, "__dict__", {}).values()) for each in modules)
+    return any(type(value).__name__ == "JITFunction" for values in names for value in values)
 
 
 def _operators(turn: int) -> Iterator[tuple[str, Function, list[Tensor]]]:
