@@ -4,7 +4,8 @@
 that phase, once; `full="1:4:2"` has rank 1 run out of memory twice at step 4; `seen` is a folder where each rank writes
 which samples it was given; `once` does what a process can do only once; `ddp` wraps the model as scripts under torchrun
 do, with several exchanges in each backward, and `full="1:4:2:backward"` runs out of memory between two of them,
-`full="1:4:1:optimizer"` after all of them.
+`full="1:4:1:optimizer"` after all of them; `wait="10 25"` waits before those steps until `seen` has a file go-10, then
+go-25; `double` computes in float64.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def train(
     once: bool = False,
     ddp: bool = False,
     seen: str = "",
+    wait: str = "",
+    double: bool = False,
 ) -> None:
     torch.manual_seed(3)
     if once:
@@ -58,6 +61,8 @@ def train(
     own = [nn.ReLU()] if plain else [nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2)]
     first = nn.Linear(8, 16)
     model: nn.Module = nn.Sequential(first, *own, nn.Linear(16, 2))
+    if double:
+        model.double()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
     data = holdfast.Loader(Numbers(length), batch_size=batch, shuffle=True)
@@ -78,8 +83,10 @@ def train(
             def loss_of(part: Any) -> torch.Tensor:
                 if full and full[-1].isdigit():
                     _run_out(session, full, tries, len(part[0]))
-                return nn.functional.cross_entropy(model(part[0]), part[1])
+                return nn.functional.cross_entropy(model(part[0].double() if double else part[0]), part[1])
 
+            if str(session._position.step + 1) in wait.split():
+                _wait(session, Path(seen) / f"go-{session._position.step + 1}")
             if session.rank == fail:
                 raise ValueError("this rank does not like the data")
             session.step(loss_of, values)
@@ -87,12 +94,19 @@ def train(
             if session.rank == 1 and session._position.step == stop:
                 session._board.request_stop()
             if seen:
-                with open(Path(seen) / f"rank{session.rank}.txt", "a") as file:
+                name = f"part-{session.run.generation}-{session.rank}.txt" if wait else f"rank{session.rank}.txt"
+                with open(Path(seen) / name, "a") as file:
                     file.write(f"{epoch} {session._position.step} {' '.join(map(str, values[2].tolist()))}\n")
             time.sleep(pause)
         session.log(valid_loss=float(epoch))  # the first epoch is the best
     if ddp:
         torch.distributed.destroy_process_group()
+
+
+def _wait(session: holdfast.Session, until: Path) -> None:
+    while not until.exists():
+        session._board.beat()
+        time.sleep(0.005)
 
 
 def _run_out(session: holdfast.Session, full: str, tries: list[int], rows: int) -> None:

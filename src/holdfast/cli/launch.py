@@ -58,6 +58,12 @@ from the newest snapshot that all ranks have.
     add_words(parser)
     ranks = parser.add_argument_group("how many")
     ranks.add_argument("--nproc", metavar="N", help="number of processes on this machine (default: one per GPU, or 1)")
+    ranks.add_argument(
+        "--min-ranks",
+        type=int,
+        metavar="N",
+        help="continue with this many processes while a lost one cannot be replaced (default: wait for all)",
+    )
     ranks.add_argument("--nodes", type=int, default=1, metavar="N", help="number of machines (default: 1)")
     ranks.add_argument("--node-rank", type=int, default=0, metavar="K", help="number of this machine, counted from 0")
     ranks.add_argument("--master", metavar="HOST", help="address of the first machine: HOST or HOST:PORT")
@@ -110,7 +116,26 @@ def _wanted(args: argparse.Namespace) -> torchrun.Wanted:
         )
     master = args.master or ""
     master = master if ":" in master else f"{master}:{torchrun.PORT}"
-    return torchrun.Wanted(nproc, args.nodes, args.node_rank, master)
+    return torchrun.Wanted(nproc, args.nodes, args.node_rank, master, least=_least(args, nproc))
+
+
+def _least(args: argparse.Namespace, nproc: int) -> int | None:
+    least: int | None = args.min_ranks
+    if least is None:
+        return None
+    if not 1 <= least <= nproc:
+        raise UsageError(
+            f"--min-ranks {least} does not fit --nproc {nproc}",
+            command="launch",
+            cause=f"it has to be a number from 1 to {nproc}",
+        )
+    if args.nodes > 1 or not Forker.possible():
+        raise UsageError(
+            "--min-ranks works on one machine only",
+            command="launch",
+            cause="where torchrun starts the processes, all of them start again when one is lost",
+        )
+    return least
 
 
 def _nproc(asked: str | None) -> int:
@@ -200,7 +225,8 @@ def _agent(
     preload = preload_for(order.facts)
     logs = job.path if folder is None else folder.path
     if wanted.nodes == 1 and Forker.possible():
-        return RankAgent(job, wanted.nproc, words, {**env, **OWN_AGENT}, logs / agents.LOG, preload=preload)
+        env, log = {**env, **OWN_AGENT}, logs / agents.LOG
+        return RankAgent(job, wanted.nproc, words, env, log, preload=preload, least=wanted.least)
     run_id = "holdfast" if folder is None or wanted.nodes > 1 else folder.name
     command = torchrun.command_for(wanted, words, run_id)
     return torchrun.TorchrunAgent(job, command, env, logs / torchrun.AGENT_LOG, preload=preload)
