@@ -103,21 +103,27 @@ class Launched:
     def is_invited(self, ranks: int) -> bool:
         """So many ranks are ready, and those that train are asked to meet the new ones."""
         now, job = self.roster(), self.job
-        ready = job is not None and sum(roster.is_ready(job, each.pid) for each in self.ranks()) == ranks
-        return ready and now is not None and job is not None and roster.invited(job, now.number)
+        return self.are_ready(ranks) and now is not None and job is not None and roster.invited(job, now.number)
+
+    def are_ready(self, processes: int) -> bool:
+        """So many processes are ranks, or could be."""
+        job = self.job
+        return job is not None and sum(roster.is_ready(job, each.pid) for each in self.ranks()) == processes
 
     # -- doing ---------------------------------------------------------------------------------------------
 
     def go(self, step: int) -> None:
         (self.seen / f"go-{step}").touch()
 
+    def kill(self, seat: int) -> None:
+        os.kill({each.rank: each.pid for each in self.ranks()}[seat], signal.SIGKILL)
+
     def take_away(self, *seats: int) -> None:
         """Their processes are killed, and new ones find no device."""
-        pids = {each.rank: each.pid for each in self.ranks()}
         for seat in seats:
             self.away[seat].touch()
         for seat in seats:
-            os.kill(pids[seat], signal.SIGKILL)
+            self.kill(seat)
 
     def give_back(self, *seats: int) -> None:
         for seat in seats:

@@ -1,4 +1,4 @@
-"""A launch goes on with fewer ranks while one cannot be replaced, and with all of them once it can."""
+"""A launch goes on with fewer ranks while one cannot be replaced, and with all of them once it can; spare ranks."""
 
 from __future__ import annotations
 
@@ -52,3 +52,24 @@ def test_fewer_ranks_while_some_are_away(tmp_path: Path, seats: list[int], more:
     notes = "\n".join(launch.notes())
     for seat in seats:
         assert f"rank {seat} is away (" in notes and f"rank {seat} is back: " in notes
+
+
+@pytest.mark.all
+def test_a_spare_takes_the_place_of_a_lost_rank(tmp_path: Path) -> None:
+    """Twice, the second time that of the first rank: another rank keeps the run folder from there on."""
+    with Launched(tmp_path, 2, "--spares", "1", wait="8 16 24") as launch:
+        for step, seat, seats in ((8, 1, (0, 2)), (16, 0, (1, 2))):
+            launch.until(lambda step=step: launch.waits_for(step, 2) and launch.are_ready(3))
+            launch.kill(seat)
+            launch.go(step)
+            launch.until(lambda step=step: launch.waits_for(step + 8, 2))
+            after = launch.roster()
+            assert after is not None and after.seats == seats
+        launch.go(24)
+        receipt = launch.finish()["receipt"]
+    assert receipt["steps"] == 30 and receipt["steps_lost"] == 0 and receipt["faults"] == {"killed": 2}
+    assert launch.samples() == {epoch: Counter(range(60)) for epoch in range(6)}
+    for name, values in alone(tmp_path / "alone").items():
+        assert (launch.weights()[name] - values).abs().max() < 1e-6, name
+    reasons = {event.data["reason"] for event in launch.run.events() if event.kind == "fault"}
+    assert reasons == {"a spare process takes its place, the others stay"}

@@ -64,6 +64,9 @@ from the newest snapshot that all ranks have.
         metavar="N",
         help="continue with this many processes while a lost one cannot be replaced (default: wait for all)",
     )
+    ranks.add_argument(
+        "--spares", type=int, default=0, metavar="N", help="processes that wait to replace a lost one (default: 0)"
+    )
     ranks.add_argument("--nodes", type=int, default=1, metavar="N", help="number of machines (default: 1)")
     ranks.add_argument("--node-rank", type=int, default=0, metavar="K", help="number of this machine, counted from 0")
     ranks.add_argument("--master", metavar="HOST", help="address of the first machine: HOST or HOST:PORT")
@@ -116,14 +119,16 @@ def _wanted(args: argparse.Namespace) -> torchrun.Wanted:
         )
     master = args.master or ""
     master = master if ":" in master else f"{master}:{torchrun.PORT}"
-    return torchrun.Wanted(nproc, args.nodes, args.node_rank, master, least=_least(args, nproc))
+    return torchrun.Wanted(nproc, args.nodes, args.node_rank, master, least=_least(args, nproc), spares=args.spares)
 
 
 def _least(args: argparse.Namespace, nproc: int) -> int | None:
     least: int | None = args.min_ranks
-    if least is None:
+    if args.spares < 0:
+        raise UsageError(f"--spares is {args.spares}, but it has to be 0 or more", command="launch")
+    if least is None and not args.spares:
         return None
-    if not 1 <= least <= nproc:
+    if least is not None and not 1 <= least <= nproc:
         raise UsageError(
             f"--min-ranks {least} does not fit --nproc {nproc}",
             command="launch",
@@ -131,7 +136,7 @@ def _least(args: argparse.Namespace, nproc: int) -> int | None:
         )
     if args.nodes > 1 or not Forker.possible():
         raise UsageError(
-            "--min-ranks works on one machine only",
+            f"{'--spares' if least is None else '--min-ranks'} works on one machine only",
             command="launch",
             cause="where torchrun starts the processes, all of them start again when one is lost",
         )
@@ -226,7 +231,7 @@ def _agent(
     logs = job.path if folder is None else folder.path
     if wanted.nodes == 1 and Forker.possible():
         env, log = {**env, **OWN_AGENT}, logs / agents.LOG
-        return RankAgent(job, wanted.nproc, words, env, log, preload=preload, least=wanted.least)
+        return RankAgent(job, wanted.nproc, words, env, log, preload=preload, least=wanted.least, spares=wanted.spares)
     run_id = "holdfast" if folder is None or wanted.nodes > 1 else folder.name
     command = torchrun.command_for(wanted, words, run_id)
     return torchrun.TorchrunAgent(job, command, env, logs / torchrun.AGENT_LOG, preload=preload)

@@ -11,6 +11,9 @@ group, wait for the next roster (roster.py) and build a new group in their own p
 With `least` below `ranks` they do not wait for a seat that cannot be filled: one whose new process ended before it had
 committed a step, or is not ready in twice the time that starts took so far. The next roster is without it. The agent
 goes on trying, less and less often. When a process for that seat is ready, the others are invited to meet it.
+
+With `spares` there are more seats than ranks. A process that is ready and in no roster waits; it takes the place of one
+that is lost at once. The new process for the lost seat is the next spare.
 """
 
 from __future__ import annotations
@@ -115,6 +118,7 @@ class RankAgent:
         *,
         preload: Sequence[str] = (),
         least: int | None = None,
+        spares: int = 0,
     ) -> None:
         self.job = job
         self.least = ranks if least is None else least
@@ -123,7 +127,8 @@ class RankAgent:
         self.returncode: int | None = None
         self._words = list(words)
         self._env = env
-        self._members = [Member(seat) for seat in range(ranks)]
+        self._ranks = ranks
+        self._members = [Member(seat) for seat in range(ranks + spares)]
         self._forking: Member | None = None
         self._number = 0
         self._published: dict[int, int] = {}
@@ -147,7 +152,8 @@ class RankAgent:
         return promising < self.least or self._forker.stillborn >= MOST_STILLBORN
 
     @property
-    def _elastic(self) -> bool:
+    def _flexible(self) -> bool:
+        """Whether the run can go on while a seat is empty."""
         return self.least < len(self._members)
 
     @property
@@ -198,20 +204,21 @@ class RankAgent:
             for member in self._members:
                 if member.pid == message["exited"]:
                     self._ended(member, -int(KILL) if message["code"] is None else int(message["code"]))
-        elif "died" in message:  # the nursery: its ranks have ended with it
+        elif "died" in message:  # the nursery: its ranks end with it, but not one that is inside an exchange
             self._forking = None
             for member in self._members:
                 if member.pid and member.process is None:
+                    processes.send_group(member.pid, KILL)
                     self._ended(member, -int(KILL))
 
     def _ended(self, member: Member, code: int) -> None:
         self.job.note(f"exit-{member.pid}", {"code": code})
         trained = roster.forget(self.job, member.pid)
-        was_rank = trained if self._elastic else member.ready
+        was_rank = trained if self._flexible else member.ready
         now = time.monotonic()
         self._code = code
         member.strikes = 0 if was_rank or not code else member.strikes + 1
-        if member.strikes and self._elastic:
+        if member.strikes and self._flexible:
             self._put_off(member, now, code)
         if member.ready:
             member.lost = now
@@ -261,7 +268,7 @@ class RankAgent:
         member.pid, member.ready = member.process.pid, False
 
     def _env_of(self, member: Member) -> dict[str, str]:
-        rank, ranks = str(member.seat), str(len(self._members))
+        rank, ranks = str(member.seat), str(self._ranks)
         places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         return {**self._env, **places, "TORCHELASTIC_RESTART_COUNT": str(self._number)}
 
@@ -270,10 +277,12 @@ class RankAgent:
 
         Ranks that train are asked to leave their group first, and only for a new one: so they lose nothing by it.
         """
-        here = [member for member in self._members if member.ready]
+        here = self._chosen()
         if self._ending or any(member.done for member in self._members) or len(here) < self.least:
             return
-        if any(self._is_worth_waiting_for(member) for member in self._members if not member.ready):
+        if len(here) < self._ranks and any(
+            self._is_worth_waiting_for(each) for each in self._members if not each.ready
+        ):
             return
         now = {member.seat: member.pid for member in here}
         if self._published.items() <= now.items() and self._published:
@@ -293,12 +302,16 @@ class RankAgent:
                 self.job.drop_slots(member.seat)
         pids = {rank: member.pid for rank, member in enumerate(here)}
         seats = tuple(member.seat for member in here)
-        roster.publish(self.job, Roster(self._number, pids, seats, len(self._members)))
+        roster.publish(self.job, Roster(self._number, pids, seats, self._ranks))
+
+    def _chosen(self) -> list[Member]:
+        """The members of the next roster: those that train, then others that are ready, as many as are wanted."""
+        ready = [member for member in self._members if member.ready]
+        ready.sort(key=lambda member: (self._published.get(member.seat) != member.pid, member.seat))
+        return sorted(ready[: self._ranks], key=lambda member: member.seat)
 
     def _is_worth_waiting_for(self, member: Member) -> bool:
         """Whether the others wait for this seat, which has no process that is ready."""
-        if not self._elastic:
-            return True
         if member.strikes or (self._published and member.seat not in self._published):
             return False
         if member.lost is None:
@@ -313,7 +326,7 @@ class RankAgent:
         """No more processes will come, and the ranks that are left would wait for ever: they save and end."""
         error: dict[str, Any] = {
             "error": "GaveUp",
-            "message": f"{len(self.pids)} of {len(self._members)} ranks are left, too few to go on",
+            "message": f"{len(self.pids)} of {self._ranks} ranks are left, too few to go on",
             "cause": self.last_words(),
             "hints": [],
             "exit_code": 4,

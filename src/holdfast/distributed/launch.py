@@ -137,7 +137,7 @@ class Launch:
     def _beat(self, seen: list[Seen]) -> None:
         if self._teller is None or self.run is None or not seen:
             return
-        first = min(seen, key=lambda each: each.rank)
+        first = max(seen, key=lambda each: (each.beat.step, -each.rank))  # a spare has no steps
         accounts = Accounts.from_json(self.run.info.get("accounts"))
         accounts.steps = first.beat.step or accounts.steps
         self._teller.rate.note(accounts.steps)

@@ -286,8 +286,7 @@ class _Life:
     def _find_place(self) -> None:
         if self.place.stays:
             before = self.place.restarts if self.groups else 0
-            if self.groups:
-                self.board.enter(Phase.PEERS)  # waiting for others is no hang of this rank
+            self.board.enter(Phase.PEERS)  # waiting for others is no hang of this rank; a spare may wait for days
             now = roster.await_next(self.job, after=before, launcher=int(os.environ.get(LAUNCHER) or 0))
             rank = now.rank_of(os.getpid())
             assert rank is not None

@@ -288,9 +288,11 @@ class Writer(LocalLink):
 
     def _record(self, fault: Fault) -> None:
         reason = "this rank is replaced, the others stay" if self.place.stays else "all ranks are started again"
-        empty = () if self.place.roster is None else self.place.roster.empty
-        if any(fault.device == f"rank {seat}" for seat in empty):
+        group = self.place.roster
+        if group is not None and fault.device in [f"rank {seat}" for seat in group.empty]:
             reason = "the others continue without this rank"
+        elif group is not None and fault.device not in [f"rank {seat}" for seat in group.seats]:
+            reason = "a spare process takes its place, the others stay"
         move = Move(Action.REPLACE, 0, reason=reason, new_worker=True)
         folder = evidence.collect(self.run, fault, move, None, "", {}, "")
         self.accounts.fault(fault.kind.value)

@@ -44,7 +44,7 @@ class Roster:
     seats: tuple[int, ...] = ()
     """By rank: which of the launch's seats it has. All of them where this is not said."""
     wanted: int = 0
-    """How many seats the launch has."""
+    """How many ranks the launch should have."""
 
     def __post_init__(self) -> None:
         if not self.seats:
@@ -54,8 +54,9 @@ class Roster:
 
     @property
     def empty(self) -> list[int]:
-        """Seats without a process."""
-        return [seat for seat in range(self.wanted) if seat not in self.seats]
+        """Seats without a process that a spare has not made up for."""
+        missing = [seat for seat in range(self.wanted) if seat not in self.seats]
+        return missing[len(missing) - (self.wanted - self.ranks) :]
 
     @property
     def ranks(self) -> int:
