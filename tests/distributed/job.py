@@ -5,7 +5,8 @@ that phase, once; `full="1:4:2"` has rank 1 run out of memory twice at step 4; `
 which samples it was given; `once` does what a process can do only once; `ddp` wraps the model as scripts under torchrun
 do, with several exchanges in each backward, and `full="1:4:2:backward"` runs out of memory between two of them,
 `full="1:4:1:optimizer"` after all of them; `wait="10 25"` waits before those steps until `seen` has a file go-10, then
-go-25; `double` computes in float64.
+go-25; `double` computes in float64; `lag="1:0.03"` has rank 1 read each sample so many seconds longer; each forward
+multiplies matrices of the size `work`.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ from holdfast.base.board import Phase
 class Numbers(torch.utils.data.Dataset[Any]):
     """Each sample says which one it is; its noise is drawn anew in each epoch."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, lag: float = 0.0) -> None:
         self.length = length
+        self.lag = lag
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        time.sleep(self.lag)
         own = torch.Generator().manual_seed(index)
         x = torch.randn(8, generator=own) + 0.1 * torch.randn(8)
         return x, (x.sum() > 0).long(), index
@@ -54,6 +57,8 @@ def train(
     seen: str = "",
     wait: str = "",
     double: bool = False,
+    lag: str = "",
+    work: int = 0,
 ) -> None:
     torch.manual_seed(3)
     if once:
@@ -65,7 +70,10 @@ def train(
         model.double()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
-    data = holdfast.Loader(Numbers(length), batch_size=batch, shuffle=True)
+    slow, _, seconds = lag.partition(":")
+    held_up = float(seconds) if lag and session.rank == int(slow) else 0.0
+    matrix = torch.ones(work, work)
+    data = holdfast.Loader(Numbers(length, held_up), batch_size=batch, shuffle=True)
     if ddp:
         torch.distributed.init_process_group("gloo")
         model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1e-4)
@@ -83,6 +91,8 @@ def train(
             def loss_of(part: Any) -> torch.Tensor:
                 if full and full[-1].isdigit():
                     _run_out(session, full, tries, len(part[0]))
+                for _ in range(8 if work else 0):
+                    matrix @ matrix
                 return nn.functional.cross_entropy(model(part[0].double() if double else part[0]), part[1])
 
             if str(session._position.step + 1) in wait.split():

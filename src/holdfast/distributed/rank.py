@@ -12,6 +12,7 @@ those that come after.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import sys
@@ -27,7 +28,7 @@ from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed
 from holdfast.distributed import roster
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import LAUNCHER, Place
-from holdfast.distributed.rank_nursery import NESTED
+from holdfast.distributed.rank_nursery import NESTED, RankNursery
 from holdfast.run.events import utc_now
 from holdfast.run.folder import RunFolder
 
@@ -211,6 +212,7 @@ class _Life:
         torch.set_num_threads(threads_for(self.order, self.place.local_ranks))
         self.device = self._open_device()
         if self.place.stays:
+            _import_ahead()
             roster.say_ready(self.job)
         try:
             while not self._in_one_group():
@@ -336,6 +338,13 @@ class _Life:
             self.run = RunFolder.open(Path(self.place.run or ""))
             self.run.share_lock()
         return Writer(self.job, self.place, self.settings, self.board, self.run, snapshots)
+
+
+def _import_ahead() -> None:
+    """What a fork of the nursery has, in a process that is none: a spare must not begin to import when it is needed."""
+    if NESTED not in os.environ:
+        for name in RankNursery.first:
+            importlib.import_module(name)
 
 
 def threads_for(order: Order, ranks: int) -> int:

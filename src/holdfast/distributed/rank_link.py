@@ -188,7 +188,6 @@ class Writer(LocalLink):
     def rejoin(self, place: Place) -> None:
         """The same process in another group."""
         self.place, self.generation, self.advanced = place, place.restarts, False
-        self._predecessor = {}
         self.snapshots.rejoin()
 
     def find_start(self, group: Group) -> None:

@@ -28,6 +28,8 @@ from holdfast.distributed.job import Job
 
 _NAME = "roster.json"
 _NAP = 0.005
+_LOOK = 0.1
+"""Seconds between two looks whether the run is over."""
 
 
 class RosterGone(BaseException):
@@ -126,15 +128,28 @@ def forget(job: Job, pid: int) -> bool:
 
 
 def await_next(job: Job, *, after: int, launcher: int) -> Roster:
-    """The next roster that this process is in."""
-    pid = os.getpid()
+    """The next roster that this process is in. A spare may wait for days: each look is one call of the system."""
+    pid, known, looked = os.getpid(), None, 0.0
     while True:
-        roster = read(job)
-        if roster is not None and roster.number > after and roster.rank_of(pid) is not None:
-            return roster
-        if job.outcome is not None or not _runs(launcher):
-            raise RosterGone
+        found = _version(job.path / _NAME)
+        if found != known:
+            known, roster = found, read(job)
+            if roster is not None and roster.number > after and roster.rank_of(pid) is not None:
+                return roster
+        if time.monotonic() - looked >= _LOOK:
+            looked = time.monotonic()
+            if job.outcome is not None or not _runs(launcher):
+                raise RosterGone
         time.sleep(_NAP)
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Another one for each roster: a roster is a new file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def gather(job: Job, rank: int, ranks: int, number: int, *, launcher: int) -> None:
