@@ -204,7 +204,7 @@ class RankAgent:
             for member in self._members:
                 if member.pid == message["exited"]:
                     self._ended(member, -int(KILL) if message["code"] is None else int(message["code"]))
-        elif "died" in message:  # the nursery: its ranks end with it, but not one that is inside an exchange
+        elif "died" in message:  # the nursery: its ranks end with it, but not one that ignores SIGTERM
             self._forking = None
             for member in self._members:
                 if member.pid and member.process is None:
