@@ -131,11 +131,15 @@ class Launched:
 
     # -- the end -------------------------------------------------------------------------------------------
 
-    def finish(self) -> dict[str, Any]:
-        printed = json.loads(self.process.communicate(timeout=PATIENCE)[0])
-        assert self.process.returncode == 0, printed
-        found: dict[str, Any] = printed
+    def end(self) -> dict[str, Any]:
+        """What it prints at its end."""
+        found: dict[str, Any] = json.loads(self.process.communicate(timeout=PATIENCE)[0])
         return found
+
+    def finish(self) -> dict[str, Any]:
+        printed = self.end()
+        assert self.process.returncode == 0, printed
+        return printed
 
     @property
     def run(self) -> RunFolder:

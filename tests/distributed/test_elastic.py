@@ -73,3 +73,17 @@ def test_a_spare_takes_the_place_of_a_lost_rank(tmp_path: Path) -> None:
         assert (launch.weights()[name] - values).abs().max() < 1e-6, name
     reasons = {event.data["reason"] for event in launch.run.events() if event.kind == "fault"}
     assert reasons == {"a spare process takes its place, the others stay"}
+
+
+@pytest.mark.all
+def test_too_few_ranks_end_the_run_with_its_state_saved(tmp_path: Path) -> None:
+    """The rank that is left waited for ever."""
+    with Launched(tmp_path, 2, wait="8") as launch:
+        launch.until(lambda: launch.waits_for(8, 2))
+        launch.take_away(1)
+        launch.go(8)
+        printed = launch.end()
+    assert launch.process.returncode == 4 and printed["state"] == "GAVE_UP"
+    assert "too few to go on" in printed["error"]["message"]
+    assert "says that the device of rank 1 is away" in printed["error"]["cause"]
+    assert list((launch.run.path / "checkpoints").glob("[0-9]*"))

@@ -218,7 +218,7 @@ class RankAgent:
         now = time.monotonic()
         self._code = code
         member.strikes = 0 if was_rank or not code else member.strikes + 1
-        if member.strikes and self._flexible:
+        if member.strikes:
             self._put_off(member, now, code)
         if member.ready:
             member.lost = now
@@ -229,9 +229,10 @@ class RankAgent:
                 each.done = False
 
     def _put_off(self, member: Member, now: float, code: int) -> None:
-        """Its process was of no use: the next one comes later."""
-        pause = FIRST_PAUSE * 2.0 ** min(member.strikes - 1, 30)
-        member.pause_until = now + min(pause, LONGEST_PAUSE)
+        """Its process was of no use. Where others go on meanwhile, the next one comes later."""
+        if self._flexible:
+            pause = FIRST_PAUSE * 2.0 ** min(member.strikes - 1, 30)
+            member.pause_until = now + min(pause, LONGEST_PAUSE)
         left = self.job.left(member.seat, member.pid) or {}
         why = left.get("text") or (f"killed by signal {-code}" if code < 0 else f"its process ended with code {code}")
         self.job.note(f"away-{member.seat}", {"why": str(why)[:200]})
