@@ -38,6 +38,7 @@ import inquiry
 import leaks
 import peers
 import ranks
+import ranks_compared
 import serving
 import spares
 import storage
@@ -79,6 +80,7 @@ PARTS = {
     "idioms": Part(idioms.idioms, idioms.idioms_bounds),
     "leaks": Part(leaks.leaks, leaks.leaks_bounds),
     "ranks": Part(ranks.ranks, ranks.ranks_bounds),
+    "ranks_compared": Part(ranks_compared.ranks_compared, ranks_compared.ranks_compared_bounds),
     "spares": Part(spares.spares, spares.spares_bounds),
     "doctor": Part(doctor.doctor, doctor.doctor_bounds),
     "testers": Part(testers.testers, testers.testers_bounds),

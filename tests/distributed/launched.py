@@ -149,9 +149,6 @@ class Launched:
     def weights(self) -> dict[str, torch.Tensor]:
         return load_file(self.run.path / "final.safetensors")
 
-    def notes(self) -> list[str]:
-        return [str(event.data["text"]) for event in self.run.events() if event.kind == "note"]
-
     def samples(self) -> dict[int, Counter[int]]:
         """How often each sample was used, by epoch. Of a step that was done again the last time counts."""
         last: dict[str, int] = {}

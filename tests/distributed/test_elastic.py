@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.base import processes
+from holdfast.cli.run_facts import Look
+from holdfast.cli.runs import page
 from tests.distributed.launched import Launched, alone
 
 pytestmark = [
@@ -49,9 +51,9 @@ def test_fewer_ranks_while_some_are_away(tmp_path: Path, seats: list[int], more:
     assert launch.samples() == {epoch: Counter(range(60)) for epoch in range(6)}
     for name, values in alone(tmp_path / "alone", ddp=False).items():
         assert (launch.weights()[name.removeprefix("module.")] - values).abs().max() < 1e-6, name
-    notes = "\n".join(launch.notes())
+    shown = "\n".join(page(Look(launch.run)))
     for seat in seats:
-        assert f"rank {seat} is away (" in notes and f"rank {seat} is back: " in notes
+        assert f"rank {seat} is away (" in shown and f"rank {seat} is back: " in shown, "holdfast show"
 
 
 @pytest.mark.all

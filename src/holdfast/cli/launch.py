@@ -2,9 +2,11 @@
 
     holdfast launch --nproc 2 my_script.py                            two processes here
     holdfast launch --nodes 2 --node-rank 0 --master 10.0.0.1 my_script.py    one of two machines
+    holdfast launch --nproc 4 --min-ranks 2 my_script.py              go on with fewer while one cannot be replaced
     holdfast launch --resume calm-heron --nproc 4                     go on with another number of them
 
-The script is the one `holdfast train` takes. torch's elastic agent (torchrun) starts the ranks and replaces them.
+The script is the one `holdfast train` takes. On one machine an agent of ours (distributed/agent.py) starts the ranks
+and replaces them, on several torch's elastic agent (torchrun).
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ Train one model with several processes, on several machines, or on a rented GPU.
 
 examples:
   holdfast launch --nproc 2 my_script.py              two processes on this machine
+  holdfast launch --nproc 4 --min-ranks 2 my_script.py
+                                                      continue with fewer while one cannot be replaced
   holdfast launch --resume calm-heron --nproc 4       continue a run with four processes
   holdfast launch --nodes 2 --node-rank 0 --master 10.0.0.1 my_script.py
                                                       the first of two machines

@@ -186,7 +186,7 @@ class RankAgent:
             self._look_whether_ready(member)
         self._start_missing()
         self._publish()
-        if self._hopeless and self.pids and self.job.outcome is None and not self._ending:
+        if self._hopeless and self.pids and len(self._chosen()) < self.least and not self._ending:
             self._give_up()
         if self.over and self.returncode is None:
             self.returncode = 0 if all(member.done for member in self._members) else self._code or 1
@@ -324,7 +324,10 @@ class RankAgent:
         return bool(member.pid) and not member.ready and time.monotonic() - member.begun < 2.0 * self._slowest
 
     def _give_up(self) -> None:
-        """No more processes will come, and the ranks that are left would wait for ever: they save and end."""
+        """No more processes will come, and the ranks that are left would wait for ever: they save and end.
+
+        Of an outcome that is known already nothing changes: the first word counts.
+        """
         error: dict[str, Any] = {
             "error": "GaveUp",
             "message": f"{len(self.pids)} of {self._ranks} ranks are left, too few to go on",
