@@ -119,7 +119,9 @@ class Group:
         """The step ends with the vote before its exchange; and that vote is over, so that others may have gone on."""
         self._leaving = False
         """A new rank waits, and all have agreed to meet it after their next commit."""
+        self._invited = False
         self._looked = 0.0
+        """Of rank 0: whether the agent has invited it to meet a new rank, and when it has looked last."""
 
     @classmethod
     def join(cls, place: Place, board: Board, job: Job, *, device: torch.device, seed: int, patience: float) -> Group:
@@ -188,6 +190,7 @@ class Group:
         if before is None or before.pids != now.pids:
             raise PeerLost("a rank was lost")
         self.place = replace(self.place, restarts=now.number, roster=now)
+        self._invited = self._leaving = False  # an invitation is to the roster that was
         self._meet()
         self._agree_to_begin(anew=False)
         self.wrapped.follow(dist.group.WORLD)
@@ -285,17 +288,17 @@ class Group:
         if self.rank or ground is None:
             return 0
         if self._newcomer_waits():
-            return _MEET if not ground.snapshots.busy else 0
+            return _MEET  # where a snapshot is still being copied, this commit waits for it
         if ground.cadence.fixed is not None:
             return 0
         return _COMMIT if ground.cadence.wishes() and not ground.snapshots.busy else 0
 
     def _newcomer_waits(self) -> bool:
         now = time.monotonic()
-        if not self.place.stays or now - self._looked < _LOOK:
-            return False
-        self._looked = now
-        return invited(self._job, self.place.restarts)
+        if self.place.stays and not self._invited and now - self._looked >= _LOOK:
+            self._looked = now
+            self._invited = invited(self._job, self.place.restarts)
+        return self._invited
 
     def _agree(self, rows: Iterable[Sequence[float]]) -> None:
         """All ranks have this step, and end its body alike: they stop if one wants to, and commit if rank 0 does."""

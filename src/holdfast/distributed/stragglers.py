@@ -8,8 +8,8 @@ Each rank adds up on its board (base/board.py) how long it has been in each phas
 for reading data, computing and the script's own code can be compared; a fast rank spends the rest waiting for the
 others. A window is a second or more, SET windows make a set. A rank is slow in a set if all but one of its windows are
 slower than all but one of the windows of each other rank, and by more than those windows differ among themselves. It
-is named after two such sets in a row. With ranks that are alike that comes about once in 40,000 sets of two ranks, and
-more rarely with more of them (all orders of the windows being equally likely).
+is named after two such sets in a row. With two ranks that are alike that comes about once in 50,000 sets (simulated),
+and more rarely with more of them, as long as windows are independent of each other.
 
 Backward is left out: inside of DistributedDataParallel it has the waiting in it. On an accelerator the times are those
 of the host, which hands out work: a slow card is not seen here, slow data is. A slow network holds up all ranks alike,
