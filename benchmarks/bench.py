@@ -38,7 +38,9 @@ import inquiry
 import leaks
 import peers
 import ranks
+import ranks_compared
 import serving
+import spares
 import storage
 import testers
 import times
@@ -78,6 +80,8 @@ PARTS = {
     "idioms": Part(idioms.idioms, idioms.idioms_bounds),
     "leaks": Part(leaks.leaks, leaks.leaks_bounds),
     "ranks": Part(ranks.ranks, ranks.ranks_bounds),
+    "ranks_compared": Part(ranks_compared.ranks_compared, ranks_compared.ranks_compared_bounds),
+    "spares": Part(spares.spares, spares.spares_bounds),
     "doctor": Part(doctor.doctor, doctor.doctor_bounds),
     "testers": Part(testers.testers, testers.testers_bounds),
     "eeg-reading": Part(eeg_data.reading, eeg_data.reading_bounds),

@@ -224,7 +224,7 @@ class Scenarios:
         if kind == "ddp":
             return Staying(folder, 2, "ddp=true", *WRAPPED[of])
         if kind == "full":
-            return Ranks(folder, 2, f"full=1:4:{FULL[of]}", "plain=true", "snapshot.every=1")
+            return Ranks(folder, 2, f"full=1:4:{FULL[of]}", "plain=true")
         if kind == "ragged":
             return Staying(folder, 2, *ragged, "ddp=true") if of == "wrapped" else Ranks(folder, int(of), *ragged)
         if name == "three":

@@ -4,7 +4,9 @@
 that phase, once; `full="1:4:2"` has rank 1 run out of memory twice at step 4; `seen` is a folder where each rank writes
 which samples it was given; `once` does what a process can do only once; `ddp` wraps the model as scripts under torchrun
 do, with several exchanges in each backward, and `full="1:4:2:backward"` runs out of memory between two of them,
-`full="1:4:1:optimizer"` after all of them.
+`full="1:4:1:optimizer"` after all of them; `wait="10 25"` waits before those steps until `seen` has a file go-10, then
+go-25; `double` computes in float64; `lag="1:0.03"` has rank 1 read each sample so many seconds longer; each forward
+multiplies matrices of the size `work`; the rank `deaf` ignores SIGTERM, as some scripts do.
 """
 
 from __future__ import annotations
@@ -25,13 +27,15 @@ from holdfast.base.board import Phase
 class Numbers(torch.utils.data.Dataset[Any]):
     """Each sample says which one it is; its noise is drawn anew in each epoch."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, lag: float = 0.0) -> None:
         self.length = length
+        self.lag = lag
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        time.sleep(self.lag)
         own = torch.Generator().manual_seed(index)
         x = torch.randn(8, generator=own) + 0.1 * torch.randn(8)
         return x, (x.sum() > 0).long(), index
@@ -51,16 +55,28 @@ def train(
     once: bool = False,
     ddp: bool = False,
     seen: str = "",
+    wait: str = "",
+    double: bool = False,
+    lag: str = "",
+    work: int = 0,
+    deaf: int = -1,
 ) -> None:
     torch.manual_seed(3)
+    if session.rank == deaf and session.run.generation < 2:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if once:
         torch.set_num_interop_threads(1)  # RuntimeError the second time in a process
     own = [nn.ReLU()] if plain else [nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2)]
     first = nn.Linear(8, 16)
     model: nn.Module = nn.Sequential(first, *own, nn.Linear(16, 2))
+    if double:
+        model.double()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
-    data = holdfast.Loader(Numbers(length), batch_size=batch, shuffle=True)
+    slow, _, seconds = lag.partition(":")
+    held_up = float(seconds) if lag and session.rank == int(slow) else 0.0
+    matrix = torch.ones(work, work)
+    data = holdfast.Loader(Numbers(length, held_up), batch_size=batch, shuffle=True)
     if ddp:
         torch.distributed.init_process_group("gloo")
         model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1e-4)
@@ -78,8 +94,12 @@ def train(
             def loss_of(part: Any) -> torch.Tensor:
                 if full and full[-1].isdigit():
                     _run_out(session, full, tries, len(part[0]))
-                return nn.functional.cross_entropy(model(part[0]), part[1])
+                for _ in range(8 if work else 0):
+                    matrix @ matrix
+                return nn.functional.cross_entropy(model(part[0].double() if double else part[0]), part[1])
 
+            if str(session._position.step + 1) in wait.split():
+                _wait(session, Path(seen) / f"go-{session._position.step + 1}")
             if session.rank == fail:
                 raise ValueError("this rank does not like the data")
             session.step(loss_of, values)
@@ -87,12 +107,19 @@ def train(
             if session.rank == 1 and session._position.step == stop:
                 session._board.request_stop()
             if seen:
-                with open(Path(seen) / f"rank{session.rank}.txt", "a") as file:
+                name = f"part-{session.run.generation}-{session.rank}.txt" if wait else f"rank{session.rank}.txt"
+                with open(Path(seen) / name, "a") as file:
                     file.write(f"{epoch} {session._position.step} {' '.join(map(str, values[2].tolist()))}\n")
             time.sleep(pause)
         session.log(valid_loss=float(epoch))  # the first epoch is the best
     if ddp:
         torch.distributed.destroy_process_group()
+
+
+def _wait(session: holdfast.Session, until: Path) -> None:
+    while not until.exists():
+        session._board.beat()
+        time.sleep(0.005)
 
 
 def _run_out(session: holdfast.Session, full: str, tries: list[int], rows: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.base import processes
+from holdfast.base.channel import Channel
 from holdfast.distributed import roster
 from holdfast.distributed.job import Job
+from holdfast.distributed.rank_nursery import Guest, Nest
 from holdfast.distributed.roster import Roster
+from tests.distributed.launched import Launched
 
 needs_fork = pytest.mark.skipif(processes.portable(), reason="needs fork: torchrun starts the ranks elsewhere")
 
@@ -49,3 +53,37 @@ def test_a_rank_waits_for_no_other_once_the_agent_is_gone(tmp_path: Path) -> Non
         with pytest.raises(roster.RosterGone):
             roster.await_next(job, after=1, launcher=launcher)
     zombie.wait()
+
+
+@needs_fork
+def test_a_rank_of_torchrun_whose_exit_status_nobody_knows_was_killed(tmp_path: Path) -> None:
+    """The nursery says None where another has taken the status."""
+    ours, theirs = Channel.pair()
+    nest = object.__new__(Nest)  # without a nursery: only what it says is heard here
+    nest.job, nest._guests, nest._forking = Job(tmp_path), [Guest(ours, pid=4711)], []
+    nest._hear({"exited": 4711, "code": None})
+    assert theirs.receive()[0] == {"code": -signal.SIGKILL}
+    assert nest.job.noted("exit-4711") == {"code": -signal.SIGKILL} and not nest._guests
+    theirs.close()
+
+
+@needs_fork
+@pytest.mark.all
+@pytest.mark.timeout(600)
+def test_a_rank_that_does_not_end_with_its_nursery_is_killed(tmp_path: Path) -> None:
+    """Its script ignores SIGTERM, or it is in a long call of C. It was forgotten, and a second process had its rank."""
+    with Launched(tmp_path, 2, wait="8", deaf=1) as launch:
+        launch.until(lambda: launch.waits_for(8, 2))
+        first, second = launch.ranks()
+        nursery = int(Path(f"/proc/{first.pid}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(nursery, signal.SIGKILL)
+        launch.until(lambda: (launch.roster() or Roster(0, {})).number > 1)
+        assert _is_dead(second.pid), "before another process has its rank"
+        launch.go(8)
+        receipt = launch.finish()["receipt"]
+    assert receipt["steps"] == 30 and receipt["steps_lost"] == 0
+
+
+def _is_dead(pid: int) -> bool:
+    info = processes.inspect(pid)
+    return info is None or info.state in "ZX"

@@ -2,9 +2,11 @@
 
     holdfast launch --nproc 2 my_script.py                            two processes here
     holdfast launch --nodes 2 --node-rank 0 --master 10.0.0.1 my_script.py    one of two machines
+    holdfast launch --nproc 4 --min-ranks 2 my_script.py              go on with fewer while one cannot be replaced
     holdfast launch --resume calm-heron --nproc 4                     go on with another number of them
 
-The script is the one `holdfast train` takes. torch's elastic agent (torchrun) starts the ranks and replaces them.
+The script is the one `holdfast train` takes. On one machine an agent of ours (distributed/agent.py) starts the ranks
+and replaces them, on several torch's elastic agent (torchrun).
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ Train one model with several processes, on several machines, or on a rented GPU.
 
 examples:
   holdfast launch --nproc 2 my_script.py              two processes on this machine
+  holdfast launch --nproc 4 --min-ranks 2 my_script.py
+                                                      continue with fewer while one cannot be replaced
   holdfast launch --resume calm-heron --nproc 4       continue a run with four processes
   holdfast launch --nodes 2 --node-rank 0 --master 10.0.0.1 my_script.py
                                                       the first of two machines
@@ -58,6 +62,15 @@ from the newest snapshot that all ranks have.
     add_words(parser)
     ranks = parser.add_argument_group("how many")
     ranks.add_argument("--nproc", metavar="N", help="number of processes on this machine (default: one per GPU, or 1)")
+    ranks.add_argument(
+        "--min-ranks",
+        type=int,
+        metavar="N",
+        help="continue with this many processes while a lost one cannot be replaced (default: wait for all)",
+    )
+    ranks.add_argument(
+        "--spares", type=int, default=0, metavar="N", help="processes that wait to replace a lost one (default: 0)"
+    )
     ranks.add_argument("--nodes", type=int, default=1, metavar="N", help="number of machines (default: 1)")
     ranks.add_argument("--node-rank", type=int, default=0, metavar="K", help="number of this machine, counted from 0")
     ranks.add_argument("--master", metavar="HOST", help="address of the first machine: HOST or HOST:PORT")
@@ -110,7 +123,28 @@ def _wanted(args: argparse.Namespace) -> torchrun.Wanted:
         )
     master = args.master or ""
     master = master if ":" in master else f"{master}:{torchrun.PORT}"
-    return torchrun.Wanted(nproc, args.nodes, args.node_rank, master)
+    return torchrun.Wanted(nproc, args.nodes, args.node_rank, master, least=_least(args, nproc), spares=args.spares)
+
+
+def _least(args: argparse.Namespace, nproc: int) -> int | None:
+    least: int | None = args.min_ranks
+    if args.spares < 0:
+        raise UsageError(f"--spares is {args.spares}, but it has to be 0 or more", command="launch")
+    if least is None and not args.spares:
+        return None
+    if least is not None and not 1 <= least <= nproc:
+        raise UsageError(
+            f"--min-ranks {least} does not fit --nproc {nproc}",
+            command="launch",
+            cause=f"it has to be a number from 1 to {nproc}",
+        )
+    if args.nodes > 1 or not Forker.possible():
+        raise UsageError(
+            f"{'--spares' if least is None else '--min-ranks'} works on one machine only",
+            command="launch",
+            cause="where torchrun starts the processes, all of them start again when one is lost",
+        )
+    return least
 
 
 def _nproc(asked: str | None) -> int:
@@ -200,7 +234,8 @@ def _agent(
     preload = preload_for(order.facts)
     logs = job.path if folder is None else folder.path
     if wanted.nodes == 1 and Forker.possible():
-        return RankAgent(job, wanted.nproc, words, {**env, **OWN_AGENT}, logs / agents.LOG, preload=preload)
+        env, log = {**env, **OWN_AGENT}, logs / agents.LOG
+        return RankAgent(job, wanted.nproc, words, env, log, preload=preload, least=wanted.least, spares=wanted.spares)
     run_id = "holdfast" if folder is None or wanted.nodes > 1 else folder.name
     command = torchrun.command_for(wanted, words, run_id)
     return torchrun.TorchrunAgent(job, command, env, logs / torchrun.AGENT_LOG, preload=preload)

@@ -29,6 +29,7 @@ from holdfast.console.order import root_of
 from holdfast.console.output import Output, add_flags, count, counted, duration, metric, percent, size, table
 from holdfast.console.text import without_control
 from holdfast.console.usage import Parser
+from holdfast.run.events import Event
 from holdfast.run.folder import LIVE_STATES, RunFolder, find_run, list_runs
 from holdfast.run.reference import handle, shown
 from holdfast.run.settings import known
@@ -257,6 +258,7 @@ def _more(look: Look) -> dict[str, Any]:
         **{key: look.info.get(key) for key in keys},
         "step": look.step,
         "faults": [{"time": event.time, **event.data} for event in look.faults],
+        "ranks": [{"time": event.time, **event.data} for event in _rank_notes(look)],
         "checkpoints": [
             {"step": step, "path": str(path.absolute()), "bytes": nbytes} for step, path, nbytes in look.checkpoints
         ],
@@ -273,6 +275,7 @@ def page(look: Look, *, verbose: bool = False) -> list[str]:
         ["What it is", *_indent(table(_identity(look)))],
         ["Devices", *_indent(_devices(look))],
         ["Faults", *_indent(_faults(look, verbose))],
+        ["Ranks", *_indent(_ranks(look, verbose))],
         ["Files", *_indent(table(_files(look)))],
     ]
     lines: list[str] = []
@@ -331,15 +334,29 @@ def _devices(look: Look) -> list[str]:
 
 
 def _faults(look: Look, verbose: bool) -> list[str]:
-    events = look.faults
-    latest = events if verbose else events[-10:]
-    hidden = len(events) - len(latest)
-    lines = [f"{hidden} earlier ones; `-v` shows all"] if hidden else []
+    latest, lines = _latest(look.faults, verbose)
     for event in latest:
         folder = Path(str(event.data.get("folder") or "")).name
         code, sentence = event.data.get("code") or "-", event.data.get("sentence") or event.data.get("kind")
         lines.append(f"{event.time[:10]} {local_time(event)}  {code}  {sentence}  faults/{folder}")
     return lines
+
+
+def _latest(events: list[Event], verbose: bool) -> tuple[list[Event], list[str]]:
+    """The last ones, and a line about those that are left out."""
+    latest = events if verbose else events[-10:]
+    hidden = len(events) - len(latest)
+    return latest, [f"{hidden} earlier ones; `-v` shows all"] if hidden else []
+
+
+def _rank_notes(look: Look) -> list[Event]:
+    """Which rank of a launch was away, came back, or held the others up."""
+    return [event for event in look.seen.events(kinds={"note"}) if {"away", "back", "slow_rank"} & event.data.keys()]
+
+
+def _ranks(look: Look, verbose: bool) -> list[str]:
+    latest, lines = _latest(_rank_notes(look), verbose)
+    return [*lines, *(f"{event.time[:10]} {local_time(event)}  {event.data.get('text')}" for event in latest)]
 
 
 def _files(look: Look) -> list[tuple[str, str]]:

@@ -7,6 +7,13 @@
 
 torchrun ends all ranks when one is lost, and starts all of them again. Here the others stay: they leave their process
 group, wait for the next roster (roster.py) and build a new group in their own processes, together with the new one.
+
+With `least` below `ranks` they do not wait for a seat that cannot be filled: one whose new process ended before it had
+committed a step, or is not ready in twice the time that starts took so far. The next roster is without it. The agent
+goes on trying, less and less often. When a process for that seat is ready, the others are invited to meet it.
+
+With `spares` there are more seats than ranks. A process that is ready and in no roster waits; it takes the place of one
+that is lost at once. The new process for the lost seat is the next spare.
 """
 
 from __future__ import annotations
@@ -34,7 +41,9 @@ LOG = "ranks.log"
 PATIENCE = 40.0
 """Seconds the ranks get to end when they are told to."""
 MOST_STRIKES = 5
-"""Processes in a row that ended before they were a rank: the next would, too."""
+"""Processes of a seat in a row that ended before they were a rank: the next would, too."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
+"""Seconds before the next start for a seat that the others go on without; doubled each time."""
 MOST_STILLBORN = 3
 """Nurseries in a row that ended before torch was there."""
 _DEATH_COMES = 0.05
@@ -75,14 +84,23 @@ class Agent(Protocol):
 
 @dataclass(slots=True)
 class Member:
-    """One rank, whichever process it is at the moment."""
+    """One seat, whichever process has it at the moment."""
 
-    rank: int
+    seat: int
     pid: int = 0
     process: subprocess.Popen[bytes] | None = None
     """Only where it could not be forked."""
     done: bool = False
     """Its process has ended with 0, and nobody has asked for it again."""
+    ready: bool = False
+    """Its process can be a rank."""
+    strikes: int = 0
+    """Processes in a row that ended before they were a rank; where others go on, before they had committed a step."""
+    begun: float = 0.0
+    """When its process was asked for."""
+    lost: float | None = None
+    """When it lost a process that was in the roster; None once it has another that is ready."""
+    pause_until: float = 0.0
 
 
 class RankAgent:
@@ -91,21 +109,34 @@ class RankAgent:
     name = "the agent"
 
     def __init__(
-        self, job: Job, ranks: int, words: Sequence[str], env: dict[str, str], log: Path, *, preload: Sequence[str] = ()
+        self,
+        job: Job,
+        ranks: int,
+        words: Sequence[str],
+        env: dict[str, str],
+        log: Path,
+        *,
+        preload: Sequence[str] = (),
+        least: int | None = None,
+        spares: int = 0,
     ) -> None:
         self.job = job
+        self.least = ranks if least is None else least
+        """With so many ranks the others go on where a seat cannot be filled."""
         self.log = log
         self.returncode: int | None = None
         self._words = list(words)
         self._env = env
-        self._members = [Member(rank) for rank in range(ranks)]
+        self._ranks = ranks
+        self._members = [Member(seat) for seat in range(ranks + spares)]
         self._forking: Member | None = None
         self._number = 0
         self._published: dict[int, int] = {}
         self._asked_at: float | None = None
         self._ending = False
-        self._strikes = 0
         self._code = 0
+        self._slowest = 0.0
+        """Seconds from asking for a process to its being ready, the longest so far."""
         self._forker = Forker(preload)
 
     @property
@@ -117,7 +148,13 @@ class RankAgent:
 
     @property
     def _hopeless(self) -> bool:
-        return self._strikes >= MOST_STRIKES or self._forker.stillborn >= MOST_STILLBORN
+        promising = sum(member.ready or member.strikes < MOST_STRIKES for member in self._members)
+        return promising < self.least or self._forker.stillborn >= MOST_STILLBORN
+
+    @property
+    def _flexible(self) -> bool:
+        """Whether the run can go on while a seat is empty."""
+        return self.least < len(self._members)
 
     @property
     def pids(self) -> list[int]:
@@ -145,15 +182,20 @@ class RankAgent:
         if not all(member.pid for member in self._members) and roster.asked(self.job, self._number):
             for member in self._members:  # one that was through is needed again: a step is one of all ranks
                 member.done = False
+        for member in self._members:
+            self._look_whether_ready(member)
         self._start_missing()
         self._publish()
+        if self._hopeless and self.pids and len(self._chosen()) < self.least and not self._ending:
+            self._give_up()
         if self.over and self.returncode is None:
             self.returncode = 0 if all(member.done for member in self._members) else self._code or 1
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "forked" in message:
             assert self._forking is not None
-            self._forking.pid, self._forking = int(message["forked"]), None
+            self._forking.pid, self._forking.ready = int(message["forked"]), False
+            self._forking = None
         elif "unsafe" in message:
             member, self._forking = self._forking, None
             if member is not None:
@@ -162,22 +204,43 @@ class RankAgent:
             for member in self._members:
                 if member.pid == message["exited"]:
                     self._ended(member, -int(KILL) if message["code"] is None else int(message["code"]))
-        elif "died" in message:  # the nursery: its ranks have ended with it
+        elif "died" in message:  # the nursery: its ranks end with it, but not one that ignores SIGTERM
             self._forking = None
             for member in self._members:
                 if member.pid and member.process is None:
+                    processes.send_group(member.pid, KILL)
                     self._ended(member, -int(KILL))
 
     def _ended(self, member: Member, code: int) -> None:
         self.job.note(f"exit-{member.pid}", {"code": code})
-        was_rank = (member.rank, member.pid) in self.job.boards()
+        trained = roster.forget(self.job, member.pid)
+        was_rank = trained if self._flexible else member.ready
+        now = time.monotonic()
         self._code = code
-        self._strikes = 0 if was_rank or not code else self._strikes + 1
-        member.pid = 0
+        member.strikes = 0 if was_rank or not code else member.strikes + 1
+        if member.strikes:
+            self._put_off(member, now, code)
+        if member.ready:
+            member.lost = now
+        member.pid, member.ready = 0, False
         member.done = code == 0
         if code:  # those that were through are needed again
             for each in self._members:
                 each.done = False
+
+    def _put_off(self, member: Member, now: float, code: int) -> None:
+        """Its process was of no use. Where others go on meanwhile, the next one comes later."""
+        if self._flexible:
+            pause = FIRST_PAUSE * 2.0 ** min(member.strikes - 1, 30)
+            member.pause_until = now + min(pause, LONGEST_PAUSE)
+        left = self.job.left(member.seat, member.pid) or {}
+        why = left.get("text") or (f"killed by signal {-code}" if code < 0 else f"its process ended with code {code}")
+        self.job.note(f"away-{member.seat}", {"why": str(why)[:200]})
+
+    def _look_whether_ready(self, member: Member) -> None:
+        if member.pid and not member.ready and roster.is_ready(self.job, member.pid):
+            member.ready, member.lost = True, None
+            self._slowest = max(self._slowest, time.monotonic() - member.begun)
 
     def _start_missing(self) -> None:
         """One at a time: the nursery reads one message each time it looks."""
@@ -185,9 +248,11 @@ class RankAgent:
             return
         if self._hopeless:
             return
-        missing = next((each for each in self._members if not each.pid and not each.done), None)
+        now = time.monotonic()
+        wanted = (each for each in self._members if not each.pid and not each.done)
+        missing = next((each for each in wanted if each.pause_until <= now), None)
         if missing is not None:
-            self._forking = missing
+            self._forking, missing.begun = missing, now
             self._forker.fork({"words": self._words, "env": self._env_of(missing), "cwd": os.getcwd()})
 
     def _start_fresh(self, member: Member) -> None:
@@ -201,19 +266,29 @@ class RankAgent:
                 env=self._env_of(member),
                 start_new_session=True,
             )
-        member.pid = member.process.pid
+        member.pid, member.ready = member.process.pid, False
 
     def _env_of(self, member: Member) -> dict[str, str]:
-        rank, ranks = str(member.rank), str(len(self._members))
+        rank, ranks = str(member.seat), str(self._ranks)
         places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         return {**self._env, **places, "TORCHELASTIC_RESTART_COUNT": str(self._number)}
 
     def _publish(self) -> None:
-        """A new roster once every rank is a process again: after a loss, or because a rank has asked for one."""
-        now = {member.rank: member.pid for member in self._members}
-        if self._ending or not all(now.values()):
+        """A new roster when every seat is filled or given up for now: after a loss, or because a rank asks for one.
+
+        Ranks that train are asked to leave their group first, and only for a new one: so they lose nothing by it.
+        """
+        here = self._chosen()
+        if self._ending or any(member.done for member in self._members) or len(here) < self.least:
             return
-        if now == self._published:
+        if len(here) < self._ranks and any(
+            self._is_worth_waiting_for(each) for each in self._members if not each.ready
+        ):
+            return
+        now = {member.seat: member.pid for member in here}
+        if self._published.items() <= now.items() and self._published:
+            if now != self._published and not any(map(self._is_coming, self._members)):
+                roster.invite(self.job, self._number)  # one meeting for all that come at about the same time
             if not roster.asked(self.job, self._number):
                 self._asked_at = None
                 return
@@ -223,7 +298,44 @@ class RankAgent:
         self._number += 1
         self._published = now
         self._asked_at = None
-        roster.publish(self.job, Roster(self._number, now))
+        for member in self._members:
+            if member not in here:  # what it had is older than what the others go on from
+                self.job.drop_slots(member.seat)
+        pids = {rank: member.pid for rank, member in enumerate(here)}
+        seats = tuple(member.seat for member in here)
+        roster.publish(self.job, Roster(self._number, pids, seats, self._ranks))
+
+    def _chosen(self) -> list[Member]:
+        """The members of the next roster: those that train, then others that are ready, as many as are wanted."""
+        ready = [member for member in self._members if member.ready]
+        ready.sort(key=lambda member: (self._published.get(member.seat) != member.pid, member.seat))
+        return sorted(ready[: self._ranks], key=lambda member: member.seat)
+
+    def _is_worth_waiting_for(self, member: Member) -> bool:
+        """Whether the others wait for this seat, which has no process that is ready."""
+        if member.strikes or (self._published and member.seat not in self._published):
+            return False
+        if member.lost is None:
+            return True
+        return time.monotonic() - member.lost < 2.0 * self._slowest
+
+    def _is_coming(self, member: Member) -> bool:
+        """Its process is being started, and not for longer than others took."""
+        return bool(member.pid) and not member.ready and time.monotonic() - member.begun < 2.0 * self._slowest
+
+    def _give_up(self) -> None:
+        """No more processes will come, and the ranks that are left would wait for ever: they save and end.
+
+        Of an outcome that is known already nothing changes: the first word counts.
+        """
+        error: dict[str, Any] = {
+            "error": "GaveUp",
+            "message": f"{len(self.pids)} of {self._ranks} ranks are left, too few to go on",
+            "cause": self.last_words(),
+            "hints": [],
+            "exit_code": 4,
+        }
+        self.job.end({"state": "GAVE_UP", "error": error})
 
     # -- the end -------------------------------------------------------------------------------------------
 
@@ -254,9 +366,12 @@ class RankAgent:
         """Why nobody was a rank for long enough to say so itself."""
         if self._forker.stillborn >= MOST_STILLBORN:
             return self._forker.why or f"{self._forker.stillborn} processes in a row ended while they imported torch"
-        if self._strikes < MOST_STRIKES:
+        worst = max(self._members, key=lambda member: member.strikes)
+        if worst.strikes < MOST_STRIKES:
             return None
-        return f"{self._strikes} processes in a row ended before they had joined the others, with code {self._code}"
+        text = f"{worst.strikes} processes of rank {worst.seat} in a row ended before they had joined the others"
+        why = self.job.noted(f"away-{worst.seat}").get("why")
+        return f"{text}: {why}" if why else f"{text}, with code {self._code}"
 
 
 def _lives(pid: int) -> bool:

@@ -27,6 +27,7 @@ import contextlib
 import os
 import socket
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -44,8 +45,7 @@ from holdfast.data.sample_order import _key, _mix_word
 from holdfast.distributed.job import Job
 from holdfast.distributed.meeting import meet
 from holdfast.distributed.place import LAUNCHER, Place
-from holdfast.distributed.roster import ask, await_next, gather, store_path
-from holdfast.distributed.roster import read as read_roster
+from holdfast.distributed.roster import ask, await_next, gather, invited, store_path
 from holdfast.distributed.shared_votes import SharedVotes
 from holdfast.distributed.wrapped import Wrapped
 from holdfast.faults.classification import Fault, Kind
@@ -67,6 +67,10 @@ _AT_ONCE = 64 << 20
 """Bytes of parameters and buffers that go in one exchange."""
 
 
+_COMMIT, _MEET = 1, 2
+"""What rank 0 wishes for at the end of a body: a commit, or a commit and then the next group."""
+_LOOK = 0.05
+"""Seconds between two looks for a new rank."""
 CONNECT = timedelta(seconds=10.0)
 """For building a group of ranks of this machine that have just said that they are there."""
 
@@ -113,6 +117,11 @@ class Group:
         """Only where all ranks are on this machine and stay."""
         self._brief = self._past = False
         """The step ends with the vote before its exchange; and that vote is over, so that others may have gone on."""
+        self._leaving = False
+        """A new rank waits, and all have agreed to meet it after their next commit."""
+        self._invited = False
+        self._looked = 0.0
+        """Of rank 0: whether the agent has invited it to meet a new rank, and when it has looked last."""
 
     @classmethod
     def join(cls, place: Place, board: Board, job: Job, *, device: torch.device, seed: int, patience: float) -> Group:
@@ -126,7 +135,7 @@ class Group:
         return group
 
     def _meet(self) -> None:
-        place, time = self.place, timedelta(seconds=self._patience)
+        place, patience = self.place, timedelta(seconds=self._patience)
         before = _sockets()
         with self._talking():
             if place.stays:
@@ -134,17 +143,17 @@ class Group:
                 gather(self._job, place.rank, place.ranks, place.restarts, launcher=_launcher())
                 store = dist.FileStore(str(store_path(self._job, place.restarts)), place.ranks)
                 self._connect(store, CONNECT)
-                torch.distributed.distributed_c10d._set_pg_timeout(time, dist.group.WORLD)
+                torch.distributed.distributed_c10d._set_pg_timeout(patience, dist.group.WORLD)
             else:
                 host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
                 serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and place.rank == 0
-                tcp = dist.TCPStore(host, port, place.ranks, serves, timeout=time, wait_for_workers=False)
-                self._connect(meet(tcp, place.rank, place.ranks, patience=self._patience), time)
+                tcp = dist.TCPStore(host, port, place.ranks, serves, timeout=patience, wait_for_workers=False)
+                self._connect(meet(tcp, place.rank, place.ranks, patience=self._patience), patience)
         self._sockets = _sockets() - before
 
-    def _connect(self, store: dist.Store, time: timedelta) -> None:
-        place = self.place
-        c10d.init_process_group(self._backend, store=store, rank=place.rank, world_size=place.ranks, timeout=time)
+    def _connect(self, store: dist.Store, patience: timedelta) -> None:
+        rank, ranks = self.place.rank, self.place.ranks
+        c10d.init_process_group(self._backend, store=store, rank=rank, world_size=ranks, timeout=patience)
 
     def leave(self) -> None:
         """Break the connections, so that nobody waits for this rank, and forget the group."""
@@ -174,13 +183,14 @@ class Group:
         """The same ranks in a new group, inside of a step. PeerLost if they are not the same: then all begin anew."""
         phase = self._board.phase
         self._board.enter(Phase.PEERS)  # others may take long to come here: that is no hang of this rank
-        before = read_roster(self._job)
+        before = self.place.roster
         self._hang_up()
         ask(self._job, self.place.restarts)
         now = await_next(self._job, after=self.place.restarts, launcher=_launcher())
         if before is None or before.pids != now.pids:
             raise PeerLost("a rank was lost")
-        self.place = replace(self.place, restarts=now.number)
+        self.place = replace(self.place, restarts=now.number, roster=now)
+        self._invited = self._leaving = False  # an invitation is to the roster that was
         self._meet()
         self._agree_to_begin(anew=False)
         self.wrapped.follow(dist.group.WORLD)
@@ -205,7 +215,8 @@ class Group:
             raise PeerLost("the ranks are in different steps")
         if fault is None and any(faults):
             rank = next(rank for rank, code in enumerate(faults) if code)
-            raise PeerFault(Fault(_KINDS[faults[rank] - 1], f"rank {rank}", evidence={"rank": rank}))
+            device = f"rank {self.place.seat_of(rank)}"
+            raise PeerFault(Fault(_KINDS[faults[rank] - 1], device, evidence={"rank": rank}))
         if not any(faults) and len({row[1] for row in rows}) > 1:
             raise UserError(
                 "the ranks do not take the same steps",
@@ -235,6 +246,9 @@ class Group:
     # -- one step ------------------------------------------------------------------------------------------
 
     def begin_step(self, batch: Batch | None) -> None:
+        if self._leaving and self._ground is not None and self._ground.uncommitted.count == 0:
+            self._ground.snapshots.flush()
+            raise PeerLost("a new rank waits")  # all ranks have this commit, and all have agreed to leave after it
         self._share = 1.0 / self.ranks if batch is None or batch.part is None else batch.share
         self._brief = self._past = False
 
@@ -268,11 +282,23 @@ class Group:
         part = float(loss) * self._share if loss is not None and self._share else 0.0
         return part, float(self._board.stop_requested), float(self._wishes())
 
-    def _wishes(self) -> bool:
+    def _wishes(self) -> int:
+        """Of rank 0: whether this body should end with a commit, and with 2, whether all leave the group after one."""
         ground = self._ground
-        if self.rank or ground is None or ground.cadence.fixed is not None:
-            return False
-        return ground.cadence.wishes() and not ground.snapshots.busy
+        if self.rank or ground is None:
+            return 0
+        if self._newcomer_waits():
+            return _MEET  # where a snapshot is still being copied, this commit waits for it
+        if ground.cadence.fixed is not None:
+            return 0
+        return _COMMIT if ground.cadence.wishes() and not ground.snapshots.busy else 0
+
+    def _newcomer_waits(self) -> bool:
+        now = time.monotonic()
+        if self.place.stays and not self._invited and now - self._looked >= _LOOK:
+            self._looked = now
+            self._invited = invited(self._job, self.place.restarts)
+        return self._invited
 
     def _agree(self, rows: Iterable[Sequence[float]]) -> None:
         """All ranks have this step, and end its body alike: they stop if one wants to, and commit if rank 0 does."""
@@ -281,6 +307,7 @@ class Group:
         self._agreed, self._stop = True, any(row[1] for row in rows)
         if self._ground is not None:
             self._ground.cadence.agreed = bool(rows[0][2])
+            self._leaving = self._leaving or rows[0][2] == _MEET
 
     def _check_connections(self) -> None:
         if self._is_broken():

@@ -101,6 +101,10 @@ class Job:
             by_size.setdefault(status.st_size, []).append(path)
         return [_open(paths) for _, paths in sorted(by_size.items())]
 
+    def drop_slots(self, rank: int) -> None:
+        """Its snapshots are of no use any more, and no process of it lives."""
+        shutil.rmtree(self.path / f"slots-{rank}", ignore_errors=True)
+
     # -- notes ---------------------------------------------------------------------------------------------
 
     def leave(self, rank: int, why: str, **more: Any) -> None:

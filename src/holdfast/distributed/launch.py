@@ -18,9 +18,11 @@ from typing import Any
 from holdfast.base import processes
 from holdfast.base.board import Phase, PhaseTimes
 from holdfast.base.files import open_regular
+from holdfast.distributed import roster
 from holdfast.distributed.agent import KILL, PATIENCE, Agent
 from holdfast.distributed.job import Job
 from holdfast.distributed.rank_watch import Boards, Seen, hung
+from holdfast.distributed.stragglers import Stragglers
 from holdfast.record.receipt import Accounts
 from holdfast.record.reporter import Face, Teller
 from holdfast.run.events import Event
@@ -49,6 +51,7 @@ class Launch:
         self._strangers: dict[int, float] = {}
         self._teller = None if run is None else Teller(run, face, settings.checkpoint.best)
         self._journal = 0 if run is None else _size(run.path / "journal.jsonl")
+        self._stragglers = Stragglers()
         self._times = dict.fromkeys(("beat", "strangers", "asked"), 0.0)
         self._now = False
 
@@ -137,11 +140,21 @@ class Launch:
     def _beat(self, seen: list[Seen]) -> None:
         if self._teller is None or self.run is None or not seen:
             return
-        first = min(seen, key=lambda each: each.rank)
+        first = max(seen, key=lambda each: (each.beat.step, -each.rank))  # a spare has no steps
         accounts = Accounts.from_json(self.run.info.get("accounts"))
         accounts.steps = first.beat.step or accounts.steps
         self._teller.rate.note(accounts.steps)
         self._teller.beat(first.beat, str(self.run.info.get("device") or ""), accounts)
+        self._look_for_stragglers(self.run, seen)
+
+    def _look_for_stragglers(self, run: RunFolder, seen: list[Seen]) -> None:
+        """One line in the record when a rank holds the others up for some time."""
+        now = roster.read(self.job)
+        members = set() if now is None else set(now.pids.values())
+        slow = self._stragglers.look(each for each in seen if each.pid in members)
+        if slow is not None:
+            times = {"own_s": round(slow.own_s, 4), "others_s": round(slow.others_s, 4)}
+            run.append(Event.now("note", text=slow.sentence, slow_rank=slow.rank, part=slow.part, **times))
 
     def _show(self) -> None:
         """What the ranks have written since the last look."""

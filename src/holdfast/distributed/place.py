@@ -9,6 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.distributed.roster import Roster
 
 RUN = "HOLDFAST_LAUNCHED_RUN"
 """The run folder, from `holdfast launch` to the ranks of the machine that keeps it."""
@@ -38,6 +42,8 @@ class Place:
     job: str | None = None
     stays: bool = False
     """Whether this process stays when another rank is lost."""
+    roster: Roster | None = None
+    """The processes of the group this rank is in, where ranks stay."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Place | None:
@@ -58,6 +64,18 @@ class Place:
             )
         except ValueError:
             return None
+
+    @property
+    def seat(self) -> int:
+        """The number by which everything that outlives this process is named; users know the rank by it.
+
+        Where ranks stay it is that of the first roster. The rank in a group is smaller while seats before it are empty.
+        """
+        return self.local_rank if self.stays else self.rank
+
+    def seat_of(self, rank: int) -> int:
+        """The seat of any rank of the group."""
+        return rank if self.roster is None else self.roster.seats[rank]
 
     @property
     def watched(self) -> bool:

@@ -12,6 +12,7 @@ those that come after.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import sys
@@ -27,11 +28,13 @@ from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed
 from holdfast.distributed import roster
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import LAUNCHER, Place
-from holdfast.distributed.rank_nursery import NESTED
+from holdfast.distributed.rank_nursery import NESTED, RankNursery
 from holdfast.run.events import utc_now
 from holdfast.run.folder import RunFolder
 
 if TYPE_CHECKING:
+    import torch
+
     from holdfast.base.board import Board
     from holdfast.console.order import Order
     from holdfast.distributed.group import Group
@@ -51,7 +54,7 @@ def live(order: Order, place: Place, make: Callable[[], RunFolder]) -> int:
     job = Job(Path(place.job)) if place.job else Job.of_agent(place.agent, first=place.local_rank == 0)
     if job.outcome is not None:
         return _code_of(job.outcome, place)
-    board = job.new_board(place.rank)
+    board = job.new_board(place.seat)
     _stop_politely(board)
     run = _run_folder(job, place, make)
     if place.watched and place.run:
@@ -64,7 +67,7 @@ def live(order: Order, place: Place, make: Callable[[], RunFolder]) -> int:
             _print(error)
     except _StartAgain as again:
         if job.outcome is None:
-            job.leave(place.rank, again.why, **again.more)
+            job.leave(place.seat, again.why, **again.more)
             return START_AGAIN
     if job.outcome is None:  # done, and it is for the rank that keeps the run folder to say so
         return 0
@@ -163,8 +166,8 @@ def _speak_into(run: Path, place: Place) -> None:
     """What this rank prints goes to a file of the run; the first one's is shown."""
     from holdfast.worker import worker
 
-    worker._redirect_output(run / ("output.log" if place.local_rank == 0 else f"output-rank{place.rank}.log"))
-    worker._prepare_stacks(run / f"stacks-rank{place.rank}.txt")
+    worker._redirect_output(run / ("output.log" if place.local_rank == 0 else f"output-rank{place.seat}.log"))
+    worker._prepare_stacks(run / f"stacks-rank{place.seat}.txt")
 
 
 def device_for(asked: str, place: Place) -> str:
@@ -202,12 +205,15 @@ class _Life:
         import torch
 
         from holdfast.distributed.rank_link import Writer
-        from holdfast.worker import step, worker
+        from holdfast.worker import step
 
         if hasattr(os, "fork"):
             multiprocessing.set_start_method("fork", force=True)
         torch.set_num_threads(threads_for(self.order, self.place.local_ranks))
-        self.device = worker.open_device(device_for(self.settings.run.device, self.place))
+        self.device = self._open_device()
+        if self.place.stays:
+            _import_ahead()
+            roster.say_ready(self.job)
         try:
             while not self._in_one_group():
                 step.free_memory(self.device)  # the objects of the script that was left
@@ -218,6 +224,19 @@ class _Life:
             if isinstance(self.link, Writer):
                 _save_what_failed(self.link, self.job)
                 self.link.teller.scalars.close()
+
+    def _open_device(self) -> torch.device:
+        """A card that is gone is no error of the script: the agent tries again later, and the others may go on."""
+        from holdfast.injection import away
+        from holdfast.worker import worker
+
+        try:
+            away.check(self.place.seat)
+            return worker.open_device(device_for(self.settings.run.device, self.place))
+        except (RuntimeError, OSError) as error:
+            text = str(error).partition("\n")[0]
+            print(f"rank {self.place.seat} cannot open its device: {text}", file=sys.stderr, flush=True)
+            raise _StartAgain("device", text=text) from error
 
     def _in_one_group(self) -> bool:
         """Train until it is over; False if the group broke and this process goes on in another one."""
@@ -261,30 +280,30 @@ class _Life:
         if not self.place.stays or (self.calls and self.job.noted(_ONCE)):
             raise _StartAgain("peer", text=why) from None
         self.place = self.place if group is None else group.place
+        if self.link is not None:
+            self.link.pause()
         roster.ask(self.job, self.place.restarts)
         return False
 
     def _find_place(self) -> None:
         if self.place.stays:
             before = self.place.restarts if self.groups else 0
+            self.board.enter(Phase.PEERS)  # waiting for others is no hang of this rank; a spare may wait for days
             now = roster.await_next(self.job, after=before, launcher=int(os.environ.get(LAUNCHER) or 0))
             rank = now.rank_of(os.getpid())
             assert rank is not None
-            self.place = replace(self.place, rank=rank, ranks=now.ranks, local_ranks=now.ranks, restarts=now.number)
+            self.place = replace(
+                self.place, rank=rank, ranks=now.ranks, local_ranks=now.ranks, restarts=now.number, roster=now
+            )
 
     def _go_on(self, group: Group) -> None:
         """From the newest snapshot that all have."""
-        from holdfast.distributed.rank_link import Follower, Writer
+        from holdfast.distributed.rank_link import Writer
 
-        if self.link is not None:
-            self.link.rejoin(self.place)
-        elif self.run is None:
-            self.link = Follower(self.job, self.place, self.settings, self.board)
-        else:
-            self.link = Writer(self.job, self.place, self.settings, self.board, self.run)
-        if self.run is not None:
+        self.link = self._take_role()
+        if isinstance(self.link, Writer):
             ranks = self.place.ranks
-            self.run.update_info(state="RUNNING", device=f"{ranks}x{self.device.type}", ranks=ranks)
+            self.link.run.update_info(state="RUNNING", device=f"{ranks}x{self.device.type}", ranks=ranks)
         self.link.find_start(group)
         if isinstance(self.link, Writer):
             _check_progress(self.job, self.place, self.link.snapshots.step, self.settings.retry.without_progress)
@@ -299,6 +318,33 @@ class _Life:
                 raise _StartAgain("again", text=failed.message) from None
             raise
         _finish(self.link, self.job)
+
+    def _take_role(self) -> Follower | Writer:
+        """Rank 0 keeps the run folder. While the first seat is empty that is another process than before and after."""
+        from holdfast.distributed.rank_link import Follower, Writer
+
+        before, writes = self.link, self.run is not None
+        if self.place.stays:
+            writes = self.place.rank == 0 and self.place.run is not None
+        if before is not None and isinstance(before, Writer) == writes:
+            before.rejoin(self.place)
+            return before
+        snapshots = None if before is None else before.snapshots
+        if isinstance(before, Writer):
+            before.teller.scalars.close()
+        if not writes:
+            return Follower(self.job, self.place, self.settings, self.board, snapshots)
+        if self.run is None:
+            self.run = RunFolder.open(Path(self.place.run or ""))
+            self.run.share_lock()
+        return Writer(self.job, self.place, self.settings, self.board, self.run, snapshots)
+
+
+def _import_ahead() -> None:
+    """What a fork of the nursery has, in a process that is none: a spare must not begin to import when it is needed."""
+    if NESTED not in os.environ:
+        for name in RankNursery.first:
+            importlib.import_module(name)
 
 
 def threads_for(order: Order, ranks: int) -> int:
@@ -350,7 +396,7 @@ def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any
 
 
 def _where(place_in_script: str | None, place: Place) -> str:
-    return f"{place_in_script} (rank {place.rank})" if place_in_script else f"in rank {place.rank}"
+    return f"{place_in_script} (rank {place.seat})" if place_in_script else f"in rank {place.seat}"
 
 
 def _check_progress(job: Job, place: Place, step: int, most: int) -> None:
@@ -386,7 +432,7 @@ def _stopped(link: Any, job: Job) -> None:
 def _close_books(link: Any, job: Job, state: str, digest: str | None) -> None:
     from holdfast.worker import local_run
 
-    link.accounts.attempts += link.board.read().attempts
+    link.count_attempts()
     receipt = local_run._receipt(link, survived=state == "FINISHED", digest=digest)
     link.run.put("receipt.json", receipt)
     link.run.update_info(accounts=link.accounts.to_json(), best=link.teller.best.known)

@@ -10,6 +10,7 @@ new, and for a run that goes on with another number of ranks.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 from holdfast.base import processes
 from holdfast.base.board import Board
 from holdfast.base.files import open_regular
+from holdfast.distributed import roster
 from holdfast.distributed.group import Group
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import Place
@@ -35,6 +37,8 @@ from holdfast.state.slots import Arena
 from holdfast.worker.local_run import LocalLink
 from holdfast.worker.worker import map_file
 
+_WRITER, _EMPTY = "writer", "empty"
+"""Notes in the job's folder: which process writes, and which seats were empty when it began."""
 _EXIT = re.compile(r"\(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
 
 
@@ -43,8 +47,8 @@ class Snapshots:
 
     def __init__(self, job: Job, place: Place, settings: Settings) -> None:
         self.memory = Memory(RunFolder(job.path), settings, portable=True, say=_say_nothing)
-        self.memory.folder = job.slots(place.rank)
-        self.memory.arenas = job.arenas(place.rank)
+        self.memory.folder = job.slots(place.seat)
+        self.memory.arenas = job.arenas(place.seat)
         self.memory.release_leases()  # who held them is gone
         self.start: memoryview | None = None
         self.whole = False
@@ -90,12 +94,18 @@ class Snapshots:
 class Follower:
     """A rank that trains and tells nobody."""
 
-    def __init__(self, job: Job, place: Place, settings: Settings, board: Board) -> None:
+    def __init__(
+        self, job: Job, place: Place, settings: Settings, board: Board, snapshots: Snapshots | None = None
+    ) -> None:
+        self.job = job
         self.board = board
         self.generation = place.restarts
         self.advanced = False
         """A step was committed in this group."""
-        self.snapshots = Snapshots(job, place, settings)
+        self.snapshots = _of_this_process(snapshots, job, place, settings)
+
+    def pause(self) -> None:
+        """This process leaves its group and waits for the next."""
 
     def rejoin(self, place: Place) -> None:
         """The same process in another group."""
@@ -112,6 +122,8 @@ class Follower:
         return self.snapshots.start
 
     def committed(self, step: int) -> None:
+        if not self.advanced:
+            roster.say_trained(self.job)
         self.advanced = True
         self.snapshots.memory.drop_outgrown()
 
@@ -126,18 +138,28 @@ class Writer(LocalLink):
     """The rank that keeps the run folder: journal, numbers, checkpoints, the receipt."""
 
     def __init__(
-        self, job: Job, place: Place, settings: Settings, board: Board, run: RunFolder, face: Face | None = None
+        self,
+        job: Job,
+        place: Place,
+        settings: Settings,
+        board: Board,
+        run: RunFolder,
+        snapshots: Snapshots | None = None,
     ) -> None:
-        super().__init__(run, settings, face or Face())
+        super().__init__(run, settings, Face())
         self.board.close()
         self.board = board
         self.job = job
         self.place = place
         self.generation = place.restarts
         self.advanced = False
-        self.snapshots = Snapshots(job, place, settings)
+        self.snapshots = _of_this_process(snapshots, job, place, settings)
         self.memory = self.snapshots.memory
         self._recovering: float | None = None
+        self._counted = board.read().attempts
+        """Attempts on this process's board that are in the accounts, or that the rank before it has counted."""
+        self._predecessor = job.noted(_WRITER)
+        self._sign()
         if place.restarts > int(place.stays):  # the first roster of ranks that stay has the number 1
             self.teller.remember()
 
@@ -146,6 +168,22 @@ class Writer(LocalLink):
         if kind == "epoch" and self.teller.told(int(data["epoch"]), int(data["step"])):
             data["again"] = True
         super().send(kind, **data)
+
+    def _sign(self) -> None:
+        """Who writes, and how far its attempts are counted: for the rank that writes after it."""
+        self.job.note(_WRITER, {"pid": os.getpid(), "counted": self._counted})
+
+    def count_attempts(self) -> None:
+        """Steps that this process has begun since the last call."""
+        attempts = self.board.read().attempts
+        self.accounts.attempts += attempts - self._counted
+        self._counted = attempts
+
+    def pause(self) -> None:
+        """This process leaves its group and waits for the next, in which another may write: the books are in order."""
+        self.count_attempts()
+        self._sign()
+        self.run.update_info(accounts=self.accounts.to_json(), best=self.teller.best.known)
 
     def rejoin(self, place: Place) -> None:
         """The same process in another group."""
@@ -159,6 +197,7 @@ class Writer(LocalLink):
         self.checkpoint = self.saved = saved
         self.snapshots.find(group, saved)
         self._tell_who_was_lost()
+        self._tell_how_many()
         if self.place.stays and self.snapshots.whole:  # a step is one that all have; this rank may be one ahead
             self.accounts.steps = min(self.accounts.steps, self.snapshots.step)
         self.accounts.restored(self.accounts.steps, self.snapshots.step)
@@ -173,6 +212,8 @@ class Writer(LocalLink):
 
     def committed(self, step: int) -> None:
         super().committed(step)
+        if not self.advanced:
+            roster.say_trained(self.job)
         self.advanced = True
         self.memory.drop_outgrown()
         if self._recovering is not None:
@@ -180,6 +221,22 @@ class Writer(LocalLink):
             self.accounts.recovered(seconds, seconds)
             self.teller.emit("recovered", step=step, seconds=round(seconds, 3), lost_s=round(seconds, 3))
             self.run.update_info(state="RUNNING", accounts=self.accounts.to_json())
+
+    def _tell_how_many(self) -> None:
+        """Which seats are empty now, and which are filled again."""
+        group = self.place.roster
+        if group is None:
+            return
+        before, now = set(self.job.noted(_EMPTY).get("seats", ())), set(group.empty)
+        if before == now:
+            return
+        self.job.note(_EMPTY, {"seats": sorted(now)})
+        many = f"{group.ranks} of {group.wanted} ranks train"
+        for seat in sorted(now - before):
+            why = str(self.job.noted(f"away-{seat}").get("why") or "it could not be replaced in time")
+            self.teller.emit("note", text=f"rank {seat} is away ({why}): {many}, with the same batches", away=seat)
+        for seat in sorted(before - now):
+            self.teller.emit("note", text=f"rank {seat} is back: {many}", back=seat)
 
     # -- what happened before ------------------------------------------------------------------------------
 
@@ -192,8 +249,8 @@ class Writer(LocalLink):
             board = Board.open_path(path)
             beat = board.read()
             board.close(unlink=True)
-            if rank == self.place.rank:
-                self.accounts.attempts += beat.attempts
+            if pid == self._predecessor.get("pid") and pid != os.getpid():
+                self.accounts.attempts += beat.attempts - int(self._predecessor.get("counted", 0))
             committed.append(beat.step)
             left = self.job.left(rank, pid)
             fault = self._fault_of(rank, pid, left)
@@ -230,10 +287,23 @@ class Writer(LocalLink):
 
     def _record(self, fault: Fault) -> None:
         reason = "this rank is replaced, the others stay" if self.place.stays else "all ranks are started again"
+        group = self.place.roster
+        if group is not None and fault.device in [f"rank {seat}" for seat in group.empty]:
+            reason = "the others continue without this rank"
+        elif group is not None and fault.device not in [f"rank {seat}" for seat in group.seats]:
+            reason = "a spare process takes its place, the others stay"
         move = Move(Action.REPLACE, 0, reason=reason, new_worker=True)
         folder = evidence.collect(self.run, fault, move, None, "", {}, "")
         self.accounts.fault(fault.kind.value)
         self.teller.emit_fault(fault, move, folder)
+
+
+def _of_this_process(known: Snapshots | None, job: Job, place: Place, settings: Settings) -> Snapshots:
+    """Those that this process has in another role already, or new ones."""
+    if known is None:
+        return Snapshots(job, place, settings)
+    known.rejoin()
+    return known
 
 
 def _tail(path: Path, most: int = 65536) -> str:

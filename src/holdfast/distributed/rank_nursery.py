@@ -152,9 +152,10 @@ class Nest:
             guest = self._forking.pop(0)
             self._answer(guest, {"alone": True})
         elif "exited" in message:
+            code = -int(_KILL) if message["code"] is None else int(message["code"])  # None: its status was taken
             for guest in [each for each in self._guests if each.pid == message["exited"]]:
-                self.job.note(f"exit-{guest.pid}", {"code": int(message["code"])})
-                self._answer(guest, {"code": int(message["code"])})
+                self.job.note(f"exit-{guest.pid}", {"code": code})
+                self._answer(guest, {"code": code})
 
     def _attend(self, guest: Guest) -> None:
         try:

@@ -7,6 +7,10 @@
 Each roster has a number, one more each time a process is replaced or a rank asks for a new group. The ranks of one
 roster build one process group and find each other through a file whose name has that number, so no rank ever finds the
 address of one that is gone.
+
+A launch has as many seats as ranks were asked for. While a seat is empty the roster is shorter: ranks are counted
+without it. A new process says that it is ready (`say_ready`). The agent invites the others to meet it (`invite`), rank
+0 tells them so in a vote, all commit and leave their group, and the next roster has the new process.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from holdfast.base import processes
 from holdfast.base.files import read_json, write_json
@@ -23,6 +28,8 @@ from holdfast.distributed.job import Job
 
 _NAME = "roster.json"
 _NAP = 0.005
+_LOOK = 0.1
+"""Seconds between two looks whether the run is over."""
 
 
 class RosterGone(BaseException):
@@ -36,6 +43,22 @@ class Roster:
     number: int
     pids: dict[int, int]
     """By rank."""
+    seats: tuple[int, ...] = ()
+    """By rank: which of the launch's seats it has. All of them where this is not said."""
+    wanted: int = 0
+    """How many ranks the launch should have."""
+
+    def __post_init__(self) -> None:
+        if not self.seats:
+            object.__setattr__(self, "seats", tuple(range(len(self.pids))))
+        if not self.wanted:
+            object.__setattr__(self, "wanted", len(self.pids))
+
+    @property
+    def empty(self) -> list[int]:
+        """Seats without a process that a spare has not made up for."""
+        missing = [seat for seat in range(self.wanted) if seat not in self.seats]
+        return missing[len(missing) - (self.wanted - self.ranks) :]
 
     @property
     def ranks(self) -> int:
@@ -46,11 +69,12 @@ class Roster:
 
 
 def publish(job: Job, roster: Roster) -> None:
-    said = {"number": roster.number, "pids": {str(rank): pid for rank, pid in roster.pids.items()}}
+    said: dict[str, Any] = {"number": roster.number, "pids": {str(rank): pid for rank, pid in roster.pids.items()}}
+    said |= {"seats": roster.seats, "wanted": roster.wanted}
     write_json(job.path / _NAME, said, durable=False)
     before = roster.number - 2
-    left = [_asked(job, before), store_path(job, before)]
-    left += [each(job, before, rank) for rank in roster.pids for each in (_here, shared_votes.path)]
+    left = [_asked(job, before), _invited(job, before), store_path(job, before)]
+    left += [each(job, before, rank) for rank in range(roster.wanted) for each in (_here, shared_votes.path)]
     for old in left:
         old.unlink(missing_ok=True)
 
@@ -59,7 +83,8 @@ def read(job: Job) -> Roster | None:
     said = read_json(job.path / _NAME)
     if said is None:
         return None
-    return Roster(int(said["number"]), {int(rank): int(pid) for rank, pid in said["pids"].items()})
+    pids = {int(rank): int(pid) for rank, pid in said["pids"].items()}
+    return Roster(int(said["number"]), pids, tuple(said["seats"]), int(said["wanted"]))
 
 
 def ask(job: Job, number: int) -> None:
@@ -71,16 +96,60 @@ def asked(job: Job, number: int) -> bool:
     return _asked(job, number).exists()
 
 
+def invite(job: Job, number: int) -> None:
+    """A new process waits: the ranks of that roster are to leave their group where they commit next."""
+    _invited(job, number).touch()
+
+
+def invited(job: Job, number: int) -> bool:
+    return _invited(job, number).exists()
+
+
+def say_ready(job: Job) -> None:
+    """This process can be a rank: torch and its device are there."""
+    _ready(job, os.getpid()).touch()
+
+
+def is_ready(job: Job, pid: int) -> bool:
+    return _ready(job, pid).exists()
+
+
+def say_trained(job: Job) -> None:
+    """This process has committed a step together with others."""
+    _trained(job, os.getpid()).touch()
+
+
+def forget(job: Job, pid: int) -> bool:
+    """That process has ended; whether it had ever committed a step."""
+    trained = _trained(job, pid).exists()
+    for each in (_ready(job, pid), _trained(job, pid)):
+        each.unlink(missing_ok=True)
+    return trained
+
+
 def await_next(job: Job, *, after: int, launcher: int) -> Roster:
-    """The next roster that this process is in."""
-    pid = os.getpid()
+    """The next roster that this process is in. A spare may wait for days: each look is one call of the system."""
+    pid, known, looked = os.getpid(), None, 0.0
     while True:
-        roster = read(job)
-        if roster is not None and roster.number > after and roster.rank_of(pid) is not None:
-            return roster
-        if job.outcome is not None or not _runs(launcher):
-            raise RosterGone
+        found = _version(job.path / _NAME)
+        if found != known:
+            known, roster = found, read(job)
+            if roster is not None and roster.number > after and roster.rank_of(pid) is not None:
+                return roster
+        if time.monotonic() - looked >= _LOOK:
+            looked = time.monotonic()
+            if job.outcome is not None or not _runs(launcher):
+                raise RosterGone
         time.sleep(_NAP)
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Another one for each roster: a roster is a new file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def gather(job: Job, rank: int, ranks: int, number: int, *, launcher: int) -> None:
@@ -115,3 +184,15 @@ def store_path(job: Job, number: int) -> Path:
 
 def _asked(job: Job, number: int) -> Path:
     return job.path / f"asked-{number}"
+
+
+def _invited(job: Job, number: int) -> Path:
+    return job.path / f"invited-{number}"
+
+
+def _ready(job: Job, pid: int) -> Path:
+    return job.path / f"ready-{pid}"
+
+
+def _trained(job: Job, pid: int) -> Path:
+    return job.path / f"trained-{pid}"

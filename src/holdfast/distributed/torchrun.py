@@ -40,6 +40,10 @@ class Wanted:
     """host:port of the first machine."""
     max_restarts: int = 1000
     """The agent's own limit; ours is `retry.without_progress`."""
+    least: int | None = None
+    """With so many ranks the others go on where a lost one cannot be replaced; only below an agent of ours."""
+    spares: int = 0
+    """Processes that wait for the place of one that is lost; only below an agent of ours."""
 
 
 def command_for(wanted: Wanted, words: Sequence[str], run_id: str) -> list[str]:

@@ -1,0 +1,91 @@
+"""A launch goes on with fewer ranks while one cannot be replaced, and with all of them once it can; spare ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from holdfast.base import processes
+from holdfast.cli.run_facts import Look
+from holdfast.cli.runs import page
+from tests.distributed.launched import Launched, alone
+
+pytestmark = [
+    pytest.mark.skipif(processes.portable() or not Path("/dev/shm").is_dir(), reason="needs fork and /dev/shm"),
+    pytest.mark.timeout(600),
+]
+
+
+@pytest.mark.parametrize(
+    ("seats", "more"),
+    [
+        ([2], {}),
+        pytest.param([0], {"snapshot": "3"}, marks=pytest.mark.all),
+        pytest.param([0, 2], {"ddp": True}, marks=pytest.mark.all),
+        pytest.param([1, 3], {"snapshot": "1"}, marks=pytest.mark.all),
+    ],
+    ids=["4-3-4", "the first rank", "4-2-4 wrapped", "4-2-4"],
+)
+def test_fewer_ranks_while_some_are_away(tmp_path: Path, seats: list[int], more: dict[str, str]) -> None:
+    with Launched(tmp_path, 4, "--min-ranks", "2", wait="8 16 24", **more) as launch:
+        launch.until(lambda: launch.waits_for(8, 4))
+        stayed = {each.rank: each.pid for each in launch.ranks() if each.rank not in seats}
+        launch.take_away(*seats)
+        launch.go(8)
+        launch.until(lambda: launch.waits_for(16, 4 - len(seats)))
+        fewer = launch.roster()
+        assert fewer is not None and fewer.seats == tuple(seat for seat in range(4) if seat not in seats)
+        launch.give_back(*seats)
+        launch.until(lambda: launch.is_invited(4))
+        launch.go(16)
+        launch.until(lambda: launch.waits_for(24, 4))
+        again = launch.roster()
+        assert again is not None and {seat: again.pids[seat] for seat in stayed} == stayed, "the others stayed"
+        launch.go(24)
+        ended = launch.finish()
+    receipt = ended["receipt"]
+    assert ended["state"] == "FINISHED" and receipt["steps"] == 30
+    assert receipt["steps_lost"] == receipt["samples_skipped"] == receipt["samples_repeated"] == 0
+    assert launch.samples() == {epoch: Counter(range(60)) for epoch in range(6)}
+    for name, values in alone(tmp_path / "alone", ddp=False).items():
+        assert (launch.weights()[name.removeprefix("module.")] - values).abs().max() < 1e-6, name
+    shown = "\n".join(page(Look(launch.run)))
+    for seat in seats:
+        assert f"rank {seat} is away (" in shown and f"rank {seat} is back: " in shown, "holdfast show"
+
+
+@pytest.mark.all
+def test_a_spare_takes_the_place_of_a_lost_rank(tmp_path: Path) -> None:
+    """Twice, the second time that of the first rank: another rank keeps the run folder from there on."""
+    with Launched(tmp_path, 2, "--spares", "1", wait="8 16 24") as launch:
+        for step, seat, seats in ((8, 1, (0, 2)), (16, 0, (1, 2))):
+            launch.until(lambda step=step: launch.waits_for(step, 2) and launch.are_ready(3))
+            launch.kill(seat)
+            launch.go(step)
+            launch.until(lambda step=step: launch.waits_for(step + 8, 2))
+            after = launch.roster()
+            assert after is not None and after.seats == seats
+        launch.go(24)
+        receipt = launch.finish()["receipt"]
+    assert receipt["steps"] == 30 and receipt["steps_lost"] == 0 and receipt["faults"] == {"killed": 2}
+    assert launch.samples() == {epoch: Counter(range(60)) for epoch in range(6)}
+    for name, values in alone(tmp_path / "alone").items():
+        assert (launch.weights()[name] - values).abs().max() < 1e-6, name
+    reasons = {event.data["reason"] for event in launch.run.events() if event.kind == "fault"}
+    assert reasons == {"a spare process takes its place, the others stay"}
+
+
+@pytest.mark.all
+def test_too_few_ranks_end_the_run_with_its_state_saved(tmp_path: Path) -> None:
+    """The rank that is left waited for ever."""
+    with Launched(tmp_path, 2, wait="8") as launch:
+        launch.until(lambda: launch.waits_for(8, 2))
+        launch.take_away(1)
+        launch.go(8)
+        printed = launch.end()
+    assert launch.process.returncode == 4 and printed["state"] == "GAVE_UP"
+    assert "too few to go on" in printed["error"]["message"]
+    assert "says that the device of rank 1 is away" in printed["error"]["cause"]
+    assert list((launch.run.path / "checkpoints").glob("[0-9]*"))
