@@ -58,6 +58,8 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     finally:
         gc.enable()
         _freeze_modules(session.config)
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_num_threads(1)  # the cores are shared: threads that wait for each other take as much time again
 
 
 def _freeze_modules(config: pytest.Config) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.base import processes
 from holdfast.supervisor.process_start import NurseryLauncher
+from tests import warm
 from tests.real_faults import driving
 from tests.real_faults.driving import Run
 from tests.waiting import wait_until
@@ -19,14 +20,11 @@ Drive = Callable[..., Run]
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[NurseryLauncher]:
+def nursery() -> NurseryLauncher:
     """torch, imported once for all runs of this session."""
     if processes.portable():
         pytest.skip("no fork here")
-    path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]  # jobs import from tests
-    launcher = NurseryLauncher({"PYTHONPATH": os.pathsep.join(path)}, [])
-    yield launcher
-    launcher.close()
+    return warm.nursery()
 
 
 @pytest.fixture
