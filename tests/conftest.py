@@ -71,7 +71,7 @@ def _freeze_modules(config: pytest.Config) -> None:
 
 
 def _compile_a_part(config: pytest.Config) -> None:
-    """pytest rewrites the asserts of each test file once and keeps that: in a fresh clone each process does its part."""
+    """pytest rewrites the asserts of a file once and keeps that: in a fresh clone each process does its part."""
     given = getattr(config, "workerinput", None)
     if given is None:
         return
@@ -87,7 +87,9 @@ def _compile(config: pytest.Config, path: Path) -> None:
     if spec is None or not hasattr(hook, "exec_module"):  # started with --assert=plain
         return
     module = importlib.util.module_from_spec(spec)
-    module.__dict__["__builtins__"] = {}  # nothing can be imported: the code is made and kept, and ends at its first line
+    module.__dict__[
+        "__builtins__"
+    ] = {}  # nothing can be imported: the code is made and kept, and ends at its first line
     with contextlib.suppress(ImportError):
         hook.exec_module(module)
 

@@ -17,6 +17,7 @@ from holdfast.base.errors import InternalError
 from holdfast.state import checkpoint
 from holdfast.supervisor import rescue_folder, workers
 from holdfast.supervisor.supervisor import Supervisor
+from tests import warm
 from tests.real_faults.conftest import Drive
 from tests.real_faults.driving import JOB, JOBS, Command, alive, assert_exact, drive
 from tests.waiting import wait_until
@@ -111,11 +112,9 @@ def test_supervisor_killed_and_resumed(tmp_path: Path, reference: Drive) -> None
     assert not (run.folder / "slots").exists()
     assert run.outcome.state == "RUNNING"  # nobody was there to write it down
     assert seen - 1 <= run.checkpoint().step <= seen + 1
-    with Command(tmp_path, "resume", command.folder, "--json") as again:
-        assert again.end() == 0, again.words()
-        again.words()
-        assert wait_until(lambda: not alive(again.family))
-    run = again.run()
+    again = warm.holdfast("resume", str(command.folder), "--json", cwd=tmp_path)
+    assert again.code == 0, again.err
+    run = command.run()
     assert run.outcome.state == "FINISHED"
     assert run.receipt["faults"] == {"supervisor_died": 1}
     assert_exact(run, reference(), faults=1)
