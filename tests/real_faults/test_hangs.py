@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 
 SLOW = JOBS / "slow.py"
 HANGS = ("hang", "hang_c", "hang_gil", "sigstop")
-SLACK = 5.0
+SLACK = 60.0
 """Seconds a detection may come late on a busy machine; 0.1 to 0.3 were seen."""
 
 
