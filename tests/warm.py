@@ -36,6 +36,7 @@ def nursery() -> NurseryLauncher:
 
 def holdfast(*words: str, cwd: Path, **env: str) -> Done:
     """`holdfast …` with its output in pipes. The nursery is in another folder: runs have whole paths."""
+    nursery()  # with the environment of all tests, not of this one
     env = {"HOLDFAST_RUN_FOLDER": str(cwd / "runs"), **env}
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     with (
