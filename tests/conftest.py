@@ -135,7 +135,7 @@ _DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/k
 
 
 def _memory_disk() -> str | None:
-    """A disk in memory with room for what the tests write. Sessions sync thousands of files: a disk would be waited for."""
+    """A disk in memory with room for what the tests write: sessions sync thousands of files, and a disk takes time."""
     with contextlib.suppress(OSError, AttributeError):
         found = os.statvfs("/dev/shm")
         if found.f_bavail * found.f_frsize >= ROOM and not found.f_flag & (os.ST_NOEXEC | os.ST_RDONLY):
