@@ -8,12 +8,16 @@ same ones. `--rest`, which `make test-all` gives after `make test`, runs those t
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import gc
+import importlib.util
 import itertools
 import math
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import zlib
 from collections.abc import Generator
@@ -25,6 +29,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
+ROOM = 6 << 30
+"""Bytes that a disk in memory has to have for the tests to use it."""
 GRACE = 60.0
 """Seconds after the time-out of a test before its whole process is ended: then it hangs where no signal arrives."""
 
@@ -34,12 +40,58 @@ settings.load_profile("holdfast")
 
 _numbers = itertools.count(1)
 _states = pytest.StashKey[Path]()
+_frozen = pytest.StashKey[int]()
 _screen = os.dup(2)  # before pytest captures it
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--everything", action="store_true", help="also the tests that `make test` leaves out")
     parser.addoption("--rest", action="store_true", help="only the tests that `make test` leaves out")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    gc.disable()  # what collecting makes stays
+    try:
+        _compile_a_part(session.config)
+        return (yield)
+    finally:
+        gc.enable()
+        _freeze_modules(session.config)
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_num_threads(1)  # the cores are shared: threads that wait for each other take as much time again
+
+
+def _freeze_modules(config: pytest.Config) -> None:
+    """Modules stay: sessions collect garbage and look for objects, and need not look through all of torch each time."""
+    if len(sys.modules) > config.stash.get(_frozen, 0) + 100:
+        config.stash[_frozen] = len(sys.modules)
+        gc.collect()
+        gc.freeze()
+
+
+def _compile_a_part(config: pytest.Config) -> None:
+    """pytest rewrites the asserts of a file once and keeps that: in a fresh clone each process does its part."""
+    given = getattr(config, "workerinput", None)
+    if given is None:
+        return
+    files = sorted(config.rootpath.glob("tests/**/test_*.py"))
+    for path in files[int(given["workerid"].removeprefix("gw")) :: given["workercount"]]:
+        _compile(config, path)
+
+
+def _compile(config: pytest.Config, path: Path) -> None:
+    hook = config.pluginmanager.rewrite_hook
+    name = ".".join(path.relative_to(config.rootpath).with_suffix("").parts)
+    spec = importlib.util.spec_from_file_location(name, path, loader=hook)
+    if spec is None or not hasattr(hook, "exec_module"):  # started with --assert=plain
+        return
+    module = importlib.util.module_from_spec(spec)
+    module.__dict__[
+        "__builtins__"
+    ] = {}  # nothing can be imported: the code is made and kept, and ends at its first line
+    with contextlib.suppress(ImportError):
+        hook.exec_module(module)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -82,11 +134,25 @@ def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
 _DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
+def _memory_disk() -> str | None:
+    """A disk in memory with room for what the tests write: sessions sync thousands of files, and a disk takes time."""
+    with contextlib.suppress(OSError, AttributeError):
+        found = os.statvfs("/dev/shm")
+        if found.f_bavail * found.f_frsize >= ROOM and not found.f_flag & (os.ST_NOEXEC | os.ST_RDONLY):
+            return "/dev/shm"
+    return None
+
+
+_MEMORY = _memory_disk()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     _hear_signals()
     if hasattr(os, "register_at_fork"):  # a child that a test aborts on purpose need not show where it was
         os.register_at_fork(after_in_child=faulthandler.disable)
-    config.stash[_states] = Path(tempfile.mkdtemp(prefix="holdfast-test-state-"))
+    if _MEMORY is not None:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY)
+    config.stash[_states] = Path(tempfile.mkdtemp(prefix="holdfast-test-state-", dir=_MEMORY))
     os.environ["XDG_CACHE_HOME"] = str(config.stash[_states] / "cache")
     if config.option.markexpr != "hardware" and any(os.path.exists(driver) for driver in _DRIVERS):
         # The other tests are about the CPU. "-1" and not "": a test that pretends a card takes "" for a hidden one.
@@ -96,6 +162,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     _set_state(item.config)
+    _freeze_modules(item.config)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

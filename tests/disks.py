@@ -27,7 +27,7 @@ def _mount(*words: object) -> None:
     command = shutil.which("mount")
     if command is None:
         pytest.skip("there is no mount command here")
-    done = subprocess.run([command, *map(str, words)], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([command, *map(str, words)], capture_output=True, text=True, timeout=100)
     if done.returncode != 0:
         pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
 
@@ -40,7 +40,7 @@ def small_disk(path: Path, size: str) -> Iterator[Path]:
     try:
         yield path
     finally:
-        subprocess.run(["umount", "-l", str(path)], check=True, timeout=20)
+        subprocess.run(["umount", "-l", str(path)], check=True, timeout=100)
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ def read_only(path: Path) -> Iterator[None]:
         _mount("-o", "remount,bind,ro", path)
         yield
     finally:
-        subprocess.run(["umount", "-l", str(path)], check=True, timeout=20)
+        subprocess.run(["umount", "-l", str(path)], check=True, timeout=100)
 
 
 def fill(disk: Path) -> None:

@@ -134,7 +134,7 @@ channel.send({"said": len(message["say"])})
         os.close(writing)
         assert ours.receive(20.0)[0] == {"said": 5}
         assert os.read(reading, 10) == b"hello"
-        assert child.wait(20) == 0
+        assert child.wait(100) == 0
     with pytest.raises(Closed):
         ours.receive()
     os.close(reading)

@@ -13,6 +13,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -63,21 +65,27 @@ def test_the_systemd_unit() -> None:
     assert unit["Install"]["WantedBy"] == "default.target"
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a short path: systemd puts addresses of sockets into it."""
+    with tempfile.TemporaryDirectory(prefix="hf-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @LINUX
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 @pytest.mark.parametrize("name", ["plain", "with blanks and 100%"])
-def test_systemd_has_nothing_to_say_about_it(tmp_path: Path, name: str) -> None:
+def test_systemd_has_nothing_to_say_about_it(tmp_path: Path, name: str, short: Path) -> None:
     folder = tmp_path / name
     folder.mkdir()
     made = Job("calm-heron", folder, folder, python=sys.executable)
-    (tmp_path / "runtime").mkdir(mode=0o700)
 
     def verify(text: str) -> tuple[int, str]:
         path = tmp_path / "holdfast-calm-heron.service"
         path.write_text(text)
         told = subprocess.run(
             ["systemd-analyze", "verify", "--user", str(path)],
-            env=environment(XDG_RUNTIME_DIR=str(tmp_path / "runtime"), HOME=str(tmp_path)),
+            env=environment(XDG_RUNTIME_DIR=str(short), HOME=str(tmp_path)),
             capture_output=True,
             text=True,
             timeout=60,

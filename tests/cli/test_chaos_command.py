@@ -27,7 +27,7 @@ def test_an_unchanged_script_that_is_killed_is_compared_with_itself(tmp_path: Pa
     shutil.copy(SCRIPTS / "exact_script.py", folder / "train.py")
     words = ["--references", "1", "--faults", "sigkill@32", "--json", "--", sys.executable, "train.py", "4"]
     done = holdfast("chaos", *words, cwd=folder, timeout=1700.0)
-    assert done.code == 0, done.err
+    assert done.code == 0, done.err + done.out
     receipt = done.json["receipt"]
     assert (receipt["faults_planned"], receipt["faults_injected"], receipt["survived"]) == (1, 1, True)
     assert receipt["exact"] and receipt["exact_rehearsed"] and receipt["steps"] == 40

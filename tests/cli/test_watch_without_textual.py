@@ -54,5 +54,5 @@ def test_the_live_view_needs_no_extra(tmp_path: Path) -> None:
     read_until(b"44/60")  # what is new is drawn
     child.send_signal(signal.SIGINT)
     read_until(b"\x1b[?1049l")
-    assert child.wait(30) == 0
+    assert child.wait(100) == 0
     os.close(master)

@@ -183,12 +183,12 @@ def test_watches_of_two_threads_leave_the_real_functions_behind() -> None:
     def other() -> None:
         with Watch(()):
             first.set()
-            second.wait(30)
+            second.wait(100)
 
     thread = threading.Thread(target=other)
     with Watch(()):
         thread.start()
-        first.wait(30)
+        first.wait(100)
     second.set()
     thread.join()
     assert (torch.initial_seed, np.random.get_state, random.getstate) == real

@@ -142,7 +142,7 @@ class Awkward(Samples):
 
     @property
     def files(self) -> list[str]:
-        time.sleep(30)
+        time.sleep(600)
         raise OSError("the disk is gone")
 
     def source(self, index: int) -> str:
@@ -154,7 +154,7 @@ def test_whatever_it_is_there_is_no_error(dataset: Any) -> None:
     began = time.monotonic()
     assert source_of(dataset, 2) is None
     assert source_of(dataset, 10**9) is None
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 100
 
 
 def test_a_circle_ends() -> None:

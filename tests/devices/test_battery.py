@@ -33,7 +33,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def host(place: Path) -> Iterator[Host]:
-    with Host({ailments.VARIABLE: str(place)}) as host:
+    with Host({ailments.VARIABLE: str(place), "OMP_NUM_THREADS": "1"}) as host:
         yield host
 
 
@@ -186,7 +186,7 @@ def test_less_memory_than_it_says(host: Host, place: Path) -> None:
 def test_a_slow_first_launch(place: Path) -> None:
     """What the first probe had compiled, the next ones have: the caches are those of the host, and go with it."""
     symptoms.write(place, [Symptom("slow", seconds=3.0)])
-    with Host({ailments.VARIABLE: str(place)}) as host:
+    with Host({ailments.VARIABLE: str(place), "OMP_NUM_THREADS": "1"}) as host:
         (slow,) = run_one(DEVICE, "first step", host=host, options={"bound_s": 2.0})
         (again,) = run_one(DEVICE, "first step", host=host)
     assert again.error is not None and again.error < 3.0 and not host.caches.exists()
@@ -315,7 +315,7 @@ def test_what_took_the_machine_down_is_not_done_again(host: Host, place: Path, t
 
 @pytest.mark.all
 def test_a_host_that_dies_takes_no_result_with_it(place: Path) -> None:
-    with Host({ailments.VARIABLE: str(place)}) as host:
+    with Host({ailments.VARIABLE: str(place), "OMP_NUM_THREADS": "1"}) as host:
         while host.torch is None:
             host.poll()
             time.sleep(0.01)
@@ -358,7 +358,7 @@ def test_probes_share_a_process_as_long_as_nothing_fails(host: Host, place: Path
 
 def test_without_fork_each_probe_is_a_fresh_process(place: Path) -> None:
     symptoms.write(place, [Symptom("crash", kernel="convolution", part="backward")])
-    with Host({ailments.VARIABLE: str(place)}, fork=False) as host:
+    with Host({ailments.VARIABLE: str(place), "OMP_NUM_THREADS": "1"}, fork=False) as host:
         found = run_one(DEVICE, "conv2d fp32", host=host)
     assert [result.status for result in found] == ["passed", "crashed", "skipped"]
 
@@ -443,7 +443,7 @@ def test_nothing_fails_on_a_cpu_that_is_well(host: Host, group: str) -> None:
     assert sum(result.ok for result in found) >= 15
 
 
-@pytest.mark.parametrize("device", ["cpu", DEVICE])
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.all), DEVICE])
 def test_nothing_of_the_quick_set_fails_on_a_device_that_is_well(host: Host, device: str) -> None:
     found = list(run(device, select(device), host))
     assert [result for result in found if result.status not in ("passed", "skipped")] == []

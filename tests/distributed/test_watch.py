@@ -111,7 +111,7 @@ def test_ranks_of_one_agent_find_one_job(tmp_path: Path, monkeypatch: pytest.Mon
     late.start()
     time.sleep(0.05)
     first = Job.of_agent(os.getppid(), first=True)
-    late.join(10.0)
+    late.join(100.0)
     assert found == [first.path] == [Job.of_agent(os.getppid(), first=True).path]
 
 

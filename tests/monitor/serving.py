@@ -38,7 +38,7 @@ class Page:
         self.said: list[str] = []
         ready = threading.Event()
         threading.Thread(target=self._listen, args=(ready,), daemon=True).start()
-        assert ready.wait(30), f"it said {self.said}"
+        assert ready.wait(100), f"it said {self.said}"
         found = re.search(r"http://\S+", "\n".join(self.said))
         assert found, f"it said {self.said}"
         self.address = found[0]
@@ -56,7 +56,7 @@ class Page:
 
     def ask(self, path: str, *, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
         """An answer to exactly this path: nothing is made nicer on the way."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=100)
         headers = {key.replace("_", "-"): value for key, value in headers.items()}
         connection.request(method, path, headers={"Authorization": f"Bearer {self.token}", **headers})
         answer = connection.getresponse()
@@ -72,7 +72,7 @@ class Page:
     @contextlib.contextmanager
     def news(self, query: str) -> Iterator[Iterator[tuple[str, Any]]]:
         """The stream of a page: kinds and data, as they come."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=100)
         connection.request("GET", f"/api/live?{query}", headers={"Authorization": f"Bearer {self.token}"})
         answer = connection.getresponse()
         assert answer.status == 200 and answer.getheader("content-type", "").startswith("text/event-stream")
@@ -95,7 +95,7 @@ class Page:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT if sys.platform != "win32" else signal.SIGTERM)
         try:
-            self.process.wait(20)
+            self.process.wait(100)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

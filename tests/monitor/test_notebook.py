@@ -73,7 +73,7 @@ def test_in_the_background_the_next_cell_can_run(shell: Any, tmp_path: Path) -> 
     shell.user_ns["folder"] = tmp_path
     before = time.monotonic()
     shell.run_cell("import holdfast; holdfast.watch('calm-heron', folder=folder, every=0.1, wait=False)")
-    assert time.monotonic() - before < 30
+    assert time.monotonic() - before < 100
     assert wait_until(lambda: len(published.messages) >= 3)
     run.update_info(state="FINISHED")
     run.close()

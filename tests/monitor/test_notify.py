@@ -232,7 +232,7 @@ def test_a_supervisor_that_is_killed_is_told_by_the_process_that_watched_it(tmp_
         holder.wait()
         [message] = postbox.wait(1)
         assert (message["level"], message["state"], message["run"]) == ("alert", "CRASHED", folder.name)
-        assert teller.wait(20) == 0
+        assert teller.wait(100) == 0
         assert teller.stdout is not None
         said = teller.stdout.read()
         assert said == "alert by webhook: sent\n" and "SECRET" not in said

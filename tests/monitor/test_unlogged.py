@@ -16,6 +16,7 @@ from holdfast.base.human import metric
 from holdfast.monitor import payload, reader, report
 from holdfast.monitor.terminal import large, pages
 from holdfast.monitor.terminal.scene import curve_of, look
+from tests import warm
 from tests.cli.driving import SCRIPT, Done, holdfast, run_folder
 
 from .serving import Page
@@ -59,7 +60,7 @@ def unlogged(tmp_path_factory: pytest.TempPathFactory) -> Unlogged:
     folder = tmp_path_factory.mktemp("job")
     assert "session.step(" in SILENT and "session.log" not in SILENT
     (folder / "job.py").write_text(SILENT)
-    return Unlogged(folder, holdfast("train", "job.py", "lr=0.1", "epochs=4", "run.threads=1", cwd=folder))
+    return Unlogged(folder, warm.holdfast("train", "job.py", "lr=0.1", "epochs=4", "run.threads=1", cwd=folder))
 
 
 @pytest.fixture(scope="module")

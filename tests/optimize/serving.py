@@ -58,7 +58,7 @@ def serving(made: Path, readers: int, *more: str) -> Iterator[Served]:
         finally:
             child.terminate()
             served.said = child.stdout.read()
-            child.wait(20)
+            child.wait(100)
 
 
 def npy(array: np.ndarray) -> bytes:

@@ -20,7 +20,7 @@ def test_what_waits_is_answered_together() -> None:
 
     def run(inputs: Sequence[Any]) -> list[Any]:
         sizes.append(len(inputs[0]))
-        first.wait(20)  # the others arrive while the first one is computed
+        first.wait(100)  # the others arrive while the first one is computed
         return [inputs[0] * 2]
 
     async def scenario(batcher: Batcher) -> list[Any]:
@@ -65,7 +65,7 @@ def test_a_full_queue_says_so_and_a_closing_one_too() -> None:
 
     def run(inputs: Sequence[Any]) -> list[Any]:
         running.append(1)
-        go.wait(20)
+        go.wait(100)
         return [inputs[0]]
 
     async def scenario(batcher: Batcher) -> None:
@@ -110,7 +110,7 @@ def test_what_is_not_a_number_is_told_to_whom_it_belongs_alone() -> None:
     go = threading.Event()
 
     def run(inputs: Sequence[Any]) -> list[Any]:
-        go.wait(20)
+        go.wait(100)
         return [np.where(inputs[0] == 3, np.nan, inputs[0])]
 
     async def scenario(batcher: Batcher) -> list[Any]:
@@ -133,7 +133,7 @@ def test_whoever_left_is_not_computed_for() -> None:
 
     def run(inputs: Sequence[Any]) -> list[Any]:
         seen.extend(inputs[0].ravel().tolist())
-        go.wait(20)
+        go.wait(100)
         return [inputs[0]]
 
     async def scenario(batcher: Batcher) -> None:

@@ -51,7 +51,7 @@ def test_a_hang_ends_at_the_deadline(child: Child) -> None:
     began = time.monotonic()
     with pytest.raises(Failed, match="gave no answer in 1 s") as failed:
         child.ask({"do": "hang"}, 1.0)
-    assert failed.value.kind == "hang" and time.monotonic() - began < 30
+    assert failed.value.kind == "hang" and time.monotonic() - began < 100
     assert not processes.exists(child.pid)
 
 

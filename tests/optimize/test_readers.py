@@ -206,7 +206,7 @@ def test_what_a_dead_one_had_asked_is_not_computed(made: Path) -> None:
     def run(inputs: Sequence[Any]) -> list[Any]:
         seen.append(float(inputs[0][0, 0]))
         busy.set()
-        go.wait(30)
+        go.wait(100)
         return [np.zeros((len(inputs[0]), 2), np.float32)]
 
     async def scenario(port: int, readers: Readers) -> None:

@@ -21,6 +21,7 @@ from holdfast.planning.choice import Choice, Knob
 from holdfast.planning.measurement import heard
 from holdfast.planning.records import FILE, Memory, Record, Result
 from holdfast.planning.step_comparison import CHANCE, by_chance, interval, tune
+from tests import warm
 
 THREADS, PIECES = Knob("threads", (0, 1)), Knob("pieces", (1, 2))
 
@@ -104,7 +105,7 @@ def test_a_step_that_never_ends_is_cut_when_the_time_is_over() -> None:
     before = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0]
     began = time.monotonic()
     found = tune(make, [PIECES], budget_s=1.0)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 100
     assert found.choice == Choice() and found.rows[0].refused == "the time was over"
     assert signal.getsignal(signal.SIGALRM) is before[0]
     after = signal.getitimer(signal.ITIMER_REAL)[0]  # of pytest, which ends a test that takes too long
@@ -244,6 +245,6 @@ def test_the_run_that_the_plan_recommended_finds_what_its_trial_took(
     plan = holdfast("plan", "job.py", "--measure", "8s", "--device", "cpu")
     first = next(each for each in plan["measurements"] if not each["preset"])
     assert first["tuner"] and first["tuner_s"] == 0.0, first
-    told = holdfast("train", "job.py")  # follows the plan
+    told = warm.holdfast("train", "job.py", "--json", "-q", cwd=tmp_path).json  # follows the plan
     kept = json.loads((Path(told["folder"]) / FILE).read_text())["cpu"]
     assert kept["basis"] == "remembered from the plan" and kept["took_s"] == 0.0

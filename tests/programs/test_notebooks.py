@@ -166,11 +166,14 @@ def test_an_error_is_an_exception_and_not_an_exit(tmp_path: Path) -> None:
     assert run.info["workload"] == "fit" and run.info["state"] == "FAILED"
 
 
-def test_a_run_that_fails_before_its_start_is_told_raises_the_same(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.all)], ids=["train", "resume"])
+def test_a_run_that_fails_before_its_start_is_told_raises_the_same(
+    tmp_path: Path, monkeypatch: Any, again: bool
+) -> None:
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "broken.py"
     script.write_text("import holdfast\nraise ValueError('at import')\ndef train(session):\n    pass\n")
-    for begin in (lambda: start("train", str(script)), lambda: holdfast.find().resume()):
+    for begin in (lambda: start("train", str(script)), lambda: holdfast.find().resume())[: 1 + again]:
         with pytest.raises(holdfast.ScriptFailed, match="at import") as caught:
             begin()
         run = caught.value.run  # type: ignore[attr-defined]

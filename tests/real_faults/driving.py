@@ -247,7 +247,7 @@ def _beside(work: Callable[[Supervisor], None] | None, supervisor: Supervisor) -
     thread = threading.Thread(target=target, daemon=True)
     thread.start()
     yield
-    thread.join(10.0)
+    thread.join(100.0)
     assert not thread.is_alive(), "what was to happen meanwhile did not end with the run"
     if failed:
         raise failed[0]
@@ -365,7 +365,7 @@ class Terminal(Command):
 
     def words(self) -> str:
         self.process.wait(60.0)
-        self._reader.join(5.0)
+        self._reader.join(100.0)
         return self.shown.decode(errors="replace")
 
     def __exit__(self, *problem: object) -> None:

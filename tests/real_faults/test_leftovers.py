@@ -72,7 +72,7 @@ def belongings() -> set[str]:
 
 def assert_nothing_new(before: set[str], what: str) -> None:
     """Others may come and go in /dev/shm meanwhile, so one moment without anything new is enough."""
-    assert wait_until(lambda: belongings() <= before, 10.0), (what, belongings() - before)
+    assert wait_until(lambda: belongings() <= before, 100.0), (what, belongings() - before)
 
 
 @pytest.fixture

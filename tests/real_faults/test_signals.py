@@ -161,7 +161,7 @@ def test_a_wish_to_stop_before_the_first_worker(tmp_path: Path) -> None:
     with Command(tmp_path, "train", JOB, "--device", "cpu") as command:
         assert wait_until(lambda: len(command.note_family()) >= 3, 60.0)  # the keeper and the nursery are there
         command.signal(signal.SIGINT)
-        assert command.end(timeout=30.0) == 130, command.words()
+        assert command.end(timeout=100.0) == 130, command.words()
         assert not (command.folder / "witness.txt").exists()
     assert wait_until(lambda: not alive(command.family)), alive(command.family)
     assert command.run().outcome.state == "STOPPED"

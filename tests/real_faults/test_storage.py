@@ -170,7 +170,7 @@ def test_a_worker_that_dies_while_the_folder_is_gone(drive: Drive, wanted: str) 
         path = supervisor.run_folder.path
         assert wait_until(lambda: bool(supervisor.keeping.saved), 60)
         path.rename(path.with_name("away"))
-        assert wait_until(lambda: kill_worker(supervisor), 10)
+        assert wait_until(lambda: kill_worker(supervisor), 100)
         assert wait_until(lambda: supervisor.accounts.recoveries == 1, 60), "it trains again"
         path.with_name("away").rename(path)
 

@@ -178,7 +178,7 @@ def test_nobody_is_waited_for_for_ever(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         both = [stack.enter_context(leaving(tmp_path / name, name)) for name in ("keeper", "nursery")]
         for process, pid in both:
-            assert process.wait(30.0) == 0, process.args
+            assert process.wait(100.0) == 0, process.args
             assert alive({pid}) == {pid}, "somebody could kill it after all"
 
 

@@ -15,7 +15,8 @@ import pytest
 from holdfast.run.digests import HEADER, Digests, Origin, Piece
 from holdfast.run.folder import RunFolder
 from holdfast.state import checkpoint, layout
-from tests.cli.driving import SCRIPT, holdfast, run_folder
+from tests.cli.driving import SCRIPT, run_folder
+from tests.warm import holdfast
 
 META = layout.META
 

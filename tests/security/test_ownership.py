@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import tempfile
 import traceback
@@ -169,7 +170,7 @@ def test_the_second_user_does_not_resume_mine(run: RunFolder) -> None:
 
 def test_a_run_that_is_a_link(run: RunFolder, tmp_path: Path) -> None:
     """What it leads to is mine, and the link may lead elsewhere in the next moment."""
-    (run.path / "run.json").rename(tmp_path / "real.json")
+    shutil.move(run.path / "run.json", tmp_path / "real.json")
     (run.path / "run.json").symlink_to(tmp_path / "real.json")
     with pytest.raises(UserError, match=f"the run.json of {run.name} is a link"):
         resume_trust.check_owner(run)

@@ -72,7 +72,7 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
         if pid.exists():
             os.kill(int(pid.read_text()), signal.SIGKILL)
         child.send_signal(signal.SIGINT)
-        child.wait(30)
+        child.wait(100)
         os.close(ours)
 
 
@@ -112,7 +112,7 @@ def test_no_secret_is_among_the_arguments(opened: Opened) -> None:
     assert [each.stat().st_mode & 0o777 for each in kept] == [0o600]
     assert kept[0].read_text().strip() == opened.token, "for scrapers"
     opened.child.send_signal(signal.SIGINT)
-    assert opened.child.wait(30) == 0
+    assert opened.child.wait(100) == 0
     assert not list(opened.cache.glob("web-token-*")) and not list(opened.cache.glob("open-*")), "and they end with it"
 
 

@@ -92,7 +92,7 @@ def test_bodies_that_stop_half_way_make_room(served: Served) -> None:
     """They have filled all of the memory there is; a client with a question gets its answer long before they end."""
     large = npy(np.ones((100_000, 6), np.float32))
     with connected(served.port, 4, post(MANY) + bytes(MANY - 1)) as many:
-        assert wait_until(lambda: status(served, large) == 200, 40)
+        assert wait_until(lambda: status(served, large) == 200, 100)
         told = [sock.recv(100) for sock in many if select.select([sock], [], [], 0)[0]]
         assert told and all(each.startswith(b"HTTP/1.1 408 ") for each in told)
 
@@ -159,7 +159,7 @@ def impatient(limits: Limits, answer: bytes) -> Iterator[tuple[Server, int]]:
     finally:
         asyncio.run_coroutine_threadsafe(server.close(), loop).result(20)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(20)
+        thread.join(100)
         loop.close()
 
 

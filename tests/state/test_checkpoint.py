@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -187,9 +190,16 @@ def read_from_disk() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
-def test_reading_back_really_reads_the_disk(tmp_path: Path) -> None:
-    probe = tmp_path / "probe"
-    with Folder.at(tmp_path) as folder:
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A folder that may be on a real disk: tests/conftest.py puts `tmp_path` into memory where it can."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
+        yield Path(folder)
+
+
+def test_reading_back_really_reads_the_disk(disk: Path) -> None:
+    probe = disk / "probe"
+    with Folder.at(disk) as folder:
         write_file(folder, probe.name, [memoryview(bytes(1 << 20))])
     before = read_from_disk()
     probe.read_bytes()
@@ -199,7 +209,7 @@ def test_reading_back_really_reads_the_disk(tmp_path: Path) -> None:
     data = bytearray(plan.total_bytes)
     data[: plan.data_start] = plan.header
     before = read_from_disk()
-    written = checkpoint.write(tmp_path / "checkpoints", memoryview(data), step=1)
+    written = checkpoint.write(disk / "checkpoints", memoryview(data), step=1)
     assert read_from_disk() - before >= written.size
 
 

@@ -374,7 +374,7 @@ def test_larger_slots_take_the_place_of_the_old_ones(kept: Kept) -> None:
 def test_told_to_quit_it_ends_and_writes_nothing_more(kept: Kept) -> None:
     commit(kept.arena, 5)
     kept.channel.send({"quit": True})
-    assert kept.process.wait(20) == 0
+    assert kept.process.wait(100) == 0
     assert not list((kept.run.path / "checkpoints").iterdir())
 
 
@@ -396,7 +396,7 @@ def test_the_last_snapshot_is_saved_when_the_supervisor_dies_and_the_lock_is_hel
     kept.channel.close()
     kept.run.close()
     assert RunFolder(kept.run.path).in_use(), "the keeper holds the lock beside us"
-    assert kept.process.wait(30) == 0
+    assert kept.process.wait(100) == 0
     assert not RunFolder(kept.run.path).in_use()
     assert_whole(kept.run.path / "checkpoints" / f"{last:06d}", last)
     kept.arena.close()
@@ -411,7 +411,7 @@ def test_a_worker_that_outlives_its_supervisor_for_a_moment_loses_nothing(tmp_pa
         kept.run.close()
         time.sleep(0.5)
     last = kept.newest_step()
-    assert kept.process.wait(30) == 0
+    assert kept.process.wait(100) == 0
     assert_whole(kept.run.path / "checkpoints" / f"{last:06d}", last)
     kept.arena.close()
 
@@ -423,7 +423,7 @@ def test_what_was_saved_already_is_not_saved_again_at_the_end(tmp_path: Path) ->
     path = kept.run.path / "checkpoints" / "000003" / "digest.json"
     before = path.stat().st_mtime_ns
     kept.channel.close()
-    assert kept.process.wait(20) == 0
+    assert kept.process.wait(100) == 0
     assert path.stat().st_mtime_ns == before
     kept.arena.close()
     kept.run.close()
@@ -458,7 +458,7 @@ def test_everywhere_else_it_opens_the_slots_by_path(tmp_path: Path) -> None:
     assert_whole(kept.run.path / "checkpoints" / "000004", 4)
     commit(kept.arena, 6)
     kept.channel.close()
-    assert kept.process.wait(20) == 0
+    assert kept.process.wait(100) == 0
     assert_whole(kept.run.path / "checkpoints" / "000006", 6)
     kept.close()
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.data.loaders import POSIX
 
 pytestmark = [POSIX, pytest.mark.timeout(900)]
@@ -22,11 +20,8 @@ def byte_codes(folder: Path, tensors: int) -> list[int]:
     """Of the steps that were not committed, in a worker under `holdfast train`."""
     out = folder / f"{tensors}.json"
     words = [f"tensors={tensors}", f"out={out}", f"run.folder={folder}", "snapshot.every=8", "--device", "cpu", "-q"]
-    env = {**os.environ, "HOLDFAST_STATE": str(folder / "state")}
-    ran = subprocess.run(
-        [sys.executable, "-m", "holdfast", "train", str(JOB), *words], capture_output=True, env=env, check=False
-    )
-    assert ran.returncode == 0, ran.stderr.decode()
+    ran = warm.holdfast("train", str(JOB), *words, cwd=folder)
+    assert ran.code == 0, ran.err
     found: list[int] = json.loads(out.read_text())
     return found
 

@@ -83,6 +83,7 @@ class Nursery:
         began = time.monotonic()
         wanted = {name: os.environ.get(name) for name in _ONE_THREAD}
         os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))
+        gc.disable()  # all that is imported stays: looking through it again and again takes a tenth of the import
         try:
             for name in self.first:
                 importlib.import_module(name)
@@ -98,6 +99,7 @@ class Nursery:
         import torch
 
         # A worker that is out of memory collects garbage; without this it would look through all of torch each time.
+        gc.enable()
         gc.collect()
         gc.freeze()
         self.channel.send({"ready": torch.__version__, "seconds": time.monotonic() - began})

@@ -97,6 +97,43 @@ def by_itself(
     return _run(folder, [sys.executable, *map(str, words)], environment(folder, fault, **more), stdin, patience)
 
 
+_EACH_IN_A_FORK = """
+import json, os, runpy, sys, traceback
+import torch, torch._dynamo, torch.utils.data
+
+for folder, words in json.load(sys.stdin):
+    if not (pid := os.fork()):
+        code = 1
+        try:
+            os.chdir(folder)
+            for fd, name in ((1, "out"), (2, "err")):
+                os.dup2(os.open(f".{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), fd)
+            sys.argv, sys.path[0] = words, os.path.dirname(words[0])
+            runpy.run_path(words[0], run_name="__main__")
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+def all_by_themselves(*jobs: tuple[Path, list[object]]) -> list[Ran]:
+    """Undisturbed runs to compare with: (folder, [script, word, …]). They share one import of torch."""
+    for folder, _ in jobs:
+        folder.mkdir(exist_ok=True, parents=True)
+    given = json.dumps([[str(folder), list(map(str, words))] for folder, words in jobs]).encode()
+    where = jobs[0][0]
+    done = _run(where, [sys.executable, "-c", _EACH_IN_A_FORK], environment(where), given, PATIENCE * len(jobs))
+    assert done.code == 0, done.err.decode()
+    return [
+        Ran(int(code), (folder / ".out").read_bytes(), (folder / ".err").read_bytes(), done.seconds, folder)
+        for (folder, _), code in zip(jobs, done.out.split(), strict=True)
+    ]
+
+
 def holdfast(*words: str) -> list[str]:
     return [sys.executable, "-m", "holdfast.cli.main", *words]
 

@@ -130,7 +130,7 @@ while True: time.sleep(0.05)
     assert child.stdout.readline() == b"usr1\n"
     child.send_signal(signal.SIGTERM)
     assert child.stdout.readline() == b"term\n"
-    assert child.wait(30) == 9
+    assert child.wait(100) == 9
 
 
 @pytest.mark.all

@@ -226,7 +226,7 @@ def test_a_command_that_is_ended_leaves_no_process_behind(tmp_path: Path, number
     finally:
         child.kill()
         child.wait()
-    _, left = psutil.wait_procs(others, timeout=30)
+    _, left = psutil.wait_procs(others, timeout=100)
     assert left == []
     if number == signal.SIGINT:
         assert child.returncode == 130

@@ -70,7 +70,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 @pytest.mark.all
 def test_the_same_folder_goes_on_after_a_kill(study: Study) -> None:
     assert study.done.returncode == 0, study.done.stderr
-    assert psutil.wait_procs(study.orphans, timeout=30)[1] == []
+    assert psutil.wait_procs(study.orphans, timeout=100)[1] == []
     assert (study.told["trials"], study.told["failed"]) == (3, 1)
     states = [info["state"] for info in study.runs().values()]
     assert len(states) == 3 and states[0] == states[2] == "FINISHED" != states[1]

@@ -126,6 +126,7 @@ def test_response_times_are_like_those_of_people() -> None:
     assert np.corrcoef(ages, [each.externalizing for each in people])[0, 1] < -0.05
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "place", "band"),
     [

@@ -33,13 +33,23 @@ def sizes(writers: Iterable[Any]) -> dict[str, int]:
     ours = [os.path.join(os.path.abspath(each), "") for each in _our_folders()]
     known = {}
     for path in sorted(found):
-        if path.startswith((*_NOT, *ours)):
+        if _left_alone(path) or path.startswith(tuple(ours)):
             continue
         with contextlib.suppress(OSError):
             about = os.stat(path)
             if stat.S_ISREG(about.st_mode) and about.st_size <= _LARGEST:
                 known[path] = about.st_size
     return known
+
+
+def _left_alone(path: str) -> bool:
+    """No file of the script: a device, or shared memory, which lies directly in /dev/shm.
+
+    A folder there may well be the one that the script was started in.
+    """
+    if path.startswith("/dev/shm/"):
+        return "/" not in path.removeprefix("/dev/shm/")
+    return path.startswith(_NOT)
 
 
 def _our_folders() -> list[str]:
@@ -53,7 +63,7 @@ def _open_for_writing() -> list[str]:
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError, ValueError, IndexError):
                 path = os.readlink(f"/proc/self/fd/{name}")
-                if not path.startswith("/") or path.startswith(_NOT):
+                if not path.startswith("/") or _left_alone(path):
                     continue
                 flags = Path(f"/proc/self/fdinfo/{name}").read_text().split("flags:")[1].split()[0]
                 if int(flags, 8) & _WRITES:
