@@ -45,6 +45,7 @@ USED = {
         "worker/operators/confirmation.py", "worker/operators/zeros.py",
     },
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass": {"state/flatten.py"},
+    "torch.utils.data._DatasetKind": {"integrations/exact/process_generators.py"},
     "torch.utils.data._utils.pin_memory": {"data/loader_processes.py"},
     "torch.utils.data._utils.signal_handling": {"data/loader_processes.py"},
     "torch.utils.data._utils.worker": {"data/loader_child.py"},
