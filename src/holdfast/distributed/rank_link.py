@@ -30,6 +30,7 @@ from holdfast.record import evidence
 from holdfast.record.reporter import Face
 from holdfast.run.folder import RunFolder
 from holdfast.run.settings import Settings
+from holdfast.run.states import RunState
 from holdfast.state import checkpoint
 from holdfast.state.layout import read_meta
 from holdfast.state.slot_memory import Memory
@@ -220,7 +221,7 @@ class Writer(LocalLink):
             seconds, self._recovering = time.monotonic() - self._recovering, None
             self.accounts.recovered(seconds, seconds)
             self.teller.emit("recovered", step=step, seconds=round(seconds, 3), lost_s=round(seconds, 3))
-            self.run.update_info(state="RUNNING", accounts=self.accounts.to_json())
+            self.run.update_info(state=RunState.RUNNING, accounts=self.accounts.to_json())
 
     def _tell_how_many(self) -> None:
         """Which seats are empty now, and which are filled again."""

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
+from holdfast.base.text_enum import TextEnum
 from holdfast.faults.classification import Fault, Kind
 
 
-class Blame(str, Enum):
+class Blame(TextEnum):
     """Who is at fault. The value is the word on the screen, in JSON and in the docs."""
 
     DEVICE = "device"
@@ -32,11 +32,8 @@ class Blame(str, Enum):
     """Somebody or something else ended a process."""
     UNKNOWN = "unknown"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class Cpu(str, Enum):
+class Cpu(TextEnum):
     """What the CPU made of the step."""
 
     FINE = "fine"
@@ -46,9 +43,6 @@ class Cpu(str, Enum):
     """The process ended in it, or never came back."""
     UNKNOWN = "unknown"
     """It could not be computed there, or not in time."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True)

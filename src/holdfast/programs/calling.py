@@ -26,8 +26,9 @@ from holdfast.programs.function_source import Made, script_of
 from holdfast.programs.plain_values import FILE
 from holdfast.programs.training_run import TrainingRun, start
 from holdfast.run import script
-from holdfast.run.folder import LIVE_STATES, RunFolder, find_run, list_runs
+from holdfast.run.folder import RunFolder, find_run, list_runs
 from holdfast.run.settings import Settings
+from holdfast.run.states import LIVE_STATES
 
 INSIDE = "HOLDFAST_STARTED_BY"
 """Set for a run that `holdfast.train` started: its worker may not start another one by importing the caller."""

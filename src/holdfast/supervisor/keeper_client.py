@@ -1,7 +1,7 @@
 """The supervisor's side of the keeper: one save at a time, wishes joined while it is busy.
 
 keeping = Keeping(run_folder, settings, memory, scratch, portable=False)
-keeping.wish("epoch", weights=["best"], best={"name": "valid_loss", "value": 0.61, "step": 88, "epoch": 10})
+keeping.wish(SaveReason.EPOCH, weights=["best"], best={"name": "valid_loss", "value": 0.61, "step": 88, "epoch": 10})
 for report in keeping.hear(): ...          # what was saved, or why not; raises KeeperDied
 keeping.finish(weights=["final"])          # the last save of a run, waited for
 
@@ -22,6 +22,7 @@ from typing import Any
 from holdfast.base.board import Board
 from holdfast.base.channel import Channel, Closed
 from holdfast.base.scratch import Scratch
+from holdfast.run.commit_points import SaveReason
 from holdfast.run.folder import RunFolder
 from holdfast.run.settings import Settings
 from holdfast.state.slot_memory import Memory
@@ -37,7 +38,7 @@ LEAVE = 2.0
 """Seconds a killed keeper has to be gone: on a dead network disk it never is."""
 
 
-_END = {"reason": "end", "checkpoint": True, "sequence": None, "best": None, "last": True}
+_END = {"reason": SaveReason.END, "checkpoint": True, "sequence": None, "best": None, "last": True}
 
 
 class KeeperDied(Exception):
@@ -138,7 +139,7 @@ class Keeping:
 
     def wish(
         self,
-        reason: str,
+        reason: SaveReason,
         *,
         weights: list[str] | None = None,
         best: dict[str, Any] | None = None,
@@ -227,7 +228,7 @@ class Keeping:
         wish, self._busy = self._busy, None
         report: dict[str, Any] | None = message.get("saved")
         why, errno = message.get("not_saved"), message.get("errno")
-        if not self._ending or message.get("reason") == "end":
+        if not self._ending or message.get("reason") == SaveReason.END:
             self.problem = why or (None if report is not None else "it found no snapshot to save")
             self.by_disk = errno is not None
         if report is not None and "path" in report:

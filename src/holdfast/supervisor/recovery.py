@@ -21,8 +21,11 @@ from typing import Any
 
 from holdfast.base.board import Beat
 from holdfast.base.files import MAX_JSON, read_bounded, remove
+from holdfast.faults.added_kinds import Family
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import FAMILIES, Action, Limits, Move, Past, next_move
+from holdfast.run.commit_points import CommitPoint
+from holdfast.run.states import RunState
 from holdfast.state.slots import Commit
 from holdfast.supervisor.device_trust import Trusting
 from holdfast.supervisor.fault_inquiry import Inquest
@@ -117,7 +120,7 @@ class Recovery:
         if self._ending.stopping is None and self.inquest.must_wait(fault, took):
             self._postponed = loss
             self._begin_crisis()
-            self.affairs.set_state("RECOVERING")
+            self.affairs.set_state(RunState.RECOVERING)
         else:
             self._answer(loss)
 
@@ -232,7 +235,7 @@ class Recovery:
             self._ending.gave_up(fault, move, tries=sum(past.fault.step == fault.step for past in self.history))
         elif move.action is Action.FAIL:
             self._ending.script_is_at_fault(fault, folder)
-        elif self.affairs.memory.session_numbers().get("at") == "end":  # it was lost after `train` had returned
+        elif self.affairs.memory.session_numbers().get("at") == CommitPoint.END:  # lost after `train` had returned
             self._ending.finish()
         else:
             if fault.kind is Kind.WRONG_NUMBERS:
@@ -266,13 +269,13 @@ class Recovery:
         step = affairs.newest_step
         affairs.accounts.restored(affairs.accounts.steps, step)
         self._begin_crisis()
-        affairs.set_state("RECOVERING")
+        affairs.set_state(RunState.RECOVERING)
         back = self.trusting.returned()  # it was lost on its way to the boundary: then it goes back from here
         self._start_on(move.rung if back is None else back, step, move)
 
     def left_by_device(self) -> bool:
         """The last thing that happened was the device's doing."""
-        return bool(self.history) and FAMILIES[self.history[-1].fault.kind] == "device"
+        return bool(self.history) and FAMILIES[self.history[-1].fault.kind] == Family.DEVICE
 
     def go_back(self, rung: int) -> None:
         """The worker has made room at a boundary: the run returns to a device that has earned it."""
@@ -350,4 +353,4 @@ class Recovery:
         self.crisis = None
         told = {"seconds": round(seconds, 3), "lost_s": round(lost_s, 3)}
         self.affairs.teller.emit("recovered", step=newest.step, **told)
-        self.affairs.set_state("RUNNING")
+        self.affairs.set_state(RunState.RUNNING)

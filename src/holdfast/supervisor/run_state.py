@@ -2,7 +2,7 @@
 
     affairs = Affairs.open(run_folder, plan, settings, face)
     affairs.device                                        # of the rung the run is on now
-    affairs.set_state("RUNNING")                          # run.json, for whoever looks
+    affairs.set_state(RunState.RUNNING)                   # run.json, for whoever looks
     folder = affairs.tell_fault(fault, move, beat)        # its evidence kept, its event told
 
 Folder, plan, settings, memory, keeper, accounts and teller each know nothing of a supervisor. What follows from
@@ -27,6 +27,7 @@ from holdfast.record.reporter import Face, Teller
 from holdfast.run.folder import RunFolder
 from holdfast.run.reference import handle
 from holdfast.run.settings import Settings
+from holdfast.run.states import RunState
 from holdfast.state import checkpoint
 from holdfast.state.slot_memory import Memory
 from holdfast.supervisor.keeper_client import Keeping
@@ -54,7 +55,7 @@ class Plan:
 class Outcome:
     """How it ended."""
 
-    state: str
+    state: RunState
     exit_code: int
     error: HoldfastError | None = None
     receipt: dict[str, Any] = field(default_factory=dict)
@@ -110,7 +111,7 @@ class Affairs:
             return newest.step
         return self.plan.resume.step if self.plan.resume else 0
 
-    def set_state(self, state: str, **more: Any) -> None:
+    def set_state(self, state: RunState, **more: Any) -> None:
         self.run_folder.update_info(state=state, device=self.device, rung=self.plan.rungs[self.rung].label, **more)
 
     def keep_accounts(self, **more: Any) -> None:

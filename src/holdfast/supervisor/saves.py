@@ -19,6 +19,7 @@ from typing import Any
 
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Action, Move
+from holdfast.run.commit_points import SaveReason
 from holdfast.run.disk_trouble import Storage
 from holdfast.supervisor import rescue_folder
 from holdfast.supervisor.keeper_client import KeeperDied, Report
@@ -56,18 +57,19 @@ class Saving:
         best, sequence = teller.epoch(message, device=affairs.device)
         due = affairs.settings.checkpoint.at_epochs and time.monotonic() - self.keeping.last_wish >= MIN_EPOCH_SAVE
         if best:
-            self.keeping.wish("epoch", weights=["best"], best=teller.best.known, checkpoint=due, sequence=sequence)
+            known, why = teller.best.known, SaveReason.EPOCH
+            self.keeping.wish(why, weights=["best"], best=known, checkpoint=due, sequence=sequence)
             return
         if sequence not in self.keeping.awaited:  # an epoch without steps ends with the snapshot of the one before
             affairs.memory.let_go(sequence)
         if due:
-            self.keeping.wish("epoch")
+            self.keeping.wish(SaveReason.EPOCH)
 
     def weights(self, step: int, sequence: int) -> None:
         """Weights that belong to no end of an epoch: the snapshot is a savepoint, and held for them alone."""
         best = self.affairs.teller.best
         if best.taken(step):
-            self.keeping.wish("best", weights=["best"], best=best.known, checkpoint=False, sequence=sequence)
+            self.keeping.wish(SaveReason.BEST, weights=["best"], best=best.known, checkpoint=False, sequence=sequence)
         else:
             self.affairs.memory.let_go(sequence)
 
@@ -78,14 +80,14 @@ class Saving:
             self.keeping.kill()
         waited = time.monotonic() - self.keeping.last_wish
         if waited >= affairs.settings.checkpoint.every and affairs.memory.newest() is not None:
-            self.keeping.wish("time")
+            self.keeping.wish(SaveReason.TIME)
         else:
             self.keeping.send()
 
     def now(self) -> None:
         """The newest snapshot, if there is one: the run may be killed before its worker comes to a commit."""
         if self.affairs.memory.newest() is not None:
-            self.keeping.wish("stop")
+            self.keeping.wish(SaveReason.STOP)
 
     def last(self, weights: list[str] | None = None, *, hurry: Callable[[], bool]) -> bool:
         """The state as it is now, on disk and verified, before the run ends. False if `hurry()` cut it short."""

@@ -34,6 +34,7 @@ from holdfast.record import evidence
 from holdfast.record.reporter import Face
 from holdfast.run.folder import RunFolder
 from holdfast.run.settings import Settings
+from holdfast.run.states import RunState
 from holdfast.supervisor import process_start
 from holdfast.supervisor.device_trust import Trusting
 from holdfast.supervisor.process_start import CannotFork, Launcher, NurseryDied, WorkerProcess
@@ -112,7 +113,7 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Until the run is over, whatever happens to the worker."""
-        self.affairs.set_state("STARTING", pid=os.getpid(), boot_id=processes.boot_id())
+        self.affairs.set_state(RunState.STARTING, pid=os.getpid(), boot_id=processes.boot_id())
         if self.plan.crashed_ns is not None:
             self._recovery.begin_after_crash(self.plan.crashed_ns)
         with self._signals.listening():
@@ -132,7 +133,7 @@ class Supervisor:
                         self._tick()
             except HoldfastError as error:
                 self._ending.save_last()
-                self._ending.end("FAILED", error.exit_code, error)
+                self._ending.end(RunState.FAILED, error.exit_code, error)
             finally:
                 self._close()
         assert self.outcome is not None
@@ -189,14 +190,14 @@ class Supervisor:
         for path in self.run_folder.path.glob("stacks-*.txt"):
             remove(path)
         if self.outcome is None:
-            self.affairs.set_state("CRASHED")
+            self.affairs.set_state(RunState.CRASHED)
 
     def _how_it_was_left(self) -> str:
         """For the ledger: a script that fails says nothing about the device it failed on."""
-        state = self.outcome.state if self.outcome else "CRASHED"
-        if state == "GAVE_UP" and self._recovery.left_by_device():
+        state = self.outcome.state if self.outcome else RunState.CRASHED
+        if state == RunState.GAVE_UP and self._recovery.left_by_device():
             return "fault"
-        return "finished" if state == "FINISHED" else "stopped"
+        return "finished" if state == RunState.FINISHED else "stopped"
 
     # -- hearing -------------------------------------------------------------------------------------------
 

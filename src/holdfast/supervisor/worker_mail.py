@@ -15,6 +15,7 @@ from typing import Any
 from holdfast.base.errors import UserError
 from holdfast.faults.classification import Fault
 from holdfast.faults.ladder import Move
+from holdfast.run.states import RunState
 from holdfast.supervisor import process_start
 from holdfast.supervisor.device_trust import Trusting
 from holdfast.supervisor.process_start import WorkerProcess
@@ -98,7 +99,7 @@ class WorkerMail:
         self.affairs.keeping.tell_arenas()
 
     def _started(self, worker: WorkerProcess, said: Message) -> None:
-        self.affairs.set_state("RUNNING")
+        self.affairs.set_state(RunState.RUNNING)
         self.teller.emit("worker", generation=worker.generation, **said)
         if self.crew.launcher is not None:
             self.crew.launcher.warm()

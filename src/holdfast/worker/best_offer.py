@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.base.board import Phase
+from holdfast.run.commit_points import CommitPoint
 from holdfast.worker.session_base import Ground
 
 
@@ -44,7 +45,7 @@ class Offers:
         self.due = False
         phase = ground.board.phase
         ground.enter(Phase.SNAPSHOT)
-        ground.take("save", resumable=False, hold=True, again=again)
+        ground.take(CommitPoint.SAVE, resumable=False, hold=True, again=again)
         ground.snapshots.flush()
         last = ground.snapshots.last
         if last is not None and last.done:  # else its numbers are not finite, which the next commit says

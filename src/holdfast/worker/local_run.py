@@ -25,10 +25,12 @@ from holdfast.faults.classification import Fault
 from holdfast.faults.ladder import Move, Rung
 from holdfast.record.receipt import Accounts
 from holdfast.record.reporter import Face, Teller
+from holdfast.run.commit_points import SaveReason
 from holdfast.run.disk_trouble import Storage
 from holdfast.run.events import utc_now
 from holdfast.run.folder import RunFolder
 from holdfast.run.settings import DEFAULT, Settings
+from holdfast.run.states import RunState
 from holdfast.state import checkpoint, layout
 from holdfast.state.slot_memory import Memory
 from holdfast.state.slots import Arena
@@ -110,7 +112,7 @@ class LocalLink:
             if best:
                 self._save_weights("best", best=self.teller.best.known, sequence=sequence)
         except OSError as error:
-            self._storage.failed(str(error.strerror or error), "epoch")
+            self._storage.failed(str(error.strerror or error), SaveReason.EPOCH)
         self.memory.let_go(sequence)
 
     def save(self) -> None:
@@ -192,22 +194,22 @@ def run_local(
         settings = settings.override({"snapshot.every": 1}, "an unsupervised run")
     link = LocalLink(run, settings, face or Face())
     link.checkpoint = resume
-    run.update_info(state="RUNNING", device=device)
+    run.update_info(state=RunState.RUNNING, device=device)
     seed_everything(seed)
     described = Run(name=run.name, folder=run.path, seed=seed, generation=0, resumed=resume is not None)
     session = Session(link, run=described, rungs=[Rung(device)], rung=0, settings=settings, device=open_device(device))
     sample_marks.begin(run.path, policy=sample_marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
-    state, code = "FAILED", int(ExitCode.NO)
+    state, code = RunState.FAILED, int(ExitCode.NO)
     digest: str | None = None
     try:
         with _stop_politely(link.board):
             train(session, **(arguments or {}))
         session._finish()
         digest = link.finish()
-        state, code = "FINISHED", int(ExitCode.OK)
+        state, code = RunState.FINISHED, int(ExitCode.OK)
     except StopRun:
         link.save()
-        state, code = "STOPPED", int(ExitCode.INTERRUPTED)
+        state, code = RunState.STOPPED, int(ExitCode.INTERRUPTED)
         raise Stopped(
             f"stopped at step {link.accounts.steps}", saved=str(link.saved.path) if link.saved else None
         ) from None
@@ -227,7 +229,7 @@ def run_local(
         session._close_loaders()  # an error holds on to the session, and with it to the loader's children
         sample_marks.end()
         link.accounts.attempts += link.board.read().attempts
-        receipt = _receipt(link, survived=state == "FINISHED", digest=digest)
+        receipt = _receipt(link, survived=state == RunState.FINISHED, digest=digest)
         run.put("receipt.json", receipt)
         run.update_info(
             state=state, exit_code=code, ended=utc_now(), accounts=link.accounts.to_json(), best=link.teller.best.known

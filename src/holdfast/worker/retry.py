@@ -26,6 +26,7 @@ from holdfast.devices import flags
 from holdfast.faults.blame import Verdict
 from holdfast.faults.classification import Fault, Health, Kind, classify_exception
 from holdfast.faults.ladder import Action, Limits, Move, Past, Rung, next_move
+from holdfast.run.commit_points import CommitPoint
 from holdfast.state.rng import capture_rng, restore_rng
 from holdfast.worker import step
 from holdfast.worker.ahead import Ahead
@@ -253,7 +254,7 @@ class Attempts:
         wanted = wanted or snapshots.last is None
         exact = (wanted or ground.uncommitted.count == 0) and snapshots.fresh()
         if wanted and not exact:
-            ground.take("save", resumable=False)
+            ground.take(CommitPoint.SAVE, resumable=False)
             self.check_numbers()
             exact = True
         if exact:

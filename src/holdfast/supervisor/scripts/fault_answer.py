@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.base import cgroup
 from holdfast.base.errors import ScriptFailed
+from holdfast.faults.added_kinds import Family
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import FAMILIES, Action, Limits, Move, Past, Rung, next_move
 from holdfast.record import evidence
+from holdfast.run.states import RunState
 from holdfast.supervisor.device_trust import Trusting
 from holdfast.supervisor.scripts import batches, hook_notes
 from holdfast.supervisor.scripts.continuation import GoingOn, Start, short
@@ -168,7 +170,7 @@ class Answering:
         self._recovered()
         if code == 0:
             supervisor.attached.save_last(["final"])
-            self.ending.end("FINISHED", 0, None)
+            self.ending.end(RunState.FINISHED, 0, None)
             return
         supervisor.attached.save_last()
         affairs.accounts.fault(Kind.USER_ERROR.value)
@@ -176,7 +178,7 @@ class Answering:
         name = Path(supervisor.order.command[0]).name
         sentence = f"the script raised {own[0]}" if own else f"{name} ended with exit status {code}"
         error = ScriptFailed(sentence, cause=own[1] if own else None)
-        self.ending.end("FAILED", code, error)
+        self.ending.end(RunState.FAILED, code, error)
 
     def _account(self) -> None:
         """The steps of the process that is gone."""
@@ -283,7 +285,7 @@ class Answering:
 
     def _restart(self, move: Move) -> None:
         affairs = self.affairs
-        affairs.set_state("RECOVERING")
+        affairs.set_state(RunState.RECOVERING)
         if move.action is Action.SPLIT:
             self.going_on.pieces = move.pieces
         if move.rung != affairs.rung:
@@ -329,7 +331,7 @@ class Answering:
         self.affairs.accounts.recovered(lost, lost)
         step = self.affairs.accounts.steps
         self.affairs.teller.emit("recovered", step=step, seconds=round(lost, 3), lost_s=round(lost, 3))
-        self.affairs.set_state("RUNNING")
+        self.affairs.set_state(RunState.RUNNING)
 
     def tick(self) -> None:
         if self._room.waiting:
@@ -389,9 +391,15 @@ class Answering:
 
     def close(self) -> None:
         outcome = self.ending.outcome
-        state = outcome.state if outcome else "CRASHED"
-        by_device = bool(self.history) and FAMILIES[self.history[-1].fault.kind] == "device"
-        how = "fault" if state == "GAVE_UP" and by_device else "finished" if state == "FINISHED" else "stopped"
+        state = outcome.state if outcome else RunState.CRASHED
+        by_device = bool(self.history) and FAMILIES[self.history[-1].fault.kind] == Family.DEVICE
+        how = (
+            "fault"
+            if state == RunState.GAVE_UP and by_device
+            else "finished"
+            if state == RunState.FINISHED
+            else "stopped"
+        )
         self._trusting.close(how)
 
 

@@ -2,7 +2,7 @@
 
 ending.stopped(signal.SIGTERM, code)         # somebody wanted it to end
 ending.gave_up(fault, "nothing is left to try", history)
-ending.end("FINISHED", 0, None)              # the first one counts
+ending.end(RunState.FINISHED, 0, None)           # the first one counts
 ending.outcome
 """
 
@@ -16,6 +16,7 @@ from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, Stopped
 from holdfast.faults.classification import Fault
 from holdfast.faults.ladder import Past
 from holdfast.run.events import utc_now
+from holdfast.run.states import RunState
 from holdfast.supervisor.run_state import Outcome
 from holdfast.supervisor.scripts.words import last_lines
 
@@ -43,7 +44,7 @@ class Ending:
             ending = int(ExitCode.RESUME_ME)
         hints = [self.affairs.resume_hint()]
         error = Stopped(f"stopped at step {self.affairs.accounts.steps}", saved=self.affairs.saved(), hints=hints)
-        self.end("STOPPED", ending, error)
+        self.end(RunState.STOPPED, ending, error)
 
     def gave_up(self, fault: Fault, reason: str, history: Sequence[Past]) -> None:
         """Nothing is left to try."""
@@ -61,9 +62,9 @@ class Ending:
                 f"what was found is in {self.affairs.run_folder.path / 'faults'}",
             ],
         )
-        self.end("GAVE_UP", ExitCode.GAVE_UP, error)
+        self.end(RunState.GAVE_UP, ExitCode.GAVE_UP, error)
 
-    def end(self, state: str, code: int, error: HoldfastError | None) -> None:
+    def end(self, state: RunState, code: int, error: HoldfastError | None) -> None:
         """The receipt, and the outcome. The first one counts."""
         if self.outcome is not None:
             return
@@ -72,10 +73,10 @@ class Ending:
             accounts.timeline[-1]["to_step"] = accounts.steps
         receipt = accounts.receipt(
             steps=accounts.steps,
-            survived=state in ("FINISHED", "STOPPED"),
+            survived=state in (RunState.FINISHED, RunState.STOPPED),
             skipped=0,
             repeated=0,
-            sha256=affairs.keeping.final.get("weights_sha256") if state == "FINISHED" else None,
+            sha256=affairs.keeping.final.get("weights_sha256") if state == RunState.FINISHED else None,
         )
         receipt["exact"] = self.supervisor.attached.exact
         receipt |= self.supervisor.exact.receipt()

@@ -24,6 +24,7 @@ from holdfast.faults.ladder import Rung
 from holdfast.record.reporter import Face
 from holdfast.run.folder import RunFolder
 from holdfast.run.settings import Settings
+from holdfast.run.states import RunState
 from holdfast.supervisor.run_state import Affairs, Outcome, Plan
 from holdfast.supervisor.scripts.attached import Attached
 from holdfast.supervisor.scripts.continuation import Life
@@ -95,7 +96,7 @@ class ScriptSupervisor:
 
     def run(self, first: Process | None = None) -> Outcome:
         """To the end. `first` is its first process, if that was started already."""
-        self.affairs.set_state("STARTING", pid=os.getpid(), boot_id=processes.boot_id())
+        self.affairs.set_state(RunState.STARTING, pid=os.getpid(), boot_id=processes.boot_id())
         try:
             self.answering.begin(first)
             while self.outcome is None:
@@ -107,7 +108,7 @@ class ScriptSupervisor:
                 self._look()
                 self._tick()
         except HoldfastError as error:
-            self.answering.ending.end("FAILED", error.exit_code, error)
+            self.answering.ending.end(RunState.FAILED, error.exit_code, error)
         finally:
             self._close()
         assert self.outcome is not None
@@ -147,7 +148,7 @@ class ScriptSupervisor:
         affairs.accounts.steps = step
         self.generation += 1
         affairs.keep_accounts(generations=self.generation)
-        state = "RECOVERING" if self.answering.in_crisis else "RUNNING"
+        state = RunState.RECOVERING if self.answering.in_crisis else RunState.RUNNING
         affairs.set_state(state, script_pid=self.script.pid)
         affairs.teller.emit("worker", generation=self.script.generation, pid=self.script.pid, device=affairs.device)
         self.silence.begins()
@@ -220,7 +221,7 @@ class ScriptSupervisor:
         if self.notes is not None:
             self.notes.close()
         if self.outcome is None:
-            self.affairs.set_state("CRASHED")
+            self.affairs.set_state(RunState.CRASHED)
 
     # -- signals -------------------------------------------------------------------------------------------
 
