@@ -31,6 +31,7 @@ from holdfast.distributed.place import LAUNCHER, Place
 from holdfast.distributed.rank_nursery import NESTED, RankNursery
 from holdfast.run.events import utc_now
 from holdfast.run.folder import RunFolder
+from holdfast.run.messages import RankStarted
 from holdfast.run.states import RunState
 
 if TYPE_CHECKING:
@@ -379,7 +380,7 @@ def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any
     sample_marks.begin(folder, policy=sample_marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
     try:
         train = worker.load_train(order.facts.path, order.argv)
-        link.send("worker", generation=place.restarts, rank=place.rank, pid=os.getpid())
+        link.send(RankStarted(place.restarts, place.rank, os.getpid()))
         with group_is_here():
             train(session, **worker.bind(train, order.arguments))
         session._finish()

@@ -16,6 +16,7 @@ from typing import Any
 
 from holdfast.base.human import duration
 from holdfast.run.folder import number, whole
+from holdfast.run.messages import CadenceTold
 
 
 def cadence_words(receipt: Mapping[str, Any]) -> str:
@@ -61,12 +62,11 @@ class Accounts:
         self.seconds_lost += max(0.0, lost_s)
         self.recovery_s = [*self.recovery_s[-9999:], round(seconds, 4)]
 
-    def heard_cadence(self, said: dict[str, Any], emit: Callable[..., None]) -> None:
+    def heard_cadence(self, message: CadenceTold, emit: Callable[..., None]) -> None:
         """A worker says how often it commits. What is only measured anew is no event."""
-        again = said.pop("again", False)
-        self.cadence = said
-        if not again:
-            emit("cadence", **said)
+        self.cadence = message.cadence
+        if not message.again:
+            emit("cadence", **message.cadence)
 
     def on_device(self, device: str, step: int) -> None:
         """The run is on `device` from this step on."""

@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from holdfast.base.board import Beat, Phase
+from holdfast.base.board import Beat, Board, Phase
 from holdfast.base.files import open_regular
 from holdfast.faults.classification import Fault
 from holdfast.faults.ladder import Move
@@ -25,6 +25,7 @@ from holdfast.record.tensorboard import Scalars
 from holdfast.record.time_spent import Spending
 from holdfast.run.events import Event, utc_now
 from holdfast.run.folder import RunFolder
+from holdfast.run.messages import EpochEnded, Log, Restored, ScriptEpoch, Unheard
 
 MOST_LOGGED = 20_000
 """Records that are remembered: more than a script logs from one commit to the next."""
@@ -122,16 +123,24 @@ class Teller:
         self.emit("log", step=step, epoch=epoch, values=values)
         self.run.append_metrics({"time": utc_now(), "step": step, "epoch": epoch, **values})
 
-    def epoch(self, message: dict[str, Any], **more: Any) -> tuple[bool, int | None]:
-        """An epoch is over: whether its weights are the best so far, and the snapshot that is held for them.
+    def heed(self, message: Log | Restored, board: Board) -> None:
+        """Numbers of a worker, which are on the board as heard then; or the place that it goes on from."""
+        if isinstance(message, Restored):
+            self.best.go_on(message.step, message.epoch, ended=message.ended, inside=message.inside)
+            return
+        log = self.log_missing if isinstance(message, Unheard) else self.log
+        log(message.step, message.epoch, message.values)
+        board.hear()
+
+    def epoch(self, message: EpochEnded | ScriptEpoch, **more: Any) -> bool:
+        """An epoch is over: whether its weights are the best so far.
 
         One that comes again, as somebody may have died over it, is told once; without a snapshot its weights are gone.
         """
-        again, sequence = bool(message.pop("again", False)), message.pop("sequence", None)
-        best = (not again or sequence is not None) and self.best.taken(int(message["step"]))
-        if not (again and self.told(int(message["epoch"]), int(message["step"]))):
-            self.emit("epoch", **message, best=best, **more)
-        return best, sequence
+        best = (not message.again or message.sequence is not None) and self.best.taken(message.step)
+        if not (message.again and self.told(message.epoch, message.step)):
+            self.emit("epoch", **message.told, best=best, **more)
+        return best
 
     def told(self, epoch: int, step: int) -> bool:
         """Whether the journal has the end of this epoch."""

@@ -13,7 +13,6 @@ devices/trust_rules.py; what outlives the run is in devices/ledger.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from holdfast.devices.trust_rules import DeviceTrust, State
 from holdfast.faults.blame import Blame, Verdict
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import OFF_RECORD, Action, Move, Rung
+from holdfast.run.messages import Suspicion
 from holdfast.supervisor.run_state import Affairs
 from holdfast.supervisor.workers import Crew
 
@@ -186,15 +186,15 @@ class Trusting:
         why = self._lost_when_ended.get(self.rung.device) if fault.kind is Kind.HANG and not _slow_cpu(fault) else None
         return replace(fault, evidence={**fault.evidence, "lost_when_ended": why}) if why else fault
 
-    def suspected(self, message: Mapping[str, Any]) -> None:
+    def suspected(self, message: Suspicion) -> None:
         """An operator disagreed with the CPU. Without a confirmation nothing follows but a line, and more looks."""
-        device, text = self.rung.device, str(message.get("text") or "")
-        done = "confirmed" if message.get("confirmed") else "not confirmed"
-        who = f"by {message['by']}" if message.get("by") else "it could not be tried again"
-        told = f"{device} is suspected at step {message.get('step')}: {text}; {done} ({who}: {message.get('why')})"
-        self.affairs.teller.emit("trust", device=device, state="suspected", text=told, suspicion=dict(message))
-        facts = {"why": text, "confirmed": bool(message.get("confirmed")), "by": message.get("by") or "nobody"}
-        self.ledger.note(device, self.rung.label, "suspicion", **facts, method=message.get("method"))
+        device, text, look = self.rung.device, message.text, message.look
+        done = "confirmed" if look.get("confirmed") else "not confirmed"
+        who = f"by {look['by']}" if look.get("by") else "it could not be tried again"
+        told = f"{device} is suspected at step {message.step}: {text}; {done} ({who}: {look.get('why')})"
+        self.affairs.teller.emit("trust", device=device, state="suspected", text=told, suspicion=message.told)
+        facts = {"why": text, "confirmed": bool(look.get("confirmed")), "by": look.get("by") or "nobody"}
+        self.ledger.note(device, self.rung.label, "suspicion", **facts, method=look.get("method"))
 
     def blamed(self, fault: Fault, verdict: Verdict) -> None:
         """A verdict was reached, perhaps long after the fault."""

@@ -20,12 +20,13 @@ from typing import Any
 
 from holdfast.base import processes
 from holdfast.base.board import Phase
-from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed, Stopped, from_json
+from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed, Stopped
 from holdfast.base.folders import write_whole
 from holdfast.faults.blame import Blame, judge
 from holdfast.faults.classification import CODES, Fault, Kind
 from holdfast.faults.ladder import Move
 from holdfast.run.events import Event, utc_now
+from holdfast.run.messages import Failed, Refused
 from holdfast.run.states import RunState
 from holdfast.state import checkpoint
 from holdfast.supervisor.process_start import WorkerProcess
@@ -157,27 +158,27 @@ class Ending:
 
     # -- failing -------------------------------------------------------------------------------------------
 
-    def failed(self, said: dict[str, Any]) -> None:
+    def failed(self, said: Failed) -> None:
         """The script raised an error of its own."""
         affairs = self.affairs
         affairs.accounts.fault(Kind.USER_ERROR.value)
         self.save_last()
         error = ScriptFailed(
-            f"{affairs.plan.script.name} raised {said['summary']}",
-            cause=said.get("where"),
+            f"{affairs.plan.script.name} raised {said.summary}",
+            cause=said.where,
             saved=affairs.saved(),
             hints=[f"its traceback and output are in {affairs.run_folder.path / 'output.log'}"],
         )
-        error.blame = said.get("blame")
+        error.blame = said.blame
         with contextlib.suppress(OSError):  # it stands in output.log too
-            text = f"{said.get('traceback', '')}\n"
+            text = f"{said.traceback}\n"
             write_whole(affairs.run_folder.path / "traceback.txt", text.encode(errors="backslashreplace"))
         self.end(RunState.FAILED, ExitCode.NO, error)
 
-    def refused(self, said: dict[str, Any]) -> None:
+    def refused(self, said: Refused) -> None:
         """The script asked for something that cannot be; the worker has the words."""
         self.save_last()
-        self.end_with(from_json(said))
+        self.end_with(said.error)
 
     def script_is_at_fault(self, fault: Fault, folder: Path) -> None:
         """A fault that would come again on every device."""

@@ -15,12 +15,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Action, Move
 from holdfast.run.commit_points import SaveReason
 from holdfast.run.disk_trouble import Storage
+from holdfast.run.messages import EpochEnded, ScriptEpoch
 from holdfast.supervisor import rescue_folder
 from holdfast.supervisor.keeper_client import KeeperDied, Report
 from holdfast.supervisor.run_state import Affairs
@@ -51,10 +51,10 @@ class Saving:
         except KeeperDied as died:
             self._keeper_died(died)
 
-    def epoch(self, message: dict[str, Any]) -> None:
+    def epoch(self, message: EpochEnded | ScriptEpoch) -> None:
         """Its snapshot is held until it is known whether it is the best; then it is saved or let go."""
         affairs, teller = self.affairs, self.affairs.teller
-        best, sequence = teller.epoch(message, device=affairs.device)
+        best, sequence = teller.epoch(message, device=affairs.device), message.sequence
         due = affairs.settings.checkpoint.at_epochs and time.monotonic() - self.keeping.last_wish >= MIN_EPOCH_SAVE
         if best:
             known, why = teller.best.known, SaveReason.EPOCH

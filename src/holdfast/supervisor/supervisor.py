@@ -33,6 +33,7 @@ from holdfast.faults.classification import Fault, Kind, classify_exit
 from holdfast.record import evidence
 from holdfast.record.reporter import Face
 from holdfast.run.folder import RunFolder
+from holdfast.run.messages import Done, Failed, LastWords, Lost, Refused, SlotsWanted, StoppedAt, received
 from holdfast.run.settings import Settings
 from holdfast.run.states import RunState
 from holdfast.supervisor import process_start
@@ -227,15 +228,15 @@ class Supervisor:
         if worker is None:
             return
         messages, closed = worker.channel.mail()
-        for message in messages:
-            kind = str(message.get("kind", ""))
+        for data in messages:
+            kind = str(data.get("kind", ""))
             try:
-                self._mail.heed(worker, message)
+                self._mail.heed(worker, received(data))
             except HoldfastError:
                 raise
             except Exception as error:  # our own bug: neither the worker's fault nor the end of its channel
                 self.teller.failed_over(kind, error)
-                if kind == "arena":  # it waits for an answer that does not come
+                if kind == SlotsWanted.kind:  # it waits for an answer that does not come
                     raise InternalError(f"holdfast failed over `{kind}`", cause=repr(error)) from error
         if closed:
             worker.deaf = True  # its end is closed: that stays readable, and only its death is left to notice
@@ -307,21 +308,20 @@ class Supervisor:
         kill_group(worker)
         self._recovery.notice_commit()
         said = self.crew.said
-        kind = said.get("kind")
-        if kind in ("done", "failed", "refused", "stopped") or self._stopping is not None:
+        if isinstance(said, Done | Failed | Refused | StoppedAt) or self._stopping is not None:
             self.crew.account_for(worker)
-            self._end_as_said(kind, said)
-        elif kind == "lost":
-            self._recovery.after_death(worker, Fault.from_json(said["fault"]))
+            self._end_as_said(said)
+        elif isinstance(said, Lost):
+            self._recovery.after_death(worker, said.fault)
         else:
             self._recovery.after_death(worker, self._read_exit(worker))
 
-    def _end_as_said(self, kind: str | None, said: dict[str, Any]) -> None:
-        if kind == "done":
+    def _end_as_said(self, said: LastWords | None) -> None:
+        if isinstance(said, Done):
             self._recovery.finish()
-        elif kind == "failed":
+        elif isinstance(said, Failed):
             self._ending.failed(said)
-        elif kind == "refused":
+        elif isinstance(said, Refused):
             self._ending.refused(said)
         elif self._stopping is None and (rung := self._trusting.returned()) is not None:
             self._recovery.go_back(rung)

@@ -27,6 +27,7 @@ from holdfast.base.errors import UserError
 from holdfast.faults.ladder import Action, Move
 from holdfast.injection import chaos
 from holdfast.run.folder import whole
+from holdfast.run.messages import LastWords
 from holdfast.supervisor import process_start
 from holdfast.supervisor.process_start import CannotFork, Launcher, NurseryDied, NurseryLauncher, WorkerProcess
 from holdfast.supervisor.run_state import Affairs
@@ -52,7 +53,7 @@ class Crew:
         self.launcher: Launcher | None = None
         self.generation = whole(affairs.run_folder.info.get("generations"))
         """Of the next worker."""
-        self.said: dict[str, Any] = {}
+        self.said: LastWords | None = None
         """The worker's last words, once it has spoken them."""
         self.entering: Callable[[], None] = lambda: None
         """Called before a worker is started: the ledger is told before the device is touched."""
@@ -139,7 +140,7 @@ class Crew:
         """The next generation, from the newest snapshot, as the ladder decided. Raises NurseryDied."""
         self._move = move
         assert self.launcher is not None
-        self.said = {}
+        self.said = None
         self._memory_kills = processes.memory_kills()
         affairs = self.affairs
         affairs.teller.worker_begins()

@@ -15,6 +15,7 @@ from typing import Any
 
 from holdfast.base.board import Phase
 from holdfast.run.commit_points import CommitPoint
+from holdfast.run.messages import Weights
 from holdfast.worker.session_base import Ground
 
 
@@ -49,5 +50,5 @@ class Offers:
         ground.snapshots.flush()
         last = ground.snapshots.last
         if last is not None and last.done:  # else its numbers are not finite, which the next commit says
-            ground.link.send("weights", step=ground.position.step, sequence=last.sequence)
+            ground.link.send(Weights(ground.position.step, last.sequence))
         ground.enter(phase)

@@ -15,6 +15,7 @@ import time
 from holdfast.base.board import Phase
 from holdfast.base.errors import UserError
 from holdfast.run.commit_points import CommitPoint
+from holdfast.run.messages import CadenceTold, EpochEnded, StoppedAt
 from holdfast.worker.best_offer import Offers
 from holdfast.worker.rest import Resting
 from holdfast.worker.restore import Landing
@@ -87,7 +88,7 @@ class Commits:
         elif landing.at is CommitPoint.FREE:
             self.offers.make(again=True)  # a value of this very step may have been heard, and its weights not
         for each in ended:
-            ground.link.send("epoch", **each, sequence=sequence if each is ended[-1] else None, again=True)
+            ground.link.send(EpochEnded(**each, sequence=sequence if each is ended[-1] else None, again=True))
 
     # -- committing ----------------------------------------------------------------------------------------
 
@@ -127,7 +128,7 @@ class Commits:
         """Everything is committed: say so, and leave the script."""
         self._ground.snapshots.flush()
         self._attempts.check_numbers()
-        self._ground.link.send("stopped", step=self._ground.position.step)
+        self._ground.link.send(StoppedAt(self._ground.position.step))
         self._ground.over = StopRun()
         raise self._ground.over
 
@@ -146,4 +147,5 @@ class Commits:
         """Tell the supervisor how often snapshots are taken, if that has changed."""
         news = self._ground.cadence.news(last=last)
         if news is not None:
-            self._ground.link.send("cadence", **news, **self._ground.snapshots.slots_said())
+            again = bool(news.pop("again", False))
+            self._ground.link.send(CadenceTold({**news, **self._ground.snapshots.slots_said()}, again=again))

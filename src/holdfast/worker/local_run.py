@@ -21,14 +21,14 @@ import torch
 from holdfast.base.board import Board
 from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed, Stopped, UserError
 from holdfast.data import sample_marks
-from holdfast.faults.classification import Fault
-from holdfast.faults.ladder import Move, Rung
+from holdfast.faults.ladder import Rung
 from holdfast.record.receipt import Accounts
 from holdfast.record.reporter import Face, Teller
 from holdfast.run.commit_points import SaveReason
 from holdfast.run.disk_trouble import Storage
 from holdfast.run.events import utc_now
 from holdfast.run.folder import RunFolder
+from holdfast.run.messages import CadenceTold, EpochEnded, FaultMended, Log, Message, Restored, Weights
 from holdfast.run.settings import DEFAULT, Settings
 from holdfast.run.states import RunState
 from holdfast.state import checkpoint, layout
@@ -81,30 +81,22 @@ class LocalLink:
         if time.monotonic() - self._last_save >= self.settings.checkpoint.every:
             self.save()
 
-    def send(self, kind: str, **data: Any) -> None:
-        if kind == "log":
-            self.teller.log(int(data["step"]), int(data["epoch"]), data["values"])
+    def send(self, message: Message) -> None:
+        if isinstance(message, Log | Restored):
+            self.teller.heed(message, self.board)
+        elif isinstance(message, FaultMended):
+            self.accounts.fault(message.fault.kind.value)
+            self.teller.emit_fault(message.fault, message.move, whole=True)
+        elif isinstance(message, CadenceTold):
+            self.accounts.heard_cadence(message, self.teller.emit)
+        elif isinstance(message, EpochEnded):
+            best = self.teller.epoch(message)
             self.board.hear()
-        elif kind == "unheard":
-            self.teller.log_missing(int(data["step"]), int(data["epoch"]), data["values"])
-            self.board.hear()
-        elif kind == "restored":
-            place = int(data["step"]), int(data["epoch"])
-            self.teller.best.go_on(*place, ended=bool(data["ended"]), inside=bool(data["inside"]))
-        elif kind == "fault":
-            fault = Fault.from_json(data["fault"])
-            self.accounts.fault(fault.kind.value)
-            self.teller.emit_fault(fault, Move.from_json(data["move"]), whole=True)
-        elif kind == "cadence":
-            self.accounts.heard_cadence(data, self.teller.emit)
-        elif kind == "epoch":
-            best, sequence = self.teller.epoch(data)
-            self.board.hear()
-            self._keep_best(sequence, best=best)
-        elif kind == "weights":
-            self._keep_best(int(data["sequence"]), best=self.teller.best.taken(int(data["step"])))
+            self._keep_best(message.sequence, best=best)
+        elif isinstance(message, Weights):
+            self._keep_best(message.sequence, best=self.teller.best.taken(message.step))
         else:
-            self.teller.emit(kind, **data)
+            self.teller.emit(message.kind, **message.told)
 
     def _keep_best(self, sequence: int | None, *, best: bool) -> None:
         """The snapshot that is held is saved if its weights are the best, and let go."""

@@ -18,6 +18,7 @@ import torch
 from holdfast.base.errors import UserError
 from holdfast.faults.classification import classify_exception
 from holdfast.run.commit_points import CommitPoint
+from holdfast.run.messages import Restored, Unheard
 from holdfast.state import snapshot
 from holdfast.state.layout import read_meta
 from holdfast.state.protected import KEPT
@@ -134,10 +135,9 @@ def _restored(ground: Ground, payload: memoryview) -> Landing:
     ground.snapshots.start_after(int(session["sequence"]))
     for record in logged:
         ground.unheard.add(record)
-        ground.link.send("unheard", **record)
+        ground.link.send(Unheard(**record))
     inside = loop is not None and not loop.left and ground.position.epoch < loop.first + loop.total
-    place = {"step": ground.position.step, "epoch": ground.position.epoch}
-    ground.link.send("restored", **place, ended=here, inside=inside)
+    ground.link.send(Restored(ground.position.step, ground.position.epoch, ended=here, inside=inside))
     return landing
 
 

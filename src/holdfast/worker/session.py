@@ -37,6 +37,7 @@ from holdfast.data.loader import Loader
 from holdfast.faults.bad_samples import Charge, attach
 from holdfast.faults.ladder import Rung
 from holdfast.run.commit_points import CommitPoint
+from holdfast.run.messages import Log, Note
 from holdfast.run.settings import Settings
 from holdfast.state.protected import KEPT
 from holdfast.state.rng import capture_rng, restore_rng
@@ -210,7 +211,7 @@ class Session:
             loader.be_patient(floor_s=self.settings.loader.stuck_floor, first_wait_s=self.settings.loader.first_wait)
             if isinstance(loader, AnyLoader):
                 loader.source.on_progress = self.progress
-                loader.source.on_note = lambda text: self._ground.link.send("note", text=text)
+                loader.source.on_note = lambda text: self._ground.link.send(Note(text))
 
     # -- the loop ------------------------------------------------------------------------------------------
 
@@ -348,7 +349,7 @@ class Session:
                 "session.step_count < …`: these steps are saved at the end of the script, and after a fault they are "
                 "done again from the first"
             )
-            self._ground.link.send("note", text=text)
+            self._ground.link.send(Note(text))
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -446,9 +447,9 @@ class Session:
         if self._ground.replaying:
             return
         values = {name: _number(name, value) for name, value in numbers.items()}
-        record = {"step": self._position.step, "epoch": self._position.epoch, "values": values}
+        record: dict[str, Any] = {"step": self._position.step, "epoch": self._position.epoch, "values": values}
         self._ground.unheard.add(record)
-        self._ground.link.send("log", **record)
+        self._ground.link.send(Log(**record))
         self._commits.offers.note(values)
         if not self._loop.in_epoch and not self._commits.busy and self._commits.landing is None:
             self._commits.offers.make()

@@ -22,6 +22,7 @@ from holdfast.data.any_loader import AnyLoader
 from holdfast.data.loader import Batch, Loader
 from holdfast.data.plain_pass import check_no_strays
 from holdfast.run.commit_points import CommitPoint
+from holdfast.run.messages import EpochEnded
 from holdfast.worker.commits import Commits
 from holdfast.worker.epoch_loops import EpochLoops, left_by_error
 from holdfast.worker.retry import Attempts
@@ -151,7 +152,7 @@ class TrainingLoop:
         self._attempts.check_numbers()
         ended["loss"] = self._ground.board.read().loss  # of its last step: for scripts that log nothing
         sequence = snapshots.last.sequence if snapshots.last is not None else None
-        self._ground.link.send("epoch", **ended, sequence=sequence)
+        self._ground.link.send(EpochEnded(**ended, sequence=sequence))
 
     # -- batches -------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from holdfast.base.board import Beat, Board
 from holdfast.base.channel import Channel, Closed
 from holdfast.base.errors import UserError
+from holdfast.run.messages import Attach, Log, Loggers, Message, Note, OfExact, ScriptEpoch, SlotsWanted, received
 from holdfast.supervisor import process_start
 from holdfast.supervisor.run_state import Affairs
 from holdfast.supervisor.saves import Saving
@@ -71,10 +72,10 @@ class Attached:
             self._channel = self._door.answer()
         if self._channel is not None:
             messages, closed = self._channel.mail()
-            for message in messages:
-                kind = str(message.get("kind", ""))
+            for data in messages:
+                kind = str(data.get("kind", ""))
                 try:
-                    self._heed(message, supervisor)
+                    self._heed(received(data), supervisor)
                 except (OSError, ValueError, KeyError, TypeError) as error:  # it is no reason to stop hearing the rest
                     self.affairs.teller.failed_over(kind, error)
             if closed:
@@ -86,24 +87,21 @@ class Attached:
             self._stop_at = None
             supervisor.script.send(supervisor.stopping or 15)
 
-    def _heed(self, message: dict[str, Any], supervisor: ScriptRun) -> None:
-        kind = message.pop("kind", "")
-        if kind in ("mark", "reached", "rehearse", "rehearsed", "exact_off", "exact_cost"):
-            answer = supervisor.exact.heed(str(kind), message)
+    def _heed(self, message: Message | None, supervisor: ScriptRun) -> None:
+        if isinstance(message, OfExact):
+            answer = supervisor.exact.heed(message)
             if answer is not None:
                 self._send(answer)
-        elif kind == "attach":
+        elif isinstance(message, Attach):
             self._attach(supervisor.exact.told())
-        elif kind == "arena":
-            self._give_slots(int(message.get("capacity") or 0))
-        elif kind == "log":
-            self.affairs.teller.log(int(message["step"]), int(message["epoch"]), dict(message["values"]))
-        elif kind == "epoch" and self._saving is not None:
+        elif isinstance(message, SlotsWanted):
+            self._give_slots(message.capacity)
+        elif isinstance(message, Log):
+            self.affairs.teller.log(message.step, message.epoch, message.values)
+        elif isinstance(message, ScriptEpoch) and self._saving is not None:
             self._saving.epoch(message)
-        elif kind == "loggers":
-            self.affairs.teller.emit("loggers", names=[str(name) for name in message["names"]])
-        elif kind == "note":
-            self.affairs.teller.emit("note", text=str(message.get("text")))
+        elif isinstance(message, Loggers | Note):
+            self.affairs.teller.emit(message.kind, **message.told)
 
     def _attach(self, exact: dict[str, Any] | None) -> None:
         """It hands its state out from here on: a keeper is needed, and it is told what there is already."""

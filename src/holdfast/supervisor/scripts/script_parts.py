@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from holdfast.faults.classification import Fault
 from holdfast.faults.ladder import Move, Rung
 from holdfast.run.folder import RunFolder
+from holdfast.run.messages import OfExact
 from holdfast.run.settings import Settings
 from holdfast.supervisor.run_state import Affairs
 from holdfast.supervisor.scripts.hook_notes import Notes
@@ -76,7 +77,7 @@ class AttachedPart(Protocol):
 class ExactPart(Protocol):
     """exact.py: what `--exact` does."""
 
-    def heed(self, kind: str, message: dict[str, Any]) -> dict[str, Any] | None: ...
+    def heed(self, message: OfExact) -> dict[str, Any] | None: ...
     def told(self) -> dict[str, Any] | None: ...
     def receipt(self) -> dict[str, Any]: ...
     def not_led(self, code: int) -> bool: ...
