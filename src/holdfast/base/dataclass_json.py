@@ -81,7 +81,7 @@ def _hints(cls: Any) -> dict[str, Any]:
 
 def _as(kind: Any, value: Any, strict: bool) -> Any:
     """The value as this type, or _MISSING."""
-    if value is _MISSING or kind is Any:
+    if value is _MISSING or kind in (Any, object):
         return value
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):

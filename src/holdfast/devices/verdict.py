@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from holdfast.base import dataclass_json
 from holdfast.devices import flags, remedies
 from holdfast.devices.findings import Finding
 from holdfast.devices.ledger_summary import Trust
@@ -67,16 +68,7 @@ class Policy:
         return tuple(name for name in LOW if f"{name}-off" in asked)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "dtype": self.dtype,
-            "precisions": [*self.precisions],
-            "sdpa_off": [*self.sdpa_off],
-            "memory_headroom_bytes": self.memory_headroom_bytes,
-            "microbatch": self.microbatch,
-            "avoid": [*self.avoid],
-            "remedies": [*self.remedies],
-            "env": dict(self.env),
-        }
+        return {"dtype": self.dtype, **dataclass_json.write(self)}
 
     @classmethod
     def from_json(cls, data: object) -> Policy:

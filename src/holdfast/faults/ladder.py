@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.base import dataclass_json
 from holdfast.base.text_enum import TextEnum
 from holdfast.faults.added_kinds import Family
 from holdfast.faults.classification import ByKind, Fault, Health, Kind, added
@@ -96,23 +97,7 @@ class Move:
     """The process is gone or poisoned: this move starts a new one first."""
 
     def to_json(self) -> dict[str, object]:
-        return {
-            "action": self.action.value,
-            "rung": self.rung,
-            "pieces": self.pieces,
-            "reason": self.reason,
-            "new_worker": self.new_worker,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Move:
-        return cls(
-            Action(data["action"]),
-            data["rung"],
-            data.get("pieces", 1),
-            data.get("reason", ""),
-            data.get("new_worker", False),
-        )
+        return dataclass_json.write(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.base import dataclass_json
 from holdfast.base.human import duration
 from holdfast.run.folder import number, whole
 from holdfast.run.messages import CadenceTold
@@ -124,18 +125,7 @@ class Accounts:
         return {"p50": ordered[len(ordered) // 2], "max": ordered[-1]}
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "attempts": self.attempts,
-            "steps": self.steps,
-            "lost": self.lost,
-            "undone": self.undone,
-            "seconds_lost": self.seconds_lost,
-            "recoveries": self.recoveries,
-            "faults": dict(self.faults),
-            "timeline": self.timeline,
-            "recovery_s": self.recovery_s,
-            "cadence": self.cadence,
-        }
+        return dataclass_json.write(self)
 
     @classmethod
     def from_json(cls, data: object) -> Accounts:
