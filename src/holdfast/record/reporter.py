@@ -77,8 +77,10 @@ class Teller:
         text += ". This is a bug: please report it with journal.jsonl. Training goes on"
         self.emit("note", text=text, traceback="".join(traceback.format_exception(error)))
 
-    def emit_fault(self, fault: Fault, move: Move, folder: Path | None = None, *, whole: bool = False) -> None:
-        """`whole`: with all that is known, where no folder of the fault has it."""
+    def emit_fault(
+        self, fault: Fault, move: Move, folder: Path | None = None, *, whole: bool = False, sentence: str | None = None
+    ) -> None:
+        """`whole`: with all that is known, where no folder of the fault has it. `sentence`: in words of a script's."""
         self.emit(
             "fault",
             code=fault.code,
@@ -86,13 +88,14 @@ class Teller:
             device=fault.device,
             step=fault.step,
             phase=fault.phase,
-            sentence=fault.sentence(),
+            sentence=sentence or fault.sentence(),
             action=move.action.value,
             reason=move.reason,
             **({} if folder is None else {"folder": str(folder)}),
             **({"fault": fault.to_json(), "move": move.to_json()} if whole else {}),
         )
-        self.scalars.say(fault.step, f"{fault.code} {fault.sentence()}")
+        if sentence is None:  # the scalars of a script are what it logs itself
+            self.scalars.say(fault.step, f"{fault.code} {fault.sentence()}")
 
     def log(self, step: int, epoch: int, values: dict[str, Any]) -> None:
         """Numbers that a worker repeats, as it went back to an earlier commit, are written once."""

@@ -20,17 +20,18 @@ from typing import Any
 
 from holdfast.base import processes
 from holdfast.base.board import Phase
-from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed, Stopped
+from holdfast.base.errors import ExitCode, GaveUp, ScriptFailed, Stopped
 from holdfast.base.folders import write_whole
 from holdfast.faults.blame import Blame, judge
 from holdfast.faults.classification import CODES, Fault, Kind
 from holdfast.faults.ladder import Move
-from holdfast.run.events import Event, utc_now
+from holdfast.run.events import Event
 from holdfast.run.messages import Failed, Refused
 from holdfast.run.states import RunState
 from holdfast.state import checkpoint
 from holdfast.supervisor.process_start import WorkerProcess
-from holdfast.supervisor.run_state import Affairs, Outcome
+from holdfast.supervisor.run_loop import RunEnd
+from holdfast.supervisor.run_state import Affairs
 from holdfast.supervisor.saves import Saving
 from holdfast.supervisor.signal_queue import Signals
 from holdfast.supervisor.workers import Crew
@@ -42,12 +43,11 @@ SAVE_AFTER = 1.0
 worker that evaluates or compiles may need longer than that."""
 
 
-class Ending:
+class Ending(RunEnd):
     """The way out, and whether the run is on it."""
 
     def __init__(self, affairs: Affairs, crew: Crew, saving: Saving, signals: Signals) -> None:
-        self.affairs = affairs
-        self.outcome: Outcome | None = None
+        super().__init__(affairs)
         self.stopping: int | None = None
         """The signal that asked the run to stop."""
         self.at_once = False
@@ -220,39 +220,13 @@ class Ending:
 
     # -- the end -------------------------------------------------------------------------------------------
 
-    def end_with(self, error: HoldfastError) -> None:
-        state = RunState.GAVE_UP if isinstance(error, GaveUp) else RunState.FAILED
-        self.end(state, error.exit_code, error)
-
-    def end(self, state: RunState, code: int, error: HoldfastError | None) -> None:
-        """The receipt, and the outcome. The first one counts."""
-        if self.outcome is not None:
-            return
-        affairs, accounts = self.affairs, self.affairs.accounts
-        if accounts.timeline:
-            accounts.timeline[-1]["to_step"] = accounts.steps
-        receipt = self._receipt(state)
-        affairs.run_folder.put("receipt.json", receipt)
-        self.outcome = Outcome(state, int(code), error, receipt)
-        affairs.set_state(
-            state,
-            exit_code=int(code),
-            ended=utc_now(),
-            accounts=accounts.to_json(),
-            best=affairs.teller.best.known,
-        )
-        data = error.to_json() if error else {}
-        affairs.teller.emit("end", state=state, exit_code=int(code), step=accounts.steps, error=data or None)
-
-    def _receipt(self, state: RunState) -> dict[str, Any]:
+    def receipt(self, state: RunState) -> dict[str, Any]:
         affairs = self.affairs
         counted = affairs.memory.session_numbers()
-        receipt = affairs.accounts.receipt(
-            steps=affairs.accounts.steps,
-            survived=state in (RunState.FINISHED, RunState.STOPPED),
+        receipt = self.counted(
+            state,
             skipped=int(counted.get("skipped", 0)),
             repeated=int(counted.get("repeated", 0)),
-            sha256=affairs.keeping.final.get("weights_sha256") if state == RunState.FINISHED else None,
             quarantined=counted.get("quarantined"),
         )
         at_once = affairs.plan.resume is None  # what lies between two sittings is not what it took

@@ -1,6 +1,6 @@
 """Saves while a run goes on: what the keeper reports is told, a keeper that dies is replaced. No torch here.
 
-saving = Saving(affairs, crew)
+saving = Saving(affairs, crew.read_board)
 saving.hear()                                    # reports told; a dead keeper is a fault, and another starts
 saving.epoch(message)                            # an epoch is over: the best so far, or due
 saving.tick()                                    # a checkpoint every now and then
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast.base.board import Beat
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Action, Move
 from holdfast.run.commit_points import SaveReason
@@ -24,7 +25,6 @@ from holdfast.run.messages import EpochEnded, ScriptEpoch
 from holdfast.supervisor import rescue_folder
 from holdfast.supervisor.keeper_client import KeeperDied, Report
 from holdfast.supervisor.run_state import Affairs
-from holdfast.supervisor.workers import Crew
 
 MIN_EPOCH_SAVE = 5.0
 """Epochs shorter than this do not each get a checkpoint."""
@@ -35,10 +35,10 @@ LAST_TRIES = 3
 class Saving:
     """When to save, and what became of it."""
 
-    def __init__(self, affairs: Affairs, crew: Crew) -> None:
+    def __init__(self, affairs: Affairs, read_board: Callable[[], Beat | None]) -> None:
         self.affairs = affairs
         self.keeping = affairs.keeping
-        self._crew = crew
+        self._read_board = read_board
         self._deaths = 0
         """Keepers that died since one last wrote a checkpoint."""
         self.refused: str | None = None
@@ -156,4 +156,4 @@ class Saving:
         affairs.memory.release_leases(keep=self.keeping.awaited)
         if self._deaths <= affairs.settings.retry.without_progress:
             self.keeping.start()
-        affairs.tell_fault(fault, move, self._crew.read_board())
+        affairs.tell_fault(fault, move, self._read_board())

@@ -12,11 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.base.errors import UserError
 from holdfast.run import messages
 from holdfast.run.messages import LastWords, Message
 from holdfast.run.states import RunState
-from holdfast.supervisor import process_start
 from holdfast.supervisor.device_trust import Trusting
 from holdfast.supervisor.process_start import WorkerProcess
 from holdfast.supervisor.recovery import Recovery
@@ -84,16 +82,7 @@ class WorkerMail:
 
     def _slots_wanted(self, worker: WorkerProcess, said: messages.SlotsWanted) -> None:
         """It waits for the answer."""
-        try:
-            arena = self.affairs.memory.grow(said.capacity)
-        except UserError as error:
-            worker.answer({"error": True, **error.to_json()})
-            return
-        if worker.spawned:
-            worker.answer({"paths": process_start.slot_paths(arena)})
-        else:
-            worker.answer({"where": arena.where, "slots": len(arena.slots)}, arena.fds)
-        self.affairs.keeping.tell_arenas()
+        self.affairs.give_slots(said.capacity, worker.answer, by_path=worker.spawned)
 
     def _started(self, worker: WorkerProcess, said: messages.Started) -> None:
         self.affairs.set_state(RunState.RUNNING)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from holdfast.base import processes
-from holdfast.base.board import Beat
+from holdfast.base.board import Beat, Board
 from holdfast.base.broken_torch import no_torch
 from holdfast.base.errors import UserError
 from holdfast.faults.ladder import Action, Move
@@ -231,6 +231,10 @@ class Crew:
     def memory_kills(self) -> int:
         """Processes the kernel ended for want of memory since this worker was started."""
         return processes.memory_kills() - self._memory_kills
+
+    @property
+    def board(self) -> Board | None:
+        return self.worker.board if self.worker is not None else None
 
     def read_board(self) -> Beat | None:
         return self.worker.board.read() if self.worker is not None else None

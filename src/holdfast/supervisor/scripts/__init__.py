@@ -3,7 +3,7 @@
     order.py         what to run
     stage.py         all a process of it needs to start, and little else: the command waits for what is imported first
       streams.py           its stdin, stdout and stderr, passed on byte for byte
-      script_start.py      starting it as it would start by itself; script_signals.py: what is sent to us is sent on
+      script_start.py      starting it as it would start by itself
       script_processes.py  what it started, found and ended with it
       hook/                the few lines inside the script: steps, saves, the last exception, stacks
       hook_notes.py        what the hook wrote down, and which fault it is

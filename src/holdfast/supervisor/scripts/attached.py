@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from holdfast.base.board import Beat, Board
 from holdfast.base.channel import Channel, Closed
-from holdfast.base.errors import UserError
 from holdfast.run.messages import Attach, Log, Loggers, Message, Note, OfExact, ScriptEpoch, SlotsWanted, received
 from holdfast.supervisor import process_start
 from holdfast.supervisor.run_state import Affairs
@@ -25,7 +24,6 @@ from holdfast.supervisor.scripts.door import Door
 
 if TYPE_CHECKING:
     from holdfast.supervisor.scripts.script_parts import ScriptRun
-    from holdfast.supervisor.workers import Crew
 
 STOP_PATIENCE = 30.0
 """Seconds an attached script has to reach its next commit when it is asked to stop."""
@@ -95,7 +93,7 @@ class Attached:
         elif isinstance(message, Attach):
             self._attach(supervisor.exact.told())
         elif isinstance(message, SlotsWanted):
-            self._give_slots(message.capacity)
+            self.affairs.give_slots(message.capacity, self._send, by_path=True)
         elif isinstance(message, Log):
             self.affairs.teller.log(message.step, message.epoch, message.values)
         elif isinstance(message, ScriptEpoch) and self._saving is not None:
@@ -108,7 +106,7 @@ class Attached:
         assert self._channel is not None
         if self._saving is None:
             self.affairs.keeping.start()
-            self._saving = Saving(self.affairs, cast("Crew", self))
+            self._saving = Saving(self.affairs, self.read_board)
             if self._board is not None:
                 self.affairs.keeping.tell_board(self._board)
         self.exact = self.alive = True
@@ -124,15 +122,6 @@ class Attached:
             }
         )
 
-    def _give_slots(self, capacity: int) -> None:
-        try:
-            arena = self.affairs.memory.grow(capacity)
-        except UserError as error:
-            self._send({"error": True, **error.to_json()})
-            return
-        self._send({"paths": process_start.slot_paths(arena)})
-        self.affairs.keeping.tell_arenas()
-
     def _send(self, message: dict[str, Any]) -> None:
         if self._channel is not None:
             with contextlib.suppress(Closed, OSError):
@@ -140,13 +129,8 @@ class Attached:
 
     def _count(self, supervisor: ScriptRun) -> None:
         """Commits are what counts here, not what the optimizer did."""
-        memory, accounts = self.affairs.memory, self.affairs.accounts
-        newest = memory.newest()
-        if newest is None:
-            return
-        if memory.drop_outgrown():
-            self.affairs.keeping.tell_arenas()
-        if newest.step > accounts.steps:
+        accounts, newest = self.affairs.accounts, self.affairs.newest_commit()
+        if newest is not None and newest.step > accounts.steps:
             supervisor.answering.progressed(newest.step)
             self.affairs.teller.rate.note(newest.step)
             accounts.steps = newest.step

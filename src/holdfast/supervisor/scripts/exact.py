@@ -161,23 +161,14 @@ class Exact:
         step, self._next = self._next, ""
         if not step or self.supervisor.script is None or self.supervisor.stopping is not None:
             return
-        self._end_process()
+        self.supervisor.end_process(term=0.0)
+        self.supervisor.drop()
         if step == "fall back":
             self.supervisor.attached.forget()
         reason = "rehearsal" if step == "replace" else "not exact"
         self.supervisor.answering.replace(
             Move(Action.REPLACE, self.supervisor.affairs.rung, reason=reason, new_worker=True)
         )
-
-    def _end_process(self) -> None:
-        supervisor = self.supervisor
-        script, grace = supervisor.script, supervisor.settings.watchdog
-        assert script is not None
-        supervisor.kin.end(script, term=0.0, kill=grace.kill_grace)
-        script.poll()
-        if supervisor.streams is not None:
-            supervisor.streams.finish(0.1)
-        supervisor.drop()
 
     def not_led(self, code: int) -> bool:
         """Whether the process that ended could not be led back: it has said why, and a new one begins without us."""
