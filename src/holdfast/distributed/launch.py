@@ -18,8 +18,9 @@ from typing import Any
 from holdfast.base import processes
 from holdfast.base.board import Phase, PhaseTimes
 from holdfast.base.files import open_regular
+from holdfast.base.processes import KILL
 from holdfast.distributed import roster
-from holdfast.distributed.agent import KILL, PATIENCE, Agent
+from holdfast.distributed.agent import PATIENCE, Agent
 from holdfast.distributed.job import Job
 from holdfast.distributed.rank_watch import Boards, Seen, hung
 from holdfast.distributed.stragglers import Stragglers

@@ -435,7 +435,7 @@ def _close_books(link: Any, job: Job, state: str, digest: str | None) -> None:
     from holdfast.worker import local_run
 
     link.count_attempts()
-    receipt = local_run._receipt(link, survived=state == RunState.FINISHED, digest=digest)
+    receipt = local_run.receipt_of(link, survived=state == RunState.FINISHED, digest=digest)
     link.run.put("receipt.json", receipt)
     link.run.update_info(accounts=link.accounts.to_json(), best=link.teller.best.known)
     job.end({"state": state, "saved": None if link.saved is None else str(link.saved.path)})

@@ -87,17 +87,12 @@ class Accounts:
         self.steps = min(self.steps, step)
 
     def receipt(
-        self,
-        *,
-        steps: int,
-        survived: bool,
-        skipped: int,
-        repeated: int,
-        sha256: str | None,
-        quarantined: object = None,
+        self, *, survived: bool, sha256: str | None, session: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """`quarantined`: what the session wrote beside its last snapshot, `{"count": …, "samples": […]}`."""
-        out = quarantined if isinstance(quarantined, dict) else {}
+        """`session`: what it wrote beside its last snapshot; without it nobody has counted samples."""
+        said = session or {}
+        steps, out = self.steps, said.get("quarantined")
+        out = out if isinstance(out, dict) else {}
         samples = out.get("samples")
         return {
             "schema": 1,
@@ -108,8 +103,8 @@ class Accounts:
             "steps_repeated": max(0, self.attempts - steps),
             "steps_lost": self.lost,
             "steps_undone": self.undone,
-            "samples_skipped": skipped,
-            "samples_repeated": repeated,
+            "samples_skipped": whole(said.get("skipped")),
+            "samples_repeated": whole(said.get("repeated")),
             "samples_quarantined": whole(out.get("count")),
             "quarantined": samples if isinstance(samples, list) else [],
             "seconds_lost": round(self.seconds_lost, 3),

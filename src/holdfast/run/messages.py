@@ -10,11 +10,13 @@ sender runs somebody's script and is not trusted: a field that is missing or of 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from holdfast.base import dataclass_json
 from holdfast.base.errors import HoldfastError
+from holdfast.base.processes import KILL
 from holdfast.faults.blame import Finding
 from holdfast.faults.classification import Fault
 from holdfast.faults.ladder import Move
@@ -24,13 +26,14 @@ _KINDS: dict[str, type[Message]] = {}
 
 @dataclass(frozen=True)
 class Message:
-    """The base of all. A subclass with a kind can be received."""
+    """The base of all. Its kind is the name of its class in lower case, unless it has another one."""
 
-    kind: ClassVar[str] = ""
+    kind: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
-        if cls.kind:
-            _KINDS[cls.kind] = cls
+        if "kind" not in cls.__dict__:
+            cls.kind = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        _KINDS[cls.kind] = cls
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, **dataclass_json.write(self, defaults=False)}
@@ -67,12 +70,9 @@ class SlotsWanted(Message):
 class Attach(Message):
     """A script hands its state out from here on, and waits to be told what there is."""
 
-    kind = "attach"
-
 
 @dataclass(frozen=True)
 class Started(Message):
-    kind = "started"
     pid: int
     device: str
     torch: str
@@ -90,13 +90,11 @@ class RankStarted(Message):
 class Instead(Message):
     """The checkpoint it was given could not be used, an older one could."""
 
-    kind = "instead"
     step: int
 
 
 @dataclass(frozen=True)
 class Restored(Message):
-    kind = "restored"
     step: int
     epoch: int
     ended: bool
@@ -111,7 +109,6 @@ class LastWords(Message):
 class Done(LastWords):
     """`train` has returned."""
 
-    kind = "done"
     step: int
 
 
@@ -127,7 +124,6 @@ class StoppedAt(LastWords):
 class Failed(LastWords):
     """The script raised an error of its own."""
 
-    kind = "failed"
     summary: str
     traceback: str
     where: str | None
@@ -139,7 +135,6 @@ class Failed(LastWords):
 class Refused(LastWords):
     """The script asked for something that cannot be."""
 
-    kind = "refused"
     error: HoldfastError
 
 
@@ -147,7 +142,6 @@ class Refused(LastWords):
 class Lost(LastWords):
     """A fault ends this worker."""
 
-    kind = "lost"
     fault: Fault
 
 
@@ -156,7 +150,6 @@ class Lost(LastWords):
 
 @dataclass(frozen=True)
 class Log(Message):
-    kind = "log"
     step: int
     epoch: int
     values: dict[str, Any]
@@ -166,14 +159,11 @@ class Log(Message):
 class Unheard(Log):
     """Logged by the worker before this one, and perhaps not written down."""
 
-    kind = "unheard"
-
 
 @dataclass(frozen=True)
 class ScriptEpoch(Message):
     """An epoch of an attached script is over."""
 
-    kind = "script_epoch"
     epoch: int
     step: int
     again: ClassVar[bool] = False
@@ -202,7 +192,6 @@ class EpochEnded(Message):
 class Weights(Message):
     """Weights that belong to no end of an epoch, in the snapshot of this sequence."""
 
-    kind = "weights"
     step: int
     sequence: int
 
@@ -230,7 +219,6 @@ class FaultMended(Message):
 
 @dataclass(frozen=True)
 class Recovered(Message):
-    kind = "recovered"
     step: int
     in_process: bool
 
@@ -253,14 +241,11 @@ class Found(Message):
 class Copied(Message):
     """The process that asks the CPU has its own copy of the snapshot."""
 
-    kind = "copied"
-
 
 @dataclass(frozen=True)
 class Agreed(Message):
     """A step on the device that the CPU computes in the same way."""
 
-    kind = "agreed"
     step: int
     look: dict[str, Any]
 
@@ -273,7 +258,6 @@ class Agreed(Message):
 class Suspicion(Message):
     """An operator on the device disagrees with the CPU."""
 
-    kind = "suspicion"
     step: int
     text: str
     look: dict[str, Any]
@@ -287,14 +271,11 @@ class Suspicion(Message):
 class Blind(Message):
     """It cannot compare its device with the CPU."""
 
-    kind = "blind"
-
 
 @dataclass(frozen=True)
 class Quarantined(Message):
     """A sample is left out from now on."""
 
-    kind = "quarantined"
     index: int
     source: str | None
     why: str
@@ -309,7 +290,6 @@ class Quarantined(Message):
 class Missing(Message):
     """Samples that an evaluation went without."""
 
-    kind = "missing"
     count: int
     samples: tuple[int, ...]
     text: str
@@ -320,7 +300,6 @@ class Missing(Message):
 
 @dataclass(frozen=True)
 class Note(Message):
-    kind = "note"
     text: str
     pieces: int | None = None
 
@@ -329,8 +308,61 @@ class Note(Message):
 class Loggers(Message):
     """The loggers that the script uses itself."""
 
-    kind = "loggers"
     names: tuple[str, ...]
+
+
+# -- the nursery, which forks workers, ranks and probes ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fork(Message):
+    """To the nursery: a process with this configuration. Forked or Unsafe is the answer."""
+
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Warm(Message):
+    """To the nursery: import what the next process will need."""
+
+
+@dataclass(frozen=True)
+class Ready(Message):
+    """torch is imported."""
+
+    torch: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Broken(Message):
+    """torch cannot be imported."""
+
+    error: str
+
+
+@dataclass(frozen=True)
+class Unsafe(Message):
+    """This process must not fork."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Forked(Message):
+    pid: int
+
+
+@dataclass(frozen=True)
+class Exited(Message):
+    pid: int
+    code: int | None
+    """None where nobody knows it."""
+
+    @property
+    def known_code(self) -> int:
+        """As of a process that was killed where nobody knows it: most of those were."""
+        return -int(KILL) if self.code is None else self.code
 
 
 # -- holdfast run --exact ------------------------------------------------------------------------------------------
@@ -344,7 +376,6 @@ class OfExact(Message):
 class Mark(OfExact):
     """Everything printed until now is outside of the process, as of this commit."""
 
-    kind = "mark"
     mark: str
     sequence: int
     files: Any
@@ -354,7 +385,6 @@ class Mark(OfExact):
 class Reached(OfExact):
     """It was led back to this mark."""
 
-    kind = "reached"
     mark: str
     step: int
 
@@ -363,14 +393,12 @@ class Reached(OfExact):
 class Rehearse(OfExact):
     """The steps of the rehearsal with their weights' checksums; it waits to be replaced."""
 
-    kind = "rehearse"
     trail: tuple[Any, ...]
     unsaved: dict[str, str]
 
 
 @dataclass(frozen=True)
 class Rehearsed(OfExact):
-    kind = "rehearsed"
     equal: bool
     step: int
     unsaved: dict[str, str] | None = None
@@ -380,14 +408,12 @@ class Rehearsed(OfExact):
 class ExactOff(OfExact):
     """It cannot be exact (any more)."""
 
-    kind = "exact_off"
     reason: str
     led: bool
 
 
 @dataclass(frozen=True)
 class ExactCost(OfExact):
-    kind = "exact_cost"
     commits: int
     spent_s: float
     trained_s: float

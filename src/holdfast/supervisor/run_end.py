@@ -222,13 +222,7 @@ class Ending(RunEnd):
 
     def receipt(self, state: RunState) -> dict[str, Any]:
         affairs = self.affairs
-        counted = affairs.memory.session_numbers()
-        receipt = self.counted(
-            state,
-            skipped=int(counted.get("skipped", 0)),
-            repeated=int(counted.get("repeated", 0)),
-            quarantined=counted.get("quarantined"),
-        )
+        receipt = self.counted(state, affairs.memory.session_numbers())
         at_once = affairs.plan.resume is None  # what lies between two sittings is not what it took
         return {**receipt, **(_compared(affairs.run_folder.info, state) if at_once else {})}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from holdfast.base import processes
@@ -33,18 +34,13 @@ class RunEnd:
     def receipt(self, state: RunState) -> dict[str, Any]:
         raise NotImplementedError
 
-    def counted(
-        self, state: RunState, *, skipped: int = 0, repeated: int = 0, quarantined: object = None
-    ) -> dict[str, Any]:
-        """The receipt by the accounts."""
+    def counted(self, state: RunState, session: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The receipt by the accounts, and by what the session wrote beside its last snapshot."""
         affairs = self.affairs
         return affairs.accounts.receipt(
-            steps=affairs.accounts.steps,
             survived=state in (RunState.FINISHED, RunState.STOPPED),
-            skipped=skipped,
-            repeated=repeated,
             sha256=affairs.keeping.final.get("weights_sha256") if state is RunState.FINISHED else None,
-            quarantined=quarantined,
+            session=session,
         )
 
     def end_with(self, error: HoldfastError) -> None:

@@ -41,7 +41,6 @@ SPARE_SHARE = {False: 0.01, True: 0.001}
 """Of the processors' time so far that making a second nursery may take; less where the training is on the CPU."""
 SPARE_MEMORY = 8
 """Times what a nursery takes that must be free for a second one."""
-_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
 class Crew:
@@ -132,7 +131,7 @@ class Crew:
             self._stillborn = []
             return
         self._stillborn = [*self._stillborn, code][-STILLBORN:]
-        by_limit = processes.address_space_limit() is not None and code not in (-_KILL, -signal.SIGTERM)
+        by_limit = processes.address_space_limit() is not None and code not in (-processes.KILL, -signal.SIGTERM)
         if by_limit or self._stillborn == [code] * STILLBORN:
             raise no_torch(code)
 
@@ -302,7 +301,7 @@ class Crew:
 
 def kill_group(worker: WorkerProcess) -> None:
     """Everything it started goes with it."""
-    processes.send_group(worker.pid, _KILL)
+    processes.send_group(worker.pid, processes.KILL)
 
 
 def _is_zombie(pid: int) -> bool:

@@ -221,7 +221,7 @@ def run_local(
         session._close_loaders()  # an error holds on to the session, and with it to the loader's children
         sample_marks.end()
         link.accounts.attempts += link.board.read().attempts
-        receipt = _receipt(link, survived=state == RunState.FINISHED, digest=digest)
+        receipt = receipt_of(link, survived=state == RunState.FINISHED, digest=digest)
         run.put("receipt.json", receipt)
         run.update_info(
             state=state, exit_code=code, ended=utc_now(), accounts=link.accounts.to_json(), best=link.teller.best.known
@@ -230,16 +230,8 @@ def run_local(
     return receipt
 
 
-def _receipt(link: LocalLink, *, survived: bool, digest: str | None) -> dict[str, Any]:
-    counted = link.memory.session_numbers()
-    return link.accounts.receipt(
-        steps=link.accounts.steps,
-        survived=survived,
-        skipped=int(counted.get("skipped", 0)),
-        repeated=int(counted.get("repeated", 0)),
-        sha256=digest,
-        quarantined=counted.get("quarantined"),
-    )
+def receipt_of(link: LocalLink, *, survived: bool, digest: str | None) -> dict[str, Any]:
+    return link.accounts.receipt(survived=survived, sha256=digest, session=link.memory.session_numbers())
 
 
 class _stop_politely:
