@@ -6,6 +6,8 @@ One loop, one thread: wait for something to happen, hear what the processes say,
 Whatever touches a device is in a child; the state is in slots this process owns: no child's death loses it.
 Every decision is the ladder's, every limit the watchdog's. Here is what is noticed; what follows is elsewhere:
 
+    run_loop.py       the loop and the end of a run, shared with `holdfast run`
+    fault_history.py  the faults so far, and the question to the ladder, shared as well
     run_state.py      what all of them work on: folder, plan, memory, accounts, teller
     workers.py         the worker there is now: starting it, ending it
     worker_mail.py     what it says, message by message
