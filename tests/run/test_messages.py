@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.base.errors import GaveUp
+from holdfast.base.errors import GaveUp, from_json
 from holdfast.faults.blame import Cpu, Finding
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Action, Move
@@ -58,9 +58,10 @@ def test_a_loss_may_be_no_number() -> None:
 
 
 def test_an_error_comes_as_the_error_it_is() -> None:
-    came = over(Refused(GaveUp("it is over", cause="the disk", hints=["free it"])))
-    assert isinstance(came, Refused) and type(came.error) is GaveUp
-    assert came.error.to_json() == GaveUp("it is over", cause="the disk", hints=["free it"]).to_json()
+    error = GaveUp("it is over", cause="the disk", hints=["free it"])
+    came = over(Refused(error.to_json()))
+    assert isinstance(came, Refused)
+    assert type(from_json(came.error)) is GaveUp and from_json(came.error).to_json() == error.to_json()
 
 
 def test_an_unknown_kind_is_no_message() -> None:

@@ -74,22 +74,6 @@ class HoldfastError(Exception):
             **{name: value for name, value in more.items() if value is not None},
         }
 
-    @staticmethod
-    def from_json(data: dict[str, object]) -> HoldfastError:
-        """Rebuild an error another process sent with `to_json`."""
-        cls = _BY_NAME.get(str(data.get("error")), InternalError)
-        hints = data.get("hints")
-        error = cls(
-            str(data.get("message", "unknown error")),
-            cause=_text(data.get("cause")),
-            saved=_text(data.get("saved")),
-            hints=[str(hint) for hint in hints] if isinstance(hints, list) else (),
-        )
-        blame = data.get("blame")
-        error.blame = blame if isinstance(blame, dict) else None
-        error.folder = _text(data.get("folder"))
-        return error
-
 
 class UserError(HoldfastError):
     """Something you can fix: a path, a flag, a setting, a script. Nothing was lost."""
@@ -124,6 +108,22 @@ class InternalError(HoldfastError):
 _BY_NAME: dict[str, type[HoldfastError]] = {
     cls.__name__: cls for cls in (HoldfastError, UserError, ScriptFailed, GaveUp, Stopped, InternalError)
 }
+
+
+def from_json(data: dict[str, object]) -> HoldfastError:
+    """Rebuild an error another process sent with `to_json`."""
+    cls = _BY_NAME.get(str(data.get("error")), InternalError)
+    hints = data.get("hints")
+    error = cls(
+        str(data.get("message", "unknown error")),
+        cause=_text(data.get("cause")),
+        saved=_text(data.get("saved")),
+        hints=[str(hint) for hint in hints] if isinstance(hints, list) else (),
+    )
+    blame = data.get("blame")
+    error.blame = blame if isinstance(blame, dict) else None
+    error.folder = _text(data.get("folder"))
+    return error
 
 
 def _text(value: object) -> str | None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.base import interpreter
-from holdfast.base.errors import ExitCode, HoldfastError, InternalError
+from holdfast.base.errors import ExitCode, HoldfastError, InternalError, from_json
 from holdfast.base.files import open_regular
 from holdfast.base.folders import open_growing
 from holdfast.cli.run_facts import Look
@@ -130,7 +130,7 @@ def _what_it_said(run: RunFolder, look: Look, code: int) -> HoldfastError:
     for event in reversed(look.events):
         error = event.data.get("error")
         if event.kind == "end" and isinstance(error, dict):
-            return HoldfastError.from_json(error)
+            return from_json(error)
     lines = _tail(run.path / LOG)
     return InternalError(
         f"the background process ended with {code}",

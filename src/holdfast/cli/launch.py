@@ -17,7 +17,7 @@ import os
 from typing import Any
 
 from holdfast import __version__
-from holdfast.base.errors import ExitCode, HoldfastError, UserError
+from holdfast.base.errors import ExitCode, HoldfastError, UserError, from_json
 from holdfast.cli import cloud, face_choice, faces, notify, track
 from holdfast.cli.run_settings import settings_of
 from holdfast.console.order import Order, add_device, add_words, create, read_order, root_of, threads_for
@@ -281,7 +281,7 @@ def _tell(folder: RunFolder | None, outcome: dict[str, Any], stopped_by: int | N
     if outcome["state"] == RunState.STOPPED and stopped_by == signal.SIGINT:
         code = int(ExitCode.INTERRUPTED)
     found = outcome.get("error")
-    error: HoldfastError | None = HoldfastError.from_json(found) if isinstance(found, dict) else None
+    error: HoldfastError | None = from_json(found) if isinstance(found, dict) else None
     if folder is None:
         if error is not None:
             raise error

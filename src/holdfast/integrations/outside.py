@@ -21,7 +21,7 @@ import torch
 
 from holdfast.base.board import Board, Phase
 from holdfast.base.channel import Channel, Closed, connect_back
-from holdfast.base.errors import HoldfastError, InternalError, UserError
+from holdfast.base.errors import InternalError, UserError, from_json
 from holdfast.run.messages import Attach, Message, SlotsWanted
 from holdfast.run.settings import Settings
 from holdfast.state import snapshot
@@ -58,7 +58,7 @@ class Outside:
         self._channel.send(SlotsWanted(capacity).to_json())
         answer, _ = self._channel.receive()
         if answer.get("error"):
-            raise HoldfastError.from_json(answer)
+            raise from_json(answer)
         self._arenas.append(Arena.open_paths([Path(path) for path in answer["paths"]]))
         return self._arenas[-1]
 

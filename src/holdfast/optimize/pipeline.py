@@ -152,7 +152,7 @@ class _Search:
             except Failed as failed:
                 told = failed.more.get("told")
                 if isinstance(told, dict):
-                    raise errors.HoldfastError.from_json(told) from None
+                    raise errors.from_json(told) from None
                 if failed.kind == "hang" and self.clock.over:
                     raise self._time_over("the model") from None
                 raise UserError("the model cannot be loaded", cause=failed.why) from None

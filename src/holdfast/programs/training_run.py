@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.base import interpreter
-from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, InternalError, ScriptFailed, Stopped
+from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, InternalError, ScriptFailed, Stopped, from_json
 from holdfast.base.files import read_bounded
 from holdfast.monitor import notebook, reader
 from holdfast.run.folder import RunFolder
@@ -165,7 +165,7 @@ class TrainingRun:
     def _said(self, run: reader.Run) -> HoldfastError | None:
         for event in reversed(run.events(kinds={"end"})):
             said = event.data.get("error")
-            return HoldfastError.from_json(said) if isinstance(said, dict) else None
+            return from_json(said) if isinstance(said, dict) else None
         return None
 
     def _traceback(self) -> str:
@@ -224,6 +224,6 @@ def command(*words: str, env: dict[str, str] | None = None) -> dict[str, Any]:
         return said
     error = said.get("error") if isinstance(said, dict) else None
     if isinstance(error, dict):
-        raise HoldfastError.from_json(error)
+        raise from_json(error)
     tail = told.stderr.decode(errors="replace").strip().splitlines()[-5:]
     raise InternalError(f"`holdfast {words[0]}` ended with {told.returncode}", cause="\n".join(tail) or None)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from holdfast.base import dataclass_json
-from holdfast.base.errors import HoldfastError
 from holdfast.base.processes import KILL
 from holdfast.faults.blame import Finding
 from holdfast.faults.classification import Fault
@@ -135,7 +134,8 @@ class Failed(LastWords):
 class Refused(LastWords):
     """The script asked for something that cannot be."""
 
-    error: HoldfastError
+    error: dict[str, Any]
+    """As `to_json` of a HoldfastError gives it."""
 
 
 @dataclass(frozen=True)

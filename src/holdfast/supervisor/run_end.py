@@ -20,7 +20,7 @@ from typing import Any
 
 from holdfast.base import processes
 from holdfast.base.board import Phase
-from holdfast.base.errors import ExitCode, GaveUp, ScriptFailed, Stopped
+from holdfast.base.errors import ExitCode, GaveUp, ScriptFailed, Stopped, from_json
 from holdfast.base.folders import write_whole
 from holdfast.faults.blame import Blame, judge
 from holdfast.faults.classification import CODES, Fault, Kind
@@ -178,7 +178,7 @@ class Ending(RunEnd):
     def refused(self, said: Refused) -> None:
         """The script asked for something that cannot be; the worker has the words."""
         self.save_last()
-        self.end_with(said.error)
+        self.end_with(from_json(said.error))
 
     def script_is_at_fault(self, fault: Fault, folder: Path) -> None:
         """A fault that would come again on every device."""

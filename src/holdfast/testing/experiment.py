@@ -23,6 +23,7 @@ from typing import Any
 
 from holdfast.base import interpreter
 from holdfast.base.errors import HoldfastError, InternalError
+from holdfast.base.errors import from_json as error_from_json
 from holdfast.base.state_folder import VARIABLE as STATE
 from holdfast.devices.ledger import LEDGER, state_folder
 from holdfast.injection.chaos import VARIABLE, FaultPlan
@@ -230,7 +231,7 @@ def _complete(summary: dict[str, Any]) -> dict[str, Any]:
         return summary
     error = summary.get("error")
     if isinstance(error, dict):
-        raise HoldfastError.from_json(error)
+        raise error_from_json(error)
     raise HoldfastError(f"the reference run ended as {summary.get('state')}")
 
 

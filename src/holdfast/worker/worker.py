@@ -180,7 +180,7 @@ def live(config: dict[str, Any], channel: Channel, board: Board, arenas: list[Ar
         code = _last_words(link, error, rungs[config["rung"]].device)
     except HoldfastError as error:
         code = FAILED
-        link.send(Refused(error))
+        link.send(Refused(error.to_json()))
     except BaseException as error:  # the edge of the process: keep everything, decide nothing
         code = _last_words(link, error, rungs[config["rung"]].device)
     _end_children()
@@ -202,10 +202,10 @@ def _last_words(link: SupervisedLink, error: BaseException, device: str) -> int:
         _accuse(link, charge, device)
         return LOST
     if isinstance(error, SystemExit) and error.code in (None, 0):
-        link.send(Refused(UserError("the script called sys.exit()", cause="the run is not over")))
+        link.send(Refused(UserError("the script called sys.exit()", cause="the run is not over").to_json()))
         return FAILED
     if charge is None and _raised_here(error):
-        link.send(Refused(InternalError("holdfast failed, not the script", cause=repr(error))))
+        link.send(Refused(InternalError("holdfast failed, not the script", cause=repr(error)).to_json()))
         return FAILED
     summary = _summary(error)
     where = _place(error)
