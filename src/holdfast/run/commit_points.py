@@ -1,10 +1,13 @@
-"""Where in a script a commit is made and a restored run goes on, and why the keeper is asked to save.
+"""Where in a script a commit is made and a restored run goes on; why the keeper is asked to save, and what.
 
 commits.commit(CommitPoint.BATCH, "data")     # kept in the snapshot as session.at
 keeping.wish(SaveReason.TIME)                 # kept in the journal as the reason of a save that failed
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
 
 from holdfast.base.text_enum import TextEnum
 
@@ -50,3 +53,33 @@ class SaveReason(TextEnum):
     """The run was asked to stop, and its worker has not come to a commit yet."""
     END = "end"
     """The last save of a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the keeper is asked to save."""
+
+    reason: str
+    """As a rule a SaveReason; the keeper says it again in its answer."""
+    weights: tuple[str, ...] = ()
+    """Files of weights alone: best, final."""
+    checkpoint: bool = True
+    sequence: int | None = None
+    """Of a snapshot that is held until it is saved; None means the newest."""
+    best: dict[str, Any] | None = None
+    """The value that makes the weights the best, for their file."""
+    last: bool = False
+    """The run waits for it."""
+    folder: str | None = None
+    """Where to, if the run's own folder has refused it."""
+
+    def joined(self, other: Wish) -> Wish:
+        """Both in one; of two snapshots that are held, the newer one is meant."""
+        newest = other if (other.sequence or 0) >= (self.sequence or 0) else self
+        return replace(
+            self,
+            weights=tuple(sorted({*self.weights, *other.weights})),
+            checkpoint=self.checkpoint or other.checkpoint,
+            sequence=newest.sequence,
+            best=newest.best or self.best or other.best,
+        )
