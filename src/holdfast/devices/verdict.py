@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.base import dataclass_json
@@ -346,11 +346,6 @@ def _headroom(case: Case) -> int | None:
         if lowers_the_limit(each) and total is not None and reached is not None and reached < total:
             return total - reached + _SPARE
     return None
-
-
-def demoted(verdict: Verdict, why: str) -> Verdict:
-    """The same with less trust: something happened since it was measured."""
-    return replace(verdict, state=CARE, why=why) if verdict.state == TRUSTED else replace(verdict, why=why)
 
 
 # Untrusted input ----------------------------------------------------------------------------------------------------
