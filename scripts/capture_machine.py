@@ -71,7 +71,7 @@ def main() -> None:
     about = {"about": "", "host": {"platform": host.platform, "machine": host.machine, "release": host.release}}
     env = {name: value for name, value in sorted(os.environ.items()) if VARIABLES.fullmatch(name)}
     (folder / "machine.json").write_text(
-        json.dumps({**about, "env": env, "build": found.torch.to_json()}, indent=2) + "\n"
+        json.dumps({**about, "env": env, "build": found.to_json()["torch"]}, indent=2) + "\n"
     )
     (folder / "files.txt").write_text(hidden.without("".join(_files())))
     print(folder)

@@ -38,7 +38,7 @@ def read(folder: Path, act: str, how: str) -> None:
 
     hang = Hanging(folder / "hanging")
     bad = {"segfault": segfault, "leave": leave, "hang": hang, "outside": outside}[act]
-    sample_marks.begin(folder, tell=lambda name, **details: tell(name, details))
+    sample_marks.begin(folder, tell=lambda message: tell(message.kind, message.told))
     loader = make(Recordings({9: bad}), 0, shuffle=how == "train", allow_missing=how == "missing")
     if act == "hang":  # this process is ours alone, and time goes on in it while a child hangs
         loader._pool.patience = Patience(floor_s=1.0, first_wait_s=1.0)

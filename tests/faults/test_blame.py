@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.base import dataclass_json
 from holdfast.faults.blame import Blame, Case, Cpu, Finding, Verdict, judge, worth_a_replay
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import NEAR, Action, Past, Rung, next_move
@@ -55,7 +56,7 @@ def test_who_is_at_fault(
     verdict = judge(Fault(kind, "cuda:0", 7, "backward", "said so"), finding, again)
     assert (verdict.blame, verdict.repeatable) == (blame, repeatable), verdict
     assert verdict.why
-    assert Verdict.from_json(verdict.to_json()) == verdict
+    assert dataclass_json.read_strictly(Verdict, verdict.to_json()) == verdict
 
 
 def test_the_cpu_itself_has_nobody_to_be_compared_with() -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from holdfast.base import processes
 from holdfast.record.reporter import Teller
+from holdfast.run.messages import Exited, Message
 from holdfast.state.slot_memory import Memory
 from holdfast.supervisor.process_start import NurseryLauncher
 from tests.real_faults.conftest import Drive
@@ -74,10 +76,10 @@ def slow_news(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """The word about how a worker ended comes so much later, and the kernel has no pidfd."""
     monkeypatch.setattr(processes, "open_pidfd", lambda pid: None)
     hear, poll = NurseryLauncher._hear, NurseryLauncher.poll
-    held: list[tuple[float, dict[str, Any]]] = []
+    held: list[tuple[float, Message]] = []
 
-    def hold(self: NurseryLauncher, message: dict[str, Any]) -> list[str]:
-        if "exited" in message:
+    def hold(self: NurseryLauncher, message: Message | None) -> list[str]:
+        if isinstance(message, Exited):
             held.append((time.monotonic(), message))
             return []
         return hear(self, message)
@@ -103,8 +105,8 @@ def test_an_exit_that_nobody_saw_is_unknown(drive: Drive, monkeypatch: pytest.Mo
     """Somebody else has waited for the nursery's child: the nursery is told ECHILD, and knows no more than that."""
     hear = NurseryLauncher._hear
 
-    def unknown(self: NurseryLauncher, message: dict[str, Any]) -> list[str]:
-        return hear(self, {**message, "code": None} if "exited" in message else message)
+    def unknown(self: NurseryLauncher, message: Message | None) -> list[str]:
+        return hear(self, replace(message, code=None) if isinstance(message, Exited) else message)
 
     monkeypatch.setattr(NurseryLauncher, "_hear", unknown)
     monkeypatch.setattr(processes, "status_of_zombie", lambda pid: None)  # it is no zombie any more

@@ -16,6 +16,7 @@ from holdfast import Loader
 from holdfast.record.best_weights import FILE, Best
 from holdfast.record.reporter import Face, Teller
 from holdfast.run.folder import RunFolder
+from holdfast.run.messages import EpochEnded
 from holdfast.state.protected import Protected
 from holdfast.state.weights_file import read_said, write_weights
 from tests.state.saving import CPU, save
@@ -194,11 +195,11 @@ def test_a_doubtful_value_costs_no_good_weights(run: RunFolder) -> None:
 def test_of_epochs_that_are_told_again_only_the_last_can_be_the_best(run: RunFolder) -> None:
     teller = Teller(run, Face(), "auto")
     teller.log(20, 4, {"valid_loss": 0.5})
-    earlier = {"epoch": 3, "step": 15, "loss": None, "sequence": None, "again": True}
-    last = {"epoch": 4, "step": 20, "loss": 0.25, "sequence": 9, "again": True}
-    assert teller.epoch(dict(earlier)) == (False, None)
-    assert teller.epoch(dict(last)) == (True, 9)
-    assert teller.epoch(dict(last)) == (False, 9), "and once"
+    earlier = EpochEnded(epoch=3, step=15, loss=None, sequence=None, again=True)
+    last = EpochEnded(epoch=4, step=20, loss=0.25, sequence=9, again=True)
+    assert not teller.epoch(earlier)
+    assert teller.epoch(last)
+    assert not teller.epoch(last), "and once"
     told = [(event.data["epoch"], event.data["best"]) for event in run.events() if event.kind == "epoch"]
     assert told == [(3, False), (4, True)]
 

@@ -18,6 +18,7 @@ import pytest
 from holdfast.base.channel import Channel
 from holdfast.base.folders import Folder
 from holdfast.run import digests
+from holdfast.run.commit_points import SaveReason, Wish
 from holdfast.run.folder import RunFolder
 from holdfast.state import checkpoint, layout, weights_file
 from holdfast.state.slots import Arena
@@ -190,7 +191,7 @@ def test_a_checkpoint_that_the_end_of_the_run_overtakes_is_given_up(tmp_path: Pa
     keeper.arenas = [arena]
     ours.send({"owed": []})
     ours.send({"ending": ending})
-    answer = keeper._answer({"reason": "time", "weights": ["best"]})
+    answer = keeper._answer(Wish(SaveReason.TIME, weights=("best",)))
     assert ("path" in answer["saved"]) == written and "not_saved" not in answer
     assert len(checkpoint.candidates(tmp_path / "checkpoints")) == int(written)
     assert checkpoint.leftovers(tmp_path / "checkpoints") == []
@@ -245,10 +246,10 @@ def test_a_snapshot_overwritten_while_it_is_copied_leaves_no_checkpoint(
 
     for module in (checkpoint, digests):
         monkeypatch.setattr(module, "write_file", interrupted)
-    assert "overwritten" in keeper._answer({"reason": "test"})["not_saved"]
+    assert "overwritten" in keeper._answer(Wish("test"))["not_saved"]
     assert checkpoint.candidates(tmp_path / "checkpoints") == []
     commit(arena, 2)
-    assert "overwritten" in keeper._answer({"checkpoint": False, "weights": ["best"]})["not_saved"]
+    assert "overwritten" in keeper._answer(Wish("test", weights=("best",), checkpoint=False))["not_saved"]
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoints"]
     ours.close()
     theirs.close()

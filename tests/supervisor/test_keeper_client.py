@@ -14,6 +14,7 @@ import pytest
 
 from holdfast.base.scratch import Scratch
 from holdfast.record.best_weights import FILE
+from holdfast.run.commit_points import SaveReason
 from holdfast.run.settings import Settings
 from holdfast.state.slot_memory import Memory
 from holdfast.state.weights_file import check_weights, read_said
@@ -57,7 +58,7 @@ def made_busy(keeping: Keeping) -> int:
     assert keeping.pid is not None
     os.kill(keeping.pid, signal.SIGSTOP)
     commit(keeping.memory.arenas[0], 1)
-    keeping.wish("time")
+    keeping.wish(SaveReason.TIME)
     return keeping.pid
 
 
@@ -78,7 +79,7 @@ def step_of(path: Path) -> int:
 def test_weights_that_wait_for_a_busy_keeper_outlive_the_supervisor(keeping: Keeping) -> None:
     pid = made_busy(keeping)
     hold(keeping, 5)
-    keeping.wish("epoch", weights=["best"], best=value(0.5), checkpoint=False, sequence=5)
+    keeping.wish(SaveReason.EPOCH, weights=["best"], best=value(0.5), checkpoint=False, sequence=5)
     for step in range(6, 12):
         commit(keeping.memory.arenas[0], step)
     assert keeping.channel is not None
@@ -91,9 +92,9 @@ def test_weights_that_wait_for_a_busy_keeper_outlive_the_supervisor(keeping: Kee
 def test_of_two_that_wait_the_newer_one_is_saved_under_its_own_value(keeping: Keeping) -> None:
     pid = made_busy(keeping)
     hold(keeping, 5)
-    keeping.wish("epoch", weights=["best"], best=value(0.5), sequence=5)
+    keeping.wish(SaveReason.EPOCH, weights=["best"], best=value(0.5), sequence=5)
     hold(keeping, 8)
-    keeping.wish("epoch", weights=["best"], best=value(0.25), sequence=8)
+    keeping.wish(SaveReason.EPOCH, weights=["best"], best=value(0.25), sequence=8)
     assert keeping.awaited == {8}
     os.kill(pid, signal.SIGCONT)
     assert wait_until(lambda: bool(keeping.hear() or True) and keeping.idle)
@@ -103,10 +104,10 @@ def test_of_two_that_wait_the_newer_one_is_saved_under_its_own_value(keeping: Ke
 def test_also_where_nothing_is_held(keeping: Keeping) -> None:
     """A framework's epoch: the newest snapshot is meant, and what was said last of it."""
     pid = made_busy(keeping)
-    keeping.wish("epoch", weights=["best"], best=value(5.0))
+    keeping.wish(SaveReason.EPOCH, weights=["best"], best=value(5.0))
     commit(keeping.memory.arenas[0], 9)
-    keeping.wish("epoch", weights=["best"], best=value(3.0))
-    keeping.wish("time")
+    keeping.wish(SaveReason.EPOCH, weights=["best"], best=value(3.0))
+    keeping.wish(SaveReason.TIME)
     os.kill(pid, signal.SIGCONT)
     assert wait_until(lambda: bool(keeping.hear() or True) and keeping.idle)
     assert holds(keeping, 9, 3.0)

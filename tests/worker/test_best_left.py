@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 from holdfast import Loader
 from holdfast.record.best_weights import FILE
 from holdfast.run.folder import RunFolder
+from holdfast.run.messages import Message, Weights
 from holdfast.worker.session import Session
 from tests.worker.local_runs import Died, run, survive
 
@@ -302,11 +303,11 @@ def test_also_when_it_dies_after_the_value_and_before_its_weights(tmp_path: Path
         link: Any = session._ground.link
         send = link.send
 
-        def die(kind: str, **data: Any) -> None:
-            if kind == "weights" and data["step"] == 3 and not died:
+        def die(message: Message) -> None:
+            if isinstance(message, Weights) and message.step == 3 and not died:
                 died.append(True)
                 raise Died
-            send(kind, **data)
+            send(message)
 
         link.send = die
         _free(Scene(session), kept)

@@ -14,10 +14,13 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from holdfast.base import cgroup
 
 LINUX = sys.platform.startswith("linux")
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+"""What no process can refuse; where there is no such signal, the next best."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -132,6 +135,15 @@ def send(pid: int, number: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def own_session() -> dict[str, Any]:
+    """For Popen: a process that no signal of our terminal reaches, and that `send_group` ends with all it started."""
+    if sys.platform == "win32":
+        import subprocess
+
+        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+    return {"start_new_session": True}
 
 
 def send_group(pid: int, number: int) -> bool:

@@ -22,6 +22,7 @@ from holdfast.console.usage import UsageError
 from holdfast.run import machine
 from holdfast.run.folder import RunFolder
 from holdfast.run.reference import handle
+from holdfast.run.states import RunState
 from holdfast.supervisor import at_boot
 
 _NOT_NEEDED = re.compile(
@@ -164,12 +165,12 @@ def left_alone(folder: RunFolder, output: Output, *, more: bool = False) -> bool
     `more`: stages that come after it are not finished.
     """
     state = folder.state()
-    if state == "FINISHED" and more:
+    if state == RunState.FINISHED and more:
         return False
-    if state == "FINISHED":
+    if state == RunState.FINISHED:
         clean_up(folder)
         output.note(f"{folder.name} is finished; it is no longer started after a boot")
-    elif state == "FAILED":
+    elif state == RunState.FAILED:
         output.note(f"{folder.name} waits for you: its script failed; `holdfast resume {folder.path}` continues it")
     elif folder.in_use():
         output.note(f"{folder.name} is already running")
@@ -180,7 +181,7 @@ def left_alone(folder: RunFolder, output: Output, *, more: bool = False) -> bool
 
 def clean_up(folder: RunFolder) -> None:
     """Once a run is finished, nothing of it is left in the start-up files."""
-    if folder.info.get("state") != "FINISHED":
+    if folder.info.get("state") != RunState.FINISHED:
         return
     try:
         at_boot.remove(folder.path.resolve(), at_boot.find_system())

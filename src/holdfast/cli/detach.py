@@ -25,8 +25,9 @@ from holdfast.base.files import open_regular
 from holdfast.base.folders import open_growing
 from holdfast.cli.run_facts import Look
 from holdfast.console.output import Output, table
-from holdfast.run.folder import LIVE_STATES, RunFolder
+from holdfast.run.folder import RunFolder
 from holdfast.run.reference import handle, shown
+from holdfast.run.states import LIVE_STATES, RunState
 
 LOG = "supervisor.log"
 PATIENCE = 20.0
@@ -77,7 +78,7 @@ def _await_life(run: RunFolder, child: subprocess.Popen[bytes], before: object) 
         if child.poll() is not None:
             return True
         info = run.info
-        if info.get("pid") == child.pid != before and info.get("state") in LIVE_STATES - {"STARTING"}:
+        if info.get("pid") == child.pid != before and info.get("state") in LIVE_STATES - {RunState.STARTING}:
             return False
         time.sleep(0.05)
     return False
@@ -101,7 +102,7 @@ def _tell(run: RunFolder, child: subprocess.Popen[bytes], ended: bool, output: O
     if output.quiet:
         output.print(shown(run.path))
         return ExitCode.OK
-    doing = "finished" if ended else "running" if look.state == "RUNNING" else look.state.lower()
+    doing = "finished" if ended else "running" if look.state == RunState.RUNNING else look.state.lower()
     output.print(
         f"{look.name} is {doing} in the background, pid {child.pid}" if not ended else f"{look.name} is {doing}"
     )

@@ -20,8 +20,9 @@ from holdfast.console.text import without_control
 from holdfast.console.usage import Parser
 from holdfast.record import audit
 from holdfast.record.audit import DAMAGED, GOOD, MISSING, NOTED, READABLE, UNKNOWN, Audit, Item
-from holdfast.run.folder import LIVE_STATES, RunFolder, find_run, list_runs
+from holdfast.run.folder import RunFolder, find_run, list_runs
 from holdfast.run.reference import handle
+from holdfast.run.states import LIVE_STATES, RunState
 
 _SIGNS = {GOOD: "[✓]", READABLE: "[✓]", DAMAGED: "[✗]", MISSING: "[✗]", UNKNOWN: "[!]", NOTED: "[!]"}
 _STYLES = {GOOD: "green", READABLE: "green", DAMAGED: "red", MISSING: "red", UNKNOWN: "yellow", NOTED: "yellow"}
@@ -144,7 +145,7 @@ def closing(found: Audit) -> list[str]:
 
 def _prospect(found: Audit) -> list[str]:
     usable = found.usable
-    if found.state == "FINISHED" or found.state in LIVE_STATES:
+    if found.state == RunState.FINISHED or found.state in LIVE_STATES:
         return []
     if usable is not None:
         name = handle(RunFolder(found.path))

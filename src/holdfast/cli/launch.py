@@ -32,6 +32,7 @@ from holdfast.distributed.place import OWN_AGENT
 from holdfast.distributed.rank_nursery import Forker
 from holdfast.run.events import Event
 from holdfast.run.folder import RunFolder, find_run
+from holdfast.run.states import RunState
 
 
 def add_parser(subparsers: Any) -> Parser:
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         folder.lock()
         if folder.without_locks:
             output.note(f"! {folder.without_locks}")
-        folder.update_info(pid=os.getpid(), state="STARTING", exit_code=None, ranks=wanted.nproc * wanted.nodes)
+        folder.update_info(pid=os.getpid(), state=RunState.STARTING, exit_code=None, ranks=wanted.nproc * wanted.nodes)
     return _conduct(folder, order, wanted, output)
 
 
@@ -181,7 +182,7 @@ def _resumed(args: argparse.Namespace, output: Output) -> tuple[RunFolder, Order
         raise UsageError("--resume takes no script", command="launch", cause="the run has one already")
     overrides = resume._overrides(args)
     folder = find_run(root_of(args), args.resume)
-    if folder.info.get("state") == "FINISHED":
+    if folder.info.get("state") == RunState.FINISHED:
         raise UserError(f"{folder.name} is finished", hints=[f"`holdfast show {folder.name}` shows it"])
     settings = settings_of(folder, {**overrides, "run.seed": str(folder.info.get("seed", 0))})
     first = args.node_rank == 0  # the first machine keeps the run folder
@@ -277,7 +278,7 @@ def _tell(folder: RunFolder | None, outcome: dict[str, Any], stopped_by: int | N
     from holdfast.supervisor.run_state import Outcome
 
     code = rank._exit_code(outcome)
-    if outcome["state"] == "STOPPED" and stopped_by == signal.SIGINT:
+    if outcome["state"] == RunState.STOPPED and stopped_by == signal.SIGINT:
         code = int(ExitCode.INTERRUPTED)
     found = outcome.get("error")
     error: HoldfastError | None = from_json(found) if isinstance(found, dict) else None

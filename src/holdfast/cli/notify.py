@@ -19,6 +19,7 @@ from holdfast.console.output import Output, add_flags
 from holdfast.console.usage import Parser
 from holdfast.run.folder import RunFolder, find_run
 from holdfast.run.settings import Settings, parse_overrides
+from holdfast.run.states import RunState
 
 
 def add_parser(subparsers: Any) -> Parser:
@@ -86,7 +87,7 @@ def _test() -> Any:
     from holdfast.monitor.notify_ways import Message
 
     text = "If you can read this, holdfast can notify you when a run finishes or needs you."
-    return Message("alert", "a test message from holdfast", text, "test", "", "RUNNING", "")
+    return Message("alert", "a test message from holdfast", text, "test", "", RunState.RUNNING, "")
 
 
 def start(run: RunFolder, settings: Settings) -> None:

@@ -22,6 +22,7 @@ from holdfast.base.human import duration
 from holdfast.planning import history
 from holdfast.planning.history import Past
 from holdfast.run.settings import DEFAULT, Settings
+from holdfast.run.states import RunState
 
 if TYPE_CHECKING:
     from holdfast.cli.run_facts import Look
@@ -161,7 +162,7 @@ def _given(plan: Plan, option: Option) -> str:
 def remember(look: Look, job: str) -> None:
     """A run that finished in one sitting is what the next estimate goes by."""
     took = look.lasted_s
-    if look.state != "FINISHED" or took is None or took <= 0 or os.environ.get("HOLDFAST_CHAOS"):
+    if look.state != RunState.FINISHED or took is None or took <= 0 or os.environ.get("HOLDFAST_CHAOS"):
         return
     said = look.info.get("plan")
     plan = said if isinstance(said, dict) else {}

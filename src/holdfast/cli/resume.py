@@ -34,10 +34,11 @@ from holdfast.console.text import without_control
 from holdfast.console.usage import Parser, UsageError
 from holdfast.record.receipt import Accounts
 from holdfast.run import kept_arguments, script
-from holdfast.run.folder import LAST_WORD, LIVE_STATES, RunFolder, find_run, read_json, whole
+from holdfast.run.folder import LAST_WORD, RunFolder, find_run, read_json, whole
 from holdfast.run.reference import handle
 from holdfast.run.seal import FIELDS
 from holdfast.run.settings import Settings, parse_overrides
+from holdfast.run.states import LIVE_STATES, RunState
 from holdfast.state import checkpoint
 
 KEEPER_PATIENCE = 60.0
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     more = stages.rest(folder) is not None
     if args.booted and at_boot.left_alone(folder, output, more=more):
         return ExitCode.OK
-    if folder.info.get("state") == "FINISHED":
+    if folder.info.get("state") == RunState.FINISHED:
         if not more:
             return _tell_finished(folder, output)
         check_own(folder, Path(str(folder.info.get("script"))))
@@ -315,7 +316,7 @@ def _account(folder: RunFolder, good: checkpoint.Checkpoint | None) -> int | Non
     info = folder.info
     accounts = Accounts.from_json(info.get("accounts") or {})
     step = good.step if good else 0
-    crashed = str(info.get("state")) in {*LIVE_STATES, "CRASHED"}
+    crashed = str(info.get("state")) in {*LIVE_STATES, RunState.CRASHED}
     for name in ("journal.jsonl", "metrics.jsonl"):
         end_line(folder.path / name)
     last = last_word(folder) if crashed else {}

@@ -29,6 +29,7 @@ from holdfast.run import kept_arguments
 from holdfast.run.events import Event, utc_now
 from holdfast.run.folder import RunFolder, redact
 from holdfast.run.settings import Settings, parse_overrides
+from holdfast.run.states import RunState
 
 if TYPE_CHECKING:
     from holdfast.supervisor.scripts.script_order import Order
@@ -135,7 +136,7 @@ def about(command: list[str]) -> dict[str, Any]:
 def _info(command: list[str], args: argparse.Namespace, settings: Settings) -> dict[str, Any]:
     return {
         "created": utc_now(),
-        "state": "STARTING",
+        "state": RunState.STARTING,
         "kind": "external",
         **about(command),
         "arguments": {},

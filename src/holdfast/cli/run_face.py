@@ -18,6 +18,7 @@ from holdfast.console.output import Output, counted, duration, print_error
 from holdfast.run.events import Event
 from holdfast.run.folder import RunFolder
 from holdfast.run.reference import shown
+from holdfast.run.states import RunState
 from holdfast.supervisor.run_state import Outcome
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class RunFace(QuietFace):
             return
         if outcome.error is not None and not isinstance(outcome.error, (ScriptFailed, Stopped)):
             print_error(outcome.error, output.err)
-        elif outcome.state == "FINISHED" and (self._happened or output.err.tty):
+        elif outcome.state == RunState.FINISHED and (self._happened or output.err.tty):
             faults = sum(receipt.get("faults", {}).values())
             steps = counted(receipt.get("steps") or 0, "step")
             words = [f"finished {steps}" if receipt.get("steps") else "finished"]

@@ -30,9 +30,10 @@ from holdfast.console.output import Output, add_flags, count, counted, duration,
 from holdfast.console.text import without_control
 from holdfast.console.usage import Parser
 from holdfast.run.events import Event
-from holdfast.run.folder import LIVE_STATES, RunFolder, find_run, list_runs
+from holdfast.run.folder import RunFolder, find_run, list_runs
 from holdfast.run.reference import handle, shown
 from holdfast.run.settings import known
+from holdfast.run.states import LIVE_STATES, UNFINISHED_STATES, RunState
 
 _RUN_HELP = "a run: its name such as calm-heron, its folder, or `latest`"
 _STALE = 10.0
@@ -200,7 +201,7 @@ def standing(look: Look) -> list[str]:
     lines += [f"  {part}" for part in (_how_far(look), _last_sign(look), bound and f"bound {bound}") if part]
     lines += summary.curves(look)
     lines += [f"  {_trouble(look)}"]
-    if look.state in ("STOPPED", "CRASHED", "GAVE_UP", "FAILED"):
+    if look.state in UNFINISHED_STATES:
         lines += [f"  continue with `holdfast resume {handle(look.run)}`"]
     return lines
 
@@ -282,7 +283,7 @@ def page(look: Look, *, verbose: bool = False) -> list[str]:
     for section in sections:
         if len(section) > 1 or not lines:
             lines += [*([""] if lines else []), *section]
-    return [*lines, "", *summary.next_commands(look)] if look.state not in ("FINISHED", *LIVE_STATES) else lines
+    return [*lines, "", *summary.next_commands(look)] if look.state not in (RunState.FINISHED, *LIVE_STATES) else lines
 
 
 def _indent(lines: list[str]) -> list[str]:
@@ -442,7 +443,7 @@ def _await_end(run: RunFolder, output: Output) -> int:
     look = Look(run)
     if output.as_json:
         output.json(look.result())
-    elif look.state == "STOPPED":
+    elif look.state == RunState.STOPPED:
         output.print(f"✓ {look.name} stopped at step {count(look.step)}")
         for line in [*summary.files(look), f"  continue with `holdfast resume {handle(look.run)}`"]:
             output.print(without_control(line))

@@ -25,6 +25,7 @@ from holdfast.console.output import Output
 from holdfast.console.usage import UsageError, similar
 from holdfast.run import kept_arguments, workload_registry
 from holdfast.run.folder import RunFolder, list_runs, redact
+from holdfast.run.states import RunState
 from holdfast.run.workload_registry import Workload
 
 
@@ -89,7 +90,7 @@ def rest(folder: RunFolder) -> Rest | None:
     there = {
         each.info.get("workload"): each for each in list_runs(folder.path.parent) if _belongs(each, stages, parent)
     }
-    names = [name for name in left if name not in there or there[name].info.get("state") != "FINISHED"]
+    names = [name for name in left if name not in there or there[name].info.get("state") != RunState.FINISHED]
     words = kept_arguments.find(folder.path, info, "words", words) or words
     words = [*_of_all(words), f"run.folder={folder.path.parent.absolute()}"]
     return Rest(workload, names, words, parent, there.get(names[0])) if names else None

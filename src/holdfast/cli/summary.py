@@ -16,8 +16,9 @@ from holdfast.monitor.planned import dollars, planned
 from holdfast.record.receipt import cadence_words
 from holdfast.run import machine
 from holdfast.run.reference import handle, shown
+from holdfast.run.states import UNFINISHED_STATES, RunState
 
-_SIGNS = {"FINISHED": "✓", "FAILED": "✗", "GAVE_UP": "✗", "CRASHED": "✗"}
+_SIGNS: dict[str, str] = {RunState.FINISHED: "✓", RunState.FAILED: "✗", RunState.GAVE_UP: "✗", RunState.CRASHED: "✗"}
 _MOST_METRICS = 6
 
 _WORDS = {
@@ -76,12 +77,12 @@ def _best(look: Look) -> str:
 def _done(look: Look) -> str:
     epochs = look.epochs_done
     steps = counted(look.step or 0, "step")
-    if look.state == "FINISHED" and _foreign(look) and not look.step:
+    if look.state == RunState.FINISHED and _foreign(look) and not look.step:
         return "finished"  # a program that makes no steps
-    if look.state == "FINISHED":
+    if look.state == RunState.FINISHED:
         return f"finished {counted(epochs, 'epoch')}, {steps}," if epochs else f"finished {steps}"
-    verb = {"GAVE_UP": "gave up", "STOPPED": "stopped", "FAILED": "failed", "CRASHED": "crashed"}.get(look.state)
-    return f"{verb} at step {count(look.step or 0)}" if verb else f"{look.state.lower()} at step {count(look.step)}"
+    step = look.step or 0 if look.state in UNFINISHED_STATES else look.step
+    return f"{look.state.lower().replace('_', ' ')} at step {count(step)}"
 
 
 def _foreign(look: Look) -> bool:
@@ -126,7 +127,7 @@ def cost_words(look: Look) -> str:
     plan = look.info.get("plan")
     price = number(plan.get("usd_per_kwh")) if isinstance(plan, dict) else None
     said = planned(plan)
-    words = "" if said is None else said.beside(look.lasted_s) if look.state == "FINISHED" else said.words
+    words = "" if said is None else said.beside(look.lasted_s) if look.state == RunState.FINISHED else said.words
     parts = [_energy(look.beat.get("energy_wh"), price), clean(words)]
     return "; ".join(part for part in parts if part)
 
@@ -201,7 +202,7 @@ def receipt_words(receipt: dict[str, object]) -> str:
 def files(look: Look) -> list[str]:
     """Where the weights are."""
     lines = [line for name, path in look.weights.items() for line in _labelled(name, shown(path))]
-    if look.state == "FINISHED" or look.live:
+    if look.state == RunState.FINISHED or look.live:
         return lines
     if not look.checkpoints:
         return [*lines, *_labelled("saved", "nothing yet")]
@@ -211,11 +212,11 @@ def files(look: Look) -> list[str]:
 
 def next_commands(look: Look) -> list[str]:
     rows: list[tuple[str, str]] = []
-    if look.state in ("STOPPED", "CRASHED", "GAVE_UP", "FAILED"):
+    if look.state in UNFINISHED_STATES:
         what = "continue from what was saved" if look.checkpoints else "start it again"
         rows.append((f"  holdfast resume {handle(look.run)}", what))
     rows.append((f"  holdfast show {handle(look.run)}", "everything about this run"))
-    if look.state == "FINISHED":
+    if look.state == RunState.FINISHED:
         rows.append((f"  holdfast report {handle(look.run)}", "the same as one page, to keep or to send"))
     return table(rows, gap=6)
 

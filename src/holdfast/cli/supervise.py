@@ -29,6 +29,7 @@ from holdfast.run.folder import RunFolder
 from holdfast.run.reference import handle, shown
 from holdfast.run.script import Facts
 from holdfast.run.settings import Settings
+from holdfast.run.states import RunState
 from holdfast.supervisor.supervisor import Outcome, Plan, Supervisor
 
 _ALWAYS_READY = frozenset({"torch", "numpy", "holdfast", "__future__"})
@@ -149,7 +150,7 @@ def _chaos() -> dict[str, Any] | None:
 
 def _tell(look: Look, outcome: Outcome, output: Output) -> None:
     """How it ended: JSON, or words that fit the face. An error comes last, where it is looked for."""
-    error = None if outcome.state == "STOPPED" else outcome.error
+    error = None if outcome.state == RunState.STOPPED else outcome.error
     if output.as_json:
         output.json({**look.result(), "error": outcome.error.to_json() if outcome.error else None})
     elif output.quiet:

@@ -26,8 +26,9 @@ from holdfast.console.output import Output, add_flags, counted, shorten, size, t
 from holdfast.console.text import without_control
 from holdfast.console.usage import Parser
 from holdfast.monitor import index
-from holdfast.run.folder import LIVE_STATES, list_runs
+from holdfast.run.folder import list_runs
 from holdfast.run.settings import user_file
+from holdfast.run.states import LIVE_STATES
 from holdfast.supervisor import at_boot, rescue_folder
 
 CACHE = "cache: compiled kernels, indexes of runs, prepared demo data, tokens of the page"

@@ -21,8 +21,9 @@ from holdfast.console.output import Output, add_flags
 from holdfast.console.usage import Parser
 from holdfast.monitor import reader
 from holdfast.monitor.devices import behave
-from holdfast.run.folder import LIVE_STATES, RunFolder, find_run, list_runs
+from holdfast.run.folder import RunFolder, find_run, list_runs
 from holdfast.run.settings import Settings
+from holdfast.run.states import LIVE_STATES
 
 MOST = 200
 """Runs that can be leafed through, the newest."""

@@ -24,6 +24,7 @@ from holdfast.run import kept_arguments, machine, script, workload_registry
 from holdfast.run.events import utc_now
 from holdfast.run.folder import RunFolder, redact
 from holdfast.run.settings import Settings, parse_overrides
+from holdfast.run.states import RunState
 
 
 def add_script_arguments(parser: argparse.ArgumentParser) -> None:
@@ -173,7 +174,7 @@ def run_info(order: Order) -> dict[str, Any]:
     pairs = redact([f"{key}={value}" for key, value in order.arguments.items()])
     return {
         "created": utc_now(),
-        "state": "STARTING",
+        "state": RunState.STARTING,
         "script": str(order.facts.path),
         "script_sha256": hashlib.sha256(order.facts.path.read_bytes()).hexdigest(),
         "cwd": os.getcwd(),

@@ -47,6 +47,7 @@ from holdfast.data.sample_order import Coverage, Epoch, Indices
 from holdfast.data.sample_sources import described
 from holdfast.faults.bad_samples import BadSamples, Charge, attach, named
 from holdfast.faults.blame import Blame
+from holdfast.run.messages import Missing, Quarantined
 
 EVALUATE_WITHOUT = "evaluate without such samples: Loader(…, allow_missing=True), and tell `loader.missing` too"
 
@@ -283,7 +284,7 @@ class Loader:
         if self.missing:
             count, listed = len(self.missing), list(self.missing[:MOST_LISTED])
             text = f"an evaluation went without {named(described(self.dataset, listed))}"
-            self._tell("missing", {"count": count, "samples": listed, "text": text})
+            self._tell(Missing(count, tuple(listed), text))
 
     def _values(self, course: Course, start: int) -> Iterator[Any]:
         pin = self._pin_device()
@@ -343,9 +344,7 @@ class Loader:
         for about in described(self.dataset, samples):
             if self._known.add(about["index"], why, epoch=epoch, batch=batch):
                 text = f"{named([about])} is left out from now on: it {why}"
-                self._tell(
-                    "quarantined", {**about, "why": why, "epoch": epoch, "batch": batch, "fatal": fatal, "text": text}
-                )
+                self._tell(Quarantined(**about, why=why, epoch=epoch, batch=batch, fatal=fatal, text=text))
 
     def may_leave_out(self, samples: Sequence[int]) -> bool:
         """Whether the training may go on without these, which make a step fail wherever it is computed."""
@@ -394,12 +393,12 @@ class Loader:
         )
         return BadSamples(charge)
 
-    def _tell(self, name: str, details: dict[str, Any]) -> None:
+    def _tell(self, message: Missing | Quarantined) -> None:
         marks = current()
         if marks is not None and marks.tell is not None:  # protected or not: whoever keeps the journal hears of it
-            marks.tell(name, **details)
+            marks.tell(message)
         elif self.on_event is not None:
-            self.on_event(name, details)
+            self.on_event(message.kind, message.told)
 
     # What has been trained on.
 

@@ -16,12 +16,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
 
+from holdfast.base.text_enum import TextEnum
 from holdfast.data.loader_child import Fetcher, Ticket, fetch_here
 from holdfast.data.loader_processes import Feed, Item, Job, is_stopped, signal_name
 from holdfast.data.read_limit import Patience
@@ -44,7 +44,7 @@ POLL_S, BEAT_S = 0.05, 0.5
 _MOST_WORDS = 300
 
 
-class End(str, Enum):
+class End(TextEnum):
     """How an attempt to read one sample ended."""
 
     OK = "ok"

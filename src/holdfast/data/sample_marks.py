@@ -25,6 +25,7 @@ from typing import Any
 
 from holdfast.base.files import read_bounded, remove
 from holdfast.base.folders import Folder
+from holdfast.run.messages import Message
 from holdfast.run.setting_groups import DataSettings
 
 IDLE = -1
@@ -85,7 +86,7 @@ class Marks:
         self.path = path
         self.beat: Callable[[], None] | None = None
         """A sign of life for the watchdog, while something takes long."""
-        self.tell: Callable[..., None] | None = None
+        self.tell: Callable[[Message], None] | None = None
         """Sends a message to whoever keeps the journal."""
         self.policy = Policy()
         """For every loader that is made from now on."""
@@ -132,7 +133,7 @@ def begin(
     *,
     policy: Policy | None = None,
     beat: Callable[[], None] | None = None,
-    tell: Callable[..., None] | None = None,
+    tell: Callable[[Message], None] | None = None,
 ) -> Marks:
     """Leave marks in `folder` from now on, after taking over those of whoever was here before."""
     end()

@@ -14,9 +14,7 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -28,9 +26,9 @@ from holdfast.base import interpreter, processes
 from holdfast.base.broken_torch import broken_torch
 from holdfast.base.channel import Channel, Closed
 from holdfast.base.files import write_json
+from holdfast.run.messages import Broken, Exited, Fork, Forked, Message, Ready, Unsafe, received
 
 _MODULE = "holdfast.probes.child"
-_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 LEAVE = "leave"
 
 
@@ -109,7 +107,7 @@ class Host:
         self._count += 1
         if self._channel is not None:
             try:
-                self._channel.send({"fork": {**config, "generation": self._count}})
+                self._channel.send(Fork({**config, "generation": self._count}).to_json())
             except Closed:
                 self._without_server("the process they were forked from has ended")
             else:
@@ -146,16 +144,13 @@ class Host:
     def _spawn(self, child: Child, config: dict[str, Any]) -> None:
         path = Path(config["folder"]) / "config.json"
         path.write_text(json.dumps(config), encoding="utf-8")
-        own: dict[str, Any] = {"start_new_session": True}
-        if sys.platform == "win32":
-            own = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
         child.popen = subprocess.Popen(
             interpreter.module(self.module, "one", str(path), str(os.getpid())),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={**os.environ, **self.env},
-            **own,
+            **processes.own_session(),
         )
         child.pid = child.popen.pid
         self._running[child.pid] = child
@@ -165,7 +160,7 @@ class Host:
         if self._channel is not None:
             try:
                 for message in self._channel.pending():
-                    self._hear(message)
+                    self._hear(received(message))
             except Closed:
                 self._without_server("the process they were forked from has ended")
         for pid, child in list(self._running.items()):
@@ -173,22 +168,22 @@ class Host:
                 child.code = code
                 del self._running[pid]
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        if "forked" in message and self._forking:
+    def _hear(self, message: Message | None) -> None:
+        if isinstance(message, Forked) and self._forking:
             child = self._forking.pop(0)
-            child.pid = int(message["forked"])
+            child.pid = message.pid
             self._running[child.pid] = child
-        elif "exited" in message:
-            ended = self._running.pop(int(message["exited"]), None)
+        elif isinstance(message, Exited):
+            ended = self._running.pop(message.pid, None)
             if ended is not None:
-                ended.code = int(message["code"])
-        elif "ready" in message:
-            self.torch = str(message["ready"])
-        elif "unsafe" in message:
-            self._without_server(str(message["unsafe"]))
-        elif "broken" in message:
+                ended.code = -1 if message.code is None else message.code
+        elif isinstance(message, Ready):
+            self.torch = message.torch
+        elif isinstance(message, Unsafe):
+            self._without_server(message.why)
+        elif isinstance(message, Broken):
             self.close()
-            raise broken_torch(str(message["broken"]))
+            raise broken_torch(message.error)
 
     def _without_server(self, why: str) -> None:
         """From now on children are fresh interpreters. What was under way is to be done again."""
@@ -219,7 +214,7 @@ class Host:
             self.poll()
             time.sleep(0.005)
         if child.pid:
-            processes.send_group(child.pid, _KILL)
+            processes.send_group(child.pid, processes.KILL)
         while child.code is None and time.monotonic() < deadline:
             self.poll()
             time.sleep(0.005)

@@ -18,7 +18,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -29,7 +28,6 @@ from holdfast.base import interpreter, processes
 
 KILL_GRACE = 10.0
 """Seconds a probe has to vanish after SIGKILL before it is left behind."""
-_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 _MOST = 1 << 20
 
 
@@ -87,7 +85,7 @@ class Probe:
             stdout=out,
             stderr=err,
             env={**os.environ, **(env or {})},
-            **_of_its_own(),
+            **processes.own_session(),
         )
         return cls(child, out, err, deadline_s, clock)
 
@@ -97,20 +95,20 @@ class Probe:
             return self._result
         code, now = self._child.poll(), self._clock()
         if code is not None:
-            processes.send_group(self.pid, _KILL)  # what it may have started
+            processes.send_group(self.pid, processes.KILL)  # what it may have started
             self._finish(self._heard(code, now - self._began))
         elif self._killed is not None and now >= self._killed + KILL_GRACE:
             why = f"it hung, and process {self.pid} cannot be killed: it may hold the device until a reboot"
             self._finish(ProbeResult(False, why, now - self._began, abandoned=self.pid))
         elif self._killed is None and now >= self._deadline:
-            processes.send_group(self.pid, _KILL)
+            processes.send_group(self.pid, processes.KILL)
             self._killed = now
         return self._result
 
     def close(self) -> None:
         """End it, whatever it is doing; waits only as long as a process takes to die."""
         if self._result is None:
-            processes.send_group(self.pid, _KILL)
+            processes.send_group(self.pid, processes.KILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(1.0)
             self._finish(ProbeResult(False, "it was cancelled", self._clock() - self._began))
@@ -146,12 +144,6 @@ def run_probe(device: str, deadline_s: float = 120.0, env: Mapping[str, str] | N
         return result
     finally:
         probe.close()
-
-
-def _of_its_own() -> dict[str, Any]:
-    if sys.platform == "win32":
-        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-    return {"start_new_session": True}
 
 
 def _read(file: IO[bytes]) -> str:

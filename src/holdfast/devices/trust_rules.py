@@ -22,13 +22,13 @@ There is no clock here: `now` is the caller's, in seconds, and must only never g
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
 from holdfast.base.human import counted, duration
+from holdfast.base.text_enum import TextEnum
 from holdfast.run.setting_groups import ProbationSettings
 
 
-class State(str, Enum):
+class State(TextEnum):
     """Where a device stands in this run."""
 
     TRUSTED = "trusted"
@@ -40,9 +40,6 @@ class State(str, Enum):
     """Used, and every step is also computed on the CPU."""
     LEFT = "left"
     """Not used any more in this run."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.base import dataclass_json
 from holdfast.devices import flags, remedies
 from holdfast.devices.findings import Finding
 from holdfast.devices.ledger_summary import Trust
@@ -67,16 +68,7 @@ class Policy:
         return tuple(name for name in LOW if f"{name}-off" in asked)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "dtype": self.dtype,
-            "precisions": [*self.precisions],
-            "sdpa_off": [*self.sdpa_off],
-            "memory_headroom_bytes": self.memory_headroom_bytes,
-            "microbatch": self.microbatch,
-            "avoid": [*self.avoid],
-            "remedies": [*self.remedies],
-            "env": dict(self.env),
-        }
+        return {"dtype": self.dtype, **dataclass_json.write(self)}
 
     @classmethod
     def from_json(cls, data: object) -> Policy:
@@ -354,11 +346,6 @@ def _headroom(case: Case) -> int | None:
         if lowers_the_limit(each) and total is not None and reached is not None and reached < total:
             return total - reached + _SPARE
     return None
-
-
-def demoted(verdict: Verdict, why: str) -> Verdict:
-    """The same with less trust: something happened since it was measured."""
-    return replace(verdict, state=CARE, why=why) if verdict.state == TRUSTED else replace(verdict, why=why)
 
 
 # Untrusted input ----------------------------------------------------------------------------------------------------

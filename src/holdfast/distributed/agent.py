@@ -35,8 +35,8 @@ from holdfast.distributed import roster
 from holdfast.distributed.job import Job
 from holdfast.distributed.rank_nursery import Forker
 from holdfast.distributed.roster import Roster
+from holdfast.run.messages import Exited, Forked, Message, Unsafe
 
-KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 LOG = "ranks.log"
 PATIENCE = 40.0
 """Seconds the ranks get to end when they are told to."""
@@ -191,25 +191,25 @@ class RankAgent:
         if self.over and self.returncode is None:
             self.returncode = 0 if all(member.done for member in self._members) else self._code or 1
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        if "forked" in message:
+    def _hear(self, message: Message | None) -> None:
+        if isinstance(message, Forked):
             assert self._forking is not None
-            self._forking.pid, self._forking.ready = int(message["forked"]), False
+            self._forking.pid, self._forking.ready = message.pid, False
             self._forking = None
-        elif "unsafe" in message:
+        elif isinstance(message, Unsafe):
             member, self._forking = self._forking, None
             if member is not None:
                 self._start_fresh(member)
-        elif "exited" in message:
+        elif isinstance(message, Exited):
             for member in self._members:
-                if member.pid == message["exited"]:
-                    self._ended(member, -int(KILL) if message["code"] is None else int(message["code"]))
-        elif "died" in message:  # the nursery: its ranks end with it, but not one that ignores SIGTERM
+                if member.pid == message.pid:
+                    self._ended(member, message.known_code)
+        elif message is None:  # the nursery: its ranks end with it, but not one that ignores SIGTERM
             self._forking = None
             for member in self._members:
                 if member.pid and member.process is None:
-                    processes.send_group(member.pid, KILL)
-                    self._ended(member, -int(KILL))
+                    processes.send_group(member.pid, processes.KILL)
+                    self._ended(member, -int(processes.KILL))
 
     def _ended(self, member: Member, code: int) -> None:
         self.job.note(f"exit-{member.pid}", {"code": code})
@@ -342,20 +342,20 @@ class RankAgent:
     def end(self, number: int = signal.SIGTERM) -> None:
         self._ending = True
         for pid in self.pids:
-            if number == KILL:
-                processes.send_group(pid, KILL)
+            if number == processes.KILL:
+                processes.send_group(pid, processes.KILL)
             else:
                 processes.send(pid, number)
         deadline = time.monotonic() + PATIENCE
         while not self.over and time.monotonic() < deadline:
             self.look(0.02)
         for pid in self.pids:
-            processes.send_group(pid, KILL)
+            processes.send_group(pid, processes.KILL)
 
     def close(self) -> None:
         self._ending = True
         for pid in self.pids:  # all had their time to save: one that is left waits in an exchange for ever
-            processes.send_group(pid, KILL)
+            processes.send_group(pid, processes.KILL)
         self._forker.close()
         for member in self._members:
             if member.process is not None:

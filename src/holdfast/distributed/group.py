@@ -3,7 +3,7 @@
     group = Group.join(place, board, job, device=device, seed=0, patience=1800.0)
     group.together(work)(loss)                   # the gradients of the whole batch in every rank, and its loss
     group.all_done(None)                         # everybody got through; PeerFault if somebody did not
-    group.at_boundary(ground, "batch", stop=False)
+    group.at_boundary(ground, CommitPoint.BATCH, stop=False)
     group.newest_common([7, 8, 9])               # 9, or what all of those that have any have
 
 Every exchange begins with a vote: a few numbers of each rank, seen by all. A rank that met a fault votes so instead of
@@ -50,6 +50,7 @@ from holdfast.distributed.shared_votes import SharedVotes
 from holdfast.distributed.wrapped import Wrapped
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Action, Move
+from holdfast.run.commit_points import CommitPoint
 from holdfast.worker.peers import PeerFault
 
 if TYPE_CHECKING:
@@ -454,9 +455,9 @@ class Group:
     def landed(self, ground: Trained) -> None:
         self._reseed(ground)
 
-    def at_boundary(self, ground: Trained, at: str, *, stop: bool) -> bool:
+    def at_boundary(self, ground: Trained, at: CommitPoint, *, stop: bool) -> bool:
         """A body that ended with a step needs no other vote: no rank is past the next step before all are here."""
-        if self._agreed and at in ("batch", "free"):
+        if self._agreed and at.by_cadence:
             stop = self._stop
         else:
             rows = self._vote(_BOUNDARY, 0.0, stop, self._wishes())

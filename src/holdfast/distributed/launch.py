@@ -18,8 +18,9 @@ from typing import Any
 from holdfast.base import processes
 from holdfast.base.board import Phase, PhaseTimes
 from holdfast.base.files import open_regular
+from holdfast.base.processes import KILL
 from holdfast.distributed import roster
-from holdfast.distributed.agent import KILL, PATIENCE, Agent
+from holdfast.distributed.agent import PATIENCE, Agent
 from holdfast.distributed.job import Job
 from holdfast.distributed.rank_watch import Boards, Seen, hung
 from holdfast.distributed.stragglers import Stragglers
@@ -28,6 +29,7 @@ from holdfast.record.reporter import Face, Teller
 from holdfast.run.events import Event
 from holdfast.run.folder import RunFolder
 from holdfast.run.settings import Settings
+from holdfast.run.states import RunState
 from holdfast.supervisor.watchdog import merge_known
 
 _LOOK = 0.1
@@ -73,7 +75,7 @@ class Launch:
 
     def _without_a_word(self) -> dict[str, Any]:
         if self.stop_signal is not None:
-            return {"state": "STOPPED"}
+            return {"state": RunState.STOPPED}
         if self.run is None and self.agent.returncode == 0:
             return {"state": "ENDED"}  # the rank that knows more is on the first machine
         error = {
@@ -83,7 +85,7 @@ class Launch:
             "hints": [f"its output is in {self.agent.log.name}"] if self.agent.log.exists() else [],
             "exit_code": 4,
         }
-        return {"state": "GAVE_UP", "error": error}
+        return {"state": RunState.GAVE_UP, "error": error}
 
     # -- every tenth of a second ----------------------------------------------------------------------------
 

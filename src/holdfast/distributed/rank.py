@@ -31,6 +31,8 @@ from holdfast.distributed.place import LAUNCHER, Place
 from holdfast.distributed.rank_nursery import NESTED, RankNursery
 from holdfast.run.events import utc_now
 from holdfast.run.folder import RunFolder
+from holdfast.run.messages import RankStarted
+from holdfast.run.states import RunState
 
 if TYPE_CHECKING:
     import torch
@@ -97,7 +99,7 @@ class _StartAgain(Exception):
 
 
 def _end(job: Job, error: HoldfastError) -> None:
-    job.end({"state": "GAVE_UP" if isinstance(error, GaveUp) else "FAILED", "error": error.to_json()})
+    job.end({"state": RunState.GAVE_UP if isinstance(error, GaveUp) else RunState.FAILED, "error": error.to_json()})
 
 
 def settle(run: RunFolder, outcome: dict[str, Any]) -> None:
@@ -110,7 +112,7 @@ def _exit_code(outcome: dict[str, Any]) -> int:
     error = outcome.get("error")
     if isinstance(error, dict):
         return int(error.get("exit_code", ExitCode.NO))
-    return int(ExitCode.RESUME_ME if outcome.get("state") == "STOPPED" else ExitCode.OK)
+    return int(ExitCode.RESUME_ME if outcome.get("state") == RunState.STOPPED else ExitCode.OK)
 
 
 def _code_of(outcome: dict[str, Any], place: Place) -> int:
@@ -303,7 +305,7 @@ class _Life:
         self.link = self._take_role()
         if isinstance(self.link, Writer):
             ranks = self.place.ranks
-            self.link.run.update_info(state="RUNNING", device=f"{ranks}x{self.device.type}", ranks=ranks)
+            self.link.run.update_info(state=RunState.RUNNING, device=f"{ranks}x{self.device.type}", ranks=ranks)
         self.link.find_start(group)
         if isinstance(self.link, Writer):
             _check_progress(self.job, self.place, self.link.snapshots.step, self.settings.retry.without_progress)
@@ -358,7 +360,7 @@ def threads_for(order: Order, ranks: int) -> int:
 def _save_what_failed(link: Any, job: Job) -> None:
     """It is over and not done: what is in memory is kept on disk, and the books are closed."""
     outcome = job.outcome
-    if outcome is not None and outcome["state"] in ("FAILED", "GAVE_UP"):
+    if outcome is not None and outcome["state"] in (RunState.FAILED, RunState.GAVE_UP):
         link.save()
         _close_books(link, job, str(outcome["state"]), None)
 
@@ -378,7 +380,7 @@ def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any
     sample_marks.begin(folder, policy=sample_marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
     try:
         train = worker.load_train(order.facts.path, order.argv)
-        link.send("worker", generation=place.restarts, rank=place.rank, pid=os.getpid())
+        link.send(RankStarted(place.restarts, place.rank, os.getpid()))
         with group_is_here():
             train(session, **worker.bind(train, order.arguments))
         session._finish()
@@ -419,13 +421,13 @@ def _finish(link: Any, job: Job) -> None:
     """The result on disk, then the word that it is over: a rank lost in between is replaced and does this again."""
     if hasattr(link, "run"):
         digest = link.finish()
-        _close_books(link, job, "FINISHED", digest)
+        _close_books(link, job, RunState.FINISHED, digest)
 
 
 def _stopped(link: Any, job: Job) -> None:
     if hasattr(link, "run"):
         link.save()
-        _close_books(link, job, "STOPPED", None)
+        _close_books(link, job, RunState.STOPPED, None)
     # the others know that the state is saved, or will be by whoever is asked to go on
 
 
@@ -433,7 +435,7 @@ def _close_books(link: Any, job: Job, state: str, digest: str | None) -> None:
     from holdfast.worker import local_run
 
     link.count_attempts()
-    receipt = local_run._receipt(link, survived=state == "FINISHED", digest=digest)
+    receipt = local_run.receipt_of(link, survived=state == RunState.FINISHED, digest=digest)
     link.run.put("receipt.json", receipt)
     link.run.update_info(accounts=link.accounts.to_json(), best=link.teller.best.known)
     job.end({"state": state, "saved": None if link.saved is None else str(link.saved.path)})

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ from holdfast.faults.ladder import Action, Move
 from holdfast.record import evidence
 from holdfast.record.reporter import Face
 from holdfast.run.folder import RunFolder
+from holdfast.run.messages import EpochEnded, Log, Message, Weights
 from holdfast.run.settings import Settings
+from holdfast.run.states import RunState
 from holdfast.state import checkpoint
 from holdfast.state.layout import read_meta
 from holdfast.state.slot_memory import Memory
@@ -127,11 +130,11 @@ class Follower:
         self.advanced = True
         self.snapshots.memory.drop_outgrown()
 
-    def send(self, kind: str, **data: Any) -> None:
-        if kind in ("log", "unheard", "epoch"):
+    def send(self, message: Message) -> None:
+        if isinstance(message, Log | EpochEnded):
             self.board.hear()  # the writing rank says the same to somebody
-        if kind in ("epoch", "weights"):
-            self.snapshots.memory.let_go(data.get("sequence"))
+        if isinstance(message, EpochEnded | Weights):
+            self.snapshots.memory.let_go(message.sequence)
 
 
 class Writer(LocalLink):
@@ -163,11 +166,11 @@ class Writer(LocalLink):
         if place.restarts > int(place.stays):  # the first roster of ranks that stay has the number 1
             self.teller.remember()
 
-    def send(self, kind: str, **data: Any) -> None:
+    def send(self, message: Message) -> None:
         """The end of an epoch may have been told by a rank that was ahead of the others, and comes again."""
-        if kind == "epoch" and self.teller.told(int(data["epoch"]), int(data["step"])):
-            data["again"] = True
-        super().send(kind, **data)
+        if isinstance(message, EpochEnded) and self.teller.told(message.epoch, message.step):
+            message = replace(message, again=True)
+        super().send(message)
 
     def _sign(self) -> None:
         """Who writes, and how far its attempts are counted: for the rank that writes after it."""
@@ -220,7 +223,7 @@ class Writer(LocalLink):
             seconds, self._recovering = time.monotonic() - self._recovering, None
             self.accounts.recovered(seconds, seconds)
             self.teller.emit("recovered", step=step, seconds=round(seconds, 3), lost_s=round(seconds, 3))
-            self.run.update_info(state="RUNNING", accounts=self.accounts.to_json())
+            self.run.update_info(state=RunState.RUNNING, accounts=self.accounts.to_json())
 
     def _tell_how_many(self) -> None:
         """Which seats are empty now, and which are filled again."""

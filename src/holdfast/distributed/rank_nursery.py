@@ -29,11 +29,11 @@ from typing import Any
 from holdfast.base import interpreter, processes
 from holdfast.base.channel import Channel, Closed
 from holdfast.distributed.job import Job
+from holdfast.run.messages import Broken, Exited, Fork, Forked, Message, Ready, Unsafe, Warm, received
 from holdfast.worker.nursery import Nursery
 
 NESTED = "HOLDFAST_NESTED"
 """In the environment of a rank that was forked: the process it was forked from."""
-_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 _SOCKET = "nest"
 
 
@@ -76,7 +76,7 @@ class Forker:
         )
         theirs.close()
         if self.preload:
-            ours.send({"warm": True})
+            ours.send(Warm().to_json())
 
     def fileno(self) -> int:
         return self._channel.fileno()
@@ -84,21 +84,21 @@ class Forker:
     def fork(self, config: dict[str, Any]) -> None:
         """Ask for a rank: `forked` or `unsafe` is the answer. The nursery takes one request at a time."""
         with contextlib.suppress(Closed):
-            self._channel.send({"fork": {"generation": 0, **config}})
+            self._channel.send(Fork({"generation": 0, **config}).to_json())
 
-    def news(self) -> Iterator[dict[str, Any]]:
-        """What the nursery has said since the last call; `{"died": True}` where it is another one from here on."""
+    def news(self) -> Iterator[Message | None]:
+        """What the nursery has said since the last call; None where it is another one from here on."""
         try:
-            for message in self._channel.pending():
-                self.ready = self.ready or "ready" in message
-                self.why = str(message.get("broken", self.why))
+            for message in filter(None, map(received, self._channel.pending())):
+                self.ready = self.ready or isinstance(message, Ready)
+                self.why = message.error if isinstance(message, Broken) else self.why
                 yield message
         except Closed:
             self.stillborn = 0 if self.ready else self.stillborn + 1
             self._channel.close()
             self._process.wait()
             self._begin()
-            yield {"died": True}
+            yield None
 
     def close(self) -> None:
         self._channel.close()
@@ -140,22 +140,21 @@ class Nest:
         for guest in list(self._guests):
             self._attend(guest)
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        if "died" in message:
+    def _hear(self, message: Message | None) -> None:
+        if message is None:
             self._nursery_died()
-        elif "forked" in message:
+        elif isinstance(message, Forked):
             guest = self._forking.pop(0)
-            guest.pid = int(message["forked"])
+            guest.pid = message.pid
             if guest not in self._guests:  # wanted no more before it was there
-                processes.send_group(guest.pid, _KILL)
-        elif "unsafe" in message and self._forking:  # one that cannot import torch ends, and its guests hear of that
+                processes.send_group(guest.pid, processes.KILL)
+        elif isinstance(message, Unsafe) and self._forking:  # without torch it ends, and its guests hear of that
             guest = self._forking.pop(0)
             self._answer(guest, {"alone": True})
-        elif "exited" in message:
-            code = -int(_KILL) if message["code"] is None else int(message["code"])  # None: its status was taken
-            for guest in [each for each in self._guests if each.pid == message["exited"]]:
-                self.job.note(f"exit-{guest.pid}", {"code": code})
-                self._answer(guest, {"code": code})
+        elif isinstance(message, Exited):
+            for guest in [each for each in self._guests if each.pid == message.pid]:
+                self.job.note(f"exit-{guest.pid}", {"code": message.known_code})
+                self._answer(guest, {"code": message.known_code})
 
     def _attend(self, guest: Guest) -> None:
         try:
@@ -165,7 +164,7 @@ class Nest:
             self._guests.remove(guest)
             guest.channel.close()
             if guest.pid:
-                processes.send_group(guest.pid, _KILL)
+                processes.send_group(guest.pid, processes.KILL)
             return
         if guest.asked is not None and self._forker.ready and not guest.pid and not self._forking:
             self._forking.append(guest)  # one at a time: the nursery reads one message each time it looks
@@ -181,7 +180,7 @@ class Nest:
     def _nursery_died(self) -> None:
         """Its ranks have ended with it; new ones come from a new one."""
         for guest in list(self._guests):
-            self._answer(guest, {"code": -int(_KILL)} if guest.pid else {"alone": True})
+            self._answer(guest, {"code": -int(processes.KILL)} if guest.pid else {"alone": True})
         self._forking.clear()
 
     def close(self) -> None:
@@ -189,7 +188,7 @@ class Nest:
         for guest in self._guests:  # all had their time to save: one that is left waits in an exchange for ever
             guest.channel.close()
             if guest.pid:
-                processes.send_group(guest.pid, _KILL)
+                processes.send_group(guest.pid, processes.KILL)
         self._forker.close()
 
 

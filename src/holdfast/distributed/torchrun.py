@@ -18,7 +18,8 @@ from pathlib import Path
 
 from holdfast.base import compile_cache, interpreter, processes
 from holdfast.base.folders import open_growing
-from holdfast.distributed.agent import KILL, PATIENCE
+from holdfast.base.processes import KILL
+from holdfast.distributed.agent import PATIENCE
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import JOB, LAUNCHER, RUN
 from holdfast.distributed.rank_nursery import Forker, Nest

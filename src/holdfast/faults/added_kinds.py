@@ -34,14 +34,30 @@ from typing import Any
 
 from holdfast.base import additions
 from holdfast.base.errors import UserError
+from holdfast.base.text_enum import TextEnum
 
 TEXTS = ("slug", "level", "title", "seen", "means", "does", "you_can")
 _HERE = Path(__file__).with_name("more")
 _LEVELS = ("note", "warning", "error")
 _HEALTHS = ("alive", "dead", "machine")
-_FAMILIES = ("memory", "device", "outside", "host", "loader", "unfit", "script", "numbers", "storage")
 _ACTIONS = ("retry", "split", "cpu_batch", "replace", "next_rung", "fail", "give_up")
 _LAST = ("fail", "give_up")
+
+
+class Family(TextEnum):
+    """Kinds of fault that count against each other: a crash after a hang at one step is the second time."""
+
+    MEMORY = "memory"
+    DEVICE = "device"
+    OUTSIDE = "outside"
+    HOST = "host"
+    LOADER = "loader"
+    UNFIT = "unfit"
+    SCRIPT = "script"
+    NUMBERS = "numbers"
+    STORAGE = "storage"
+
+
 _FIELDS: Mapping[str, type] = {
     **dict.fromkeys((*TEXTS, "code", "sentence", "health", "family"), str),
     "ladder": list,
@@ -63,7 +79,7 @@ class Added:
     """By the names of TEXTS."""
     sentence: str
     health: str
-    family: str
+    family: Family
     ladder: tuple[tuple[str, int], ...]
     """Actions, and how often each."""
     messages: tuple[Mapping[str, Any], ...]
@@ -98,7 +114,7 @@ def read(kinds: Collection[str], codes: Collection[str]) -> dict[str, Added]:
 def _row(name: str, table: Mapping[str, Any], where: str) -> Added:
     needed = [field for field in _FIELDS if field != "messages"]
     additions.check_fields(where, table, _FIELDS, needed)
-    for field, allowed in (("level", _LEVELS), ("health", _HEALTHS), ("family", _FAMILIES)):
+    for field, allowed in (("level", _LEVELS), ("health", _HEALTHS), ("family", tuple(Family))):
         if table[field] not in allowed:
             raise UserError(f"{where}: `{field}` is `{table[field]}`", hints=[f"use {', '.join(allowed)}"])
     try:
@@ -111,7 +127,7 @@ def _row(name: str, table: Mapping[str, Any], where: str) -> Added:
         texts={field: table[field].strip() for field in TEXTS},
         sentence=table["sentence"],
         health=table["health"],
-        family=table["family"],
+        family=Family(table["family"]),
         ladder=tuple(_entry(word, where) for word in _ending(table["ladder"], where)),
         messages=tuple(
             _message(f"{name}-{number}", message, table["health"], where)

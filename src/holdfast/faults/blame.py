@@ -10,15 +10,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
+from holdfast.base import dataclass_json
+from holdfast.base.text_enum import TextEnum
 from holdfast.faults.classification import Fault, Kind
 
 
-class Blame(str, Enum):
+class Blame(TextEnum):
     """Who is at fault. The value is the word on the screen, in JSON and in the docs."""
 
     DEVICE = "device"
@@ -32,11 +32,8 @@ class Blame(str, Enum):
     """Somebody or something else ended a process."""
     UNKNOWN = "unknown"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class Cpu(str, Enum):
+class Cpu(TextEnum):
     """What the CPU made of the step."""
 
     FINE = "fine"
@@ -46,9 +43,6 @@ class Cpu(str, Enum):
     """The process ended in it, or never came back."""
     UNKNOWN = "unknown"
     """It could not be computed there, or not in time."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,29 +65,7 @@ class Finding:
     """On the device, in fp32."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "cpu": self.cpu.value,
-            "why": self.why,
-            "error": self.error,
-            "samples": list(self.samples),
-            "every_sample": self.every_sample,
-            "tensor": self.tensor,
-            "device_finite": self.device_finite,
-            "plain_finite": self.plain_finite,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Finding:
-        return cls(
-            cpu=Cpu(data.get("cpu", "unknown")),
-            why=str(data.get("why") or ""),
-            error=data.get("error"),
-            samples=tuple(data.get("samples") or ()),
-            every_sample=bool(data.get("every_sample")),
-            tensor=data.get("tensor"),
-            device_finite=data.get("device_finite"),
-            plain_finite=data.get("plain_finite"),
-        )
+        return dataclass_json.write(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,23 +96,7 @@ class Verdict:
         return f"{who}: {named}{self.why}"
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "blame": self.blame.value,
-            "repeatable": self.repeatable,
-            "why": self.why,
-            "samples": list(self.samples),
-            "tensor": self.tensor,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Verdict:
-        return cls(
-            Blame(data["blame"]),
-            str(data.get("why") or ""),
-            data.get("repeatable"),
-            tuple(data.get("samples") or ()),
-            data.get("tensor"),
-        )
+        return dataclass_json.write(self)
 
 
 def _named(samples: tuple[dict[str, Any], ...]) -> str:
@@ -202,7 +158,7 @@ def judge(fault: Fault, finding: Finding | None, again: str | None, *, on_cpu: b
     """The rule."""
     said = fault.evidence.get("verdict")
     if isinstance(said, dict) and "blame" in said:
-        return Verdict.from_json(said)
+        return dataclass_json.read_strictly(Verdict, said)
     if fault.kind in _MEMORY:
         return Verdict(Blame.MEMORY, fault.cause() or fault.sentence())
     if fault.kind in _OUTSIDE:

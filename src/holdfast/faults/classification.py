@@ -17,10 +17,10 @@ from __future__ import annotations
 import errno
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+from holdfast.base import dataclass_json
 from holdfast.base.cgroup import Limit
 from holdfast.base.human import count
 from holdfast.faults.kinds import CODES, ByKind, Explanation, Health, Kind, added, explanations, health_of
@@ -137,29 +137,12 @@ class Fault:
 
     def to_json(self) -> dict[str, object]:
         """For the journal and for messages between processes."""
-        return {
-            "kind": self.kind.value,
-            "code": self.code,
-            "device": self.device,
-            "step": self.step,
-            "phase": self.phase,
-            "message": self.message,
-            "evidence": dict(self.evidence),
-            "signature": self.signature,
-        }
+        return {"code": self.code, **dataclass_json.write(self)}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Fault:
-        """Rebuild what `to_json` gave; fields of a newer version are left out."""
-        return cls(
-            kind=Kind(data["kind"]),
-            device=data.get("device"),
-            step=data.get("step"),
-            phase=data.get("phase"),
-            message=data.get("message") or "",
-            evidence=dict(data.get("evidence") or {}),
-            signature=data.get("signature"),
-        )
+    def from_json(cls, data: object) -> Fault:
+        """Rebuild what `to_json` gave; fields of a newer version are left out. ValueError if it is no fault."""
+        return dataclass_json.read_strictly(cls, data)
 
 
 # --- from an exception ------------------------------------------------------------------------------------

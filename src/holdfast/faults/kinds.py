@@ -13,19 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 
 from holdfast.base import toml_file
 from holdfast.base.errors import UserError
+from holdfast.base.text_enum import TextEnum
 from holdfast.faults.added_kinds import Added
 from holdfast.faults.added_kinds import read as read_added
 
 _HERE = Path(__file__).parent
 
 
-class Kind(str, Enum):
+class Kind(TextEnum):
     """The kinds of fault. The value is the word on the screen, in JSON and in the docs."""
 
     OUT_OF_MEMORY = "out_of_memory"
@@ -65,9 +65,6 @@ class Kind(str, Enum):
     """The whole machine went down while the run was on it."""
     DISK_FULL = "disk_full"
     """A script of `holdfast run` could not write: no space is left."""
-
-    def __str__(self) -> str:
-        return self.value
 
     @classmethod
     def _missing_(cls, value: object) -> Kind | None:
@@ -135,7 +132,7 @@ CODES: Mapping[Kind, str] = ByKind(_CODES, "code")
 """Public and stable: a new kind takes the next number, and none is ever used again."""
 
 
-class Health(str, Enum):
+class Health(TextEnum):
     """What is left of the worker's process after a fault."""
 
     ALIVE = "alive"
@@ -144,9 +141,6 @@ class Health(str, Enum):
     """Needs a new process."""
     MACHINE = "machine"
     """A new process is not enough: the device needs a reset or the machine a reboot."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 _HEALTH = {

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
+from holdfast.base import dataclass_json
+from holdfast.base.text_enum import TextEnum
+from holdfast.faults.added_kinds import Family
 from holdfast.faults.classification import ByKind, Fault, Health, Kind, added
 
 
-class Action(str, Enum):
+class Action(TextEnum):
     """What the supervisor and the worker know how to do."""
 
     RETRY = "retry"
@@ -37,9 +39,6 @@ class Action(str, Enum):
     """Stop: the script's own error."""
     GIVE_UP = "give_up"
     """Stop: nothing is left to try. The state is saved."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 PLUMBING = frozenset(
@@ -98,23 +97,7 @@ class Move:
     """The process is gone or poisoned: this move starts a new one first."""
 
     def to_json(self) -> dict[str, object]:
-        return {
-            "action": self.action.value,
-            "rung": self.rung,
-            "pieces": self.pieces,
-            "reason": self.reason,
-            "new_worker": self.new_worker,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Move:
-        return cls(
-            Action(data["action"]),
-            data["rung"],
-            data.get("pieces", 1),
-            data.get("reason", ""),
-            data.get("new_worker", False),
-        )
+        return dataclass_json.write(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,31 +136,29 @@ OFF_RECORD = ("replay", "sentinel")
 NEAR = 20
 """Steps between two faults of a device that make them one crowd: it would take all day to get anywhere."""
 
-_DEVICE = "device"
-_OUTSIDE = "outside"
 
 _FAMILIES = {
-    Kind.OUT_OF_MEMORY: "memory",
-    Kind.TRANSIENT: _DEVICE,
-    Kind.DEVICE_LOST: _DEVICE,
-    Kind.CRASH: _DEVICE,
-    Kind.EXIT: _DEVICE,
-    Kind.HANG: _DEVICE,
-    Kind.KILLED: _OUTSIDE,
-    Kind.NURSERY_DIED: _OUTSIDE,
-    Kind.KEEPER_DIED: _OUTSIDE,
-    Kind.SUPERVISOR_DIED: _OUTSIDE,
-    Kind.HOST_MEMORY: "host",
-    Kind.LOADER_DIED: "loader",
-    Kind.LOADER_STUCK: "loader",
-    Kind.UNSUPPORTED: "unfit",
-    Kind.DRIVER: "unfit",
-    Kind.USER_ERROR: "script",
-    Kind.BAD_DATA: "script",
-    Kind.NON_FINITE: "numbers",
-    Kind.WRONG_NUMBERS: "numbers",
-    Kind.MACHINE_DOWN: _OUTSIDE,
-    Kind.DISK_FULL: "storage",
+    Kind.OUT_OF_MEMORY: Family.MEMORY,
+    Kind.TRANSIENT: Family.DEVICE,
+    Kind.DEVICE_LOST: Family.DEVICE,
+    Kind.CRASH: Family.DEVICE,
+    Kind.EXIT: Family.DEVICE,
+    Kind.HANG: Family.DEVICE,
+    Kind.KILLED: Family.OUTSIDE,
+    Kind.NURSERY_DIED: Family.OUTSIDE,
+    Kind.KEEPER_DIED: Family.OUTSIDE,
+    Kind.SUPERVISOR_DIED: Family.OUTSIDE,
+    Kind.HOST_MEMORY: Family.HOST,
+    Kind.LOADER_DIED: Family.LOADER,
+    Kind.LOADER_STUCK: Family.LOADER,
+    Kind.UNSUPPORTED: Family.UNFIT,
+    Kind.DRIVER: Family.UNFIT,
+    Kind.USER_ERROR: Family.SCRIPT,
+    Kind.BAD_DATA: Family.SCRIPT,
+    Kind.NON_FINITE: Family.NUMBERS,
+    Kind.WRONG_NUMBERS: Family.NUMBERS,
+    Kind.MACHINE_DOWN: Family.OUTSIDE,
+    Kind.DISK_FULL: Family.STORAGE,
 }
 FAMILIES: Mapping[Kind, str] = ByKind(_FAMILIES, "family")
 """Kinds that count against each other: a crash after a hang at one step is the second time, not the first."""
@@ -320,7 +301,7 @@ class _State:
         what a process that cannot be killed holds is not free."""
         if self.fault.blame in ("device", "precision") and self.fault.kind is Kind.NON_FINITE:
             return True
-        of_device = FAMILIES[self.fault.kind] in (_DEVICE, "numbers")
+        of_device = FAMILIES[self.fault.kind] in (Family.DEVICE, Family.NUMBERS)
         enough = of_device and (self.probation or self._crowd() >= self.limits.crowd)
         return (enough or self._gone()) and self._next_rung() is not None
 
@@ -332,7 +313,7 @@ class _State:
         """How many faults of this rung's device follow one upon the other, this one included."""
         count = 1
         for past in reversed(self.history):
-            if past.rung != self.rung or FAMILIES[past.fault.kind] != _DEVICE or past.committed > NEAR:
+            if past.rung != self.rung or FAMILIES[past.fault.kind] != Family.DEVICE or past.committed > NEAR:
                 break
             count += past.fault.phase not in OFF_RECORD
         return count
@@ -360,18 +341,18 @@ class _State:
             return "the script's own error is not retried"
         if action is Action.FAIL:
             return "a new worker met the same fault at the same place"
-        if FAMILIES[self.fault.kind] == _OUTSIDE:
+        if FAMILIES[self.fault.kind] == Family.OUTSIDE:
             return f"ended {self.limits.outside + 1} times without one committed step"
         return f"nothing is left to try on {self._label()} and there is no other device or setting to try"
 
     def _used(self, action: Action) -> int:
         """How often this was done for faults of this family at this place on this rung."""
         family = FAMILIES[self.fault.kind]
-        place = _since_commit(self.history) if family == _OUTSIDE else _at_place(self.fault, self.history)
+        place = _since_commit(self.history) if family == Family.OUTSIDE else _at_place(self.fault, self.history)
         return sum(
             past.move.action is action and FAMILIES[past.fault.kind] == family
             for past in place
-            if past.rung == self.rung or family == _OUTSIDE
+            if past.rung == self.rung or family == Family.OUTSIDE
         )
 
     def _pieces(self) -> int:

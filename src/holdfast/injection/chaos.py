@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 VARIABLE = "HOLDFAST_CHAOS"
 """Names a file with a plan; the supervisor hands it to its workers."""
-_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 _STOP = getattr(signal, "SIGSTOP", signal.SIGTERM)
 STEP_PHASES = ("forward", "backward", "optimizer")
 
@@ -271,7 +270,7 @@ def _page_fault(_: _Injector) -> None:
 
 def _sigkill(_: _Injector) -> None:
     """kill -9 of the worker."""
-    os.kill(os.getpid(), _KILL)
+    os.kill(os.getpid(), processes.KILL)
     time.sleep(60)
 
 
@@ -303,7 +302,7 @@ def _hang_gil(_: _Injector) -> None:
 def _loader_kill(injector: _Injector) -> None:
     """kill -9 of a loader child."""
     for pid in injector.loader_children()[:1]:
-        os.kill(pid, _KILL)
+        os.kill(pid, processes.KILL)
 
 
 def _loader_stop(injector: _Injector) -> None:
@@ -317,7 +316,7 @@ def _kill_named(name: str) -> Callable[[_Injector], None]:
         pid = injector.find(name)
         if pid:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, _KILL)
+                os.kill(pid, processes.KILL)
             time.sleep(0.2)
 
     fire.__doc__ = f"kill -9 of the {name}."

@@ -30,6 +30,7 @@ from holdfast.base.board import Phase
 from holdfast.base.errors import UserError
 from holdfast.integrations.data import Followed, follow
 from holdfast.integrations.outside import Keep, connect
+from holdfast.run.messages import Note, ScriptEpoch
 from holdfast.state.protected import KEPT
 from holdfast.worker.kept_values import Kept, Meter
 from holdfast.worker.session_base import named_by_kind
@@ -69,7 +70,7 @@ class AttachedLoader:
         if outside is None:
             return
         self._followed = follow(loader)
-        self._followed.on_note = lambda text: outside.send("note", text=text)
+        self._followed.on_note = lambda text: outside.send(Note(text))
         if KEPT in named:
             raise UserError(f"`{KEPT}` is the name of what holdfast itself keeps", hints=["give it by another name"])
         self._keep = Keep(outside, {**named, "data": self._followed, KEPT: self._kept}, device)
@@ -130,7 +131,7 @@ class AttachedLoader:
         followed.finish()
         keep.passed(step=keep.step + pending, samples=keep.samples + pending)
         keep.commit(epoch=epoch + 1)
-        keep.outside.send("epoch", epoch=epoch, step=keep.step)
+        keep.outside.send(ScriptEpoch(epoch, keep.step))
         keep.stop_if_asked()
 
     def __iter__(self) -> Iterator[Any]:

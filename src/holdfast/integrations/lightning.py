@@ -32,6 +32,7 @@ from holdfast.base.board import Phase
 from holdfast.integrations.data import Followed, follow
 from holdfast.integrations.outside import Keep, Outside, begin_at, connect
 from holdfast.integrations.whole import Whole
+from holdfast.run.messages import Loggers, Note, ScriptEpoch
 
 _MADE_ANEW = ("hyper_parameters", "hparams_name", "datamodule_hyper_parameters")
 """What the script gives again when it starts."""
@@ -98,7 +99,7 @@ class HoldfastCallback(Checkpoint):  # type: ignore[misc,unused-ignore]
 
     def _say(self, text: str) -> None:
         if self._outside is not None:
-            self._outside.send("note", text=text)
+            self._outside.send(Note(text))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if self._outside is None:
@@ -112,7 +113,7 @@ class HoldfastCallback(Checkpoint):  # type: ignore[misc,unused-ignore]
         if self._followed is not None and self._followed.on_resumed is not None:
             self._followed.on_resumed = self._keep.restore_generators
         kinds = {base.__name__ for logger in trainer.loggers for base in type(logger).__mro__}
-        self._outside.send("loggers", names=[name for kind, name in _LOGGERS.items() if kind in kinds])
+        self._outside.send(Loggers(tuple(name for kind, name in _LOGGERS.items() if kind in kinds)))
         self._outside.board.enter(Phase.LOOP)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -139,7 +140,7 @@ class HoldfastCallback(Checkpoint):  # type: ignore[misc,unused-ignore]
         if self._followed is not None:
             self._followed.finish()
         self._commit(trainer)
-        self._outside.send("epoch", epoch=trainer.current_epoch, step=self._keep.step)
+        self._outside.send(ScriptEpoch(trainer.current_epoch, self._keep.step))
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         if self._outside is not None:

@@ -22,6 +22,7 @@ import torch
 from holdfast.base.board import Board, Phase
 from holdfast.base.channel import Channel, Closed, connect_back
 from holdfast.base.errors import InternalError, UserError, from_json
+from holdfast.run.messages import Attach, Message, SlotsWanted
 from holdfast.run.settings import Settings
 from holdfast.state import snapshot
 from holdfast.state.protected import Protected
@@ -54,7 +55,7 @@ class Outside:
         """Slots of at least this size."""
         if self._arenas and self._arenas[-1].capacity >= capacity:
             return self._arenas[-1]
-        self._channel.send({"kind": "arena", "capacity": capacity})
+        self._channel.send(SlotsWanted(capacity).to_json())
         answer, _ = self._channel.receive()
         if answer.get("error"):
             raise from_json(answer)
@@ -83,15 +84,15 @@ class Outside:
         """The supervisor was killed: what this process prints is read by nobody, and it will be ended soon."""
         return self._channel.gone()
 
-    def ask(self, kind: str, patience: float, **data: Any) -> dict[str, Any]:
+    def ask(self, message: Message, patience: float) -> dict[str, Any]:
         """Say something and wait for the answer. Closed or OSError if none comes."""
-        self._channel.send({"kind": kind, **data})
+        self._channel.send(message.to_json())
         answer, _ = self._channel.receive(patience)
         return answer
 
-    def send(self, kind: str, **data: Any) -> None:
+    def send(self, message: Message) -> None:
         with contextlib.suppress(Closed, OSError):
-            self._channel.send({"kind": kind, **data})
+            self._channel.send(message.to_json())
 
 
 def connect() -> Outside | None:
@@ -104,7 +105,7 @@ def connect() -> Outside | None:
     try:
         board = Board.open_path(Path(folder) / "board")
         channel = connect_back(int(port), token)
-        channel.send({"kind": "attach"})
+        channel.send(Attach().to_json())
         told, _ = channel.receive(ANSWERS)
     except (OSError, ValueError, Closed) as error:
         raise InternalError("the supervisor of `holdfast run` does not answer", cause=str(error)) from None

@@ -34,6 +34,7 @@ from holdfast.base.board import Phase
 from holdfast.integrations.data import Followed, follow
 from holdfast.integrations.outside import Keep, Outside, begin_at, connect
 from holdfast.integrations.whole import Whole
+from holdfast.run.messages import Log, Loggers, Note
 
 
 class HoldfastCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
@@ -82,7 +83,7 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
             return
         if args.world_size > 1:
             text = "several processes train: the Trainer's own checkpoints are used for restarts"
-            self._outside.send("note", text=text)
+            self._outside.send(Note(text))
             self._outside = None
             return
         if self._keep is None:
@@ -93,7 +94,7 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
             self._look(state, **kwargs)
             self._keep = self._keep.on(args.device)
         self._follow(args, state, kwargs.get("train_dataloader"))
-        self._outside.send("loggers", names=[str(name) for name in args.report_to or ()])
+        self._outside.send(Loggers(tuple(str(name) for name in args.report_to or ())))
         self._outside.board.enter(Phase.LOOP)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -132,7 +133,7 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self._outside is not None and isinstance(logs, dict):
             values = {name: float(each) for name, each in logs.items() if isinstance(each, (int, float))}
-            self._outside.send("log", step=state.global_step, epoch=int(state.epoch or 0), values=values)
+            self._outside.send(Log(state.global_step, int(state.epoch or 0), values))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._keep is not None:
@@ -155,7 +156,7 @@ class HoldfastCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
             self._followed.on_pass = stream.set_epoch
         outside = self._outside
         if outside is not None:
-            self._followed.on_note = lambda text: outside.send("note", text=text)
+            self._followed.on_note = lambda text: outside.send(Note(text))
         if self._place is None:
             return
         self._followed.load_state_dict(self._place)

@@ -23,6 +23,7 @@ import torch
 from holdfast.base.board import Phase
 from holdfast.base.errors import UserError
 from holdfast.integrations.outside import Keep, Outside, connect
+from holdfast.run.messages import Log, ScriptEpoch
 
 M = TypeVar("M")
 
@@ -103,8 +104,8 @@ class _Training:
         self._keep.commit(epoch=epoch)
         self._keep.flush()
         numbers = {str(name): float(value) for name, value in (getattr(trainer, "metrics", None) or {}).items()}
-        self._outside.send("log", step=step, epoch=int(trainer.epoch), values=numbers)
-        self._outside.send("epoch", epoch=int(trainer.epoch), step=step)  # then it is known whether it is the best
+        self._outside.send(Log(step, int(trainer.epoch), numbers))
+        self._outside.send(ScriptEpoch(int(trainer.epoch), step))  # then it is known whether it is the best
         self._keep.stop_if_asked()
 
     def on_train_end(self, trainer: Any) -> None:

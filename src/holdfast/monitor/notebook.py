@@ -21,7 +21,8 @@ from holdfast.base.errors import UserError
 from holdfast.monitor import reader
 from holdfast.monitor.terminal import small
 from holdfast.monitor.terminal.scene import look
-from holdfast.run.folder import LIVE_STATES, find_run, list_runs
+from holdfast.run.folder import find_run, list_runs
+from holdfast.run.states import LIVE_STATES
 
 WIDTH = 96
 

@@ -23,7 +23,7 @@ from holdfast.monitor.devices import behave
 from holdfast.monitor.notify_ways import Message, Ways, send
 from holdfast.monitor.story import Fault
 from holdfast.monitor.terminal.notes import clean
-from holdfast.run.folder import LIVE_STATES
+from holdfast.run.states import LIVE_STATES, RunState
 
 LOOK_EVERY = 2.0
 SURE = 2
@@ -69,10 +69,11 @@ class News:
         if self._seen < SURE or self.over:
             return
         self.over = True
-        if state in ("FINISHED", "STOPPED"):
+        if state in (RunState.FINISHED, RunState.STOPPED):
             yield _message(run, "result", f"{_name(run)} {state.lower()}{_after(run)}", _lines(run))
             return
-        word = {"GAVE_UP": "gave up", "CRASHED": "crashed: nobody supervises it any more"}.get(state, state.lower())
+        why = ": nobody supervises it any more" if state == RunState.CRASHED else ""
+        word = state.lower().replace("_", " ") + why
         yield _message(run, "alert", f"{_name(run)} {word}{_after(run)}", [*_error(run), *_lines(run), _resume(run)])
 
     # -- while it runs ---------------------------------------------------------------------------------------
@@ -80,10 +81,10 @@ class News:
     def _held(self, run: reader.Run) -> Iterator[Message]:
         """A pause needs somebody; its end is told to whoever heard of it."""
         before, self._state = self._state, run.state
-        if self._state == "PAUSED" and before != "PAUSED":
+        if self._state == RunState.PAUSED and before != RunState.PAUSED:
             said = [clean(event.data.get("text")) for event in run.events(last=1, kinds={"limit"})]
             yield _message(run, "alert", f"{_name(run)} is paused", said)
-        elif before == "PAUSED" and self._state in LIVE_STATES:
+        elif before == RunState.PAUSED and self._state in LIVE_STATES:
             yield _message(run, "result", f"{_name(run)} goes on", _lines(run))
 
     def _unwritten(self, run: reader.Run) -> Iterator[Message]:
@@ -114,7 +115,7 @@ class News:
         if not new and not moved:
             return
         self._since = now if self._since is None else self._since
-        if now - self._since < self.digest_s or run.state == "RECOVERING":
+        if now - self._since < self.digest_s or run.state == RunState.RECOVERING:
             return
         faults = run.faults[-new:] if new else []
         self._faults, self._moves, self._since = run.faults_total, run.story.moves, None

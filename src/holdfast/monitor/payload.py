@@ -24,6 +24,7 @@ from holdfast.monitor.reader import Run
 from holdfast.monitor.sentences import sentence, verdict
 from holdfast.monitor.story import Lane
 from holdfast.run.metric_direction import smaller_is_better
+from holdfast.run.states import RunState
 
 MOST_FAULTS, MOST_LANES, MOST_EVENTS, MOST_CHARTS = 200, 400, 200, 60
 MOST_FINDINGS = 100
@@ -63,7 +64,7 @@ def glance(run: Run, ident: str) -> dict[str, Any]:
             "rate": progress.rate,
             "time_left_s": progress.time_left_s,
             "recoveries": run.recoveries,
-            "all_recovered": run.state in ("FINISHED", "RUNNING", "MOVED") or survived,
+            "all_recovered": run.state in (RunState.FINISHED, RunState.RUNNING, RunState.MOVED) or survived,
             "faults": sum(counts) if isinstance(faults, dict) else None,
             "best": run.best,
             "created": run.info.get("created"),

@@ -16,20 +16,10 @@ from pathlib import Path
 
 from holdfast.monitor.reader import Run
 from holdfast.monitor.story import amount
+from holdfast.run.states import RunState
 
 DASHBOARD = Path(__file__).parent / "grafana.json"
-STATES = (
-    "STARTING",
-    "RUNNING",
-    "RECOVERING",
-    "MOVED",
-    "PAUSED",
-    "STOPPED",
-    "FINISHED",
-    "FAILED",
-    "CRASHED",
-    "GAVE_UP",
-)
+STATES = tuple(RunState)
 FAMILIES = {
     "holdfast_run_state": ("gauge", "1 for the state the run is in"),
     "holdfast_step": ("gauge", "Steps committed"),

@@ -35,8 +35,9 @@ from holdfast.monitor.jsonfile import JsonFile, names_in, read_json
 from holdfast.monitor.planned import Planned, planned
 from holdfast.monitor.story import Fault, Lane, Story, amount, seconds, text, whole
 from holdfast.run.events import Event
-from holdfast.run.folder import FORMAT, LIVE_STATES, RunFolder, name_of
+from holdfast.run.folder import FORMAT, RunFolder, name_of
 from holdfast.run.metric_direction import smaller_is_better
+from holdfast.run.states import LIVE_STATES, RunState
 
 STALE = 10.0
 """Seconds after which the beat of a live run is called old."""
@@ -130,11 +131,11 @@ class Run:
     @property
     def state(self) -> str:
         """The state a person should read, in one word."""
-        said = text(self.info.get("state")) or "CRASHED"
+        said = text(self.info.get("state")) or RunState.CRASHED
         if said in LIVE_STATES and not self._in_use and not self._beats_elsewhere:
-            return "CRASHED"
-        if said == "RUNNING" and self.device and self.first_device not in (None, self.device):
-            return "MOVED"
+            return RunState.CRASHED
+        if said == RunState.RUNNING and self.device and self.first_device not in (None, self.device):
+            return RunState.MOVED
         return said
 
     @property
@@ -193,9 +194,9 @@ class Run:
         total, label = whole(setup.get("total")), text(setup.get("label"))
         return Progress(
             step=step,
-            of=step if self.state == "FINISHED" else whole(beat.get("steps_total")),
+            of=step if self.state == RunState.FINISHED else whole(beat.get("steps_total")),
             epoch=min(now, epochs) if now and epochs else now,
-            epochs=epochs if live or self.state != "FINISHED" else done or None,
+            epochs=epochs if live or self.state != RunState.FINISHED else done or None,
             rate=amount(beat.get("rate")) if live else None,
             time_left_s=amount(beat.get("time_left_s")) if live else None,
             phase=text(beat.get("phase")) if live else None,

@@ -7,12 +7,14 @@ verdict(run)       one paragraph for a report: how it went, what it cost, what t
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from holdfast.base.human import count, counted, duration, metric, percent
 from holdfast.monitor.reader import Run
 from holdfast.monitor.tail import LONGEST
 from holdfast.record.receipt import cadence_words
+from holdfast.run.states import RunState
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
@@ -35,7 +37,7 @@ def _standing(run: Run, now: float) -> str:
 
 def _running(run: Run, now: float) -> str:
     where = f"on {run.device}" if run.device else ""
-    if run.state == "MOVED":
+    if run.state == RunState.MOVED:
         where = f"on {run.device} now, {run.first_device} was left"
     words = [f"Running {where}".strip()]
     progress = run.progress
@@ -96,17 +98,17 @@ def _paused(run: Run, now: float) -> str:
     return f"Paused at step {_of(run)}: a limit holds it back."
 
 
-_STANDINGS = {
-    "STARTING": _starting,
-    "RUNNING": _running,
-    "MOVED": _running,
-    "PAUSED": _paused,
-    "RECOVERING": _recovering,
-    "FINISHED": _finished,
-    "STOPPED": _stopped,
-    "FAILED": _failed,
-    "GAVE_UP": _gave_up,
-    "CRASHED": _crashed,
+_STANDINGS: dict[str, Callable[[Run, float], str]] = {
+    RunState.STARTING: _starting,
+    RunState.RUNNING: _running,
+    RunState.MOVED: _running,
+    RunState.PAUSED: _paused,
+    RunState.RECOVERING: _recovering,
+    RunState.FINISHED: _finished,
+    RunState.STOPPED: _stopped,
+    RunState.FAILED: _failed,
+    RunState.GAVE_UP: _gave_up,
+    RunState.CRASHED: _crashed,
 }
 
 
@@ -161,7 +163,7 @@ def verdict(run: Run) -> str:
     if commits := cadence_words(receipt):
         parts.append(f"It committed {commits}.")
     if plan is not None and not run.live:
-        said = plan.beside(run.lasted_s) if run.state == "FINISHED" else plan.words
+        said = plan.beside(run.lasted_s) if run.state == RunState.FINISHED else plan.words
         parts.append(f"{said[0].upper()}{said[1:]}.")
     return " ".join(parts)
 

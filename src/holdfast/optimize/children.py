@@ -16,7 +16,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -26,7 +25,6 @@ from typing import Any
 from holdfast.base import interpreter, processes
 
 KILL_GRACE = 10.0
-_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 _LAST_WORDS = 4000
 
 
@@ -59,12 +57,10 @@ class Child:
             "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
             "TRITON_CACHE_DIR": str(cache / "triton"),
         }
-        alone: dict[str, Any] = {"start_new_session": True}
-        if sys.platform == "win32":
-            alone = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
         popen = subprocess.Popen(
             interpreter.module(module, str(work), str(os.getpid())),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, **alone,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment,
+            **processes.own_session(),
         )  # fmt: skip
         return cls(popen, errors)
 
@@ -112,7 +108,7 @@ class Child:
         if self._popen.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._popen.wait(0.2)
-        processes.send_group(self.pid, _KILL)
+        processes.send_group(self.pid, processes.KILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(KILL_GRACE)
         with contextlib.suppress(OSError, ValueError):
@@ -124,7 +120,7 @@ class Child:
         return None if seen is None else seen.rss_bytes
 
     def _hung(self, deadline_s: float) -> Failed:
-        processes.send_group(self.pid, _KILL)
+        processes.send_group(self.pid, processes.KILL)
         try:
             self._popen.wait(KILL_GRACE)
         except subprocess.TimeoutExpired:

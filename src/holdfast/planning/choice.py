@@ -10,13 +10,14 @@ The first value of a knob is the plain one. It is always a candidate, and it win
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+
+from holdfast.base import dataclass_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +79,19 @@ class Choice:
             torch._dynamo.reset()
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return dataclass_json.write(self)
 
     @classmethod
     def from_json(cls, data: object) -> Choice | None:
         """None for anything that is not a choice: the file may come from anywhere."""
-        if not isinstance(data, dict):
+        try:
+            choice = dataclass_json.read_strictly(cls, data)
+        except ValueError:
             return None
-        kept: dict[str, Any] = {}
-        for field in dataclasses.fields(cls):
-            value = data.get(field.name, field.default)
-            if type(value) is not type(field.default):
-                return None
-            kept[field.name] = value
-        good = kept["precision"] in ("fp32", "bf16", "fp16") and kept["layout"] in ("contiguous", "channels_last")
-        good = good and kept["kernels"] in ("default", "gemm_backward")
-        small = 0 <= kept["threads"] <= 4096 and 1 <= kept["pieces"] <= 4096 and 0 <= kept["workers"] <= 256
-        return cls(**kept) if good and small else None
+        good = choice.precision in ("fp32", "bf16", "fp16") and choice.layout in ("contiguous", "channels_last")
+        good = good and choice.kernels in ("default", "gemm_backward")
+        small = 0 <= choice.threads <= 4096 and 1 <= choice.pieces <= 4096 and 0 <= choice.workers <= 256
+        return choice if good and small else None
 
     def words(self) -> str:
         """What is not plain about it."""

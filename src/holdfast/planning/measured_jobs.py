@@ -37,7 +37,6 @@ LEAST_S = 2.0
 TUNING, TUNING_SMALLER = 0.5, 0.2
 """Of the time for a trial: how much a script's tuner may take, without whose choice its steps are not those of a run. A
 smaller form has little time, and only has to be compared."""
-_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 _QUIET_S = 15.0
 """Preparation that says nothing for so long is not counted as such."""
 
@@ -147,7 +146,7 @@ class Bench:
         finally:
             host.end(trial.child, 5.0)
             if trial.child.pid:
-                processes.send_group(trial.child.pid, _KILL)  # loader processes that it left behind
+                processes.send_group(trial.child.pid, processes.KILL)  # loader processes that it left behind
         took = self.clock() - began
         self.spent_s += took - trial.prepared_s
         known: dict[str, Any] = {"why": why, "slow": trial.slow, "unended_s": trial.unended_s} if why else {}

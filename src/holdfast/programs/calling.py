@@ -26,8 +26,9 @@ from holdfast.programs.function_source import Made, script_of
 from holdfast.programs.plain_values import FILE
 from holdfast.programs.training_run import TrainingRun, start
 from holdfast.run import script
-from holdfast.run.folder import LIVE_STATES, RunFolder, find_run, list_runs
+from holdfast.run.folder import find_run, list_runs
 from holdfast.run.settings import Settings
+from holdfast.run.states import LIVE_STATES
 
 INSIDE = "HOLDFAST_STARTED_BY"
 """Set for a run that `holdfast.train` started: its worker may not start another one by importing the caller."""
@@ -159,9 +160,3 @@ def _word(key: str, value: object, function: Callable[..., None], parameters: di
 
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def script_folder(run: RunFolder) -> Path | None:
-    """The folder of the script that `holdfast.train` wrote for this run; None for a run of a file."""
-    path = Path(str(run.info.get("script") or ""))
-    return path.parent if path.parent.parent.name == FOLDER and path.parent.parent.parent == run.path.parent else None

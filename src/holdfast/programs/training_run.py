@@ -24,6 +24,7 @@ from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, InternalError,
 from holdfast.base.files import read_bounded
 from holdfast.monitor import notebook, reader
 from holdfast.run.folder import RunFolder
+from holdfast.run.states import RunState
 from holdfast.state import weights_export
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class TrainingRun:
     def error(self) -> HoldfastError | None:
         """Why it ended unfinished; None while it goes on and when it is finished. `error.run` is this run."""
         run = self._now()
-        if run.live or run.state == "FINISHED":
+        if run.live or run.state == RunState.FINISHED:
             return None
         error = self._said(run) or _without_words(run.state, self.name)
         if isinstance(error, ScriptFailed) and hasattr(error, "add_note"):  # Python 3.11
@@ -189,8 +190,9 @@ class TrainingRun:
 
 def _without_words(state: str, name: str) -> HoldfastError:
     """For a run that could not say how it ended."""
-    kinds = {"FAILED": ScriptFailed, "STOPPED": Stopped, "GAVE_UP": GaveUp}
-    said = "its supervisor is gone" if state == "CRASHED" else f"it is {state}"
+    kinds: dict[str, type[HoldfastError]]
+    kinds = {RunState.FAILED: ScriptFailed, RunState.STOPPED: Stopped, RunState.GAVE_UP: GaveUp}
+    said = "its supervisor is gone" if state == RunState.CRASHED else f"it is {state}"
     return kinds.get(state, HoldfastError)(f"{name} is not finished: {said}", hints=["go on with it: `run.resume()`"])
 
 

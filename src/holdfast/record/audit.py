@@ -20,7 +20,8 @@ from typing import Any
 from holdfast.base.files import MAX_JSON, kind_of, open_regular, read_bounded
 from holdfast.base.human import counted
 from holdfast.run.digests import Origin
-from holdfast.run.folder import FORMAT, LIVE_STATES, RunFolder, name_of
+from holdfast.run.folder import FORMAT, RunFolder, name_of
+from holdfast.run.states import ENDED_STATES, LIVE_STATES, RunState
 from holdfast.state import checkpoint
 from holdfast.state.checkpoint import Checkpoint
 from holdfast.state.weights_file import NO_DIGEST, check_weights
@@ -30,7 +31,6 @@ GOOD, READABLE, DAMAGED, MISSING, UNKNOWN, NOTED = "good", "readable", "damaged"
 BAD = frozenset({DAMAGED, MISSING})
 MAX_LINE = 1 << 20
 """Bytes of one line of a journal; a longer one is none of ours."""
-ENDED = frozenset({"FINISHED", "STOPPED", "FAILED", "GAVE_UP"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def look(path: Path) -> Audit:
     info, about_info = _read_object(path, "run.json")
     if isinstance(info.get("format"), int) and info["format"] > FORMAT:
         about_info = Item("run.json", UNKNOWN, "it was written by a newer holdfast", about_info.size)
-    said = str(info.get("state") or "CRASHED")
+    said = str(info.get("state") or RunState.CRASHED)
     live = said in LIVE_STATES and RunFolder(path).in_use()
     workload = info.get("workload")
     origin = Origin.of(info, path) if info else None
@@ -90,10 +90,10 @@ def look(path: Path) -> Audit:
         path,
         run=str(info.get("run") or name_of(path)),
         workload=str(workload) if workload else None,
-        state="CRASHED" if said in LIVE_STATES and not live else said,
+        state=RunState.CRASHED if said in LIVE_STATES and not live else said,
         checkpoints=list(_checkpoints(path, origin)),
-        weights=list(_weights(path, origin, finished=said == "FINISHED")),
-        records=[about_info, *_records(path, ended=said in ENDED)],
+        weights=list(_weights(path, origin, finished=said == RunState.FINISHED)),
+        records=[about_info, *_records(path, ended=said in ENDED_STATES)],
         faults=list(_faults(path)),
         leftovers=[] if live else list(_leftovers(path)),
     )

@@ -14,8 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.base import dataclass_json
 from holdfast.base.human import duration
 from holdfast.run.folder import number, whole
+from holdfast.run.messages import CadenceTold
 
 
 def cadence_words(receipt: Mapping[str, Any]) -> str:
@@ -61,12 +63,11 @@ class Accounts:
         self.seconds_lost += max(0.0, lost_s)
         self.recovery_s = [*self.recovery_s[-9999:], round(seconds, 4)]
 
-    def heard_cadence(self, said: dict[str, Any], emit: Callable[..., None]) -> None:
+    def heard_cadence(self, message: CadenceTold, emit: Callable[..., None]) -> None:
         """A worker says how often it commits. What is only measured anew is no event."""
-        again = said.pop("again", False)
-        self.cadence = said
-        if not again:
-            emit("cadence", **said)
+        self.cadence = message.cadence
+        if not message.again:
+            emit("cadence", **message.cadence)
 
     def on_device(self, device: str, step: int) -> None:
         """The run is on `device` from this step on."""
@@ -86,17 +87,12 @@ class Accounts:
         self.steps = min(self.steps, step)
 
     def receipt(
-        self,
-        *,
-        steps: int,
-        survived: bool,
-        skipped: int,
-        repeated: int,
-        sha256: str | None,
-        quarantined: object = None,
+        self, *, survived: bool, sha256: str | None, session: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """`quarantined`: what the session wrote beside its last snapshot, `{"count": …, "samples": […]}`."""
-        out = quarantined if isinstance(quarantined, dict) else {}
+        """`session`: what it wrote beside its last snapshot; without it nobody has counted samples."""
+        said = session or {}
+        steps, out = self.steps, said.get("quarantined")
+        out = out if isinstance(out, dict) else {}
         samples = out.get("samples")
         return {
             "schema": 1,
@@ -107,8 +103,8 @@ class Accounts:
             "steps_repeated": max(0, self.attempts - steps),
             "steps_lost": self.lost,
             "steps_undone": self.undone,
-            "samples_skipped": skipped,
-            "samples_repeated": repeated,
+            "samples_skipped": whole(said.get("skipped")),
+            "samples_repeated": whole(said.get("repeated")),
             "samples_quarantined": whole(out.get("count")),
             "quarantined": samples if isinstance(samples, list) else [],
             "seconds_lost": round(self.seconds_lost, 3),
@@ -124,18 +120,7 @@ class Accounts:
         return {"p50": ordered[len(ordered) // 2], "max": ordered[-1]}
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "attempts": self.attempts,
-            "steps": self.steps,
-            "lost": self.lost,
-            "undone": self.undone,
-            "seconds_lost": self.seconds_lost,
-            "recoveries": self.recoveries,
-            "faults": dict(self.faults),
-            "timeline": self.timeline,
-            "recovery_s": self.recovery_s,
-            "cadence": self.cadence,
-        }
+        return dataclass_json.write(self)
 
     @classmethod
     def from_json(cls, data: object) -> Accounts:

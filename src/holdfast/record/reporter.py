@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from holdfast.base.board import Beat, Phase
+from holdfast.base.board import Beat, Board, Phase
 from holdfast.base.files import open_regular
 from holdfast.faults.classification import Fault
 from holdfast.faults.ladder import Move
@@ -25,6 +25,7 @@ from holdfast.record.tensorboard import Scalars
 from holdfast.record.time_spent import Spending
 from holdfast.run.events import Event, utc_now
 from holdfast.run.folder import RunFolder
+from holdfast.run.messages import EpochEnded, Log, Restored, ScriptEpoch, Unheard
 
 MOST_LOGGED = 20_000
 """Records that are remembered: more than a script logs from one commit to the next."""
@@ -76,8 +77,10 @@ class Teller:
         text += ". This is a bug: please report it with journal.jsonl. Training goes on"
         self.emit("note", text=text, traceback="".join(traceback.format_exception(error)))
 
-    def emit_fault(self, fault: Fault, move: Move, folder: Path | None = None, *, whole: bool = False) -> None:
-        """`whole`: with all that is known, where no folder of the fault has it."""
+    def emit_fault(
+        self, fault: Fault, move: Move, folder: Path | None = None, *, whole: bool = False, sentence: str | None = None
+    ) -> None:
+        """`whole`: with all that is known, where no folder of the fault has it. `sentence`: in words of a script's."""
         self.emit(
             "fault",
             code=fault.code,
@@ -85,13 +88,14 @@ class Teller:
             device=fault.device,
             step=fault.step,
             phase=fault.phase,
-            sentence=fault.sentence(),
+            sentence=sentence or fault.sentence(),
             action=move.action.value,
             reason=move.reason,
             **({} if folder is None else {"folder": str(folder)}),
             **({"fault": fault.to_json(), "move": move.to_json()} if whole else {}),
         )
-        self.scalars.say(fault.step, f"{fault.code} {fault.sentence()}")
+        if sentence is None:  # the scalars of a script are what it logs itself
+            self.scalars.say(fault.step, f"{fault.code} {fault.sentence()}")
 
     def log(self, step: int, epoch: int, values: dict[str, Any]) -> None:
         """Numbers that a worker repeats, as it went back to an earlier commit, are written once."""
@@ -122,16 +126,24 @@ class Teller:
         self.emit("log", step=step, epoch=epoch, values=values)
         self.run.append_metrics({"time": utc_now(), "step": step, "epoch": epoch, **values})
 
-    def epoch(self, message: dict[str, Any], **more: Any) -> tuple[bool, int | None]:
-        """An epoch is over: whether its weights are the best so far, and the snapshot that is held for them.
+    def heed(self, message: Log | Restored, board: Board) -> None:
+        """Numbers of a worker, which are on the board as heard then; or the place that it goes on from."""
+        if isinstance(message, Restored):
+            self.best.go_on(message.step, message.epoch, ended=message.ended, inside=message.inside)
+            return
+        log = self.log_missing if isinstance(message, Unheard) else self.log
+        log(message.step, message.epoch, message.values)
+        board.hear()
+
+    def epoch(self, message: EpochEnded | ScriptEpoch, **more: Any) -> bool:
+        """An epoch is over: whether its weights are the best so far.
 
         One that comes again, as somebody may have died over it, is told once; without a snapshot its weights are gone.
         """
-        again, sequence = bool(message.pop("again", False)), message.pop("sequence", None)
-        best = (not again or sequence is not None) and self.best.taken(int(message["step"]))
-        if not (again and self.told(int(message["epoch"]), int(message["step"]))):
-            self.emit("epoch", **message, best=best, **more)
-        return best, sequence
+        best = (not message.again or message.sequence is not None) and self.best.taken(message.step)
+        if not (message.again and self.told(message.epoch, message.step)):
+            self.emit("epoch", **message.told, best=best, **more)
+        return best
 
     def told(self, epoch: int, step: int) -> bool:
         """Whether the journal has the end of this epoch."""

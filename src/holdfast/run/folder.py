@@ -39,11 +39,11 @@ from holdfast.base.secret_words import redact as redact
 from holdfast.run import seal
 from holdfast.run.events import DURABLE, Event
 from holdfast.run.names import new_name as new_name
+from holdfast.run.states import LIVE_STATES, RunState
 
 FORMAT = 1
 LAST_WORD = "last.json"
 """What the keeper leaves when its supervisor died: how far the last worker was."""
-LIVE_STATES = frozenset({"STARTING", "RUNNING", "RECOVERING", "MOVED", "PAUSED"})
 
 _TAIL = 1 << 16
 """Bytes at the end of metrics.jsonl and journal.jsonl that tell what came last."""
@@ -209,8 +209,8 @@ class RunFolder:
 
     def state(self) -> str:
         """The state a person should read: what run.json says, or CRASHED if nobody is there to say it."""
-        said = str(self.info.get("state", "CRASHED"))
-        return "CRASHED" if said in LIVE_STATES and not self.in_use() else said
+        said = str(self.info.get("state", RunState.CRASHED))
+        return RunState.CRASHED if said in LIVE_STATES and not self.in_use() else said
 
     # -- appending -----------------------------------------------------------------------------------------
 

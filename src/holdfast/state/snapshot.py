@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from holdfast.base.board import Board
+from holdfast.run.messages import Message
 from holdfast.state import layout as layouts
 from holdfast.state.cuda_copies import Copies, copies_for
 from holdfast.state.protected import Protected, view_bytes
@@ -45,7 +46,7 @@ class Link(Protocol):
 
     def arena(self, capacity: int) -> Arena: ...
     def committed(self, step: int) -> None: ...
-    def send(self, kind: str, **data: Any) -> None: ...
+    def send(self, message: Message) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,12 @@ devices/trust_rules.py; what outlives the run is in devices/ledger.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.base import processes
+from holdfast.base.board import Board
 from holdfast.devices import trust_rules as rules
 from holdfast.devices.guards import lost_when_ended
 from holdfast.devices.ledger import Ledger, Opened
@@ -25,8 +26,8 @@ from holdfast.devices.trust_rules import DeviceTrust, State
 from holdfast.faults.blame import Blame, Verdict
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import OFF_RECORD, Action, Move, Rung
+from holdfast.run.messages import Suspicion
 from holdfast.supervisor.run_state import Affairs
-from holdfast.supervisor.workers import Crew
 
 if TYPE_CHECKING:
     from holdfast.devices.probe_process import Probe
@@ -50,16 +51,16 @@ _INNOCENT = frozenset({Blame.DATA, Blame.CODE, Blame.PRECISION})
 class Trusting:
     """Every device of the plan but the CPU, which is where a run goes when it trusts nothing else."""
 
-    def __init__(self, affairs: Affairs, crew: Crew) -> None:
+    def __init__(self, affairs: Affairs, board: Callable[[], Board | None], *, compares: bool = True) -> None:
         self.affairs = affairs
         self.ledger = Ledger()
         self.returning: int | None = None
         """The rung the run is going back to, while its worker comes to a boundary."""
         self.blind = False
         """The worker there is now cannot compare its device with the CPU."""
-        self.compares = True
+        self.compares = compares
         """False where no worker can: a script of somebody else."""
-        self._crew = crew
+        self._board = board
         self._trust: dict[str, DeviceTrust] = {}
         self._home: dict[str, int] = {}
         """The rung each device was left on."""
@@ -186,15 +187,15 @@ class Trusting:
         why = self._lost_when_ended.get(self.rung.device) if fault.kind is Kind.HANG and not _slow_cpu(fault) else None
         return replace(fault, evidence={**fault.evidence, "lost_when_ended": why}) if why else fault
 
-    def suspected(self, message: Mapping[str, Any]) -> None:
+    def suspected(self, message: Suspicion) -> None:
         """An operator disagreed with the CPU. Without a confirmation nothing follows but a line, and more looks."""
-        device, text = self.rung.device, str(message.get("text") or "")
-        done = "confirmed" if message.get("confirmed") else "not confirmed"
-        who = f"by {message['by']}" if message.get("by") else "it could not be tried again"
-        told = f"{device} is suspected at step {message.get('step')}: {text}; {done} ({who}: {message.get('why')})"
-        self.affairs.teller.emit("trust", device=device, state="suspected", text=told, suspicion=dict(message))
-        facts = {"why": text, "confirmed": bool(message.get("confirmed")), "by": message.get("by") or "nobody"}
-        self.ledger.note(device, self.rung.label, "suspicion", **facts, method=message.get("method"))
+        device, text, look = self.rung.device, message.text, message.look
+        done = "confirmed" if look.get("confirmed") else "not confirmed"
+        who = f"by {look['by']}" if look.get("by") else "it could not be tried again"
+        told = f"{device} is suspected at step {message.step}: {text}; {done} ({who}: {look.get('why')})"
+        self.affairs.teller.emit("trust", device=device, state="suspected", text=told, suspicion=message.told)
+        facts = {"why": text, "confirmed": bool(look.get("confirmed")), "by": look.get("by") or "nobody"}
+        self.ledger.note(device, self.rung.label, "suspicion", **facts, method=look.get("method"))
 
     def blamed(self, fault: Fault, verdict: Verdict) -> None:
         """A verdict was reached, perhaps long after the fault."""
@@ -256,9 +257,9 @@ class Trusting:
     def _go_back(self, rung: int) -> None:
         """At the next boundary: the worker commits and makes room."""
         self.returning = rung
-        worker = self._crew.worker
-        if worker is not None:
-            worker.board.request_stop()
+        board = self._board()
+        if board is not None:
+            board.request_stop()
 
     def returned(self) -> int | None:
         """The worker has come to its boundary: the rung to go on with, once."""

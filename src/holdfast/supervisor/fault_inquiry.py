@@ -25,6 +25,7 @@ from holdfast.faults.blame import REPLAYED, Blame, Case, Cpu, Finding, Verdict, 
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Action, Move
 from holdfast.record import evidence
+from holdfast.run.messages import Found, Quarantined
 from holdfast.supervisor.opinions import Opinion
 from holdfast.supervisor.process_start import WorkerProcess
 from holdfast.supervisor.run_state import Affairs
@@ -277,17 +278,17 @@ class Inquest:
         else:
             self._tell(fault, plain, folder)
 
-    def found(self, message: dict[str, Any]) -> None:
+    def found(self, message: Found) -> None:
         """What the CPU made of the step."""
         if self.case is not None:
-            self.case.replayed(Finding.from_json(message))
-            self.affairs.teller.emit("replayed", step=self.case.step, **message)
+            self.case.replayed(message.finding)
+            self.affairs.teller.emit("replayed", step=self.case.step, **message.told)
 
-    def quarantined(self, message: dict[str, Any]) -> None:
+    def quarantined(self, message: Quarantined) -> None:
         """A sample has ended a process that was there to try it: then it has ended the one before, too."""
-        if self.case is not None and message.get("fatal") and _while_reading(self.case.fault):
-            sample = {"index": message.get("index"), "source": message.get("source")}
-            verdict = Verdict(Blame.DATA, str(message.get("why")), repeatable=True, samples=(sample,))
+        if self.case is not None and message.fatal and _while_reading(self.case.fault):
+            sample = {"index": message.index, "source": message.source}
+            verdict = Verdict(Blame.DATA, message.why, repeatable=True, samples=(sample,))
             self.case.fault = self.case.fault.at(verdict=verdict.to_json())
 
     def committed(self, step: int) -> None:

@@ -19,16 +19,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from holdfast.base.board import Board
 from holdfast.base.channel import Channel, Closed
+from holdfast.base.dataclass_json import read_strictly
 from holdfast.base.files import remove
 from holdfast.base.scratch import Scratch
 from holdfast.run import seal
+from holdfast.run.commit_points import SaveReason, Wish
 from holdfast.run.digests import Origin
 from holdfast.run.folder import LAST_WORD, write_json
 from holdfast.state import checkpoint, layout
@@ -92,7 +94,7 @@ class Keeper:
         self._listening = threading.Lock()
         self.board: Board | None = None
         self.scratch: Scratch | None = None
-        self.owed: list[dict[str, Any]] = []
+        self.owed: list[Wish] = []
         """Saves of snapshots that are held, which the supervisor will ask for unless it dies."""
         self.info: dict[str, Any] = {}
         """run.json, for the time when it cannot be read."""
@@ -118,9 +120,9 @@ class Keeper:
                     self.scratch = Scratch(Path(message["scratch"]))
                     self.info = message.get("info") or {}
                 elif "save" in message:
-                    self._say(self._answer(message["save"]))
+                    self._say(self._answer(read_strictly(Wish, message["save"])))
                 elif "owed" in message:
-                    self.owed = message["owed"]
+                    self.owed = [read_strictly(Wish, each) for each in message["owed"]]
                 elif "quit" in message:
                     return
         except Closed:
@@ -151,20 +153,21 @@ class Keeper:
             self.board.close(unlink=False)
         self.board = Board.open_path(Path(path)) if path else Board.open(fds[0])
 
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, request: Wish) -> dict[str, Any]:
         """What was written, and why something was not: both, if only the checkpoint did not fit."""
         began = time.monotonic()
         report, refused = self._save(request)
-        answer = {**_echo(request), "saved": report, "seconds": time.monotonic() - began}
+        answer: dict[str, Any] = {"reason": request.reason, "weights": request.weights}
+        answer |= {"saved": report, "seconds": time.monotonic() - began}
         if refused is not None:
             answer |= {"not_saved": str(refused.strerror or refused), "errno": refused.errno}
         return answer
 
-    def _save(self, request: dict[str, Any]) -> tuple[dict[str, Any] | None, OSError | None]:
+    def _save(self, request: Wish) -> tuple[dict[str, Any] | None, OSError | None]:
         """Copy the newest snapshot, or the one that was held; (None, None) if there is none yet."""
-        wanted = request.get("sequence")
+        wanted = request.sequence
         try:
-            leased = self._lease() if wanted is None else self._held(int(wanted))
+            leased = self._lease() if wanted is None else self._held(wanted)
         except OSError as error:
             return None, error
         if leased is None:
@@ -178,25 +181,23 @@ class Keeper:
             slot.release()
             if wanted is not None and (refused is None or refused.errno is None):
                 slot.let_go()  # otherwise it is asked for again, once there is room
-                self.owed = [each for each in self.owed if each["sequence"] > wanted]
+                self.owed = [each for each in self.owed if (each.sequence or 0) > wanted]
 
-    def _write(
-        self, request: dict[str, Any], slot: Slot, commit: Commit
-    ) -> tuple[dict[str, Any] | None, OSError | None]:
+    def _write(self, request: Wish, slot: Slot, commit: Commit) -> tuple[dict[str, Any] | None, OSError | None]:
         """The checkpoint, then the weights. They are smaller, and may find room where the checkpoint found none."""
         payload = slot.payload(commit.size)
         check = partial(self._check_untouched, slot, commit)
-        run = Path(request["folder"]) if request.get("folder") else self.run
+        run = Path(request.folder) if request.folder else self.run
         report: dict[str, Any] = {"step": commit.step, "sequence": commit.sequence, "bytes": commit.size}
         written, refused = False, None
         if not run.is_dir():
             return None, _gone()
-        last, weights = bool(request.get("last")), request.get("weights", [])
+        last, weights = request.last, request.weights
         aside = partial(self._aside, last=last)
         news = run != self.run or not self._is_saved(slot, commit)
         with ThreadPoolExecutor(1) as beside:
             sha256 = beside.submit(layout.weights_sha256, payload) if weights and last else None
-            if request.get("checkpoint", True) and commit.resumable and news:
+            if request.checkpoint and commit.resumable and news:
                 try:
                     made = self._write_checkpoint(run, payload, commit, check, last=last)
                     report["path"], report["sha256"] = str(made.path), made.sha256
@@ -210,7 +211,7 @@ class Keeper:
                     path = run / f"{name}.safetensors"
                     if name == "final" and sha256 is not None and self._is_best(path, commit.step, sha256):
                         continue
-                    best = request.get("best") if name == "best" else None
+                    best = request.best if name == "best" else None
                     write_weights(
                         path, payload, step=commit.step, best=best, origin=self.origin, check=check, aside=aside
                     )
@@ -334,7 +335,7 @@ class Keeper:
     def _last_rites(self) -> None:
         """The supervisor is dead, so the worker is too: save what it owed, and what was committed last."""
         for wish in self.owed:
-            self._save({**wish, "checkpoint": False})
+            self._save(replace(wish, checkpoint=False))
         seen = self._newest()
         for _ in range(20):
             time.sleep(0.1)
@@ -345,7 +346,7 @@ class Keeper:
         if seen is not None and seen[1].sequence != self.saved_sequence:
             for arena in self.arenas:
                 arena.release_all()
-            _, refused = self._save({"checkpoint": True, "last": True})
+            _, refused = self._save(Wish(SaveReason.END, last=True))
             if refused is not None:
                 self._rescue(seen[1], refused)
         with contextlib.suppress(OSError):
@@ -361,7 +362,7 @@ class Keeper:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             place.mkdir(mode=0o700)  # in a folder that `mkdtemp` has just made
             write_json(place / "run.json", seal.carried(self.run, place, self.info))
-            saved, again = self._save({"checkpoint": True, "folder": str(place)})
+            saved, again = self._save(Wish(SaveReason.END, folder=str(place)))
             if again is not None or saved is None:
                 raise again or OSError(errno.ENOENT, "there is nothing to save")
         except OSError as error:
@@ -397,10 +398,6 @@ def _gone() -> OSError:
 
 def _as_os_error(error: OSError | layout.BadHeader) -> OSError:
     return error if isinstance(error, OSError) else OSError(f"the snapshot is damaged: {error}")
-
-
-def _echo(request: dict[str, Any]) -> dict[str, Any]:
-    return {"reason": request.get("reason"), "weights": request.get("weights", [])}
 
 
 def main(argv: list[str]) -> int:

@@ -1,7 +1,7 @@
 """The supervisor's side of the keeper: one save at a time, wishes joined while it is busy.
 
 keeping = Keeping(run_folder, settings, memory, scratch, portable=False)
-keeping.wish("epoch", weights=["best"], best={"name": "valid_loss", "value": 0.61, "step": 88, "epoch": 10})
+keeping.wish(SaveReason.EPOCH, weights=["best"], best={"name": "valid_loss", "value": 0.61, "step": 88, "epoch": 10})
 for report in keeping.hear(): ...          # what was saved, or why not; raises KeeperDied
 keeping.finish(weights=["final"])          # the last save of a run, waited for
 
@@ -15,13 +15,15 @@ import select
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from holdfast.base import dataclass_json
 from holdfast.base.board import Board
 from holdfast.base.channel import Channel, Closed
 from holdfast.base.scratch import Scratch
+from holdfast.run.commit_points import SaveReason, Wish
 from holdfast.run.folder import RunFolder
 from holdfast.run.settings import Settings
 from holdfast.state.slot_memory import Memory
@@ -37,7 +39,7 @@ LEAVE = 2.0
 """Seconds a killed keeper has to be gone: on a dead network disk it never is."""
 
 
-_END = {"reason": "end", "checkpoint": True, "sequence": None, "best": None, "last": True}
+_END = Wish(SaveReason.END, last=True)
 
 
 class KeeperDied(Exception):
@@ -81,11 +83,11 @@ class Keeping:
         """Whether that was the disk's doing."""
         self.channel: Channel | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._busy: dict[str, Any] | None = None
+        self._busy: Wish | None = None
         self._board: Board | None = None
-        self._wishes: list[dict[str, Any]] = []
+        self._wishes: list[Wish] = []
         """At most one for a snapshot that is held, and one for the newest."""
-        self._refused: list[dict[str, Any]] = []
+        self._refused: list[Wish] = []
         """Wishes of the last save that the disk did not take."""
         self._delay = 0.0
         self._retry_at = 0.0
@@ -138,7 +140,7 @@ class Keeping:
 
     def wish(
         self,
-        reason: str,
+        reason: SaveReason,
         *,
         weights: list[str] | None = None,
         best: dict[str, Any] | None = None,
@@ -146,28 +148,23 @@ class Keeping:
         sequence: int | None = None,
     ) -> None:
         """Ask for a save: of the newest snapshot, or of the one with this sequence, which is held until then."""
-        wish = {"reason": reason, "weights": weights or [], "checkpoint": checkpoint, "sequence": sequence}
-        self._add({**wish, "best": best})
+        self._add(Wish(reason, tuple(weights or ()), checkpoint, sequence, best))
         self.send()
         self._tell_owed()
 
-    def _add(self, wish: dict[str, Any]) -> None:
-        """Join it with what is waiting already; of two snapshots that are held, the newer one is meant."""
-        held = wish["sequence"] is not None
-        for other in self._wishes:
-            if (other["sequence"] is not None) == held:
-                other["weights"] = sorted({*other["weights"], *wish["weights"]})
-                other["checkpoint"] = other["checkpoint"] or wish["checkpoint"]
-                newest = wish if (wish["sequence"] or 0) >= (other["sequence"] or 0) else other
-                if held and wish["sequence"] != other["sequence"]:
-                    self.memory.let_go(min(other["sequence"], wish["sequence"]))
-                other["sequence"], other["best"] = newest["sequence"], newest["best"] or other["best"] or wish["best"]
+    def _add(self, wish: Wish) -> None:
+        """Join it with what is waiting already; the older one of two snapshots that are held is let go."""
+        for number, other in enumerate(self._wishes):
+            if (other.sequence is None) == (wish.sequence is None):
+                self._wishes[number] = other.joined(wish)
+                for each in {other.sequence, wish.sequence} - {self._wishes[number].sequence}:
+                    self.memory.let_go(each)
                 return
         self._wishes.append(wish)
 
     def _tell_owed(self) -> None:
         """The weights of a snapshot that is held, while the keeper is busy: should this process die, it saves them."""
-        owed = [wish for wish in self._wishes if wish["weights"] and wish["sequence"] is not None]
+        owed = [dataclass_json.write(wish) for wish in self._wishes if wish.weights and wish.sequence is not None]
         if owed and self.channel is not None:
             with contextlib.suppress(Closed):
                 self.channel.send({"owed": owed})
@@ -176,7 +173,7 @@ class Keeping:
     def awaited(self) -> set[int]:
         """Sequences of snapshots that must not be overwritten before they are saved."""
         wishes = [*self._wishes, *([self._busy] if self._busy else [])]
-        return {wish["sequence"] for wish in wishes if wish["sequence"] is not None}
+        return {wish.sequence for wish in wishes if wish.sequence is not None}
 
     def send(self) -> None:
         """Pass the next wish on, if the keeper is free and there is something to save."""
@@ -186,7 +183,7 @@ class Keeping:
             return
         wish = self._wishes[0]
         with contextlib.suppress(Closed):  # then it stays for the next keeper
-            self.channel.send({"save": wish})
+            self.channel.send({"save": dataclass_json.write(wish)})
             self._busy = self._wishes.pop(0)
             self.last_wish = time.monotonic()
 
@@ -227,7 +224,7 @@ class Keeping:
         wish, self._busy = self._busy, None
         report: dict[str, Any] | None = message.get("saved")
         why, errno = message.get("not_saved"), message.get("errno")
-        if not self._ending or message.get("reason") == "end":
+        if not self._ending or message.get("reason") == SaveReason.END:
             self.problem = why or (None if report is not None else "it found no snapshot to save")
             self.by_disk = errno is not None
         if report is not None and "path" in report:
@@ -240,15 +237,15 @@ class Keeping:
             self._postpone(wish, report or {})
         return Report(report, why, float(message.get("seconds", 0.0)), str(message.get("reason")), errno)
 
-    def _postpone(self, wish: dict[str, Any], done: dict[str, Any]) -> None:
+    def _postpone(self, wish: Wish, done: dict[str, Any]) -> None:
         """What the disk refused is owed: the weights of the snapshot that is held, and a checkpoint of the newest."""
         owed = []
-        if wish["checkpoint"] and "path" not in done:
-            owed.append({**wish, "weights": [], "best": None, "sequence": None})
-        if wish["weights"] and "weights_sha256" not in done:
-            owed.append({**wish, "checkpoint": False})
+        if wish.checkpoint and "path" not in done:
+            owed.append(replace(wish, weights=(), best=None, sequence=None))
+        if wish.weights and "weights_sha256" not in done:
+            owed.append(replace(wish, checkpoint=False))
         else:
-            self.memory.let_go(wish["sequence"])
+            self.memory.let_go(wish.sequence)
         if self._ending:
             self._refused += owed
             return
@@ -273,11 +270,10 @@ class Keeping:
         try:
             self._tell_ending()
             reports = self._drain(deadline, hurry)
-            held = [wish for wish in self._refused if wish["weights"] and wish["sequence"] is not None]
+            held = [wish for wish in self._refused if wish.weights and wish.sequence is not None]
             self._refused = []
-            self._wishes = [{**_END, "weights": weights or []}, *held]
-            for wish in self._wishes if folder is not None else ():
-                wish["folder"] = str(folder)
+            wishes = [replace(_END, weights=tuple(weights or ())), *held]
+            self._wishes = wishes if folder is None else [replace(wish, folder=str(folder)) for wish in wishes]
             self.send()
             return reports + self._drain(deadline, hurry)
         finally:

@@ -18,6 +18,7 @@ from holdfast.base import processes
 from holdfast.base.board import Phase
 from holdfast.faults.blame import Cpu, Finding
 from holdfast.faults.classification import Fault, Kind, classify_exit
+from holdfast.run.messages import Copied, Found, received
 from holdfast.state.slots import Commit
 from holdfast.supervisor.process_start import NurseryDied, SpawnLauncher, WorkerProcess
 from holdfast.supervisor.run_state import Affairs
@@ -93,12 +94,11 @@ class Opinion:
         if self._closed:
             return True
         messages, closed = self.process.channel.mail()
-        for message in messages:
-            if message.get("kind") == "copied" and self._few_slots():
+        for message in map(received, messages):
+            if isinstance(message, Copied) and self._few_slots():
                 self._affairs.memory.let_evidence_go(self.commit.sequence)
-            elif message.get("kind") == "finding":
-                self.leave_out = message.get("leave_out")
-                self.finding = Finding.from_json(message)
+            elif isinstance(message, Found):
+                self.finding, self.leave_out = message.finding, message.leave_out
         if self.finding is None and self.process.told:
             self.finding = self._by_exit()
         elif self.finding is None and time.monotonic() > self._deadline:

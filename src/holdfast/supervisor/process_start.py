@@ -27,6 +27,7 @@ from holdfast.base.broken_torch import broken_torch, no_torch
 from holdfast.base.channel import CONNECT_TIMEOUT, Channel, Closed
 from holdfast.base.errors import InternalError
 from holdfast.base.folders import Folder
+from holdfast.run.messages import Broken, Exited, Fork, Forked, Message, Note, Ready, Unsafe, Warm, received
 from holdfast.state.slots import Arena
 
 """How the loader of shared libraries, and Python, say that there is no address space left."""
@@ -136,7 +137,7 @@ class NurseryLauncher:
         config["arenas"] = [{"slots": len(arena.slots), "where": arena.where} for arena in arenas]
         fds = [theirs.fileno(), board.fd, *(fd for arena in arenas for fd in arena.fds)]
         try:
-            self.channel.send({"fork": config}, fds)
+            self.channel.send(Fork(config).to_json(), fds)
         except Closed as error:
             raise NurseryDied(str(error)) from None
         finally:
@@ -146,7 +147,7 @@ class NurseryLauncher:
 
     def warm(self) -> None:
         with contextlib.suppress(Closed):
-            self.channel.send({"warm": True})
+            self.channel.send(Warm().to_json())
 
     def stillborn(self) -> int | None:
         """Its exit code, if it has ended without ever having torch ready."""
@@ -161,33 +162,29 @@ class NurseryLauncher:
         notes: list[str] = []
         try:
             for message in self.channel.pending():
-                notes += self._hear(message)
+                notes += self._hear(received(message))
         except Closed as error:
             raise NurseryDied(str(error)) from None
         return notes
 
-    def _hear(self, message: dict[str, Any]) -> list[str]:
-        if "forked" in message:
+    def _hear(self, message: Message | None) -> list[str]:
+        if isinstance(message, Forked):
             worker = self._forking.pop(0)
-            worker.identify(int(message["forked"]))
+            worker.identify(message.pid)
             self.workers[worker.pid] = worker
-        elif "exited" in message:
-            ended = self.workers.pop(int(message["exited"]), None)
+        elif isinstance(message, Exited):
+            ended = self.workers.pop(message.pid, None)
             if ended is not None:
-                code = message["code"]
-                if code is not None:
-                    ended.exit_code = int(code)
+                ended.exit_code = ended.exit_code if message.code is None else message.code
                 ended.gone = ended.told = True
-        elif "ready" in message:
-            self.torch = str(message["ready"])
-            self.ready = time.monotonic()
-            self.took_s = float(message.get("seconds", 0.0))
-        elif "broken" in message:
-            raise broken_torch(str(message["broken"]))
-        elif "unsafe" in message:
-            raise CannotFork(str(message["unsafe"]))
-        elif "note" in message:
-            return [str(message["note"])]
+        elif isinstance(message, Ready):
+            self.torch, self.took_s, self.ready = message.torch, message.seconds, time.monotonic()
+        elif isinstance(message, Broken):
+            raise broken_torch(message.error)
+        elif isinstance(message, Unsafe):
+            raise CannotFork(message.why)
+        elif isinstance(message, Note):
+            return [message.text]
         return []
 
     def close(self) -> None:
@@ -296,7 +293,7 @@ def spawn(
         stdin=subprocess.DEVNULL,
         env={**os.environ, **env, "HOLDFAST_PORT": str(port), "HOLDFAST_TOKEN": token},
         pass_fds=() if sys.platform == "win32" else tuple(keep_open),
-        **_own_group(),
+        **processes.own_session(),
     )
     server.settimeout(0.2)
     deadline = time.monotonic() + CONNECT_TIMEOUT
@@ -316,9 +313,3 @@ def spawn(
     if processes.address_space_limit() is not None:
         raise no_torch(code)
     raise InternalError(f"{command[0]} did not start", cause=f"exit code {code}")
-
-
-def _own_group() -> dict[str, Any]:
-    if sys.platform == "win32":
-        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-    return {"start_new_session": True}

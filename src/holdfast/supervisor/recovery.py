@@ -22,9 +22,12 @@ from typing import Any
 from holdfast.base.board import Beat
 from holdfast.base.files import MAX_JSON, read_bounded, remove
 from holdfast.faults.classification import Fault, Kind
-from holdfast.faults.ladder import FAMILIES, Action, Limits, Move, Past, next_move
+from holdfast.faults.ladder import Action, Move
+from holdfast.run.commit_points import CommitPoint
+from holdfast.run.states import RunState
 from holdfast.state.slots import Commit
 from holdfast.supervisor.device_trust import Trusting
+from holdfast.supervisor.fault_history import FaultHistory
 from holdfast.supervisor.fault_inquiry import Inquest
 from holdfast.supervisor.opinions import Opinion
 from holdfast.supervisor.process_start import NurseryDied, WorkerProcess
@@ -64,7 +67,7 @@ class Recovery:
 
     def __init__(self, affairs: Affairs, crew: Crew, ending: Ending, watch: Watch, trusting: Trusting) -> None:
         self.affairs = affairs
-        self.history: list[Past] = []
+        self.history = FaultHistory(affairs)
         self.crisis: Crisis | None = None
         self._crew = crew
         self._ending = ending
@@ -117,7 +120,7 @@ class Recovery:
         if self._ending.stopping is None and self.inquest.must_wait(fault, took):
             self._postponed = loss
             self._begin_crisis()
-            self.affairs.set_state("RECOVERING")
+            self.affairs.set_state(RunState.RECOVERING)
         else:
             self._answer(loss)
 
@@ -127,7 +130,8 @@ class Recovery:
     def _tell(self, loss: Loss) -> tuple[Fault, Move, Path]:
         """The fault, as it is known by now, is counted and written down, with the ladder's answer."""
         fault = self.trusting.known_loss(self.inquest.hear(loss.fault))
-        move = self._decide(fault)
+        move = self._ask(fault)  # which belongs to the history it is asked about the next time
+        self.history.remember(fault, move)
         folder = self.affairs.tell_fault(fault, move, loss.beat, words=loss.words, stacks=loss.stacks, crash=loss.crash)
         self.inquest.begin(fault, move, folder)
         self.trusting.lost(fault, move)
@@ -168,7 +172,7 @@ class Recovery:
             self.affairs.teller.emit("undone", from_step=undone.from_step, to_step=undone.to_step)
         opinion.end()
         move = self._ask(fault)
-        self.history.append(Past(fault, move, self.affairs.rung))
+        self.history.remember(fault, move, counted=False)
         self._carry_out(fault, move, folder)
 
     def finish(self) -> None:
@@ -192,34 +196,21 @@ class Recovery:
         """The worker computed the failed step again and knows whose fault it was: that is the answer, not a fault."""
         folder = self.inquest.conclude(fault)
         move = self._ask(fault)
-        self.history.append(Past(fault, move, self.affairs.rung))
+        self.history.remember(fault, move, counted=False)
         self.trusting.lost(fault, move)
         self._carry_out(fault, move, folder)
 
     def in_process(self, fault: Fault, move: Move) -> None:
         """The worker mended it by itself; it counts, and is told, like any other."""
-        self._remember(fault, move)
+        self.history.remember(fault, move)
         self.affairs.keep_accounts()
         fault = self.inquest.hear(fault)
         folder = self.affairs.tell_fault(fault, move, self._crew.read_board())
         self.inquest.begin(fault, move, folder)
 
-    def _decide(self, fault: Fault) -> Move:
-        """The ladder's answer, which belongs to the history it is asked about the next time."""
-        move = self._ask(fault)
-        self._remember(fault, move)
-        return move
-
     def _ask(self, fault: Fault) -> Move:
-        retry = self.affairs.settings.retry
-        limits = Limits(tries=retry.same_step, outside=retry.without_progress, crowd=retry.in_a_row)
-        rungs, rung = self.affairs.plan.rungs, self.affairs.rung
-        probation, barred = self.trusting.on_probation(), self.trusting.barred()
-        return next_move(fault, self.history, rungs, rung, probation=probation, barred=barred, limits=limits)
-
-    def _remember(self, fault: Fault, move: Move) -> None:
-        self.affairs.accounts.fault(fault.kind.value)
-        self.history.append(Past(fault, move, self.affairs.rung))
+        """The ladder's answer."""
+        return self.history.ask(fault, probation=self.trusting.on_probation(), barred=self.trusting.barred())
 
     def _carry_out(self, fault: Fault, move: Move, folder: Path) -> None:
         if fault.kind is Kind.HANG and fault.phase == "sentinel":
@@ -229,10 +220,10 @@ class Recovery:
         if self._ending.stopping is not None:
             self._ending.stopped(self._ending.stopping)
         elif move.action is Action.GIVE_UP:
-            self._ending.gave_up(fault, move, tries=sum(past.fault.step == fault.step for past in self.history))
+            self._ending.gave_up(fault, move, tries=self.history.tries(fault))
         elif move.action is Action.FAIL:
             self._ending.script_is_at_fault(fault, folder)
-        elif self.affairs.memory.session_numbers().get("at") == "end":  # it was lost after `train` had returned
+        elif self.affairs.memory.session_numbers().get("at") == CommitPoint.END:  # lost after `train` had returned
             self._ending.finish()
         else:
             if fault.kind is Kind.WRONG_NUMBERS:
@@ -266,13 +257,9 @@ class Recovery:
         step = affairs.newest_step
         affairs.accounts.restored(affairs.accounts.steps, step)
         self._begin_crisis()
-        affairs.set_state("RECOVERING")
+        affairs.set_state(RunState.RECOVERING)
         back = self.trusting.returned()  # it was lost on its way to the boundary: then it goes back from here
         self._start_on(move.rung if back is None else back, step, move)
-
-    def left_by_device(self) -> bool:
-        """The last thing that happened was the device's doing."""
-        return bool(self.history) and FAMILIES[self.history[-1].fault.kind] == "device"
 
     def go_back(self, rung: int) -> None:
         """The worker has made room at a boundary: the run returns to a device that has earned it."""
@@ -291,12 +278,10 @@ class Recovery:
 
     def _change_rung(self, rung: int, step: int) -> None:
         affairs = self.affairs
-        before, after = affairs.plan.rungs[affairs.rung], affairs.plan.rungs[rung]
-        affairs.rung = rung
+        before, after = affairs.change_rung(rung, step)
         if before.on_cpu:
             affairs.memory.agree_on_newest()
         self._watch.forget()
-        affairs.teller.emit("moved", step=step, device=after.device, before=before.label, after=after.label)
         if before.env != after.env:
             self._crew.renew_launcher()
 
@@ -318,11 +303,9 @@ class Recovery:
     def notice_commit(self) -> None:
         """The first commit of a new worker ends the crisis its predecessor left."""
         affairs = self.affairs
-        newest = affairs.memory.newest()
+        newest = affairs.newest_commit()
         if newest is None:
             return
-        if affairs.memory.drop_outgrown():
-            affairs.keeping.tell_arenas()
         if newest.step > affairs.accounts.steps:
             self._count(newest.step)
         mine = newest.generation == self._crew.generation - 1
@@ -336,18 +319,12 @@ class Recovery:
         """Steps were committed: progress since the last fault is what the ladder looks at."""
         affairs = self.affairs
         affairs.teller.rate.note(step)
-        if self.history:
-            past = self.history[-1]
-            committed = past.committed + step - affairs.accounts.steps
-            self.history[-1] = dataclasses.replace(past, committed=committed)
+        self.history.progressed(step - affairs.accounts.steps)
         self.trusting.committed(step - affairs.accounts.steps)
         affairs.accounts.steps = step
 
     def _end_crisis(self, crisis: Crisis, newest: Commit) -> None:
         seconds = time.monotonic() - crisis.since
         lost_s = (newest.time_ns - crisis.last_commit_ns) / 1e9
-        self.affairs.accounts.recovered(seconds, lost_s)
         self.crisis = None
-        told = {"seconds": round(seconds, 3), "lost_s": round(lost_s, 3)}
-        self.affairs.teller.emit("recovered", step=newest.step, **told)
-        self.affairs.set_state("RUNNING")
+        self.affairs.recovered(newest.step, seconds, lost_s)

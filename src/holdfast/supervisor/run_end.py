@@ -20,15 +20,18 @@ from typing import Any
 
 from holdfast.base import processes
 from holdfast.base.board import Phase
-from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed, Stopped, from_json
+from holdfast.base.errors import ExitCode, GaveUp, ScriptFailed, Stopped, from_json
 from holdfast.base.folders import write_whole
 from holdfast.faults.blame import Blame, judge
 from holdfast.faults.classification import CODES, Fault, Kind
 from holdfast.faults.ladder import Move
-from holdfast.run.events import Event, utc_now
+from holdfast.run.events import Event
+from holdfast.run.messages import Failed, Refused
+from holdfast.run.states import RunState
 from holdfast.state import checkpoint
 from holdfast.supervisor.process_start import WorkerProcess
-from holdfast.supervisor.run_state import Affairs, Outcome
+from holdfast.supervisor.run_loop import RunEnd
+from holdfast.supervisor.run_state import Affairs
 from holdfast.supervisor.saves import Saving
 from holdfast.supervisor.signal_queue import Signals
 from holdfast.supervisor.workers import Crew
@@ -40,12 +43,11 @@ SAVE_AFTER = 1.0
 worker that evaluates or compiles may need longer than that."""
 
 
-class Ending:
+class Ending(RunEnd):
     """The way out, and whether the run is on it."""
 
     def __init__(self, affairs: Affairs, crew: Crew, saving: Saving, signals: Signals) -> None:
-        self.affairs = affairs
-        self.outcome: Outcome | None = None
+        super().__init__(affairs)
         self.stopping: int | None = None
         """The signal that asked the run to stop."""
         self.at_once = False
@@ -86,7 +88,7 @@ class Ending:
         code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
         good, _ = checkpoint.newest_good(self.affairs.run_folder.path / "checkpoints")
         error = Stopped("stopped at once", saved=_named(good), hints=[self.affairs.resume_hint()])
-        self.end("STOPPED", code, error)
+        self.end(RunState.STOPPED, code, error)
 
     def stop_if_late(self, worker: WorkerProcess) -> None:
         """It did not come to its next commit in time: what it committed last is what is kept, and saved long before."""
@@ -109,7 +111,9 @@ class Ending:
         if self._saving.refused is not None:
             self.end_with(self._not_saved(f"{sentence}, but that could not be saved"))
             return
-        self.end("STOPPED", code, Stopped(sentence, saved=self.affairs.saved(), hints=[self.affairs.resume_hint()]))
+        self.end(
+            RunState.STOPPED, code, Stopped(sentence, saved=self.affairs.saved(), hints=[self.affairs.resume_hint()])
+        )
 
     def save_last(self, weights: list[str] | None = None) -> bool:
         """The state as it is now, on disk and verified. False if a signal cut it short."""
@@ -128,7 +132,7 @@ class Ending:
         elif self._saving.refused is not None or self._no_weights():
             self.end_with(self._not_saved("training is over, but its result could not be saved"))
         else:
-            self.end("FINISHED", ExitCode.OK, None)
+            self.end(RunState.FINISHED, ExitCode.OK, None)
 
     def _no_weights(self) -> bool:
         return self.affairs.memory.newest() is not None and "weights_sha256" not in self.affairs.keeping.final
@@ -154,27 +158,27 @@ class Ending:
 
     # -- failing -------------------------------------------------------------------------------------------
 
-    def failed(self, said: dict[str, Any]) -> None:
+    def failed(self, said: Failed) -> None:
         """The script raised an error of its own."""
         affairs = self.affairs
         affairs.accounts.fault(Kind.USER_ERROR.value)
         self.save_last()
         error = ScriptFailed(
-            f"{affairs.plan.script.name} raised {said['summary']}",
-            cause=said.get("where"),
+            f"{affairs.plan.script.name} raised {said.summary}",
+            cause=said.where,
             saved=affairs.saved(),
             hints=[f"its traceback and output are in {affairs.run_folder.path / 'output.log'}"],
         )
-        error.blame = said.get("blame")
+        error.blame = said.blame
         with contextlib.suppress(OSError):  # it stands in output.log too
-            text = f"{said.get('traceback', '')}\n"
+            text = f"{said.traceback}\n"
             write_whole(affairs.run_folder.path / "traceback.txt", text.encode(errors="backslashreplace"))
-        self.end("FAILED", ExitCode.NO, error)
+        self.end(RunState.FAILED, ExitCode.NO, error)
 
-    def refused(self, said: dict[str, Any]) -> None:
+    def refused(self, said: Refused) -> None:
         """The script asked for something that cannot be; the worker has the words."""
         self.save_last()
-        self.end_with(from_json(said))
+        self.end_with(from_json(said.error))
 
     def script_is_at_fault(self, fault: Fault, folder: Path) -> None:
         """A fault that would come again on every device."""
@@ -216,49 +220,17 @@ class Ending:
 
     # -- the end -------------------------------------------------------------------------------------------
 
-    def end_with(self, error: HoldfastError) -> None:
-        state = "GAVE_UP" if isinstance(error, GaveUp) else "FAILED"
-        self.end(state, error.exit_code, error)
-
-    def end(self, state: str, code: int, error: HoldfastError | None) -> None:
-        """The receipt, and the outcome. The first one counts."""
-        if self.outcome is not None:
-            return
-        affairs, accounts = self.affairs, self.affairs.accounts
-        if accounts.timeline:
-            accounts.timeline[-1]["to_step"] = accounts.steps
-        receipt = self._receipt(state)
-        affairs.run_folder.put("receipt.json", receipt)
-        self.outcome = Outcome(state, int(code), error, receipt)
-        affairs.set_state(
-            state,
-            exit_code=int(code),
-            ended=utc_now(),
-            accounts=accounts.to_json(),
-            best=affairs.teller.best.known,
-        )
-        data = error.to_json() if error else {}
-        affairs.teller.emit("end", state=state, exit_code=int(code), step=accounts.steps, error=data or None)
-
-    def _receipt(self, state: str) -> dict[str, Any]:
+    def receipt(self, state: RunState) -> dict[str, Any]:
         affairs = self.affairs
-        counted = affairs.memory.session_numbers()
-        receipt = affairs.accounts.receipt(
-            steps=affairs.accounts.steps,
-            survived=state in ("FINISHED", "STOPPED"),
-            skipped=int(counted.get("skipped", 0)),
-            repeated=int(counted.get("repeated", 0)),
-            sha256=affairs.keeping.final.get("weights_sha256") if state == "FINISHED" else None,
-            quarantined=counted.get("quarantined"),
-        )
+        receipt = self.counted(state, affairs.memory.session_numbers())
         at_once = affairs.plan.resume is None  # what lies between two sittings is not what it took
         return {**receipt, **(_compared(affairs.run_folder.info, state) if at_once else {})}
 
 
-def _compared(info: dict[str, Any], state: str) -> dict[str, Any]:
+def _compared(info: dict[str, Any], state: RunState) -> dict[str, Any]:
     """What the plan said beside what it took, for a run that followed one and finished."""
     plan, began = info.get("plan"), Event("", str(info.get("created", ""))).seconds()
-    if not isinstance(plan, dict) or state != "FINISHED" or began is None:
+    if not isinstance(plan, dict) or state != RunState.FINISHED or began is None:
         return {}
     said = {name: plan.get(name) for name in ("time_s", "time_low_s", "time_high_s", "cost_usd")}
     return {"plan": {**said, "took_s": round(max(0.0, time.time() - began), 1)}}

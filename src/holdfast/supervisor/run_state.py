@@ -2,7 +2,7 @@
 
     affairs = Affairs.open(run_folder, plan, settings, face)
     affairs.device                                        # of the rung the run is on now
-    affairs.set_state("RUNNING")                          # run.json, for whoever looks
+    affairs.set_state(RunState.RUNNING)                   # run.json, for whoever looks
     folder = affairs.tell_fault(fault, move, beat)        # its evidence kept, its event told
 
 Folder, plan, settings, memory, keeper, accounts and teller each know nothing of a supervisor. What follows from
@@ -11,13 +11,14 @@ them is decided elsewhere: workers.py starts and ends workers, recovery.py answe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from holdfast.base import processes
 from holdfast.base.board import Beat
-from holdfast.base.errors import HoldfastError
+from holdfast.base.errors import HoldfastError, UserError
 from holdfast.base.scratch import Scratch
 from holdfast.faults.classification import Fault
 from holdfast.faults.ladder import Move, Rung
@@ -27,8 +28,11 @@ from holdfast.record.reporter import Face, Teller
 from holdfast.run.folder import RunFolder
 from holdfast.run.reference import handle
 from holdfast.run.settings import Settings
+from holdfast.run.states import RunState
 from holdfast.state import checkpoint
 from holdfast.state.slot_memory import Memory
+from holdfast.state.slots import Commit
+from holdfast.supervisor import process_start
 from holdfast.supervisor.keeper_client import Keeping
 
 
@@ -54,7 +58,7 @@ class Plan:
 class Outcome:
     """How it ended."""
 
-    state: str
+    state: RunState
     exit_code: int
     error: HoldfastError | None = None
     receipt: dict[str, Any] = field(default_factory=dict)
@@ -110,11 +114,44 @@ class Affairs:
             return newest.step
         return self.plan.resume.step if self.plan.resume else 0
 
-    def set_state(self, state: str, **more: Any) -> None:
+    def set_state(self, state: RunState, **more: Any) -> None:
         self.run_folder.update_info(state=state, device=self.device, rung=self.plan.rungs[self.rung].label, **more)
 
     def keep_accounts(self, **more: Any) -> None:
         self.run_folder.update_info(**more, accounts=self.accounts.to_json())
+
+    def recovered(self, step: int, seconds: float, lost_s: float) -> None:
+        """The run is again where it was."""
+        self.accounts.recovered(seconds, lost_s)
+        self.teller.emit("recovered", step=step, seconds=round(seconds, 3), lost_s=round(lost_s, 3))
+        self.set_state(RunState.RUNNING)
+
+    def change_rung(self, rung: int, step: int) -> tuple[Rung, Rung]:
+        """The next process is on another rung: the one before, and that one."""
+        before, after = self.plan.rungs[self.rung], self.plan.rungs[rung]
+        self.rung = rung
+        self.teller.emit("moved", step=step, device=after.device, before=before.label, after=after.label)
+        return before, after
+
+    def newest_commit(self) -> Commit | None:
+        """The newest snapshot; slots that the state has outgrown are let go."""
+        newest = self.memory.newest()
+        if newest is not None and self.memory.drop_outgrown():
+            self.keeping.tell_arenas()
+        return newest
+
+    def give_slots(self, capacity: int, answer: Callable[..., None], *, by_path: bool) -> None:
+        """A process waits for slots of this size. `by_path`: no descriptor can be passed to it."""
+        try:
+            arena = self.memory.grow(capacity)
+        except UserError as error:
+            answer({"error": True, **error.to_json()})
+            return
+        if by_path:
+            answer({"paths": process_start.slot_paths(arena)})
+        else:
+            answer({"where": arena.where, "slots": len(arena.slots)}, arena.fds)
+        self.keeping.tell_arenas()
 
     def tell_fault(
         self,
@@ -125,12 +162,13 @@ class Affairs:
         words: str = "",
         stacks: dict[str, str] | None = None,
         crash: str = "",
+        sentence: str | None = None,
     ) -> Path:
         """Keep the evidence, tell the fault and the move that answers it; returns the folder of the evidence."""
         folder = evidence.collect(
             self.run_folder, fault, move, beat, words, stacks or {}, crash, gathering=self.gathering
         )
-        self.teller.emit_fault(fault, move, folder)
+        self.teller.emit_fault(fault, move, folder, sentence=sentence)
         return folder
 
     def resume_hint(self, flags: str = "") -> str:

@@ -1,6 +1,6 @@
 """Saves while a run goes on: what the keeper reports is told, a keeper that dies is replaced. No torch here.
 
-saving = Saving(affairs, crew)
+saving = Saving(affairs, crew.read_board)
 saving.hear()                                    # reports told; a dead keeper is a fault, and another starts
 saving.epoch(message)                            # an epoch is over: the best so far, or due
 saving.tick()                                    # a checkpoint every now and then
@@ -15,15 +15,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from holdfast.base.board import Beat
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Action, Move
+from holdfast.run.commit_points import SaveReason
 from holdfast.run.disk_trouble import Storage
+from holdfast.run.messages import EpochEnded, ScriptEpoch
 from holdfast.supervisor import rescue_folder
 from holdfast.supervisor.keeper_client import KeeperDied, Report
 from holdfast.supervisor.run_state import Affairs
-from holdfast.supervisor.workers import Crew
 
 MIN_EPOCH_SAVE = 5.0
 """Epochs shorter than this do not each get a checkpoint."""
@@ -34,10 +35,10 @@ LAST_TRIES = 3
 class Saving:
     """When to save, and what became of it."""
 
-    def __init__(self, affairs: Affairs, crew: Crew) -> None:
+    def __init__(self, affairs: Affairs, read_board: Callable[[], Beat | None]) -> None:
         self.affairs = affairs
         self.keeping = affairs.keeping
-        self._crew = crew
+        self._read_board = read_board
         self._deaths = 0
         """Keepers that died since one last wrote a checkpoint."""
         self.refused: str | None = None
@@ -50,24 +51,25 @@ class Saving:
         except KeeperDied as died:
             self._keeper_died(died)
 
-    def epoch(self, message: dict[str, Any]) -> None:
+    def epoch(self, message: EpochEnded | ScriptEpoch) -> None:
         """Its snapshot is held until it is known whether it is the best; then it is saved or let go."""
         affairs, teller = self.affairs, self.affairs.teller
-        best, sequence = teller.epoch(message, device=affairs.device)
+        best, sequence = teller.epoch(message, device=affairs.device), message.sequence
         due = affairs.settings.checkpoint.at_epochs and time.monotonic() - self.keeping.last_wish >= MIN_EPOCH_SAVE
         if best:
-            self.keeping.wish("epoch", weights=["best"], best=teller.best.known, checkpoint=due, sequence=sequence)
+            known, why = teller.best.known, SaveReason.EPOCH
+            self.keeping.wish(why, weights=["best"], best=known, checkpoint=due, sequence=sequence)
             return
         if sequence not in self.keeping.awaited:  # an epoch without steps ends with the snapshot of the one before
             affairs.memory.let_go(sequence)
         if due:
-            self.keeping.wish("epoch")
+            self.keeping.wish(SaveReason.EPOCH)
 
     def weights(self, step: int, sequence: int) -> None:
         """Weights that belong to no end of an epoch: the snapshot is a savepoint, and held for them alone."""
         best = self.affairs.teller.best
         if best.taken(step):
-            self.keeping.wish("best", weights=["best"], best=best.known, checkpoint=False, sequence=sequence)
+            self.keeping.wish(SaveReason.BEST, weights=["best"], best=best.known, checkpoint=False, sequence=sequence)
         else:
             self.affairs.memory.let_go(sequence)
 
@@ -78,14 +80,14 @@ class Saving:
             self.keeping.kill()
         waited = time.monotonic() - self.keeping.last_wish
         if waited >= affairs.settings.checkpoint.every and affairs.memory.newest() is not None:
-            self.keeping.wish("time")
+            self.keeping.wish(SaveReason.TIME)
         else:
             self.keeping.send()
 
     def now(self) -> None:
         """The newest snapshot, if there is one: the run may be killed before its worker comes to a commit."""
         if self.affairs.memory.newest() is not None:
-            self.keeping.wish("stop")
+            self.keeping.wish(SaveReason.STOP)
 
     def last(self, weights: list[str] | None = None, *, hurry: Callable[[], bool]) -> bool:
         """The state as it is now, on disk and verified, before the run ends. False if `hurry()` cut it short."""
@@ -154,4 +156,4 @@ class Saving:
         affairs.memory.release_leases(keep=self.keeping.awaited)
         if self._deaths <= affairs.settings.retry.without_progress:
             self.keeping.start()
-        affairs.tell_fault(fault, move, self._crew.read_board())
+        affairs.tell_fault(fault, move, self._read_board())

@@ -1,10 +1,11 @@
-"""Signals as entries in a list, heard by the supervisor's loop when it comes round. No torch here.
+"""Signals as entries in a list, heard by a supervisor's loop when it comes round. No torch here.
 
-signals = Signals()
+signals = Signals(TO_TRAINING, ignored=("SIGHUP",))
 with signals.listening():
     select.select([signals.wake], [], [], patience)       # a signal ends the wait at once
-    signals.calm()
     for number in signals.heard(): ...
+
+`holdfast run` listens to more of them, and sends each on to the script.
 """
 
 from __future__ import annotations
@@ -12,26 +13,34 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import FrameType
 
 from holdfast.base.processes import remember_children
 
-_WANTED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
+TO_TRAINING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+TO_SCRIPTS = (*TO_TRAINING, "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT", "SIGTSTP")
 URGENT = (signal.SIGINT, signal.SIGTERM)
 """Those that mean "now" when they come a second time. A terminal that closes may say so twice: kernel and shell."""
 
 
-class SignalQueue:
-    """Signals that have come, in order, and a socket that ends a wait when one comes."""
+def numbers(names: Collection[str]) -> list[int]:
+    """Of those that this system has."""
+    return [getattr(signal, name) for name in names if hasattr(signal, name)]
 
-    def __init__(self) -> None:
+
+STOPPING = frozenset(numbers((*TO_TRAINING, "SIGQUIT")))
+"""After one of these the end of a script is what somebody wanted."""
+
+
+class Signals:
+    """What has come and was not heard yet, in order, and a socket that ends a wait. Empty is false."""
+
+    def __init__(self, names: Collection[str], *, ignored: Collection[str]) -> None:
+        """`ignored`: those that stay ignored if they were when we were started, as nohup and a detached start do."""
         self._numbers: list[int] = []
+        self._names, self._ignored = names, ignored
         self.wake, self._waker = socket.socketpair()
-
-    def wanted(self) -> list[int]:
-        """The signals to listen to, as they are when listening begins."""
-        raise NotImplementedError
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -43,7 +52,8 @@ class SignalQueue:
         def note(number: int, _frame: FrameType | None) -> None:
             self._numbers.append(number)
 
-        before = {number: signal.signal(number, note) for number in self.wanted()}
+        ignored = {each for each in numbers(self._ignored) if signal.getsignal(each) is signal.SIG_IGN}
+        before = {each: signal.signal(each, note) for each in numbers(self._names) if each not in ignored}
         wake_before = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         try:
             yield
@@ -56,24 +66,14 @@ class SignalQueue:
         self.wake.close()
         self._waker.close()
 
-
-class Signals(SignalQueue):
-    """What has come and was not heard yet. Empty is false."""
-
-    def wanted(self) -> list[int]:
-        ignored = getattr(signal, "SIGHUP", None)  # as nohup and a detached start leave it
-        return [each for each in _WANTED if each != ignored or signal.getsignal(each) is not signal.SIG_IGN]
-
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def calm(self) -> None:
-        """The wait is over: empty the wake-up socket."""
-        with contextlib.suppress(BlockingIOError):
-            self.wake.recv(4096)
-
     def heard(self) -> Iterator[int]:
         """One by one, as they came; those that come meanwhile too."""
+        with contextlib.suppress(BlockingIOError, InterruptedError):
+            while self.wake.recv(4096):
+                pass
         while self._numbers:
             yield self._numbers.pop(0)
 

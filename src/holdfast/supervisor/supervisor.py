@@ -6,6 +6,8 @@ One loop, one thread: wait for something to happen, hear what the processes say,
 Whatever touches a device is in a child; the state is in slots this process owns: no child's death loses it.
 Every decision is the ladder's, every limit the watchdog's. Here is what is noticed; what follows is elsewhere:
 
+    run_loop.py       the loop and the end of a run, shared with `holdfast run`
+    fault_history.py  the faults so far, and the question to the ladder, shared as well
     run_state.py      what all of them work on: folder, plan, memory, accounts, teller
     workers.py         the worker there is now: starting it, ending it
     worker_mail.py     what it says, message by message
@@ -19,7 +21,6 @@ Every decision is the ladder's, every limit the watchdog's. Here is what is noti
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import time
@@ -33,15 +34,17 @@ from holdfast.faults.classification import Fault, Kind, classify_exit
 from holdfast.record import evidence
 from holdfast.record.reporter import Face
 from holdfast.run.folder import RunFolder
+from holdfast.run.messages import Done, Failed, LastWords, Lost, Refused, SlotsWanted, StoppedAt, received
 from holdfast.run.settings import Settings
 from holdfast.supervisor import process_start
 from holdfast.supervisor.device_trust import Trusting
 from holdfast.supervisor.process_start import CannotFork, Launcher, NurseryDied, WorkerProcess
 from holdfast.supervisor.recovery import Crisis, Recovery
 from holdfast.supervisor.run_end import Ending
+from holdfast.supervisor.run_loop import RunLoop
 from holdfast.supervisor.run_state import Affairs, Outcome, Plan
 from holdfast.supervisor.saves import Saving
-from holdfast.supervisor.signal_queue import URGENT, Signals
+from holdfast.supervisor.signal_queue import TO_TRAINING, URGENT, Signals
 from holdfast.supervisor.throttle import Holding
 from holdfast.supervisor.worker_mail import WorkerMail
 from holdfast.supervisor.worker_watch import Watch
@@ -52,15 +55,15 @@ __all__ = ["Outcome", "Plan", "Supervisor"]
 TICK = 0.1
 QUICK = 0.01
 """Seconds between two looks, and in a crisis."""
-BEAT_EVERY = 1.0
 KEEPER_PATIENCE, KEEPER_HURRY = 60.0, 1.0
 """Seconds the keeper has to leave at the end of a run, and when nobody wants to wait."""
 
 
-class Supervisor:
+class Supervisor(RunLoop):
     """One run, from its first worker to its receipt."""
 
     def __init__(self, run: RunFolder, plan: Plan, settings: Settings, face: Face | None = None) -> None:
+        super().__init__()
         affairs = Affairs.open(run, plan, settings, face or Face())
         self.affairs = affairs
         self.run_folder = run
@@ -71,16 +74,15 @@ class Supervisor:
         self.keeping = affairs.keeping
         self.accounts = affairs.accounts
         self.crew = Crew(affairs, self._make_launcher)
-        self._signals = Signals()
-        self._saving = Saving(affairs, self.crew)
+        self._signals = Signals(TO_TRAINING, ignored=("SIGHUP",))
+        self._saving = Saving(affairs, self.crew.read_board)
         self._ending = Ending(affairs, self.crew, self._saving, self._signals)
         self._watch = Watch(settings.watchdog, self.teller.emit)
-        self._trusting = Trusting(affairs, self.crew)
+        self._trusting = Trusting(affairs, lambda: self.crew.board)
         self._recovery = Recovery(affairs, self.crew, self._ending, self._watch, self._trusting)
         self._mail = WorkerMail(affairs, self.crew, self._saving, self._recovery, self._trusting)
         self.crew.entering = self._trusting.entering
         self._holding = Holding(affairs, self.crew)
-        self._last_beat = 0.0
         self._limit_in = TICK
         """Seconds until the worker's silence would be too long: the next look comes no later."""
 
@@ -97,8 +99,8 @@ class Supervisor:
         return self.affairs.rung
 
     @property
-    def outcome(self) -> Outcome | None:
-        return self._ending.outcome
+    def ending(self) -> Ending:
+        return self._ending
 
     @property
     def _stopping(self) -> int | None:
@@ -111,32 +113,33 @@ class Supervisor:
     # -- the loop ------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        """Until the run is over, whatever happens to the worker."""
-        self.affairs.set_state("STARTING", pid=os.getpid(), boot_id=processes.boot_id())
+        try:
+            with self._signals.listening():
+                return self.to_the_end()
+        finally:
+            self._signals.close()
+
+    def begin(self) -> None:
         if self.plan.crashed_ns is not None:
             self._recovery.begin_after_crash(self.plan.crashed_ns)
-        with self._signals.listening():
-            try:
-                self._trusting.begin()
-                self.keeping.start()
-                self.crew.open()
-                self.crew.start()
-                while self.outcome is None:
-                    self._wait()
-                    self._hear_signals()
-                    self._hear_launcher()
-                    self._hear_worker()
-                    self._saving.hear()
-                    if self.outcome is None:
-                        self._look()
-                        self._tick()
-            except HoldfastError as error:
-                self._ending.save_last()
-                self._ending.end("FAILED", error.exit_code, error)
-            finally:
-                self._close()
-        assert self.outcome is not None
-        return self.outcome
+        self._trusting.begin()
+        self.keeping.start()
+        self.crew.open()
+        self.crew.start()
+
+    def turn(self) -> None:
+        self._wait()
+        self._hear_signals()
+        self._hear_launcher()
+        self._hear_worker()
+        self._saving.hear()
+        if self.outcome is None:
+            self._look()
+            self._tick()
+
+    def failed(self, error: HoldfastError) -> None:
+        self._ending.save_last()
+        super().failed(error)
 
     def _make_launcher(self) -> Launcher:
         env = dict(self.plan.rungs[self.rung].env)
@@ -150,53 +153,37 @@ class Supervisor:
             sources.append(self.keeping.channel)
         patience = QUICK if self._crisis is not None or (self.worker and self.worker.gone) else TICK
         ready, _, _ = select.select(sources, [], [], max(0.001, min(patience, self._limit_in)))
-        if self._signals.wake in ready:
-            self._signals.calm()
         self.crew.notice_exit(ready)
 
     def _tick(self) -> None:
         """Every now and then: what the script printed, a beat for readers elsewhere, a checkpoint."""
-        now = time.monotonic()
         self.teller.pump_output()
         beat = self.crew.read_board()
-        if beat is not None and now - self._last_beat >= BEAT_EVERY:
-            self._last_beat = now
-            self.teller.beat(beat, self.affairs.device, self.accounts)
+        if beat is not None and self.beat_due():
+            self.mirror(beat, self.affairs.device)
         self._saving.tick()
         if self._stopping is None and self._crisis is None:
             self.crew.tick()
         if self._stopping is None:
             self._holding.tick()
-        for text in self.affairs.gathering.poll():
-            self.teller.emit("note", text=text)
+        self.tell_gathered()
         if self._stopping is None:
             self._trusting.tick()
 
-    def _close(self) -> None:
-        """Leave nothing behind: no process, no descriptor, no memory."""
+    def close_processes(self) -> None:
         self.teller.pump_output()
         self._holding.close()
         self._recovery.inquest.close()
         self.crew.close()
-        self._trusting.close(self._how_it_was_left())
+        self._trusting.close(self._ending.how_left(by_device=self._recovery.history.left_by_device))
         # Without an outcome something here failed: the keeper then saves what is in memory, as if we had been killed.
         patience = KEEPER_HURRY if self._ending.at_once else KEEPER_PATIENCE
         self.keeping.close(patience=patience, save=self.outcome is None)
-        self.affairs.gathering.close(0.0 if self._ending.at_once else 1.0)
-        self.memory.close()
-        self.affairs.scratch.remove()
-        self._signals.close()
         for path in self.run_folder.path.glob("stacks-*.txt"):
             remove(path)
-        if self.outcome is None:
-            self.affairs.set_state("CRASHED")
 
-    def _how_it_was_left(self) -> str:
-        """For the ledger: a script that fails says nothing about the device it failed on."""
-        state = self.outcome.state if self.outcome else "CRASHED"
-        if state == "GAVE_UP" and self._recovery.left_by_device():
-            return "fault"
-        return "finished" if state == "FINISHED" else "stopped"
+    def gathering_patience(self) -> float:
+        return 0.0 if self._ending.at_once else 1.0
 
     # -- hearing -------------------------------------------------------------------------------------------
 
@@ -226,15 +213,15 @@ class Supervisor:
         if worker is None:
             return
         messages, closed = worker.channel.mail()
-        for message in messages:
-            kind = str(message.get("kind", ""))
+        for data in messages:
+            kind = str(data.get("kind", ""))
             try:
-                self._mail.heed(worker, message)
+                self._mail.heed(worker, received(data))
             except HoldfastError:
                 raise
             except Exception as error:  # our own bug: neither the worker's fault nor the end of its channel
                 self.teller.failed_over(kind, error)
-                if kind == "arena":  # it waits for an answer that does not come
+                if kind == SlotsWanted.kind:  # it waits for an answer that does not come
                     raise InternalError(f"holdfast failed over `{kind}`", cause=repr(error)) from error
         if closed:
             worker.deaf = True  # its end is closed: that stays readable, and only its death is left to notice
@@ -306,21 +293,20 @@ class Supervisor:
         kill_group(worker)
         self._recovery.notice_commit()
         said = self.crew.said
-        kind = said.get("kind")
-        if kind in ("done", "failed", "refused", "stopped") or self._stopping is not None:
+        if isinstance(said, Done | Failed | Refused | StoppedAt) or self._stopping is not None:
             self.crew.account_for(worker)
-            self._end_as_said(kind, said)
-        elif kind == "lost":
-            self._recovery.after_death(worker, Fault.from_json(said["fault"]))
+            self._end_as_said(said)
+        elif isinstance(said, Lost):
+            self._recovery.after_death(worker, said.fault)
         else:
             self._recovery.after_death(worker, self._read_exit(worker))
 
-    def _end_as_said(self, kind: str | None, said: dict[str, Any]) -> None:
-        if kind == "done":
+    def _end_as_said(self, said: LastWords | None) -> None:
+        if isinstance(said, Done):
             self._recovery.finish()
-        elif kind == "failed":
+        elif isinstance(said, Failed):
             self._ending.failed(said)
-        elif kind == "refused":
+        elif isinstance(said, Refused):
             self._ending.refused(said)
         elif self._stopping is None and (rung := self._trusting.returned()) is not None:
             self._recovery.go_back(rung)

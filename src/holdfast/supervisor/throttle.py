@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 
+from holdfast.run.states import RunState
 from holdfast.supervisor.limits import Limits
 from holdfast.supervisor.run_state import Affairs
 from holdfast.supervisor.sensors import Sensing
@@ -60,10 +61,10 @@ class Holding:
             self.affairs.teller.rate.forget()
         # Held against what run.json says, not against what was said before: the end of a recovery says RUNNING too.
         state = self.affairs.run_folder.info.get("state")
-        if self.limits.paused and state == "RUNNING":
-            self.affairs.set_state("PAUSED")
-        elif not self.limits.paused and state == "PAUSED":
-            self.affairs.set_state("RUNNING")
+        if self.limits.paused and state == RunState.RUNNING:
+            self.affairs.set_state(RunState.PAUSED)
+        elif not self.limits.paused and state == RunState.PAUSED:
+            self.affairs.set_state(RunState.RUNNING)
 
     def close(self) -> None:
         self.sensing.close()

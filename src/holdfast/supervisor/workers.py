@@ -21,12 +21,13 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from holdfast.base import processes
-from holdfast.base.board import Beat
+from holdfast.base.board import Beat, Board
 from holdfast.base.broken_torch import no_torch
 from holdfast.base.errors import UserError
 from holdfast.faults.ladder import Action, Move
 from holdfast.injection import chaos
 from holdfast.run.folder import whole
+from holdfast.run.messages import LastWords
 from holdfast.supervisor import process_start
 from holdfast.supervisor.process_start import CannotFork, Launcher, NurseryDied, NurseryLauncher, WorkerProcess
 from holdfast.supervisor.run_state import Affairs
@@ -40,7 +41,6 @@ SPARE_SHARE = {False: 0.01, True: 0.001}
 """Of the processors' time so far that making a second nursery may take; less where the training is on the CPU."""
 SPARE_MEMORY = 8
 """Times what a nursery takes that must be free for a second one."""
-_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
 class Crew:
@@ -52,7 +52,7 @@ class Crew:
         self.launcher: Launcher | None = None
         self.generation = whole(affairs.run_folder.info.get("generations"))
         """Of the next worker."""
-        self.said: dict[str, Any] = {}
+        self.said: LastWords | None = None
         """The worker's last words, once it has spoken them."""
         self.entering: Callable[[], None] = lambda: None
         """Called before a worker is started: the ledger is told before the device is touched."""
@@ -131,7 +131,7 @@ class Crew:
             self._stillborn = []
             return
         self._stillborn = [*self._stillborn, code][-STILLBORN:]
-        by_limit = processes.address_space_limit() is not None and code not in (-_KILL, -signal.SIGTERM)
+        by_limit = processes.address_space_limit() is not None and code not in (-processes.KILL, -signal.SIGTERM)
         if by_limit or self._stillborn == [code] * STILLBORN:
             raise no_torch(code)
 
@@ -139,7 +139,7 @@ class Crew:
         """The next generation, from the newest snapshot, as the ladder decided. Raises NurseryDied."""
         self._move = move
         assert self.launcher is not None
-        self.said = {}
+        self.said = None
         self._memory_kills = processes.memory_kills()
         affairs = self.affairs
         affairs.teller.worker_begins()
@@ -231,6 +231,10 @@ class Crew:
         """Processes the kernel ended for want of memory since this worker was started."""
         return processes.memory_kills() - self._memory_kills
 
+    @property
+    def board(self) -> Board | None:
+        return self.worker.board if self.worker is not None else None
+
     def read_board(self) -> Beat | None:
         return self.worker.board.read() if self.worker is not None else None
 
@@ -297,7 +301,7 @@ class Crew:
 
 def kill_group(worker: WorkerProcess) -> None:
     """Everything it started goes with it."""
-    processes.send_group(worker.pid, _KILL)
+    processes.send_group(worker.pid, processes.KILL)
 
 
 def _is_zombie(pid: int) -> bool:

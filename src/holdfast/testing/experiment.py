@@ -29,6 +29,7 @@ from holdfast.devices.ledger import LEDGER, state_folder
 from holdfast.injection.chaos import VARIABLE, FaultPlan
 from holdfast.run import seal
 from holdfast.run.folder import read_events
+from holdfast.run.states import RunState
 from holdfast.state import layout
 from holdfast.testing import bounded, logged
 
@@ -226,7 +227,7 @@ def _command(
 
 def _complete(summary: dict[str, Any]) -> dict[str, Any]:
     """A reference run must finish: an experiment without one shows nothing."""
-    if summary.get("state") == "FINISHED":
+    if summary.get("state") == RunState.FINISHED:
         return summary
     error = summary.get("error")
     if isinstance(error, dict):

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.base import interpreter
+from holdfast.run.states import RunState
 from holdfast.testing.bounded import GRACE_S, OutOfTime
 
 FAULTS = ("sigkill", "segfault", "cuda_oom")
@@ -64,7 +65,7 @@ def train(
         "weights_sha256": whole[0] if whole else None,
         "why": why,
     }
-    state = "STOPPED" if late else "FINISHED" if receipt["survived"] else "FAILED"
+    state = RunState.STOPPED if late else RunState.FINISHED if receipt["survived"] else RunState.FAILED
     more = {"out_of_time": True} if late else {}
     return {"faults_asked": asked, "state": state, "without": WHY_NOT, "receipt": receipt, **more}
 

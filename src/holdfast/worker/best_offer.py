@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.base.board import Phase
+from holdfast.run.commit_points import CommitPoint
+from holdfast.run.messages import Weights
 from holdfast.worker.session_base import Ground
 
 
@@ -44,9 +46,9 @@ class Offers:
         self.due = False
         phase = ground.board.phase
         ground.enter(Phase.SNAPSHOT)
-        ground.take("save", resumable=False, hold=True, again=again)
+        ground.take(CommitPoint.SAVE, resumable=False, hold=True, again=again)
         ground.snapshots.flush()
         last = ground.snapshots.last
         if last is not None and last.done:  # else its numbers are not finite, which the next commit says
-            ground.link.send("weights", step=ground.position.step, sequence=last.sequence)
+            ground.link.send(Weights(ground.position.step, last.sequence))
         ground.enter(phase)

@@ -26,6 +26,7 @@ from holdfast.base.board import Phase
 from holdfast.faults.blame import Verdict, blamed, judge
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Rung
+from holdfast.run.messages import Agreed, Blind, Found, Message, Note, Suspicion
 from holdfast.run.settings import Settings
 from holdfast.state.snapshot import Snapshots
 from holdfast.state.taken_snapshot import Taken
@@ -50,7 +51,7 @@ class Vigil:
     def __init__(
         self,
         enter: Callable[[Phase], None],
-        send: Callable[..., None],
+        send: Callable[[Message], None],
         settings: Settings,
         rung: Rung,
         folder: Path | None = None,
@@ -106,7 +107,7 @@ class Vigil:
         if wanted == "always" or (wanted == "auto" and not self.rung.on_cpu):
             self._keep_watch(device, snapshots)
         if self._probation and self.sentinel is None:
-            self._send("blind")
+            self._send(Blind())
 
     def _keep_watch(self, device: torch.device, snapshots: Snapshots) -> None:
         keep = self._folder / SUSPICIONS if self._folder is not None else None
@@ -116,7 +117,7 @@ class Vigil:
         snapshots.on_numbers = self.sentinel.note
         if self.sentinel.rare:
             text = f"{self.rung.device} is compared with the CPU more rarely: {self.sentinel.rare}"
-            self._send("note", text=text)
+            self._send(Note(text))
 
     @property
     def on_trial(self) -> bool:
@@ -209,7 +210,7 @@ class Vigil:
         budget = self.settings.blame.budget
         inquiry = Inquiry(self._replay, work, budget_s=budget, describe=describe, beat=beat, others_passed=step > 1)
         finding = inquiry.into(trial.kind)
-        self._send("finding", **finding.to_json())
+        self._send(Found(finding))
         verdict = judge(trial, finding, None, on_cpu=self.rung.on_cpu)
         return blamed(trial, verdict)
 
@@ -219,7 +220,7 @@ class Vigil:
         for opinion in sentinel.opinions() if sentinel is not None else ():
             taken = self._taken.pop(opinion.step, None)
             if not opinion.agrees:
-                self._send("suspicion", step=opinion.step, text=opinion.text, **opinion.to_json())
+                self._send(Suspicion(opinion.step, opinion.text, opinion.to_json()))
                 if opinion.confirmed:
                     return self._wrong(opinion)
             elif opinion.why:
@@ -227,15 +228,15 @@ class Vigil:
             elif opinion.compared:
                 if self._snapshots is not None and taken is not None:
                     self._snapshots.agreed(taken)
-                self._send("agreed", step=opinion.step - 1, **opinion.to_json())
+                self._send(Agreed(opinion.step - 1, opinion.to_json()))
         return None
 
     def _unheard(self, opinion: Opinion) -> None:
         """Nobody could compare: a look is lost, or all that would follow."""
         assert self.sentinel is not None
         if self.sentinel.off is not None:
-            self._send("note", text=f"{self.rung.device} is not compared with the CPU any more: {opinion.why}")
-            self._send("blind")
+            self._send(Note(f"{self.rung.device} is not compared with the CPU any more: {opinion.why}"))
+            self._send(Blind())
 
     def _wrong(self, opinion: Opinion) -> Fault:
         assert opinion.finding is not None

@@ -1,8 +1,8 @@
 """Commits: where the body of a loop ends and what it did is kept, and where a restored run goes on.
 
     commits = Commits(ground, attempts)
-    commits.arrive("batch", "data")      # the body begins: the first commit of a new run, the landing of a restored one
-    commits.commit("batch", "data")      # it is over: a snapshot if it is time for one, and a wish to stop is honoured
+    commits.arrive(at, "data")           # the body begins: the first commit of a new run, the landing of a restored one
+    commits.commit(at, "data")           # it is over: a snapshot if it is time for one, and a wish to stop is honoured
 
 The loops (training_loop.py) and the step of a session call it. How often a snapshot is taken is in cadence.py, how one
 is taken in holdfast.state.snapshot, and what is restored in restore.py.
@@ -14,6 +14,8 @@ import time
 
 from holdfast.base.board import Phase
 from holdfast.base.errors import UserError
+from holdfast.run.commit_points import CommitPoint
+from holdfast.run.messages import CadenceTold, EpochEnded, StoppedAt
 from holdfast.worker.best_offer import Offers
 from holdfast.worker.rest import Resting
 from holdfast.worker.restore import Landing
@@ -40,7 +42,7 @@ class Commits:
 
     # -- arriving ------------------------------------------------------------------------------------------
 
-    def arrive(self, at: str, of: str | None = None) -> None:
+    def arrive(self, at: CommitPoint, of: str | None = None) -> None:
         """The loop begins or goes on here: the first snapshot of a new run, or the landing of a restored one."""
         if not self._ground.ready:
             raise UserError(
@@ -51,12 +53,12 @@ class Commits:
         self.land(at, of)
         if not self.started:
             self.started = True
-            if at != "free":  # there the body has begun already: what it drew cannot be drawn again
-                self.commit("start")
+            if at is not CommitPoint.FREE:  # there the body has begun already: what it drew cannot be drawn again
+                self.commit(CommitPoint.START)
                 if self._attempts.vigil.sentinel is not None:
                     self._ground.snapshots.agreed()  # nothing was computed yet
 
-    def land(self, at: str, of: str | None = None) -> None:
+    def land(self, at: CommitPoint, of: str | None = None) -> None:
         """If this is where the snapshot was taken: everything protected again as it was then.
 
         The script ran up to here once more, with the body of the epoch up to its batches; what that did to
@@ -83,14 +85,14 @@ class Commits:
             ground.take(landing.at, landing.of, resumable=True, hold=True, again=True)
             ground.snapshots.flush()
             sequence = ground.snapshots.last.sequence if ground.snapshots.last is not None else None
-        elif landing.at == "free":
+        elif landing.at is CommitPoint.FREE:
             self.offers.make(again=True)  # a value of this very step may have been heard, and its weights not
         for each in ended:
-            ground.link.send("epoch", **each, sequence=sequence if each is ended[-1] else None, again=True)
+            ground.link.send(EpochEnded(**each, sequence=sequence if each is ended[-1] else None, again=True))
 
     # -- committing ----------------------------------------------------------------------------------------
 
-    def commit(self, at: str, of: str | None = None, *, last: bool = False, hold: bool = False) -> None:
+    def commit(self, at: CommitPoint, of: str | None = None, *, last: bool = False, hold: bool = False) -> None:
         """The boundary: what happened before it is kept, and a wish to stop is honoured.
 
         The last batch of an epoch is kept together with what follows it. A run restored in between does that
@@ -99,7 +101,7 @@ class Commits:
         ground = self._ground
         ground.check_not_over()
         stop = ground.peers.at_boundary(ground, at, stop=ground.board.stop_requested)
-        asked = at not in ("batch", "free") or hold or stop or ground.board.rest or self._attempts.vigil.on_trial
+        asked = not at.by_cadence or hold or stop or ground.board.rest or self._attempts.vigil.on_trial
         kept = not last and self._attempts.vigil.keeps(ground.position.step)
         due = self._due(last=last) or asked or kept
         if self.landing is not None:
@@ -117,7 +119,7 @@ class Commits:
             self._attempts.check_numbers()
         self._resting.at_boundary()
         if stop or (ground.peers.ranks == 1 and ground.board.stop_requested):  # several stop where they agreed to
-            if at == "free" and ground.peers.ranks == 1:
+            if at is CommitPoint.FREE and ground.peers.ranks == 1:
                 self.stopping = True  # before the next step: what the script logs of this one is still logged
             else:
                 self.stop()
@@ -126,7 +128,7 @@ class Commits:
         """Everything is committed: say so, and leave the script."""
         self._ground.snapshots.flush()
         self._attempts.check_numbers()
-        self._ground.link.send("stopped", step=self._ground.position.step)
+        self._ground.link.send(StoppedAt(self._ground.position.step))
         self._ground.over = StopRun()
         raise self._ground.over
 
@@ -145,4 +147,5 @@ class Commits:
         """Tell the supervisor how often snapshots are taken, if that has changed."""
         news = self._ground.cadence.news(last=last)
         if news is not None:
-            self._ground.link.send("cadence", **news, **self._ground.snapshots.slots_said())
+            again = bool(news.pop("again", False))
+            self._ground.link.send(CadenceTold({**news, **self._ground.snapshots.slots_said()}, again=again))

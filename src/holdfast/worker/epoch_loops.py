@@ -17,6 +17,7 @@ import sys
 import types
 
 from holdfast.base.errors import UserError
+from holdfast.run.commit_points import CommitPoint
 from holdfast.worker.position import Loop
 from holdfast.worker.restore import Landing
 from holdfast.worker.session_base import Ground
@@ -40,11 +41,11 @@ class EpochLoops:
             return self._next(ground, before, number, total, key)
         saved = landing.loop
         if key == saved.key:
-            past = saved.left and landing.at != "end"
+            past = saved.left and landing.at is not CommitPoint.END
             return None if past else Loop(number, total, key=key, first=saved.first, before=saved.before)
         if key in saved.before:
             return None
-        if landing.at in ("batch", "epoch") and not self._is_over(ground, saved):
+        if landing.at.in_loop and not self._is_over(ground, saved):
             raise _another_way(saved, key)
         return self._next(ground, saved, number, total, key)
 
@@ -72,7 +73,7 @@ class EpochLoops:
 
 def check_reached(landing: Landing | None) -> None:
     """The script is at its end. Has it come to the loop that the run was in?"""
-    if landing is not None and landing.at in ("batch", "epoch") and landing.loop is not None and landing.missed:
+    if landing is not None and landing.at.in_loop and landing.loop is not None and landing.missed:
         raise _another_way(landing.loop, None)
 
 

@@ -21,14 +21,16 @@ import torch
 from holdfast.base.board import Board
 from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed, Stopped, UserError
 from holdfast.data import sample_marks
-from holdfast.faults.classification import Fault
-from holdfast.faults.ladder import Move, Rung
+from holdfast.faults.ladder import Rung
 from holdfast.record.receipt import Accounts
 from holdfast.record.reporter import Face, Teller
+from holdfast.run.commit_points import SaveReason
 from holdfast.run.disk_trouble import Storage
 from holdfast.run.events import utc_now
 from holdfast.run.folder import RunFolder
+from holdfast.run.messages import CadenceTold, EpochEnded, FaultMended, Log, Message, Restored, Weights
 from holdfast.run.settings import DEFAULT, Settings
+from holdfast.run.states import RunState
 from holdfast.state import checkpoint, layout
 from holdfast.state.slot_memory import Memory
 from holdfast.state.slots import Arena
@@ -79,30 +81,22 @@ class LocalLink:
         if time.monotonic() - self._last_save >= self.settings.checkpoint.every:
             self.save()
 
-    def send(self, kind: str, **data: Any) -> None:
-        if kind == "log":
-            self.teller.log(int(data["step"]), int(data["epoch"]), data["values"])
+    def send(self, message: Message) -> None:
+        if isinstance(message, Log | Restored):
+            self.teller.heed(message, self.board)
+        elif isinstance(message, FaultMended):
+            self.accounts.fault(message.fault.kind.value)
+            self.teller.emit_fault(message.fault, message.move, whole=True)
+        elif isinstance(message, CadenceTold):
+            self.accounts.heard_cadence(message, self.teller.emit)
+        elif isinstance(message, EpochEnded):
+            best = self.teller.epoch(message)
             self.board.hear()
-        elif kind == "unheard":
-            self.teller.log_missing(int(data["step"]), int(data["epoch"]), data["values"])
-            self.board.hear()
-        elif kind == "restored":
-            place = int(data["step"]), int(data["epoch"])
-            self.teller.best.go_on(*place, ended=bool(data["ended"]), inside=bool(data["inside"]))
-        elif kind == "fault":
-            fault = Fault.from_json(data["fault"])
-            self.accounts.fault(fault.kind.value)
-            self.teller.emit_fault(fault, Move.from_json(data["move"]), whole=True)
-        elif kind == "cadence":
-            self.accounts.heard_cadence(data, self.teller.emit)
-        elif kind == "epoch":
-            best, sequence = self.teller.epoch(data)
-            self.board.hear()
-            self._keep_best(sequence, best=best)
-        elif kind == "weights":
-            self._keep_best(int(data["sequence"]), best=self.teller.best.taken(int(data["step"])))
+            self._keep_best(message.sequence, best=best)
+        elif isinstance(message, Weights):
+            self._keep_best(message.sequence, best=self.teller.best.taken(message.step))
         else:
-            self.teller.emit(kind, **data)
+            self.teller.emit(message.kind, **message.told)
 
     def _keep_best(self, sequence: int | None, *, best: bool) -> None:
         """The snapshot that is held is saved if its weights are the best, and let go."""
@@ -110,7 +104,7 @@ class LocalLink:
             if best:
                 self._save_weights("best", best=self.teller.best.known, sequence=sequence)
         except OSError as error:
-            self._storage.failed(str(error.strerror or error), "epoch")
+            self._storage.failed(str(error.strerror or error), SaveReason.EPOCH)
         self.memory.let_go(sequence)
 
     def save(self) -> None:
@@ -192,22 +186,22 @@ def run_local(
         settings = settings.override({"snapshot.every": 1}, "an unsupervised run")
     link = LocalLink(run, settings, face or Face())
     link.checkpoint = resume
-    run.update_info(state="RUNNING", device=device)
+    run.update_info(state=RunState.RUNNING, device=device)
     seed_everything(seed)
     described = Run(name=run.name, folder=run.path, seed=seed, generation=0, resumed=resume is not None)
     session = Session(link, run=described, rungs=[Rung(device)], rung=0, settings=settings, device=open_device(device))
     sample_marks.begin(run.path, policy=sample_marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
-    state, code = "FAILED", int(ExitCode.NO)
+    state, code = RunState.FAILED, int(ExitCode.NO)
     digest: str | None = None
     try:
         with _stop_politely(link.board):
             train(session, **(arguments or {}))
         session._finish()
         digest = link.finish()
-        state, code = "FINISHED", int(ExitCode.OK)
+        state, code = RunState.FINISHED, int(ExitCode.OK)
     except StopRun:
         link.save()
-        state, code = "STOPPED", int(ExitCode.INTERRUPTED)
+        state, code = RunState.STOPPED, int(ExitCode.INTERRUPTED)
         raise Stopped(
             f"stopped at step {link.accounts.steps}", saved=str(link.saved.path) if link.saved else None
         ) from None
@@ -227,7 +221,7 @@ def run_local(
         session._close_loaders()  # an error holds on to the session, and with it to the loader's children
         sample_marks.end()
         link.accounts.attempts += link.board.read().attempts
-        receipt = _receipt(link, survived=state == "FINISHED", digest=digest)
+        receipt = receipt_of(link, survived=state == RunState.FINISHED, digest=digest)
         run.put("receipt.json", receipt)
         run.update_info(
             state=state, exit_code=code, ended=utc_now(), accounts=link.accounts.to_json(), best=link.teller.best.known
@@ -236,16 +230,8 @@ def run_local(
     return receipt
 
 
-def _receipt(link: LocalLink, *, survived: bool, digest: str | None) -> dict[str, Any]:
-    counted = link.memory.session_numbers()
-    return link.accounts.receipt(
-        steps=link.accounts.steps,
-        survived=survived,
-        skipped=int(counted.get("skipped", 0)),
-        repeated=int(counted.get("repeated", 0)),
-        sha256=digest,
-        quarantined=counted.get("quarantined"),
-    )
+def receipt_of(link: LocalLink, *, survived: bool, digest: str | None) -> dict[str, Any]:
+    return link.accounts.receipt(survived=survived, sha256=digest, session=link.memory.session_numbers())
 
 
 class _stop_politely:

@@ -20,6 +20,7 @@ from typing import Any
 
 from holdfast.base import processes
 from holdfast.base.channel import Channel, Closed
+from holdfast.run.messages import Broken, Exited, Fork, Forked, Message, Note, Ready, Unsafe, Warm, received
 
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Libraries that start their threads at import; a fork would lose those threads and keep their locks."""
@@ -71,13 +72,17 @@ class Nursery:
                 self._reap()
                 # One read may bring several messages: those are in the channel, and select knows nothing of them.
                 while self.channel.fileno() in ready and self.channel.has_news():
-                    message, fds = self.channel.receive()
-                    if "fork" in message:
-                        self._fork(message["fork"], fds)
-                    elif "warm" in message:
+                    data, fds = self.channel.receive()
+                    message = received(data)
+                    if isinstance(message, Fork):
+                        self._fork(message.config, fds)
+                    elif isinstance(message, Warm):
                         self._preload()
         except Closed:
             return 0  # the supervisor is gone; the kernel ends our children with us
+
+    def _say(self, message: Message) -> None:
+        self.channel.send(message.to_json())
 
     def _import_torch(self) -> None:
         began = time.monotonic()
@@ -88,7 +93,7 @@ class Nursery:
             for name in self.first:
                 importlib.import_module(name)
         except (ImportError, OSError, MemoryError) as error:  # a library that cannot be mapped is an OSError of ctypes
-            self.channel.send({"broken": f"{type(error).__name__}: {error}"})
+            self._say(Broken(f"{type(error).__name__}: {error}"))
             raise SystemExit(1) from None
         finally:
             for name, value in wanted.items():
@@ -102,7 +107,7 @@ class Nursery:
         gc.enable()
         gc.collect()
         gc.freeze()
-        self.channel.send({"ready": torch.__version__, "seconds": time.monotonic() - began})
+        self._say(Ready(str(torch.__version__), time.monotonic() - began))
 
     def _preload(self) -> None:
         """Modules the next worker of this script will need; one that fails here will say so in the worker."""
@@ -110,7 +115,7 @@ class Nursery:
             try:
                 importlib.import_module(name)
             except Exception as error:  # a module of the user's own choice may raise anything
-                self.channel.send({"note": f"could not preload {name}: {type(error).__name__}"})
+                self._say(Note(f"could not preload {name}: {type(error).__name__}"))
 
     def _fork(self, config: dict[str, Any], fds: list[int]) -> None:
         """One worker: the channel, the board and the slots come as descriptors, the rest as JSON."""
@@ -118,7 +123,7 @@ class Nursery:
             raise NotImplementedError("this needs POSIX")
         unsafe = self.unsafe()
         if unsafe:
-            self.channel.send({"unsafe": unsafe})
+            self._say(Unsafe(unsafe))
             for fd in fds:
                 os.close(fd)
             return
@@ -128,7 +133,7 @@ class Nursery:
         for fd in fds:
             os.close(fd)
         self.children.add(pid)
-        self.channel.send({"forked": pid, "generation": config["generation"]})
+        self._say(Forked(pid))
 
     def unsafe(self) -> str | None:
         """Why this process must not fork, or None."""
@@ -183,7 +188,7 @@ class Nursery:
                 done = pid
             if done:
                 self.children.discard(pid)
-                self.channel.send({"exited": pid, "code": code})
+                self._say(Exited(pid, code))
 
 
 def _flush() -> None:

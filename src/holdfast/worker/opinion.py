@@ -25,6 +25,7 @@ from holdfast.data import sample_marks
 from holdfast.faults.blame import Cpu, Finding
 from holdfast.faults.ladder import PLUMBING, Rung
 from holdfast.run.digests import NICE
+from holdfast.run.messages import Copied, Found, Message
 from holdfast.run.settings import Settings
 from holdfast.state.slots import LEAST, Arena, fence
 from holdfast.worker.session import LostWorker, Run, Session, StopRun
@@ -45,7 +46,7 @@ class OpinionLink:
         self.board = board
         self.generation = generation
         self.evidence = evidence
-        self.finding: dict[str, Any] | None = None
+        self.finding: Finding | None = None
 
     def arena(self, capacity: int) -> Arena:
         """Slots that nobody else sees. Their pages are not asked for ahead: as a rule none is written."""
@@ -59,9 +60,9 @@ class OpinionLink:
     def committed(self, step: int) -> None:
         return None
 
-    def send(self, kind: str, **data: Any) -> None:
-        if kind == "finding":
-            self.finding = data
+    def send(self, message: Message) -> None:
+        if isinstance(message, Found):
+            self.finding = message.finding
 
 
 def form_opinion(config: dict[str, Any], channel: Channel, board: Board, arenas: list[Arena]) -> int:
@@ -74,19 +75,20 @@ def form_opinion(config: dict[str, Any], channel: Channel, board: Board, arenas:
         try:
             evidence = _copied(arenas, int(config["opinion"]))
         except Gone:
-            channel.send(_told(Finding(Cpu.UNKNOWN, "the snapshot before the step was overwritten")))
+            channel.send(Found(Finding(Cpu.UNKNOWN, "the snapshot before the step was overwritten")).to_json())
             return 0
         for arena in arenas:
             arena.close()
-        channel.send({"kind": "copied"})
+        channel.send(Copied().to_json())
         link = OpinionLink(channel, board, int(config["generation"]), evidence)
-        channel.send(_computed(config, link))
+        channel.send(_computed(config, link).to_json())
     return 0
 
 
-def _computed(config: dict[str, Any], link: OpinionLink) -> dict[str, Any]:
+def _computed(config: dict[str, Any], link: OpinionLink) -> Found:
     """The message that tells what the CPU made of the step."""
-    leave_out, why = None, "the script did not come to the step again on the CPU"
+    leave_out: Any = None
+    why = "the script did not come to the step again on the CPU"
     try:
         with tempfile.TemporaryDirectory(dir=config["scratch"]) as folder:
             _run_script(config, link, Path(folder))
@@ -98,8 +100,7 @@ def _computed(config: dict[str, Any], link: OpinionLink) -> dict[str, Any]:
         why = f"on the CPU the script raised {type(error).__name__} before it came to the step: {str(error)[:200]}"
     except SystemExit:
         why = "on the CPU the script ended before it came to the step"
-    finding = Finding(Cpu.UNKNOWN, why) if link.finding is None else Finding.from_json(link.finding)
-    return {**_told(finding), "leave_out": leave_out}
+    return Found(link.finding or Finding(Cpu.UNKNOWN, why), leave_out)
 
 
 def _run_script(config: dict[str, Any], link: OpinionLink, folder: Path) -> None:
@@ -143,10 +144,6 @@ def _copied(arenas: list[Arena], sequence: int) -> memoryview:
     if slot.read() != commit:
         raise Gone
     return copy
-
-
-def _told(finding: Finding) -> dict[str, Any]:
-    return {"kind": "finding", **finding.to_json()}
 
 
 def _step_back() -> None:

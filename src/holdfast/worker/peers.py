@@ -2,7 +2,7 @@
 
     peers.together(work)                     # between backward and update: the same gradients everywhere
     peers.all_done(fault)                    # did everybody get through the step? if not, nobody did
-    peers.at_boundary(position, "batch")     # the boundary of a loop body: all come to it, or none is past it
+    peers.at_boundary(position, CommitPoint.BATCH)  # the boundary of a loop body: all come to it, or none is past it
 
 `Alone` is what every run has that was not launched with several ranks: it does nothing, and costs nothing. The group
 of ranks is in holdfast.distributed.group.
@@ -19,6 +19,7 @@ import torch
 
 from holdfast.faults.classification import Fault
 from holdfast.faults.ladder import Move
+from holdfast.run.commit_points import CommitPoint
 from holdfast.worker.position import Position
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Peers(Protocol):
         """The same answer to a fault in all ranks."""
         ...
 
-    def at_boundary(self, ground: Trained, at: str, *, stop: bool) -> bool:
+    def at_boundary(self, ground: Trained, at: CommitPoint, *, stop: bool) -> bool:
         """All have come to the end of this body; True if somebody wants to stop here."""
         ...
 
@@ -127,7 +128,7 @@ class Alone:
     def agree_on(self, move: Move) -> Move:
         return move
 
-    def at_boundary(self, ground: Trained, at: str, *, stop: bool) -> bool:
+    def at_boundary(self, ground: Trained, at: CommitPoint, *, stop: bool) -> bool:
         return stop
 
 

@@ -1,7 +1,7 @@
 """Going on where a run was: the newest snapshot restored, and the place in the loop it was taken at.
 
     landing = restore(ground)                  # None for a new run
-    if landing.here("batch", "data"):          # the script has come to that place again
+    if landing.here(CommitPoint.BATCH, "data"):  # the script has come to that place again
         landing.land(ground)                   # and everything protected is again as it was then
 
 A script that goes on runs up to the loop once more, and through the body of the epoch up to its batches. What that
@@ -17,6 +17,8 @@ import torch
 
 from holdfast.base.errors import UserError
 from holdfast.faults.classification import classify_exception
+from holdfast.run.commit_points import CommitPoint
+from holdfast.run.messages import Restored, Unheard
 from holdfast.state import snapshot
 from holdfast.state.layout import read_meta
 from holdfast.state.protected import KEPT
@@ -30,7 +32,7 @@ from holdfast.worker.session_base import Ground
 class Landing:
     """Where a restored run goes on. What the script does to protected objects on its way there does not count."""
 
-    at: str
+    at: CommitPoint
     of: str | None
     """The name of the loader whose batch it was."""
     payload: memoryview
@@ -43,10 +45,10 @@ class Landing:
     loop: Loop | None
     """The loop over epochs it was taken in, or after."""
 
-    def here(self, at: str, of: str | None) -> bool:
-        if at == "asked":  # the head of a loop without epochs and batches, before it draws its batch
-            return self.at in ("free", "end")
-        return (at, of) == (self.at, self.of) or self.at in ("start", "free", "end")
+    def here(self, at: CommitPoint, of: str | None) -> bool:
+        if at is CommitPoint.ASKED:  # the head of a loop without epochs and batches, before it draws its batch
+            return self.at in (CommitPoint.FREE, CommitPoint.END)
+        return (at, of) == (self.at, self.of) or self.at in (CommitPoint.START, CommitPoint.FREE, CommitPoint.END)
 
     @property
     def left(self) -> bool:
@@ -122,7 +124,7 @@ def _restored(ground: Ground, payload: memoryview) -> Landing:
     session = meta["session"]
     ground.position = Position.of(meta)
     ground.board.commit(ground.position.step, ground.position.samples)
-    at, of, stamp = str(session["at"]), session.get("of"), protected.stamp()
+    at, of, stamp = CommitPoint(session["at"]), session.get("of"), protected.stamp()
     logged, ended = unreported.kept_in(session)
     here = bool(ended) and ended[-1]["step"] == ground.position.step
     if here and (loss := snapshot.loss_in(payload)) is not None:
@@ -133,10 +135,9 @@ def _restored(ground: Ground, payload: memoryview) -> Landing:
     ground.snapshots.start_after(int(session["sequence"]))
     for record in logged:
         ground.unheard.add(record)
-        ground.link.send("unheard", **record)
+        ground.link.send(Unheard(**record))
     inside = loop is not None and not loop.left and ground.position.epoch < loop.first + loop.total
-    place = {"step": ground.position.step, "epoch": ground.position.epoch}
-    ground.link.send("restored", **place, ended=here, inside=inside)
+    ground.link.send(Restored(ground.position.step, ground.position.epoch, ended=here, inside=inside))
     return landing
 
 

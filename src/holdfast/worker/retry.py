@@ -26,6 +26,8 @@ from holdfast.devices import flags
 from holdfast.faults.blame import Verdict
 from holdfast.faults.classification import Fault, Health, Kind, classify_exception
 from holdfast.faults.ladder import Action, Limits, Move, Past, Rung, next_move
+from holdfast.run.commit_points import CommitPoint
+from holdfast.run.messages import FaultMended, Note, Recovered
 from holdfast.state.rng import capture_rng, restore_rng
 from holdfast.worker import step
 from holdfast.worker.ahead import Ahead
@@ -75,7 +77,7 @@ class Pieces:
             self.hold()
             self._ground.board.pieces(self.count)
             what = f"{self.count} pieces" if self.count > 1 else "the whole batch"
-            self._ground.link.send("note", text=f"memory: trying {what} again", pieces=self.count)
+            self._ground.link.send(Note(f"memory: trying {what} again", pieces=self.count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,7 @@ class Attempts:
         wanted = wanted or snapshots.last is None
         exact = (wanted or ground.uncommitted.count == 0) and snapshots.fresh()
         if wanted and not exact:
-            ground.take("save", resumable=False)
+            ground.take(CommitPoint.SAVE, resumable=False)
             self.check_numbers()
             exact = True
         if exact:
@@ -325,7 +327,7 @@ class Attempts:
             ground.over = LostWorker(fault)
             raise ground.over from error
         self._history.append(Past(fault, move, self._rung))
-        ground.link.send("fault", fault=fault.to_json(), move=move.to_json())
+        ground.link.send(FaultMended(fault, move))
         error.__traceback__ = None  # the frames hold the tensors we are about to free
         return move
 
@@ -361,7 +363,7 @@ class Attempts:
     def _tell_recovered(self) -> None:
         step = self.ground.position.step + 1
         if self._history and self._history[-1].fault.step == step:
-            self.ground.link.send("recovered", step=step, in_process=True)
+            self.ground.link.send(Recovered(step, in_process=True))
 
     def loader_mended(self, kind: str, details: dict[str, Any]) -> None:
         """A loader lost its processes and has replaced them by itself: a fault, told like any other."""
@@ -370,8 +372,8 @@ class Attempts:
         message = str(details.get("message", ""))
         fault = Fault(Kind(kind), step=step, phase=Phase.DATA.label, message=message, evidence=details)
         move = Move(Action.RETRY, self._rung, reason="the loader's processes were replaced")
-        link.send("fault", fault=fault.to_json(), move=move.to_json())
-        link.send("recovered", step=step, in_process=True)
+        link.send(FaultMended(fault, move))
+        link.send(Recovered(step, in_process=True))
 
 
 def _remember_step(error: Exception, work: Work | None, samples: Samples | None) -> None:

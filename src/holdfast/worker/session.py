@@ -36,6 +36,8 @@ from holdfast.data.any_loader import AnyLoader, is_loader
 from holdfast.data.loader import Loader
 from holdfast.faults.bad_samples import Charge, attach
 from holdfast.faults.ladder import Rung
+from holdfast.run.commit_points import CommitPoint
+from holdfast.run.messages import Log, Note
 from holdfast.run.settings import Settings
 from holdfast.state.protected import KEPT
 from holdfast.state.rng import capture_rng, restore_rng
@@ -209,7 +211,7 @@ class Session:
             loader.be_patient(floor_s=self.settings.loader.stuck_floor, first_wait_s=self.settings.loader.first_wait)
             if isinstance(loader, AnyLoader):
                 loader.source.on_progress = self.progress
-                loader.source.on_note = lambda text: self._ground.link.send("note", text=text)
+                loader.source.on_note = lambda text: self._ground.link.send(Note(text))
 
     # -- the loop ------------------------------------------------------------------------------------------
 
@@ -224,10 +226,10 @@ class Session:
         landing = self._commits.landing
         before = landing is not None and landing.left and self._loop.numbered.calls <= landing.loops
         if not self._commits.busy and not self._loop.inside and not before:
-            self._commits.land("asked")
+            self._commits.land(CommitPoint.ASKED)
             if self._ground.ready and self._ground.over is None and self._head.asked(place_of_caller()):
                 self._commits.started = True
-                self._commits.commit("free")
+                self._commits.commit(CommitPoint.FREE)
                 if self._commits.stopping:
                     self._commits.stop()
         return self._position.step
@@ -314,13 +316,13 @@ class Session:
 
     def _arrive_at_step(self) -> None:
         """A step begins; in a loop without epochs and batches this is where a restored run goes on."""
-        self._commits.arrive("free")
+        self._commits.arrive(CommitPoint.FREE)
 
     def _leave_step(self, loss: torch.Tensor | None, norm: torch.Tensor | None) -> None:
         self._position.step += 1
         self._ground.uncommitted.add(self._position.step, loss, norm)
         if not self._loop.inside and self._head.step_ends():
-            self._commits.commit("free")
+            self._commits.commit(CommitPoint.FREE)
         if not self._loop.in_epoch and self._commits.landing is None:
             self._commits.offers.make()  # of a value that was logged inside of the step
         self._enter(Phase.LOOP)
@@ -347,7 +349,7 @@ class Session:
                 "session.step_count < …`: these steps are saved at the end of the script, and after a fault they are "
                 "done again from the first"
             )
-            self._ground.link.send("note", text=text)
+            self._ground.link.send(Note(text))
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -391,8 +393,8 @@ class Session:
             self._loop.end_left()
             check_reached(self._commits.landing)
             self._commits.land_at_last()
-            self._ground.peers.at_boundary(self._ground, "end", stop=False)
-            self._ground.take("end", resumable=True)
+            self._ground.peers.at_boundary(self._ground, CommitPoint.END, stop=False)
+            self._ground.take(CommitPoint.END, resumable=True)
             self._commits.tell_cadence(last=True)
             self._ground.snapshots.flush()
             self._attempts.check_numbers()
@@ -445,9 +447,9 @@ class Session:
         if self._ground.replaying:
             return
         values = {name: _number(name, value) for name, value in numbers.items()}
-        record = {"step": self._position.step, "epoch": self._position.epoch, "values": values}
+        record: dict[str, Any] = {"step": self._position.step, "epoch": self._position.epoch, "values": values}
         self._ground.unheard.add(record)
-        self._ground.link.send("log", **record)
+        self._ground.link.send(Log(**record))
         self._commits.offers.note(values)
         if not self._loop.in_epoch and not self._commits.busy and self._commits.landing is None:
             self._commits.offers.make()

@@ -3,7 +3,7 @@
     ground = Ground(link, settings, device)
     ground.protect({"model": model, "optimizer": optimizer})
     ground.enter(Phase.FORWARD)                        # on the board, for the watchdog
-    ground.take("batch", "data", resumable=True)       # a snapshot of everything protected, at this position
+    ground.take(CommitPoint.BATCH, "data", resumable=True)  # a snapshot of everything protected, at this position
 
 The session (loop and public calls), its attempts (retry.py) and its landing (restore.py) all work on it; the
 session drives the other two.
@@ -23,6 +23,7 @@ from holdfast.data.any_loader import AnyLoader, is_loader
 from holdfast.data.loader import Loader
 from holdfast.data.quarantine import MOST_LISTED
 from holdfast.faults.classification import Fault
+from holdfast.run.commit_points import CommitPoint
 from holdfast.run.settings import Settings
 from holdfast.state import snapshot
 from holdfast.state.protected import Protected
@@ -157,7 +158,9 @@ class Ground:
         assert self._savepoint is not None, "protect() comes first"
         return self._savepoint
 
-    def take(self, at: str, of: str | None = None, *, resumable: bool, hold: bool = False, again: bool = False) -> None:
+    def take(
+        self, at: CommitPoint, of: str | None = None, *, resumable: bool, hold: bool = False, again: bool = False
+    ) -> None:
         """Everything protected, as it is now, with the place in the loop it belongs to.
 
         `hold`: its weights may be the best. `again`: it is what was restored, and no new commit.

@@ -21,6 +21,8 @@ from holdfast.base.errors import HoldfastError, UserError
 from holdfast.data.any_loader import AnyLoader
 from holdfast.data.loader import Batch, Loader
 from holdfast.data.plain_pass import check_no_strays
+from holdfast.run.commit_points import CommitPoint
+from holdfast.run.messages import EpochEnded
 from holdfast.worker.commits import Commits
 from holdfast.worker.epoch_loops import EpochLoops, left_by_error
 from holdfast.worker.retry import Attempts
@@ -77,7 +79,7 @@ class TrainingLoop:
         first, last = loop.first, loop.first + total
         self._ground.board.position(epoch=self._ground.position.epoch, epochs=last, batch=0, batches=0)
         for epoch in range(self._ground.position.epoch, last):
-            self._commits.arrive("epoch")
+            self._commits.arrive(CommitPoint.EPOCH)
             self._ground.enter(Phase.LOOP)  # before its first batch a body may do work of its own
             self.in_epoch = True
             self._ground.loop = loop
@@ -96,7 +98,7 @@ class TrainingLoop:
             self._end_epoch(epoch)
         if self._commits.landing is None:
             self._ground.loop = loop  # also one without an epoch to do
-        if self._commits.landing is not None and self._commits.landing.at == "epoch":
+        if self._commits.landing is not None and self._commits.landing.at is CommitPoint.EPOCH:
             self._commits.land_at_last()
         # A test or an export comes after the last epoch, not a snapshot that takes long.
         self._ground.enter(Phase.EVALUATE)
@@ -123,9 +125,9 @@ class TrainingLoop:
         epoch, self._left = self._left, None
         if self._ground.loop is not None:
             self._ground.loop.left = True
-        self._end_epoch(epoch, "free")
+        self._end_epoch(epoch, CommitPoint.FREE)
 
-    def _end_epoch(self, epoch: int, at: str = "epoch") -> None:
+    def _end_epoch(self, epoch: int, at: CommitPoint = CommitPoint.EPOCH) -> None:
         if self.open is not None:
             self._leave_batch(self.open)
         self._commits.land_at_last()
@@ -150,7 +152,7 @@ class TrainingLoop:
         self._attempts.check_numbers()
         ended["loss"] = self._ground.board.read().loss  # of its last step: for scripts that log nothing
         sequence = snapshots.last.sequence if snapshots.last is not None else None
-        self._ground.link.send("epoch", **ended, sequence=sequence)
+        self._ground.link.send(EpochEnded(**ended, sequence=sequence))
 
     # -- batches -------------------------------------------------------------------------------------------
 
@@ -174,7 +176,7 @@ class TrainingLoop:
             self._attempts.ahead.begin(batch.value, self._ground.device)
             self._show_position(batch.index, data.length() if isinstance(data, AnyLoader) else len(data))
             self._ground.enter(Phase.LOOP)
-            self._commits.arrive("batch", name)
+            self._commits.arrive(CommitPoint.BATCH, name)
             if landing is not None and self._commits.landing is None:
                 _count_on(batch.index - self._ground.begun)
             landing = None
@@ -185,7 +187,7 @@ class TrainingLoop:
                 self._leave_batch(opened)
                 raise
             self._end_batch(opened, name)
-        self._commits.land("batch", name)  # killed after the last batch of the epoch: none is left to go on with
+        self._commits.land(CommitPoint.BATCH, name)  # killed after the last batch of the epoch: none is left
         self._passes[name] = True
         if not self.in_epoch:
             data.finish_epoch()
@@ -195,7 +197,7 @@ class TrainingLoop:
         """A loader of somebody else's draws from the generators of the script: they are restored before it is read."""
         if isinstance(data, Loader):
             return data.batches(data.epoch, data.cursor)
-        return data.batches(data.epoch, data.cursor, lambda: self._commits.arrive("batch", name))
+        return data.batches(data.epoch, data.cursor, lambda: self._commits.arrive(CommitPoint.BATCH, name))
 
     def _check_pass(self, name: str) -> None:
         if self.open is not None:
@@ -230,7 +232,7 @@ class TrainingLoop:
         self._count_batch(opened)
         loader = opened.loader
         last = loader.at_end() if isinstance(loader, AnyLoader) else loader.cursor >= len(loader)
-        self._commits.commit("batch", name, last=last)
+        self._commits.commit(CommitPoint.BATCH, name, last=last)
         self._ground.enter(Phase.DATA)
 
     def _leave_batch(self, opened: OpenBatch) -> None:

@@ -44,6 +44,7 @@ from holdfast.faults.bad_samples import BadSamples, charge_of
 from holdfast.faults.classification import Fault, Kind, classify_exception
 from holdfast.faults.ladder import Rung
 from holdfast.run import script
+from holdfast.run.messages import Done, Failed, Instead, Lost, Message, Note, Refused, SlotsWanted, Started
 from holdfast.run.settings import Settings
 from holdfast.state import checkpoint
 from holdfast.state.slots import Arena
@@ -70,7 +71,7 @@ class SupervisedLink:
         for arena in reversed(self.arenas):
             if arena.capacity >= capacity:
                 return arena
-        self.channel.send({"kind": "arena", "capacity": capacity})
+        self.send(SlotsWanted(capacity))
         reply, fds = self.channel.receive()
         if "error" in reply:
             raise UserError(reply["message"], cause=reply.get("cause"), hints=reply.get("hints", ()))
@@ -92,11 +93,11 @@ class SupervisedLink:
         """The checkpoint before the one that `newest` gave and that cannot be used; None if there is none."""
         if self.checkpoint is None or any(arena.newest() is not None for arena in self.arenas):
             return None
-        good = checkpoint.instead_of(self.checkpoint.parent, why, lambda text: self.send("note", text=text))
+        good = checkpoint.instead_of(self.checkpoint.parent, why, lambda text: self.send(Note(text)))
         if good is None:
             return None
         self.checkpoint = good.state
-        self.send("instead", step=good.step)
+        self.send(Instead(good.step))
         return map_file(good.state)
 
     def committed(self, step: int) -> None:
@@ -108,8 +109,8 @@ class SupervisedLink:
             for arena in outgrown:
                 arena.close()
 
-    def send(self, kind: str, **data: Any) -> None:
-        self.channel.send({"kind": kind, **data})
+    def send(self, message: Message) -> None:
+        self.channel.send(message.to_json())
 
 
 def map_file(path: Path) -> memoryview:
@@ -174,12 +175,12 @@ def live(config: dict[str, Any], channel: Channel, board: Board, arenas: list[Ar
     except Closed:  # nobody listens: this worker was abandoned and has come back; its run goes on without it
         code = LOST
     except LostWorker as lost:
-        link.send("lost", fault=lost.fault.to_json())
+        link.send(Lost(lost.fault))
     except (LoaderFailed, BadSamples) as error:  # the ladder decides: a new worker, and new children, may read it
         code = _last_words(link, error, rungs[config["rung"]].device)
     except HoldfastError as error:
         code = FAILED
-        link.send("refused", **error.to_json())
+        link.send(Refused(error.to_json()))
     except BaseException as error:  # the edge of the process: keep everything, decide nothing
         code = _last_words(link, error, rungs[config["rung"]].device)
     _end_children()
@@ -193,7 +194,7 @@ def _last_words(link: SupervisedLink, error: BaseException, device: str) -> int:
     if fault is not None and not (_is_data(charge) and fault.kind in _ALSO_SAMPLES):
         beat = link.board.read()
         fault = fault.at(step=beat.at, phase=beat.phase.label)
-        link.send("lost", fault=fault.to_json())
+        link.send(Lost(fault))
         return LOST
     text = _own_traceback(error)
     print(text, file=sys.stderr, flush=True)
@@ -201,16 +202,16 @@ def _last_words(link: SupervisedLink, error: BaseException, device: str) -> int:
         _accuse(link, charge, device)
         return LOST
     if isinstance(error, SystemExit) and error.code in (None, 0):
-        link.send("refused", **UserError("the script called sys.exit()", cause="the run is not over").to_json())
+        link.send(Refused(UserError("the script called sys.exit()", cause="the run is not over").to_json()))
         return FAILED
     if charge is None and _raised_here(error):
-        link.send("refused", **InternalError("holdfast failed, not the script", cause=repr(error)).to_json())
+        link.send(Refused(InternalError("holdfast failed, not the script", cause=repr(error)).to_json()))
         return FAILED
     summary = _summary(error)
     where = _place(error)
     if charge is not None:
         where = f"{where}; {charge['cause']}" if where else charge["cause"]
-    link.send("failed", summary=summary, traceback=text, where=where, step=link.board.read().step, blame=charge)
+    link.send(Failed(summary, text, where, link.board.read().step, charge))
     return FAILED
 
 
@@ -228,7 +229,7 @@ def _accuse(link: SupervisedLink, charge: dict[str, Any], device: str) -> None:
     beat = link.board.read()
     kind = Kind.BAD_DATA if charge["blame"] == "data" else Kind.USER_ERROR
     fault = Fault(kind, device, beat.at, beat.phase.label, message=charge["sentence"], evidence={"verdict": charge})
-    link.send("lost", fault=fault.to_json())
+    link.send(Lost(fault))
 
 
 def _summary(error: BaseException) -> str:
@@ -322,7 +323,7 @@ def _train(config: dict[str, Any], link: SupervisedLink, rungs: list[Rung]) -> i
         pretend.arm(session, rungs[rung].device, config)
     sample_marks.begin(run.folder, policy=sample_marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
     train = load_train(Path(config["script"]), config["argv"])
-    link.send("started", pid=os.getpid(), device=str(rungs[rung].device), torch=torch.__version__)
+    link.send(Started(os.getpid(), str(rungs[rung].device), torch.__version__))
     try:
         train(session, **bind(train, config["arguments"]))
     except Exception as error:
@@ -330,7 +331,7 @@ def _train(config: dict[str, Any], link: SupervisedLink, rungs: list[Rung]) -> i
         raise
     session._finish()
     sample_marks.end()
-    link.send("done", step=session.step_count)
+    link.send(Done(session.step_count))
     return 0
 
 

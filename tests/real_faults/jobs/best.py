@@ -65,16 +65,16 @@ def _die_at_the_end_of(session: holdfast.Session, epoch: int, after: str, who: s
     link: Any = session._ground.link
     send = link.send
 
-    def die(kind: str, **data: Any) -> None:
-        if kind == after and data.get("epoch", data["step"]) == epoch:
-            if kind == "log":
-                send(kind, **data)
+    def die(message: Any) -> None:
+        if message.kind == after and getattr(message, "epoch", message.step) == epoch:
+            if message.kind == "log":
+                send(message)
                 time.sleep(0.5)  # it is heard
             (session.run.folder / "died").touch()
             if who == "both":
                 os.kill(json.loads((session.run.folder / "run.json").read_text())["pid"], signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
-        send(kind, **data)
+        send(message)
 
     link.send = die
 

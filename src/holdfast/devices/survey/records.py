@@ -10,8 +10,10 @@ beside it (`arch_basis`), so that a finding can say why it believes it.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+from holdfast.base import dataclass_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Device:
         return None not in (self.arch, self.claimed_arch) and self.arch != self.claimed_arch
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "masquerading": self.masquerading}
+        return {**dataclass_json.write(self), "masquerading": self.masquerading}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,6 @@ class Cpu:
     memory_bytes: int | None
     memory_limit_bytes: int | None
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Disk:
@@ -87,9 +86,6 @@ class Disk:
     in_memory: bool | None
     """A tmpfs: gone after a reboot."""
     over_network: bool | None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +101,6 @@ class TorchBuild:
     """The architectures it carries code for, as torch.cuda.get_arch_list() would say; None where it cannot be told."""
     device_packages: list[str] | None = None
     """Installed packages that bring code for one AMD architecture each."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +120,6 @@ class System:
     """The files through which devices are used, and whether this process may open them."""
     troubles: list[str] = field(default_factory=list)
     """Tools that were there and gave no answer: often the first sign of a driver that does not."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +143,4 @@ class Inventory:
         return [device.id for device in self.devices if device.visible]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "devices": [device.to_json() for device in self.devices],
-            "cpu": self.cpu.to_json(),
-            "disk": self.disk.to_json() if self.disk else None,
-            "torch": self.torch.to_json(),
-            "system": self.system.to_json(),
-        }
+        return dataclass_json.write(self)

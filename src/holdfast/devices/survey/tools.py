@@ -14,9 +14,7 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +23,6 @@ from typing import IO, Any
 
 from holdfast.base import interpreter, processes
 
-_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 _GRACE_S = 1.0
 """How long a killed tool may take to die before it is left alone."""
 _MOST = 4_000_000
@@ -51,7 +48,7 @@ def run_tool(words: Sequence[str], deadline_s: float) -> Answer:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             child = subprocess.Popen(
-                [program, *words[1:]], stdin=subprocess.DEVNULL, stdout=out, stderr=err, **_of_its_own()
+                [program, *words[1:]], stdin=subprocess.DEVNULL, stdout=out, stderr=err, **processes.own_session()
             )
         except OSError as error:
             return Answer(None, f"{name} could not be started: {error.strerror or error}")
@@ -84,7 +81,7 @@ def tool_name(words: Sequence[str]) -> str:
 
 
 def _end(child: subprocess.Popen[bytes]) -> str:
-    processes.send_group(child.pid, _KILL)
+    processes.send_group(child.pid, processes.KILL)
     try:
         child.wait(_GRACE_S)
     except subprocess.TimeoutExpired:
@@ -103,9 +100,3 @@ def _read(file: IO[bytes]) -> str:
         file.seek(0)
         return file.read(_MOST).decode(errors="replace")
     return ""
-
-
-def _of_its_own() -> dict[str, Any]:
-    if sys.platform == "win32":
-        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-    return {"start_new_session": True}

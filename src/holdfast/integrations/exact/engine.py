@@ -38,6 +38,7 @@ from holdfast.integrations.exact.models import find_models, owned
 from holdfast.integrations.exact.packages import Packages
 from holdfast.integrations.exact.restore import Different, Restore
 from holdfast.integrations.outside import Keep, Outside, connect
+from holdfast.run.messages import made
 from holdfast.state.layout import read_meta
 from holdfast.worker.cadence import Cadence
 from holdfast.worker.worker import map_file
@@ -339,11 +340,11 @@ class Engine:
     # -- the supervisor ------------------------------------------------------------------------------------
 
     def _tell(self, kind: str, **data: Any) -> None:
-        self._outside.send(kind, **data)
+        self._outside.send(made(kind, **data))
 
     def _ask(self, kind: str, **data: Any) -> dict[str, Any]:
         try:
-            return self._outside.ask(kind, GIVES_WAY, **data)
+            return self._outside.ask(made(kind, **data), GIVES_WAY)
         except (Closed, OSError, ValueError) as error:
             raise Unsaved(f"the supervisor does not answer ({error})") from None
 

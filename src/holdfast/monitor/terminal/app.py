@@ -33,6 +33,7 @@ from holdfast.monitor.terminal.curves import plain
 from holdfast.monitor.terminal.first import COLORS, picture
 from holdfast.monitor.terminal.notes import Note
 from holdfast.monitor.terminal.scene import curve_of, look
+from holdfast.run.states import RunState
 
 EVERY = 1.0
 """Seconds between two looks: a run writes its beat as often."""
@@ -43,7 +44,7 @@ PORTION = 0.15
 """Seconds a look may take."""
 RUNS_EVERY = 5.0
 MODES = ("picture", "events", "log", "graph", "runs")
-_NEEDS_YOU = ("FINISHED", "FAILED", "CRASHED", "GAVE_UP", "STOPPED", "PAUSED")
+_NEEDS_YOU = (RunState.FINISHED, RunState.FAILED, RunState.CRASHED, RunState.GAVE_UP, RunState.STOPPED, RunState.PAUSED)
 
 Explain = Callable[[str], Sequence[str]]
 

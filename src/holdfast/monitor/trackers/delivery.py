@@ -29,7 +29,8 @@ from holdfast.monitor.devices import behave
 from holdfast.monitor.tail import Tail
 from holdfast.monitor.trackers.rows import Row, Rows
 from holdfast.monitor.trackers.tracker import NAMES, About, Missing, Target, Tracker, make
-from holdfast.run.folder import LIVE_STATES, RunFolder
+from holdfast.run.folder import RunFolder
+from holdfast.run.states import LIVE_STATES
 
 FOLDER = "trackers"
 LOOK_EVERY = 1.0

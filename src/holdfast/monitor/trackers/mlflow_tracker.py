@@ -14,11 +14,12 @@ from typing import Any
 
 from holdfast.monitor.trackers.rows import Row
 from holdfast.monitor.trackers.tracker import About, Tracker
+from holdfast.run.states import LIVE_STATES, RunState
 
 MOST = 900
 """Metrics in one request; the server takes 1000."""
-_STATES = {"FINISHED": "FINISHED", "STOPPED": "KILLED"}
-_LIVE = ("STARTING", "RUNNING", "RECOVERING", "MOVED", "PAUSED")
+_STATES: dict[str, str] = {RunState.FINISHED: "FINISHED", RunState.STOPPED: "KILLED"}
+"""What MLflow calls them."""
 _FORBIDDEN = re.compile(r"[^\w\-. /:]")
 _ID = "holdfast.id"
 
@@ -114,7 +115,7 @@ class MlflowTracker:
         self._client.log_artifact(self._run, str(path))
 
     def close(self, state: str) -> None:
-        if self._client is not None and state not in _LIVE:
+        if self._client is not None and state not in LIVE_STATES:
             self._client.log_batch(self._run, tags=[_tag("holdfast.state", state)])
             self._client.set_terminated(self._run, _STATES.get(state, "FAILED"))
 

@@ -15,8 +15,9 @@ from typing import Any
 from holdfast.monitor.trackers.rows import Row
 from holdfast.monitor.trackers.tracker import About, Tracker
 from holdfast.monitor.trackers.wandb_file import history
+from holdfast.run.states import RunState
 
-_ENDED_BADLY = ("FAILED", "GAVE_UP", "CRASHED")
+_ENDED_BADLY = (RunState.FAILED, RunState.GAVE_UP, RunState.CRASHED)
 
 
 def make(about: About) -> Tracker:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
 from typing import IO
+
+from holdfast.base import processes
 
 PATIENCE = 10.0
 _MOST = 4 << 20
@@ -75,7 +76,7 @@ class Reader:
             return
         if self._process is not None:
             with contextlib.suppress(OSError):
-                self._process.send_signal(getattr(signal, "SIGKILL", signal.SIGTERM))
+                self._process.send_signal(processes.KILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.05)
         self._finish(Answer(why=why))

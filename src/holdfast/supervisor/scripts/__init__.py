@@ -1,9 +1,9 @@
 """Somebody else's script under supervision: `holdfast run -- python train.py`.
 
-    order.py         what to run
+    script_order.py  what to run
     stage.py         all a process of it needs to start, and little else: the command waits for what is imported first
       streams.py           its stdin, stdout and stderr, passed on byte for byte
-      script_start.py      starting it as it would start by itself; script_signals.py: what is sent to us is sent on
+      script_start.py      starting it as it would start by itself
       script_processes.py  what it started, found and ended with it
       hook/                the few lines inside the script: steps, saves, the last exception, stacks
       hook_notes.py        what the hook wrote down, and which fault it is
@@ -20,8 +20,9 @@
       script_end.py        the receipt
     attached.py            the other end of `holdfast.attach`: slots and keeper; door.py: where it knocks
 
-A package of its own beside `supervisor`: what that supervises is a worker it wrote itself, forked from a nursery and
-asked to stop by a word on the board. Here the worker is anything that can be started. The parts that know nothing of
-workers (board, faults, ladder, evidence, journal, accounts, trust, keeper) are those of `runtime`.
+`holdfast train` supervises a worker of ours, forked from a nursery and asked to stop by a word on the board. Here the
+worker is anything that can be started. What knows nothing of workers is shared with `supervisor`: the loop and the end
+of a run (run_loop.py), the faults and the question to the ladder (fault_history.py), signals (signal_queue.py), the
+answers to a process (run_state.py), saves, keeper and trust.
 No torch here, except in what a script imports itself.
 """

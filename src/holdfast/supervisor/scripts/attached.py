@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from holdfast.base.board import Beat, Board
 from holdfast.base.channel import Channel, Closed
-from holdfast.base.errors import UserError
+from holdfast.run.messages import Attach, Log, Loggers, Message, Note, OfExact, ScriptEpoch, SlotsWanted, received
 from holdfast.supervisor import process_start
 from holdfast.supervisor.run_state import Affairs
 from holdfast.supervisor.saves import Saving
@@ -24,7 +24,6 @@ from holdfast.supervisor.scripts.door import Door
 
 if TYPE_CHECKING:
     from holdfast.supervisor.scripts.script_parts import ScriptRun
-    from holdfast.supervisor.workers import Crew
 
 STOP_PATIENCE = 30.0
 """Seconds an attached script has to reach its next commit when it is asked to stop."""
@@ -71,10 +70,10 @@ class Attached:
             self._channel = self._door.answer()
         if self._channel is not None:
             messages, closed = self._channel.mail()
-            for message in messages:
-                kind = str(message.get("kind", ""))
+            for data in messages:
+                kind = str(data.get("kind", ""))
                 try:
-                    self._heed(message, supervisor)
+                    self._heed(received(data), supervisor)
                 except (OSError, ValueError, KeyError, TypeError) as error:  # it is no reason to stop hearing the rest
                     self.affairs.teller.failed_over(kind, error)
             if closed:
@@ -86,31 +85,28 @@ class Attached:
             self._stop_at = None
             supervisor.script.send(supervisor.stopping or 15)
 
-    def _heed(self, message: dict[str, Any], supervisor: ScriptRun) -> None:
-        kind = message.pop("kind", "")
-        if kind in ("mark", "reached", "rehearse", "rehearsed", "exact_off", "exact_cost"):
-            answer = supervisor.exact.heed(str(kind), message)
+    def _heed(self, message: Message | None, supervisor: ScriptRun) -> None:
+        if isinstance(message, OfExact):
+            answer = supervisor.exact.heed(message)
             if answer is not None:
                 self._send(answer)
-        elif kind == "attach":
+        elif isinstance(message, Attach):
             self._attach(supervisor.exact.told())
-        elif kind == "arena":
-            self._give_slots(int(message.get("capacity") or 0))
-        elif kind == "log":
-            self.affairs.teller.log(int(message["step"]), int(message["epoch"]), dict(message["values"]))
-        elif kind == "epoch" and self._saving is not None:
+        elif isinstance(message, SlotsWanted):
+            self.affairs.give_slots(message.capacity, self._send, by_path=True)
+        elif isinstance(message, Log):
+            self.affairs.teller.log(message.step, message.epoch, message.values)
+        elif isinstance(message, ScriptEpoch) and self._saving is not None:
             self._saving.epoch(message)
-        elif kind == "loggers":
-            self.affairs.teller.emit("loggers", names=[str(name) for name in message["names"]])
-        elif kind == "note":
-            self.affairs.teller.emit("note", text=str(message.get("text")))
+        elif isinstance(message, Loggers | Note):
+            self.affairs.teller.emit(message.kind, **message.told)
 
     def _attach(self, exact: dict[str, Any] | None) -> None:
         """It hands its state out from here on: a keeper is needed, and it is told what there is already."""
         assert self._channel is not None
         if self._saving is None:
             self.affairs.keeping.start()
-            self._saving = Saving(self.affairs, cast("Crew", self))
+            self._saving = Saving(self.affairs, self.read_board)
             if self._board is not None:
                 self.affairs.keeping.tell_board(self._board)
         self.exact = self.alive = True
@@ -126,15 +122,6 @@ class Attached:
             }
         )
 
-    def _give_slots(self, capacity: int) -> None:
-        try:
-            arena = self.affairs.memory.grow(capacity)
-        except UserError as error:
-            self._send({"error": True, **error.to_json()})
-            return
-        self._send({"paths": process_start.slot_paths(arena)})
-        self.affairs.keeping.tell_arenas()
-
     def _send(self, message: dict[str, Any]) -> None:
         if self._channel is not None:
             with contextlib.suppress(Closed, OSError):
@@ -142,13 +129,8 @@ class Attached:
 
     def _count(self, supervisor: ScriptRun) -> None:
         """Commits are what counts here, not what the optimizer did."""
-        memory, accounts = self.affairs.memory, self.affairs.accounts
-        newest = memory.newest()
-        if newest is None:
-            return
-        if memory.drop_outgrown():
-            self.affairs.keeping.tell_arenas()
-        if newest.step > accounts.steps:
+        accounts, newest = self.affairs.accounts, self.affairs.newest_commit()
+        if newest is not None and newest.step > accounts.steps:
             supervisor.answering.progressed(newest.step)
             self.affairs.teller.rate.note(newest.step)
             accounts.steps = newest.step

@@ -107,14 +107,7 @@ class GoingOn:
 
     def _newest_checkpoint(self, since_ns: int | None = None) -> tuple[Way | None, Found | None]:
         supervisor = self.supervisor
-        order, seen = supervisor.order, supervisor.notes
-        info = supervisor.run_folder.info  # of a run that goes on: what its last process was seen to use
-        way = frameworks.find_way(
-            order.command,
-            fitted=seen.fitted if seen is not None else str(info.get("fitted") or ""),
-            fits=seen.fits if seen is not None else whole(info.get("fits")),
-            resume_with=order.resume_with,
-        )
+        order, way = supervisor.order, self._way()
         if way is None:
             return None, None
         places = frameworks.places(order.command, order.cwd)
@@ -126,6 +119,14 @@ class GoingOn:
             return way, None
         return way, newest
 
+    def _way(self) -> Way | None:
+        """How it goes on, by what its process was seen to use; of a run that was resumed, its last process."""
+        order, seen, info = self.supervisor.order, self.supervisor.notes, self.supervisor.run_folder.info
+        fitted, fits = str(info.get("fitted") or ""), whole(info.get("fits"))
+        if seen is not None:
+            fitted, fits = seen.fitted, seen.fits
+        return frameworks.find_way(order.command, fitted=fitted, fits=fits, resume_with=order.resume_with)
+
     def newer_than(self, began_ns: int) -> bool:
         """Has the process that runs now written a checkpoint that is whole?"""
         _, found = self._newest_checkpoint(began_ns)
@@ -133,13 +134,7 @@ class GoingOn:
 
     def newest_time(self) -> int | None:
         """When the newest checkpoint it could go on from was written, without a look inside; None if there is none."""
-        order, seen = self.supervisor.order, self.supervisor.notes
-        way = frameworks.find_way(
-            order.command,
-            fitted=seen.fitted if seen is not None else "",
-            fits=seen.fits if seen is not None else 0,
-            resume_with=order.resume_with,
-        )
+        order, way = self.supervisor.order, self._way()
         if way is None:
             return None
         found = search(frameworks.places(order.command, order.cwd), way.patterns, order.since_ns)

@@ -3,7 +3,7 @@
     exact = Exact(supervisor)
     exact.environment()                      # of the next process of the script
     exact.told()                             # what that process is told when it attaches itself
-    exact.heed(kind, message)                # a message of its engine; returns the answer, or None
+    exact.heed(message)                      # a message of its engine; returns the answer, or None
     exact.tick()                             # replaces the process where the rehearsal asks for it
 
 The rehearsal: the first process commits, makes a few more steps and tells a checksum of its weights after each. Then
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.base.files import read_json
 from holdfast.faults.ladder import Action, Move
+from holdfast.run.messages import ExactCost, ExactOff, Mark, OfExact, Reached, Rehearse, Rehearsed
 from holdfast.supervisor.scripts.exact_files import Asides
 from holdfast.supervisor.scripts.exact_output import Gate
 from holdfast.supervisor.scripts.script_order import exact_environment
@@ -98,31 +99,29 @@ class Exact:
 
     # -- messages ------------------------------------------------------------------------------------------
 
-    def heed(self, kind: str, message: dict[str, Any]) -> dict[str, Any] | None:
+    def heed(self, message: OfExact) -> dict[str, Any] | None:
         streams, gate = self.supervisor.streams, self.gate
-        if kind in ("mark", "reached") and streams is not None and gate is not None:
-            streams.take_all()
-            if kind == "mark":
-                gate.mark(str(message.get("mark")))
-                self._asides.note(int(message.get("sequence") or 0), message.get("files"))
-            else:
-                self._asides.used()
-                gate.reached(str(message.get("mark")))
-        elif kind == "rehearse":
-            self._trail = [list(row) for row in message.get("trail") or ()]
-            self.unsaved = {str(name): str(each) for name, each in dict(message.get("unsaved") or {}).items()}
+        if isinstance(message, Mark | Reached):
+            if streams is not None and gate is not None:
+                streams.take_all()
+                if isinstance(message, Mark):
+                    gate.mark(message.mark)
+                    self._asides.note(message.sequence, message.files)
+                else:
+                    self._asides.used()
+                    gate.reached(message.mark)
+            return {"ok": True}
+        if isinstance(message, Rehearse):  # it waits until it is ended
+            self._trail = list(message.trail)
+            self.unsaved = message.unsaved
             self._next = "replace"
-            return None  # it waits until it is ended
-        elif kind == "rehearsed":
-            self._heard(bool(message.get("equal")), int(message.get("step") or 0))
-            return None
-        elif kind == "exact_cost":
-            self.cost = {name: message.get(name) for name in ("commits", "spent_s", "trained_s")}
-            return None
-        elif kind == "exact_off":
-            self._off(str(message.get("reason")), led=bool(message.get("led")))
-            return None
-        return {"ok": True}
+        elif isinstance(message, Rehearsed):
+            self._heard(message.equal, message.step)
+        elif isinstance(message, ExactCost):
+            self.cost = message.told
+        elif isinstance(message, ExactOff):
+            self._off(message.reason, led=message.led)
+        return None
 
     def _heard(self, equal: bool, step: int) -> None:
         self.rehearsed = equal
@@ -162,23 +161,14 @@ class Exact:
         step, self._next = self._next, ""
         if not step or self.supervisor.script is None or self.supervisor.stopping is not None:
             return
-        self._end_process()
+        self.supervisor.end_process(term=0.0)
+        self.supervisor.drop()
         if step == "fall back":
             self.supervisor.attached.forget()
         reason = "rehearsal" if step == "replace" else "not exact"
         self.supervisor.answering.replace(
             Move(Action.REPLACE, self.supervisor.affairs.rung, reason=reason, new_worker=True)
         )
-
-    def _end_process(self) -> None:
-        supervisor = self.supervisor
-        script, grace = supervisor.script, supervisor.settings.watchdog
-        assert script is not None
-        supervisor.kin.end(script, term=0.0, kill=grace.kill_grace)
-        script.poll()
-        if supervisor.streams is not None:
-            supervisor.streams.finish(0.1)
-        supervisor.drop()
 
     def not_led(self, code: int) -> bool:
         """Whether the process that ended could not be led back: it has said why, and a new one begins without us."""

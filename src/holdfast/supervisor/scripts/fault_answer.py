@@ -15,14 +15,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from holdfast.base import cgroup
+from holdfast.base.board import Board
 from holdfast.base.errors import ScriptFailed
 from holdfast.faults.classification import Fault, Kind
-from holdfast.faults.ladder import FAMILIES, Action, Limits, Move, Past, Rung, next_move
-from holdfast.record import evidence
+from holdfast.faults.ladder import Action, Move, Past, Rung
+from holdfast.run.states import RunState
 from holdfast.supervisor.device_trust import Trusting
+from holdfast.supervisor.fault_history import FaultHistory
 from holdfast.supervisor.scripts import batches, hook_notes
 from holdfast.supervisor.scripts.continuation import GoingOn, Start, short
 from holdfast.supervisor.scripts.repetition import BY_ITSELF, ends_by_itself
@@ -34,7 +36,6 @@ from holdfast.supervisor.scripts.words import fault_sentence
 
 if TYPE_CHECKING:
     from holdfast.supervisor.scripts.script_parts import ScriptRun
-    from holdfast.supervisor.workers import Crew
 
 RETURN_EVERY = 5.0
 """Seconds between two looks for a checkpoint to return to a device with."""
@@ -60,9 +61,8 @@ class Answering:
         self.affairs = supervisor.affairs
         self.ending = Ending(supervisor)
         self.going_on = GoingOn(supervisor)
-        self.history: list[Past] = []
-        self._trusting = Trusting(self.affairs, cast("Crew", _Hands(supervisor)))
-        self._trusting.compares = False
+        self.history = FaultHistory(self.affairs)
+        self._trusting = Trusting(self.affairs, self._board, compares=False)
         self._restarts = 0
         self._trains = False
         """It was seen to use torch: then steps say where it is, and not what it prints."""
@@ -70,6 +70,11 @@ class Answering:
         self._farthest = 0
         self._room = Room(supervisor.order, supervisor.settings.external.room)
         self._looked_back = 0.0
+
+    def _board(self) -> Board | None:
+        """Of the attached process, which can be asked to stop at its next commit; no other can."""
+        supervisor = self.supervisor
+        return supervisor.notes.board if supervisor.attached.alive and supervisor.notes is not None else None
 
     def pids(self) -> set[int]:
         """Probes that are under way."""
@@ -122,7 +127,7 @@ class Answering:
         limit = cgroup.exhausted() if oom_kills > 0 else None
         fault = hook_notes.judge(supervisor.notes, code, words, device=device, oom_kills=oom_kills, limit=limit)
         if fault is not None and self._refuses_cpu(fault, words):
-            self.ending.gave_up(fault, "the script does not run without its device", self.history)
+            self.ending.gave_up(fault, "the script does not run without its device", self.history.tries(fault))
         elif fault is None and code > 0 and self._did_not_begin():
             self._try_another()
         elif fault is None:
@@ -147,7 +152,7 @@ class Answering:
         """On the last rung no device is visible: a script that insists on one cannot be helped."""
         rung = self.supervisor.rung
         said = ("No CUDA GPUs are available", "Torch not compiled with CUDA enabled", "Found no NVIDIA driver")
-        return bool(self.history) and rung.on_cpu and any(text in words for text in said)
+        return bool(self.history.past) and rung.on_cpu and any(text in words for text in said)
 
     def _did_not_begin(self) -> bool:
         """Started from a checkpoint that we chose, it ended before its first step: it may be none it can go on from."""
@@ -168,7 +173,7 @@ class Answering:
         self._recovered()
         if code == 0:
             supervisor.attached.save_last(["final"])
-            self.ending.end("FINISHED", 0, None)
+            self.ending.end(RunState.FINISHED, 0, None)
             return
         supervisor.attached.save_last()
         affairs.accounts.fault(Kind.USER_ERROR.value)
@@ -176,7 +181,7 @@ class Answering:
         name = Path(supervisor.order.command[0]).name
         sentence = f"the script raised {own[0]}" if own else f"{name} ended with exit status {code}"
         error = ScriptFailed(sentence, cause=own[1] if own else None)
-        self.ending.end("FAILED", code, error)
+        self.ending.end(RunState.FAILED, code, error)
 
     def _account(self) -> None:
         """The steps of the process that is gone."""
@@ -201,31 +206,17 @@ class Answering:
             self._account()
         if fault.kind is Kind.OUT_OF_MEMORY:
             fault = fault.at(pieces=self.going_on.pieces)
-        affairs.accounts.fault(fault.kind.value)
         move = self._ask(fault)
-        self.history.append(Past(fault, move, affairs.rung))
+        self.history.remember(fault, move)
         beat = supervisor.notes.board.read()
-        folder = evidence.collect(
-            supervisor.run_folder,
+        affairs.tell_fault(
             fault,
             move,
             beat,
-            words,
-            stacks,
-            supervisor.notes.crash(),
-            gathering=affairs.gathering,
-        )
-        affairs.teller.emit(
-            "fault",
-            code=fault.code,
-            kind=fault.kind.value,
-            device=fault.device,
-            step=fault.step,
-            phase=fault.phase,
+            words=words,
+            stacks=stacks,
+            crash=supervisor.notes.crash(),
             sentence=fault_sentence(fault, script, time.monotonic() - script.began),
-            action=move.action.value,
-            reason=move.reason,
-            folder=str(folder),
         )
         self._trusting.lost(fault, move)
         self._begin_crisis(beat.silence)
@@ -233,25 +224,22 @@ class Answering:
 
     def _ask(self, fault: Fault) -> Move:
         """The ladder's answer. One batch on the CPU is nothing an unknown script can do: the next entry is asked."""
-        retry, supervisor = self.affairs.settings.retry, self.supervisor
-        limits = Limits(tries=retry.same_step, outside=retry.without_progress, crowd=retry.in_a_row)
+        supervisor = self.supervisor
         batch = batches.divisible(supervisor.order.command, supervisor.notes)
-        known = list(self.history)
+        done: list[Past] = []
         while True:
-            move = next_move(
+            move = self.history.ask(
                 fault,
-                known,
-                self._usable_rungs(),
-                self.affairs.rung,
+                past=done,
+                rungs=self._usable_rungs(),
                 batch=batch,
                 splittable=batch is not None,
                 probation=self._trusting.on_probation(),
-                limits=limits,
             )
             if move.action is not Action.CPU_BATCH:
                 break
-            known.append(Past(fault, move, self.affairs.rung))
-        if ends_by_itself(fault, self.history) >= BY_ITSELF and move.action is not Action.FAIL:
+            done.append(Past(fault, move, self.affairs.rung))
+        if ends_by_itself(fault, self.history.past) >= BY_ITSELF and move.action is not Action.FAIL:
             status = fault.evidence.get("exitcode")
             return Move(Action.GIVE_UP, self.affairs.rung, reason=f"it ended with code {status}, {BY_ITSELF} times")
         starts = (Action.RETRY, Action.SPLIT, Action.REPLACE, Action.NEXT_RUNG)
@@ -270,7 +258,7 @@ class Answering:
         if self.supervisor.stopping is not None:
             self.ending.stopped(self.supervisor.stopping)
         elif move.action in (Action.GIVE_UP, Action.FAIL):
-            self.ending.gave_up(fault, move.reason, self.history)
+            self.ending.gave_up(fault, move.reason, self.history.tries(fault))
         elif fault.kind is Kind.DISK_FULL:
             self._room.wait(move)
         else:
@@ -283,15 +271,12 @@ class Answering:
 
     def _restart(self, move: Move) -> None:
         affairs = self.affairs
-        affairs.set_state("RECOVERING")
+        affairs.set_state(RunState.RECOVERING)
         if move.action is Action.SPLIT:
             self.going_on.pieces = move.pieces
         if move.rung != affairs.rung:
-            before, after = self.supervisor.rung, self.supervisor.order.rungs[move.rung]
-            affairs.rung = move.rung
-            shown = {"before": before.label, "after": after.label}
-            affairs.teller.emit("moved", step=affairs.accounts.steps, device=after.device, **shown)
-        start = self.going_on.where(self.history)
+            affairs.change_rung(move.rung, affairs.accounts.steps)
+        start = self.going_on.where(self.history.past)
         self._restarts += move.reason != "rehearsal"
         affairs.teller.emit("restart", step=start.step, text=start.text, reason=move.reason, tries=self._restarts)
         self._go(start)
@@ -303,9 +288,7 @@ class Answering:
         new = step - max(self._farthest, 0)
         if new > 0:
             self._farthest = step
-            if self.history:
-                past = self.history[-1]
-                self.history[-1] = Past(past.fault, past.move, past.rung, past.committed + new)
+            self.history.progressed(new)
             self._trusting.committed(new)
         if self._crisis is not None and step >= self._crisis.step:
             self._recovered()
@@ -326,10 +309,7 @@ class Answering:
         if crisis is None:
             return
         lost = time.monotonic() - crisis.since
-        self.affairs.accounts.recovered(lost, lost)
-        step = self.affairs.accounts.steps
-        self.affairs.teller.emit("recovered", step=step, seconds=round(lost, 3), lost_s=round(lost, 3))
-        self.affairs.set_state("RUNNING")
+        self.affairs.recovered(self.affairs.accounts.steps, lost, lost)
 
     def tick(self) -> None:
         if self._room.waiting:
@@ -357,7 +337,8 @@ class Answering:
         if move is not None:
             self._restart(move)
         elif self._room.over:
-            self.ending.gave_up(self.history[-1].fault, "the disk is still full", self.history)
+            fault = self.history.past[-1].fault
+            self.ending.gave_up(fault, "the disk is still full", self.history.tries(fault))
 
     # -- the way back to a device --------------------------------------------------------------------------
 
@@ -373,11 +354,7 @@ class Answering:
         if not self.going_on.newer_than(supervisor.script.began_ns):
             return
         rung = trusting.returned()
-        script, grace = supervisor.script, supervisor.settings.watchdog
-        supervisor.kin.end(script, term=grace.term_grace, kill=grace.kill_grace)
-        script.poll()
-        if supervisor.streams is not None:
-            supervisor.streams.finish(0.1)
+        supervisor.end_process()
         supervisor.drop()
         self._account()
         assert rung is not None
@@ -388,20 +365,4 @@ class Answering:
         self._restart(Move(Action.NEXT_RUNG, rung, reason=f"{device} works again", new_worker=True))
 
     def close(self) -> None:
-        outcome = self.ending.outcome
-        state = outcome.state if outcome else "CRASHED"
-        by_device = bool(self.history) and FAMILIES[self.history[-1].fault.kind] == "device"
-        how = "fault" if state == "GAVE_UP" and by_device else "finished" if state == "FINISHED" else "stopped"
-        self._trusting.close(how)
-
-
-class _Hands:
-    """What the trust in devices needs of whoever starts workers."""
-
-    def __init__(self, supervisor: ScriptRun) -> None:
-        self._supervisor = supervisor
-
-    @property
-    def worker(self) -> Any:
-        """The attached process, which can be asked to stop at its next commit; no other can."""
-        return self._supervisor.notes if self._supervisor.attached.alive else None
+        self._trusting.close(self.ending.how_left(by_device=self.history.left_by_device))

@@ -26,7 +26,6 @@ from holdfast.base.process_tree import Member, family
 from holdfast.supervisor.scripts.script_start import Script
 
 _PR_SET_CHILD_SUBREAPER = 36
-_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
 LEAVING = 1.0
@@ -102,11 +101,11 @@ class Kin:
     def end(self, script: Script, *, term: float = 2.0, kill: float = 10.0) -> list[int]:
         """End whatever is left; returns those that cannot be killed."""
         if not self.adopts:
-            processes.send_group(script.pid, _KILL)
+            processes.send_group(script.pid, processes.KILL)
             return []
         left = self._send(script, signal.SIGTERM, term) if term > 0 else self.members()
         if left:
-            left = self._send(script, _KILL, kill)
+            left = self._send(script, processes.KILL, kill)
         self.reap(script)
         return sorted(left)
 

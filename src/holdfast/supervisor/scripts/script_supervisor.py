@@ -19,11 +19,12 @@ from typing import Any
 
 from holdfast.base import processes
 from holdfast.base.board import Beat
-from holdfast.base.errors import HoldfastError
 from holdfast.faults.ladder import Rung
 from holdfast.record.reporter import Face
 from holdfast.run.folder import RunFolder
 from holdfast.run.settings import Settings
+from holdfast.run.states import RunState
+from holdfast.supervisor.run_loop import RunLoop
 from holdfast.supervisor.run_state import Affairs, Outcome, Plan
 from holdfast.supervisor.scripts.attached import Attached
 from holdfast.supervisor.scripts.continuation import Life
@@ -31,27 +32,28 @@ from holdfast.supervisor.scripts.exact import Exact
 from holdfast.supervisor.scripts.fault_answer import Answering
 from holdfast.supervisor.scripts.hook_notes import Notes
 from holdfast.supervisor.scripts.loss import printed_epoch, printed_loss
+from holdfast.supervisor.scripts.script_end import Ending
 from holdfast.supervisor.scripts.script_order import Order
 from holdfast.supervisor.scripts.script_processes import command_of
-from holdfast.supervisor.scripts.script_signals import STOPPING
 from holdfast.supervisor.scripts.script_start import Script
 from holdfast.supervisor.scripts.silence import Silence
 from holdfast.supervisor.scripts.stage import Process, Stage
 from holdfast.supervisor.scripts.steps import Steps
 from holdfast.supervisor.scripts.streams import Streams
+from holdfast.supervisor.signal_queue import STOPPING
 
 TICK = 0.2
-BEAT_EVERY = 1.0
 INSIST = 5.0
 """Seconds a script has to end after it was asked twice."""
 
 
-class ScriptSupervisor:
+class ScriptSupervisor(RunLoop):
     """One run of somebody's script, from its first process to its receipt."""
 
     def __init__(
         self, run: RunFolder, order: Order, settings: Settings, stage: Stage, face: Face | None = None
     ) -> None:
+        super().__init__()
         plan = Plan(
             script=Path(order.command[0]),
             argv=order.command[1:],
@@ -81,7 +83,8 @@ class ScriptSupervisor:
         self.exact = Exact(self, wanted=order.exact, rehearse=order.rehearse and not order.going_on)
         self.attached = Attached(self.affairs, stage.door)
         self.answering = Answering(self)
-        self._last_beat = self._last_loss = 0.0
+        self._last_loss = 0.0
+        self._first: Process | None = None
         self._kills = 0
         self._loss: tuple[int, float] | None = None
         self._seen: dict[str, Any] = {}
@@ -95,27 +98,24 @@ class ScriptSupervisor:
 
     def run(self, first: Process | None = None) -> Outcome:
         """To the end. `first` is its first process, if that was started already."""
-        self.affairs.set_state("STARTING", pid=os.getpid(), boot_id=processes.boot_id())
-        try:
-            self.answering.begin(first)
-            while self.outcome is None:
-                self._wait()
-                for number in self.stage.signals.heard():
-                    self._pass_on(number)
-                self.attached.hear(self)
-                self.exact.tick()
-                self._look()
-                self._tick()
-        except HoldfastError as error:
-            self.answering.ending.end("FAILED", error.exit_code, error)
-        finally:
-            self._close()
-        assert self.outcome is not None
-        return self.outcome
+        self._first = first
+        return self.to_the_end()
+
+    def begin(self) -> None:
+        self.answering.begin(self._first)
+
+    def turn(self) -> None:
+        self._wait()
+        for number in self.stage.signals.heard():
+            self._pass_on(number)
+        self.attached.hear(self)
+        self.exact.tick()
+        self._look()
+        self._tick()
 
     @property
-    def outcome(self) -> Outcome | None:
-        return self.answering.ending.outcome
+    def ending(self) -> Ending:
+        return self.answering.ending
 
     @property
     def rung(self) -> Rung:
@@ -147,7 +147,7 @@ class ScriptSupervisor:
         affairs.accounts.steps = step
         self.generation += 1
         affairs.keep_accounts(generations=self.generation)
-        state = "RECOVERING" if self.answering.in_crisis else "RUNNING"
+        state = RunState.RECOVERING if self.answering.in_crisis else RunState.RUNNING
         affairs.set_state(state, script_pid=self.script.pid)
         affairs.teller.emit("worker", generation=self.script.generation, pid=self.script.pid, device=affairs.device)
         self.silence.begins()
@@ -165,19 +165,15 @@ class ScriptSupervisor:
             self.streams.pump(ready, takes)
 
     def _tick(self) -> None:
-        now = time.monotonic()
-        affairs = self.affairs
-        if now - self._last_beat >= BEAT_EVERY and self.notes is not None:
-            self._last_beat = now
+        if self.notes is not None and self.beat_due():
             if self.script is not None:
                 self.kin.reap_old(self.script)
             self._see_loss()
             self._see_frameworks(self.notes)
             self.exact.look(self.notes)
-            affairs.teller.beat(self.notes.board.read(), self.device, affairs.accounts)
+            self.mirror(self.notes.board.read(), self.device)
         self.attached.tick()
-        for text in affairs.gathering.poll():
-            affairs.teller.emit("note", text=text)
+        self.tell_gathered()
         if self.outcome is None:
             self.answering.tick()
 
@@ -201,7 +197,7 @@ class ScriptSupervisor:
             self.notes.board.loss(value)
             self.affairs.teller.log(step, 0, {"loss": value})
 
-    def _close(self) -> None:
+    def close_processes(self) -> None:
         """Leave nothing of the script behind, and the terminal as it was."""
         if self.script is not None and self.script.poll() is None:
             self.kin.end(self.script, term=0.0)
@@ -214,13 +210,11 @@ class ScriptSupervisor:
         self.answering.close()
         self.attached.close(save=self.outcome is None)
         self.silence.activity.close()
-        self.affairs.gathering.close(1.0 if self.affairs.accounts.faults else 0.0)
-        self.affairs.memory.close()
-        self.affairs.scratch.remove()
         if self.notes is not None:
             self.notes.close()
-        if self.outcome is None:
-            self.affairs.set_state("CRASHED")
+
+    def gathering_patience(self) -> float:
+        return 1.0 if self.affairs.accounts.faults else 0.0
 
     # -- signals -------------------------------------------------------------------------------------------
 
@@ -245,7 +239,7 @@ class ScriptSupervisor:
             if self.attached.stop():
                 return
         if self.script is None:
-            self.answering.ending.stopped(number)
+            self.ending.stopped(number)
         else:
             self.script.send(number)
 
@@ -342,6 +336,16 @@ class ScriptSupervisor:
             self.affairs.teller.emit("note", text=f"{text} and {more} more" if more > 0 else text)
         for pid in stuck:
             self.affairs.teller.emit("abandoned", pid=pid, text=f"process {pid} cannot be killed; it is left behind")
+
+    def end_process(self, *, term: float | None = None) -> list[int]:
+        """End it with all that it started; returns who cannot be killed. `term`: seconds to end by itself."""
+        assert self.script is not None
+        grace = self.settings.watchdog
+        stuck = self.kin.end(self.script, term=grace.term_grace if term is None else term, kill=grace.kill_grace)
+        self.script.poll()
+        if self.streams is not None:
+            self.streams.finish(0.1)
+        return stuck
 
     def drop(self) -> None:
         """Its streams are done; notes and board are needed until it is known what follows."""

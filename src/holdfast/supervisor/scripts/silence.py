@@ -192,17 +192,13 @@ class Silence:
                 "process": pid,
             },
         )
-        grace = self.settings.watchdog
         supervisor = self.supervisor
-        stuck = supervisor.kin.end(script, term=grace.term_grace, kill=grace.kill_grace)
-        script.poll()
+        stuck = supervisor.end_process()
         if stuck:
             fault = fault.at(abandoned=stuck[0])
             for left in stuck:
                 text = f"process {left} cannot be killed; the run continues without it"
                 self.supervisor.affairs.teller.emit("abandoned", pid=left, text=text)
-        assert supervisor.streams is not None
-        supervisor.streams.finish(0.1)
         supervisor.attached.hear(supervisor)
         words = supervisor.record.last_words()
         supervisor.drop()

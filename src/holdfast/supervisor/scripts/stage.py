@@ -27,9 +27,9 @@ from holdfast.supervisor.scripts.hook_notes import Notes
 from holdfast.supervisor.scripts.script_order import exact_environment
 from holdfast.supervisor.scripts.script_processes import Kin, command_of
 from holdfast.supervisor.scripts.script_record import Record
-from holdfast.supervisor.scripts.script_signals import Signals
 from holdfast.supervisor.scripts.script_start import Script, launch
 from holdfast.supervisor.scripts.streams import Streams
+from holdfast.supervisor.signal_queue import TO_SCRIPTS, Signals
 
 if TYPE_CHECKING:
     from holdfast.faults.ladder import Rung
@@ -56,7 +56,7 @@ class Stage:
     def __init__(self, run: RunFolder, settings: Settings) -> None:
         self.record = Record(run.path / "output.log", settings.external.output)
         self.door = Door()
-        self.signals = Signals()
+        self.signals = Signals(TO_SCRIPTS, ignored=TO_SCRIPTS)
         self.kin = Kin()
         self._folder = run.path / "script"
         self._hook = settings.external.hook

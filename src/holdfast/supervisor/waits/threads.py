@@ -42,11 +42,6 @@ class Thread:
         return self.pid == self.tid
 
     @property
-    def timed_by_pointer(self) -> bool:
-        """A futex with a time after which it returns by itself."""
-        return self.call == "futex" and len(self.args) > 3 and self.args[3] != 0
-
-    @property
     def between_processes(self) -> bool:
         """A futex in memory that several processes share."""
         return self.call == "futex_waitv" or (self.call == "futex" and bool(self.args) and not self.args[1] & 128)

@@ -18,7 +18,7 @@ import os
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +50,7 @@ class Finding:
     """What the others really said, and about which recording, where that was tried."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "code": self.code,
-            "level": self.level,
-            "title": self.title,
-            "others": self.others,
-            "ours": self.ours,
-            "recordings": self.recordings,
-            "proof": self.proof or None,
-        }
+        return {**asdict(self), "proof": self.proof or None}
 
     def lines(self, *, everything: bool = False) -> list[str]:
         sign = {BREAKS: "[✗]", CHANGES: "[!]", LEAVES_OUT: "[!]"}[self.level]

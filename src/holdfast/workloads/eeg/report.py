@@ -8,7 +8,7 @@ report.to_json()
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +34,7 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "recording": self.recording,
-            "windows": self.windows,
-            "drops": self.drops,
-            "left_out": self.left_out or None,
-            "detail": self.detail or None,
-            "bad_channels": self.bad_channels,
-            "notes": self.notes,
-        }
+        return {**asdict(self), "left_out": self.left_out or None, "detail": self.detail or None}
 
 
 @dataclass

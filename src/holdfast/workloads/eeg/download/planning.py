@@ -16,7 +16,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.base import files
@@ -243,11 +243,6 @@ def read_index(root: Path) -> dict[str, list[object]]:
         for entry in entries(root)
         if entry.get("event") == "verified"
     }
-
-
-def without_known(plan_: Plan) -> Plan:
-    """The same plan with everything to be looked at again."""
-    return replace(plan_, here=set())
 
 
 def _order(release: str) -> tuple[int, str]:
