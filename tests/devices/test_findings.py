@@ -69,6 +69,7 @@ D053 no-checks-in-kernels
 D054 wsl-without-gpu
 D055 rocm-on-windows
 D056 shows-the-screen
+D057 kernels-write-nothing
 D060 torch-does-not-import
 D061 cpu-without-avx2
 D062 little-memory

@@ -149,6 +149,12 @@ TABLE: dict[str, tuple[list[Seen], str, str, str | None]] = {
         "",
         "not-deterministic",
     ),
+    "kernels write nothing": (
+        with_bad(Seen("known answers", "failed", evidence={"silent": ["attention in forward"], "why": "attention"})),
+        "refused",
+        "known answers is wrong",
+        "kernels-write-nothing",
+    ),
     "a bad index goes unnoticed": (
         with_bad(Seen("index out of bounds", "failed", evidence={"why": "an index out of bounds was not noticed"})),
         "trusted",

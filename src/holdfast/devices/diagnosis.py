@@ -15,7 +15,7 @@ from holdfast.devices import findings as registry
 from holdfast.devices.findings import Finding
 from holdfast.devices.remedies import BAD, Cure, Found
 from holdfast.devices.traits import CRASHED, FAILED, HUNG, PASSED, Result, Traits, easier, froze, traits
-from holdfast.devices.verdict import BAD_INDEX, lowers_the_limit
+from holdfast.devices.verdict import BAD_INDEX, KNOWN_ANSWERS, lowers_the_limit
 
 
 def of_results(device: str, results: Sequence[Result], found: Found | None = None) -> list[Finding]:
@@ -105,6 +105,10 @@ TABLE: tuple[tuple[Row, str], ...] = (
     (lambda result, about, results: about.family == "model" and _off(result, about, results), "own-step-is-wrong"),
     (lambda result, about, results: about.family == "model", "own-step-fails"),
     (lambda result, about, results: result.probe == BAD_INDEX, "no-checks-in-kernels"),
+    (
+        lambda result, about, results: result.probe == KNOWN_ANSWERS and "silent" in result.evidence,
+        "kernels-write-nothing",
+    ),
     (lambda result, about, results: about.family == "launch" and _off(result, about, results), "slow-first-launch"),
     (_family("launch"), "device-does-not-start"),
     (lambda result, about, results: lowers_the_limit(result), "less-memory-than-reported"),

@@ -39,7 +39,7 @@ class Probe:
 
     name: str
     function: str
-    """Where it is: `module.function` in this package, or `/path/of/file.py:function`."""
+    """Where it is: `module.function` in holdfast.probes, or `/path/of/file.py:function`."""
     family: str
     checks: tuple[str, ...] = TRAIN
     layer: str = ""

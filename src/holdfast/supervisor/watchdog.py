@@ -1,7 +1,7 @@
 """The watchdog's judgement: how long may a worker be silent, given what it is doing?
 
     limit = allowed_silence(beat, known, settings)      # pure: a board reading in, seconds out
-    if beat.silence > limit: ...                        # the supervisor acts
+    # supervisor.py compares it with the silence that worker_watch.py measures
 
 It learns. A phase that has been seen may take `factor` times its slowest recent time, and at least `floor`.
 What has not been seen yet gets an allowance by kind: first steps compile kernels, set-up reads files,
