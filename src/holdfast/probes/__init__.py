@@ -11,6 +11,6 @@
     wrong_kernels.py    kernels that are wrong on purpose, and a bench for tests of probes
     more/          probes that are a file each, row and function in one
 
-`devices/probe_catalog.py` says by name what there is, `devices/battery.py` runs it. Everything here but more/ imports torch
-and belongs into a child.
+`devices/probe_catalog.py` says by name what there is, `devices/battery.py` runs it. Everything here but more/
+imports torch and belongs into a child.
 """
