@@ -336,7 +336,8 @@ def test_triton_counts_only_where_the_script_has_kernels_of_it(monkeypatch: pyte
     triton = pytest.importorskip("triton")
     from holdfast.worker.operators import zeros
 
-    monkeypatch.delitem(sys.modules, "torch._inductor.compile_fx", raising=False)
+    for name in ("compile_fx", "compiler_bisector"):
+        monkeypatch.delitem(sys.modules, f"torch._inductor.{name}", raising=False)
     assert not zeros.uses_triton()
     kernels = types.ModuleType("kernels_of_a_script")
     monkeypatch.setitem(sys.modules, "kernels_of_a_script", kernels)

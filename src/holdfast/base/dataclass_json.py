@@ -128,7 +128,10 @@ def _tuple(inside: tuple[Any, ...], value: Any, strict: bool) -> Any:
 
 def _simple(kind: Any, value: Any, strict: bool) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            return _MISSING
     if kind is float and isinstance(value, float) and not math.isfinite(value) and not strict:
         return _MISSING  # from a process of ours a loss may be nan, from a file it may not
     if kind in (str, int, float, bool) and type(value) is kind:

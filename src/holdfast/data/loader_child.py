@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import logging
-import operator
 import os
 import pickle
 import signal
@@ -23,7 +22,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -212,8 +210,6 @@ class Fetcher:
             early = watch if not self.quiet else None
             if self.used or early is not None:
                 self._carefully(ticket, samples, at, early, items)
-            elif at is NOWHERE:
-                items.extend(map(partial(operator.getitem, self.dataset), samples))
             else:
                 dataset = self.dataset
                 for index in samples:

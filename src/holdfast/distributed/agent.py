@@ -295,9 +295,12 @@ class RankAgent:
             self._asked_at = self._asked_at or time.monotonic()
             if time.monotonic() - self._asked_at < _DEATH_COMES or not all(map(_lives, now.values())):
                 return
+        before, self._published = self._published, now
         self._number += 1
-        self._published = now
         self._asked_at = None
+        if before and not before.keys() & now.keys():  # nobody is left of those that have trained: their heirs are here
+            for lost, heir in zip(before, here, strict=False):
+                self.job.hand_slots(lost, heir.seat)
         for member in self._members:
             if member not in here:  # what it had is older than what the others go on from
                 self.job.drop_slots(member.seat)
@@ -306,9 +309,10 @@ class RankAgent:
         roster.publish(self.job, Roster(self._number, pids, seats, self._ranks))
 
     def _chosen(self) -> list[Member]:
-        """The members of the next roster: those that train, then others that are ready, as many as are wanted."""
+        """The members of the next roster: those that train, those that take the seat of one that did, then others."""
         ready = [member for member in self._members if member.ready]
-        ready.sort(key=lambda member: (self._published.get(member.seat) != member.pid, member.seat))
+        known = self._published
+        ready.sort(key=lambda each: (known.get(each.seat) != each.pid, each.seat not in known, each.seat))
         return sorted(ready[: self._ranks], key=lambda member: member.seat)
 
     def _is_worth_waiting_for(self, member: Member) -> bool:

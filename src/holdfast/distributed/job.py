@@ -105,6 +105,12 @@ class Job:
         """Its snapshots are of no use any more, and no process of it lives."""
         shutil.rmtree(self.path / f"slots-{rank}", ignore_errors=True)
 
+    def hand_slots(self, rank: int, heir: int) -> None:
+        """No process of this rank lives; its snapshots are those of another that has none of its own."""
+        self.drop_slots(heir)
+        with contextlib.suppress(OSError):
+            os.rename(self.path / f"slots-{rank}", self.path / f"slots-{heir}")
+
     # -- notes ---------------------------------------------------------------------------------------------
 
     def leave(self, rank: int, why: str, **more: Any) -> None:

@@ -29,6 +29,7 @@ from holdfast.distributed import roster
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import LAUNCHER, Place
 from holdfast.distributed.rank_nursery import NESTED, RankNursery
+from holdfast.faults.classification import classify_exception
 from holdfast.run.events import utc_now
 from holdfast.run.folder import RunFolder
 from holdfast.run.messages import RankStarted
@@ -197,6 +198,8 @@ class _Life:
         self.run = run
         self.settings = order.settings.override({"sentinel.enabled": "never"}, "a run of several ranks")
         self.link: Follower | Writer | None = None
+        self._first = place.local_rank == 0
+        """Whether what this process prints is shown."""
         self.groups = self.calls = 0
         """So many process groups, and calls of the script."""
 
@@ -223,9 +226,12 @@ class _Life:
             _end(self.job, error)
             raise
         finally:
-            if isinstance(self.link, Writer):
-                _save_what_failed(self.link, self.job)
-                self.link.teller.scalars.close()
+            outcome, link = self.job.outcome, self.link
+            if link is not None and not isinstance(link, Writer) and outcome and outcome["state"] == RunState.GAVE_UP:
+                link = Writer.of_the_last(self.job, self.place, self.settings, self.board, link.snapshots)
+            if isinstance(link, Writer):
+                _save_what_failed(link, self.job)
+                link.teller.scalars.close()
 
     def _open_device(self) -> torch.device:
         """A card that is gone is no error of the script: the agent tries again later, and the others may go on."""
@@ -321,6 +327,16 @@ class _Life:
             raise
         _finish(self.link, self.job)
 
+    def _speak(self, *, first: bool) -> None:
+        """What rank 0 prints is shown, whichever process that is."""
+        from holdfast.worker import worker
+
+        if self.place.run is not None and first != self._first:
+            self._first = first
+            sys.stdout.flush()
+            name = "output.log" if first else f"output-rank{self.place.seat}.log"
+            worker._redirect_output(Path(self.place.run) / name)
+
     def _take_role(self) -> Follower | Writer:
         """Rank 0 keeps the run folder. While the first seat is empty that is another process than before and after."""
         from holdfast.distributed.rank_link import Follower, Writer
@@ -328,6 +344,7 @@ class _Life:
         before, writes = self.link, self.run is not None
         if self.place.stays:
             writes = self.place.rank == 0 and self.place.run is not None
+            self._speak(first=self.place.rank == 0)
         if before is not None and isinstance(before, Writer) == writes:
             before.rejoin(self.place)
             return before
@@ -386,7 +403,10 @@ def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any
         session._finish()
     except HoldfastError:
         raise
-    except Exception as error:  # the script's own
+    except Exception as error:  # the script's own, or an error of the device that came out where nobody tries again
+        fault = classify_exception(error, device=str(device)) if str(device) != "cpu" else None
+        if fault is not None:
+            raise _StartAgain("lost", fault=fault.to_json()) from error
         print(worker._own_traceback(error), file=sys.stderr, flush=True)
         raise ScriptFailed(
             worker._summary(error), cause=_where(worker._place(error), place), hints=["fix it, then resume the run"]

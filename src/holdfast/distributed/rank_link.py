@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.base import processes
-from holdfast.base.board import Board
+from holdfast.base.board import Board, Phase
 from holdfast.base.files import open_regular
 from holdfast.distributed import roster
 from holdfast.distributed.group import Group
@@ -166,6 +166,27 @@ class Writer(LocalLink):
         if place.restarts > int(place.stays):  # the first roster of ranks that stay has the number 1
             self.teller.remember()
 
+    @classmethod
+    def of_the_last(
+        cls, job: Job, place: Place, settings: Settings, board: Board, snapshots: Snapshots
+    ) -> Writer | None:
+        """Where the run is given up and the process that wrote is gone: the first of those that are left saves.
+
+        None in the others.
+        """
+        writer, roster_now = job.noted(_WRITER).get("pid"), place.roster
+        if roster_now is None or place.run is None or (isinstance(writer, int) and processes.exists(writer)):
+            return None
+        left = [pid for _, pid in sorted(roster_now.pids.items()) if processes.exists(pid)]
+        newest = snapshots.memory.newest()
+        if newest is None or left[:1] != [os.getpid()]:
+            return None
+        run = RunFolder.open(Path(place.run))
+        run.share_lock()
+        made = cls(job, place, settings, board, run, snapshots)
+        made.accounts.steps = newest.step
+        return made
+
     def send(self, message: Message) -> None:
         """The end of an epoch may have been told by a rank that was ahead of the others, and comes again."""
         if isinstance(message, EpochEnded) and self.teller.told(message.epoch, message.step):
@@ -259,7 +280,8 @@ class Writer(LocalLink):
             fault = self._fault_of(rank, pid, left)
             if fault is not None:
                 self._record(fault.at(step=beat.at, phase=beat.phase.label))
-                self._recovering = self._recovering or time.monotonic() - beat.silence
+                if beat.attempts or beat.phase is not Phase.PEERS:  # not for a spare that has waited for days
+                    self._recovering = self._recovering or time.monotonic() - beat.silence
         self.accounts.steps = max(self.accounts.steps, min(committed, default=0))  # a step is one that all have
         if self.place.stays:
             return

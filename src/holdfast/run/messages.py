@@ -10,7 +10,9 @@ sender runs somebody's script and is not trusted: a field that is missing or of 
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -47,6 +49,15 @@ def received(data: dict[str, Any]) -> Message | None:
     """The record of a message; None for a kind that is not known. ValueError if it is not as it should be."""
     cls = _KINDS.get(str(data.get("kind")))
     return None if cls is None else dataclass_json.read_strictly(cls, data)
+
+
+def heard(messages: Iterable[dict[str, Any]]) -> Iterator[Message]:
+    """The records of these messages, of a process that nobody trusts: what is not as it should be is passed over."""
+    for data in messages:
+        with contextlib.suppress(ValueError):
+            message = received(data)
+            if message is not None:
+                yield message
 
 
 def made(kind: str, **fields: Any) -> Message:
@@ -177,7 +188,7 @@ class EpochEnded(Message):
     kind = "epoch"
     epoch: int
     step: int
-    loss: float | None
+    loss: float | None = None
     sequence: int | None = None
     """Of the snapshot that is held until it is known whether it is the best."""
     again: bool = False

@@ -18,7 +18,7 @@ from holdfast.base import processes
 from holdfast.base.board import Phase
 from holdfast.faults.blame import Cpu, Finding
 from holdfast.faults.classification import Fault, Kind, classify_exit
-from holdfast.run.messages import Copied, Found, received
+from holdfast.run.messages import Copied, Found, heard
 from holdfast.state.slots import Commit
 from holdfast.supervisor.process_start import NurseryDied, SpawnLauncher, WorkerProcess
 from holdfast.supervisor.run_state import Affairs
@@ -94,7 +94,7 @@ class Opinion:
         if self._closed:
             return True
         messages, closed = self.process.channel.mail()
-        for message in map(received, messages):
+        for message in heard(messages):
             if isinstance(message, Copied) and self._few_slots():
                 self._affairs.memory.let_evidence_go(self.commit.sequence)
             elif isinstance(message, Found):

@@ -45,6 +45,22 @@ class Counting(Noisy):
         return super().__getitem__(index) + self.asked
 
 
+DRAWN = np.random.default_rng(0)
+
+
+class Global(Noisy):
+    """Draws from a generator of its module."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + DRAWN.random()
+
+
+class Marked(Noisy):
+    """Somebody may change it in the script."""
+
+    epoch = 0
+
+
 @pytest.fixture
 def hooked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The hook of `holdfast run --exact` notes each epoch that begins."""
@@ -74,7 +90,11 @@ def place_of(iterator: Any) -> loaders.Place:
     lasting = loaders.processes(iterator)
     assert lasting is not None
     return loaders.Place(
-        int(iterator._num_yielded), loaders.begun_json(iterator), iterator._holdfast_own, lasting[0], lasting[1]
+        int(iterator._num_yielded),
+        loaders.begun_json(iterator),
+        iterator._holdfast_own,
+        *lasting,
+        made_own=iterator._holdfast_made_own,
     )
 
 
@@ -107,9 +127,34 @@ def loader_random_state_after(place: loaders.Place) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("hooked")
-def test_a_dataset_that_reading_changes_is_found_out() -> None:
-    loader = made(Counting(), workers=1)
+def test_a_process_asks_for_the_seed_that_the_first_one_had() -> None:
+    """It is drawn from the generator of the loader, which is somewhere else by then."""
+
+    def with_its_own() -> Any:
+        drawn = torch.Generator().manual_seed(3)
+        return torch.utils.data.DataLoader(Noisy(), num_workers=1, persistent_workers=True, generator=drawn)
+
+    loader = with_its_own()
     list(loader)
+    batches = iter(loader)
+    first = next(batches)
+    place = place_of(batches)
+    rest = [batch.tolist() for batch in batches]
+    other = with_its_own()
+    list(other)
+    assert first[0, 1] == rest[0][0][1]
+    assert [batch.tolist() for batch in loaders.again(other, place)] == rest
+
+
+@pytest.mark.parametrize("dataset", [Counting, Global, Marked])
+@pytest.mark.usefixtures("hooked")
+def test_a_dataset_that_is_changed_is_found_out(dataset: type[Noisy], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By reading it in a loader process, by a generator of its module there, or in the script."""
+    monkeypatch.setattr(loader_notes, "is_own", lambda name: name == __name__)
+    loader = made(dataset(), workers=1)
+    list(loader)
+    if dataset is Marked:
+        loader.dataset.epoch = 1
     batches = iter(loader)
     next(batches)
     with pytest.raises(Unsaved, match="persistent_workers=True"):

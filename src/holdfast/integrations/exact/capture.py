@@ -128,6 +128,10 @@ class Capture:
         """Whether a variable of the script leads to this object."""
         return id(value) in self._index
 
+    def reached(self) -> list[Any]:
+        """Every object that was walked."""
+        return list(self._alive)
+
     # -- frames --------------------------------------------------------------------------------------------
 
     def frames(self, found: list[types.FrameType]) -> list[Any]:
@@ -281,12 +285,13 @@ class Capture:
         lasting = processes(value)
         if lasting is None:
             raise Unsaved(
-                "a DataLoader keeps its processes over epochs (persistent_workers=True), and its dataset changes "
-                "as it is read there, or they are not forked"
+                "a DataLoader keeps its processes over epochs (persistent_workers=True), and its dataset is changed "
+                "there or in the script, or cannot be looked at, or they are not forked"
             )
         inner, own = self.value(loader, f"{path}.loader"), self.value(value._holdfast_own, f"{path}.own")
         made, states = lasting
-        return ["batches", inner, int(value._num_yielded), begun_json(value), own, made, list(states)]
+        made_own = self.value(value._holdfast_made_own, f"{path}.made_own") if made else None
+        return ["batches", inner, int(value._num_yielded), begun_json(value), own, made, list(states), made_own]
 
     def _function(self, value: types.FunctionType, path: str) -> list[Any]:
         if not is_own(value.__module__ or ""):

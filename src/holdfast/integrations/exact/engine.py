@@ -29,6 +29,7 @@ from holdfast.base.board import Phase
 from holdfast.base.channel import Closed
 from holdfast.base.errors import HoldfastError
 from holdfast.base.folders import Folder
+from holdfast.faults.classification import classify_exception
 from holdfast.integrations.exact import files
 from holdfast.integrations.exact import frames as places
 from holdfast.integrations.exact.capture import Capture, Unsaved
@@ -149,7 +150,10 @@ class Engine:
         except HoldfastError as error:
             self._give_up(error.cause or str(error))
         except Exception as error:  # the edge: an error of ours must not become one of the script's
-            self._give_up(f"{type(error).__name__} in holdfast: {error}")
+            if isinstance(error, RuntimeError) and classify_exception(error, device="cuda") is not None:
+                self._off = True  # the device has failed: the script meets that next, and its commits are still good
+            else:
+                self._give_up(f"{type(error).__name__} in holdfast: {error}")
 
     def _made_step(self, frame: types.FrameType | None) -> None:
         self._outside.board.begin_attempt(self._step)

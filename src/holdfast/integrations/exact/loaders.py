@@ -16,7 +16,7 @@ import copy
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -46,7 +46,9 @@ class Place:
     made: str = ""
     """Where its processes have served an earlier epoch: the generators when they were started,"""
     processes: tuple[str, ...] = ()
-    """and those of each process when this epoch began."""
+    """those of each process when this epoch began,"""
+    made_own: dict[str, Any] = field(default_factory=dict)
+    """and the loader's own when they were started: the seed that a process can ask for is drawn from these."""
 
 
 def note(iterator: Any, loader: Any, state_of: Callable[[Any], str]) -> None:
@@ -58,18 +60,32 @@ def note(iterator: Any, loader: Any, state_of: Callable[[Any], str]) -> None:
     iterator._holdfast_passes = getattr(iterator, "_holdfast_passes", 0) + 1
     if iterator._holdfast_passes == 1:
         iterator._holdfast_made = iterator._holdfast_begun
+        iterator._holdfast_made_own = copy.deepcopy(iterator._holdfast_own)
         iterator._holdfast_room = make_room(loader, state_of)
+        if iterator._holdfast_room is not None:
+            iterator._holdfast_state = lambda: _told(state_of, loader)
+            iterator._holdfast_forked = iterator._holdfast_state()
         watch_processes(_generators, _set_generators)
+
+
+def _told(state_of: Callable[[Any], str], loader: Any) -> str | None:
+    """None where the dataset reaches more than can be looked at."""
+    try:
+        return state_of((loader.dataset, loader.collate_fn))
+    except Exception:  # of whatever the script's objects do when they are looked at
+        return None
 
 
 def processes(iterator: Any) -> tuple[str, tuple[str, ...]] | None:
     """`made` and `processes` of its place; None where the processes that serve it cannot be put back there."""
     if iterator._holdfast_passes == 1:
         return "", ()
+    room = iterator._holdfast_room
+    if room is None or iterator._holdfast_forked is None or iterator._holdfast_state() != iterator._holdfast_forked:
+        return None  # new processes would have the dataset as it is now, and these have it as it was
     known = iterator.__dict__.get("_holdfast_processes")
     if known is None or known[0] != iterator._holdfast_passes:
-        room = iterator._holdfast_room
-        states = room.states(iterator._holdfast_passes) if room is not None else None
+        states = room.states(iterator._holdfast_passes)
         told = None if states is None else (_packed(iterator._holdfast_made), tuple(states))
         known = iterator._holdfast_processes = iterator._holdfast_passes, told
     return known[1]  # type: ignore[no-any-return]
@@ -125,6 +141,7 @@ def again(loader: Any, place: Place) -> Any:
 def _start_processes(loader: Any, place: Place) -> None:
     """The processes as they were started in the first epoch. They read nothing before the epoch that is to go on."""
     _set_generators(place.made)
+    OwnGenerators(loader).load_state_dict(place.made_own)
     name = "batch_sampler" if loader._auto_collation else "sampler"
     sampler = vars(loader)[name]
     vars(loader)[name] = ()
@@ -133,4 +150,5 @@ def _start_processes(loader: Any, place: Place) -> None:
     finally:
         vars(loader)[name] = sampler
     iterator._index_sampler = sampler
-    iterator._holdfast_room.order(list(place.processes))
+    if not iterator._holdfast_room.order(list(place.processes)):
+        raise RuntimeError("a process of a DataLoader does not begin")

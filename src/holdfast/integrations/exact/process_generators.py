@@ -20,8 +20,11 @@ from typing import Any
 
 import torch
 
-_HEAD = struct.Struct("<IIII")
-"""Epochs that the process has begun, whether it is to take what is there, whether its dataset has changed, length."""
+_HEAD = struct.Struct("<III")
+"""Whether the process is to take what is there, what became of its dataset, and the length of its generators."""
+_PASSES = struct.Struct("<I")
+"""Epochs that the process has begun. Written last: what stands before it holds for that epoch."""
+SAME, CHANGED, UNKNOWN = range(3)
 _ROOM = 64 << 10
 _PATIENCE = 60.0
 """Seconds that a process has for noting how its generators are. It does so before it reads its first sample."""
@@ -45,47 +48,71 @@ class Room:
     def begins(self, number: int, state: str, set_state: Callable[[str], None], parts: Any) -> None:
         """An epoch begins in process `number`: its generators are noted, or set to what was ordered."""
         at = number * _ROOM
-        passes, ordered, _, length = _HEAD.unpack_from(self._memory, at)
-        known = self._state_of(parts)
-        if self._first is None:
-            self._first = known
+        passes = self._passes(at)
+        ordered, _, length = _HEAD.unpack_from(self._memory, at + _PASSES.size)
         if ordered:
-            set_state(self._memory[at + _HEAD.size : at + _HEAD.size + length].decode())
+            set_state(self._text(at, length))
         else:
             length = self._put(at, state)
-        _HEAD.pack_into(self._memory, at, passes + 1, 0, int(known != self._first), length)
+        _HEAD.pack_into(self._memory, at + _PASSES.size, 0, self._became(parts), length)
+        _PASSES.pack_into(self._memory, at, passes + 1)
+
+    def _became(self, parts: Any) -> int:
+        """Of the dataset, since the first epoch of this process."""
+        try:
+            known = self._state_of(parts)
+        except Exception:  # it reaches something that cannot be looked at in this process, as a tensor on a GPU
+            return UNKNOWN
+        if self._first is None:
+            self._first = known
+        return SAME if known == self._first else CHANGED
+
+    def _passes(self, at: int) -> int:
+        return int(_PASSES.unpack_from(self._memory, at)[0])
+
+    def _text(self, at: int, length: int) -> str:
+        begin = at + _PASSES.size + _HEAD.size
+        return self._memory[begin : begin + length].decode()
 
     def _put(self, at: int, state: str) -> int:
         data = state.encode()
-        if len(data) > _ROOM - _HEAD.size:
+        begin = at + _PASSES.size + _HEAD.size
+        if begin + len(data) > at + _ROOM:
             raise ValueError("the generators of a loader process do not fit")
-        self._memory[at + _HEAD.size : at + _HEAD.size + len(data)] = data
+        self._memory[begin : begin + len(data)] = data
         return len(data)
 
     # -- in the script's process -----------------------------------------------------------------------------
 
     def states(self, passes: int) -> list[str] | None:
-        """None where a process has not said it, or where its dataset is not what it was in the first epoch."""
+        """None where a process has not said it, or where its dataset may not be what it was in the first epoch."""
         told = []
         deadline = time.monotonic() + _PATIENCE
         for at in range(0, self._workers * _ROOM, _ROOM):
-            while _HEAD.unpack_from(self._memory, at)[0] < passes:
-                if time.monotonic() > deadline:
-                    return None
-                time.sleep(0.001)
-            _, _, changed, length = _HEAD.unpack_from(self._memory, at)
-            if changed:
+            if not self._has_begun(at, passes, deadline):
                 return None
-            told.append(self._memory[at + _HEAD.size : at + _HEAD.size + length].decode())
+            _, became, length = _HEAD.unpack_from(self._memory, at + _PASSES.size)
+            if became != SAME:
+                return None
+            told.append(self._text(at, length))
         return told
 
-    def order(self, states: list[str]) -> None:
+    def order(self, states: list[str]) -> bool:
+        """False if a process does not begin."""
+        deadline = time.monotonic() + _PATIENCE
         for number, state in enumerate(states):
             at = number * _ROOM
-            while not _HEAD.unpack_from(self._memory, at)[0]:  # it has not begun yet
-                time.sleep(0.001)
-            passes = _HEAD.unpack_from(self._memory, at)[0]
-            _HEAD.pack_into(self._memory, at, passes, 1, 0, self._put(at, state))
+            if not self._has_begun(at, 1, deadline):
+                return False
+            _HEAD.pack_into(self._memory, at + _PASSES.size, 1, SAME, self._put(at, state))
+        return True
+
+    def _has_begun(self, at: int, passes: int, deadline: float) -> bool:
+        while self._passes(at) < passes:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        return True
 
 
 def make_room(loader: Any, state_of: Callable[[Any], str]) -> Room | None:

@@ -324,7 +324,8 @@ class Restore:
         if number in self._done:  # a loader whose processes last has its iterator as an attribute
             return self._done[number]
         own = self.value(node[4], _NOTHING, path)
-        place = loaders.Place(int(node[2]), str(node[3]), own, str(node[5]), tuple(map(str, node[6])))
+        made_own = self.value(node[7], _NOTHING, path) if node[5] else {}
+        place = loaders.Place(int(node[2]), str(node[3]), own, str(node[5]), tuple(map(str, node[6])), made_own)
         return loaders.again(loader, place)
 
     def _function(self, node: list[Any], now: Any, path: str, number: int) -> Any:

@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.base.board import Beat, Board
 from holdfast.base.channel import Channel, Closed
-from holdfast.run.messages import Attach, Log, Loggers, Message, Note, OfExact, ScriptEpoch, SlotsWanted, received
+from holdfast.run.messages import (
+    Attach,
+    EpochEnded,
+    Log,
+    Loggers,
+    Message,
+    Note,
+    OfExact,
+    ScriptEpoch,
+    SlotsWanted,
+    received,
+)
 from holdfast.supervisor import process_start
 from holdfast.supervisor.run_state import Affairs
 from holdfast.supervisor.saves import Saving
@@ -96,8 +107,8 @@ class Attached:
             self.affairs.give_slots(message.capacity, self._send, by_path=True)
         elif isinstance(message, Log):
             self.affairs.teller.log(message.step, message.epoch, message.values)
-        elif isinstance(message, ScriptEpoch) and self._saving is not None:
-            self._saving.epoch(message)
+        elif isinstance(message, ScriptEpoch | EpochEnded) and self._saving is not None:
+            self._saving.epoch(ScriptEpoch(message.epoch, message.step))  # an older holdfast in the script says "epoch"
         elif isinstance(message, Loggers | Note):
             self.affairs.teller.emit(message.kind, **message.told)
 

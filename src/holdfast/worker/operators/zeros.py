@@ -44,8 +44,8 @@ def uses_triton() -> bool:
     """
     if "triton" not in sys.modules:
         return False
-    if "torch._inductor.compile_fx" in sys.modules:
-        return True
+    if any(f"torch._inductor.{name}" in sys.modules for name in ("compile_fx", "compiler_bisector")):
+        return True  # the call imports one of them, depending on the version
     modules = [each for name, each in list(sys.modules.items()) if name.partition(".")[0] not in _OWN_KERNELS]
     names = (list(getattr(each, "__dict__", {}).values()) for each in modules)
     return any(type(value).__name__ == "JITFunction" for values in names for value in values)
