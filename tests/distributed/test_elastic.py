@@ -77,15 +77,28 @@ def test_a_spare_takes_the_place_of_a_lost_rank(tmp_path: Path) -> None:
     assert reasons == {"a spare process takes its place, the others stay"}
 
 
+def test_a_spare_goes_on_where_the_only_rank_was(tmp_path: Path) -> None:
+    """Nobody else has its state in memory, and nothing is on disk yet."""
+    with Launched(tmp_path, 1, "--spares", "1", wait="8", snapshot="1") as launch:
+        launch.until(lambda: launch.waits_for(8, 1) and launch.are_ready(2))
+        launch.kill(0)
+        launch.go(8)
+        receipt = launch.finish()["receipt"]
+    assert receipt["steps"] == 30 and receipt["steps_lost"] == 0 and receipt["steps_repeated"] <= 2
+    assert launch.samples() == {epoch: Counter(range(60)) for epoch in range(6)}
+
+
 @pytest.mark.all
-def test_too_few_ranks_end_the_run_with_its_state_saved(tmp_path: Path) -> None:
-    """The rank that is left waited for ever."""
+@pytest.mark.parametrize("seat", [0, 1])
+def test_too_few_ranks_end_the_run_with_its_state_saved(tmp_path: Path, seat: int) -> None:
+    """The rank that is left waited for ever; and saved nothing where the lost one kept the run folder."""
     with Launched(tmp_path, 2, wait="8") as launch:
         launch.until(lambda: launch.waits_for(8, 2))
-        launch.take_away(1)
+        launch.take_away(seat)
         launch.go(8)
         printed = launch.end()
     assert launch.process.returncode == 4 and printed["state"] == "GAVE_UP"
     assert "too few to go on" in printed["error"]["message"]
-    assert "says that the device of rank 1 is away" in printed["error"]["cause"]
+    assert f"says that the device of rank {seat} is away" in printed["error"]["cause"]
     assert list((launch.run.path / "checkpoints").glob("[0-9]*"))
+    assert launch.run.receipt()
