@@ -290,6 +290,7 @@ class ScriptSupervisor(RunLoop):
             self.kin.reap(script)
             if processes.exists(script.followed) and script.followed in self.kin.members():
                 return False
+            self.kin.reap(script)  # it may have ended since the line above
             code = self.kin.reaped.get(script.followed, 0)
             further = self.kin.daemon(script, self._name) if code == 0 else None
             if further is not None:  # a daemon forks twice
