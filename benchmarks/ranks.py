@@ -121,7 +121,7 @@ def _launch(runs: Path, number: int, words: list[str], chaos: Chaos) -> dict[str
         boards = None
         while launch.poll() is None:
             if boards is None:
-                boards = _boards_of(launch.pid)
+                boards = boards_of(launch.pid)
             else:
                 chaos.look(boards, number)
             if time.monotonic() - began > PATIENCE:
@@ -137,7 +137,7 @@ def _launch(runs: Path, number: int, words: list[str], chaos: Chaos) -> dict[str
     return {"receipt": receipt, "recovery_s": recovered, "seconds": time.monotonic() - began}
 
 
-def _boards_of(pid: int) -> Boards | None:
+def boards_of(pid: int) -> Boards | None:
     for path in Path("/dev/shm").glob("holdfast-job-*/owner.json"):
         try:
             if json.loads(path.read_text())["pid"] == pid:

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from common import JOBS, Bound, command, exactly, say, spread
+from ranks import boards_of
 
 from holdfast.distributed import roster
-from holdfast.distributed.job import Job
-from holdfast.distributed.rank_watch import Boards
 from holdfast.run.folder import list_runs
 
 JOB = JOBS / "ranked.py"
@@ -90,7 +89,7 @@ def _kill(launcher: int, ranks: int, count: int, kills: int) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError("the ranks did not get on")
         time.sleep(0.02)
-        boards = boards or _boards_of(launcher)
+        boards = boards or boards_of(launcher)
         now = None if boards is None else roster.read(boards.job)
         if boards is None or now is None:
             continue
@@ -103,13 +102,3 @@ def _kill(launcher: int, ranks: int, count: int, kills: int) -> None:
         if sent <= kills:
             reached = max(each.beat.step for each in members)
             os.kill(draw.choice(members).pid, signal.SIGKILL)
-
-
-def _boards_of(pid: int) -> Boards | None:
-    for path in Path("/dev/shm").glob("holdfast-job-*/owner.json"):
-        try:
-            if json.loads(path.read_text())["pid"] == pid:
-                return Boards(Job(path.parent))
-        except (OSError, ValueError):
-            continue
-    return None

@@ -57,6 +57,12 @@ class Room:
         _HEAD.pack_into(self._memory, at + _PASSES.size, 0, self._became(parts), length)
         _PASSES.pack_into(self._memory, at, passes + 1)
 
+    def failed(self, number: int) -> None:
+        """Nothing is known of the epoch that begins in process `number`."""
+        at = number * _ROOM
+        _HEAD.pack_into(self._memory, at + _PASSES.size, 0, UNKNOWN, 0)
+        _PASSES.pack_into(self._memory, at, self._passes(at) + 1)
+
     def _became(self, parts: Any) -> int:
         """Of the dataset, since the first epoch of this process."""
         try:
@@ -142,8 +148,8 @@ def watch_processes(read: Callable[[], str], set_state: Callable[[str], None]) -
         if process is not None and _newest is not None:
             try:
                 _newest.begins(process.id, read(), set_state, (dataset, collate_fn))
-            except Exception:  # the room says so: it stays without this epoch
-                pass
+            except Exception:  # the script goes on reading; its run is told that it is not exact
+                _newest.failed(process.id)
         return create(kind, dataset, auto_collation, collate_fn, drop_last)
 
     kinds.create_fetcher = staticmethod(create_fetcher)
