@@ -36,7 +36,7 @@ def note(iterator: Any, loader: Any) -> None:
 def state_of(parts: Any) -> str:
     """A checksum of everything small that a dataset and its collate function hold or use: another one after a change.
 
-    That are also attributes of the script's own classes, and the variables of its modules that their functions name.
+    It covers attributes of the script's own classes too, and variables of its modules that their functions name.
     """
     capture = Capture({}, Versions())
     rows = [capture.value(each, f"part{at}") for at, each in enumerate(parts)]
