@@ -598,10 +598,9 @@ def _ends(sockets: Iterable[tuple[int, int]], *, far: bool = False) -> dict[tupl
     """The address of this end of each connection, or of the other one."""
     found = {}
     for fd, inode in sockets:
-        with contextlib.suppress(OSError):
-            with socket.socket(fileno=os.dup(fd)) as own:
-                host, port = (own.getpeername() if far else own.getsockname())[:2]
-                found[fd, inode] = f"{host} {port}"
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as own:
+            host, port = (own.getpeername() if far else own.getsockname())[:2]
+            found[fd, inode] = f"{host} {port}"
     return found
 
 

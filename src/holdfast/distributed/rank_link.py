@@ -38,7 +38,7 @@ from holdfast.state import checkpoint
 from holdfast.state.layout import read_meta
 from holdfast.state.shards import parts_of, put_together
 from holdfast.state.slot_memory import Memory
-from holdfast.state.slots import Arena, Slot
+from holdfast.state.slots import Arena, Commit, Slot
 from holdfast.worker.local_run import LocalLink
 from holdfast.worker.worker import map_file
 
@@ -104,28 +104,28 @@ class Snapshots:
             if self.start is None:
                 return None
             sequence = int(read_meta(self.start)["session"]["sequence"])
-        found: dict[int, tuple[Slot, memoryview]] = {}
-        count = 1
-        for slot, payload in self._everywhere(sequence):
+        found: dict[tuple[int, int], dict[int, tuple[Slot, memoryview]]] = {}
+        for slot, commit, payload in self._everywhere(sequence):
             parts = parts_of(payload)
-            count = int(parts.get("count", 1))
-            found.setdefault(int(parts.get("index", 0)), (slot, payload))
-        if sorted(found) != list(range(count)):
-            return None
-        made = put_together([found[index][1] for index in range(count)])
-        again = (slot.read(savepoints=True) for slot, _ in found.values())
-        if any(commit is None or commit.sequence != sequence for commit in again):
-            return None  # its rank began to write there while it was read
-        return memoryview(made)
+            of_one_group = found.setdefault((commit.generation, int(parts.get("count", 1))), {})
+            of_one_group.setdefault(int(parts.get("index", 0)), (slot, payload))
+        # A rank that was lost may have been ahead of the others, who have made that snapshot anew since then.
+        for (generation, count), each in sorted(found.items(), reverse=True):
+            if sorted(each) == list(range(count)):
+                made = put_together([each[index][1] for index in range(count)])
+                again = [slot.read(savepoints=True) for slot, _ in each.values()]
+                same = all(now and (now.sequence, now.generation) == (sequence, generation) for now in again)
+                return memoryview(made) if same else None  # or its rank began to write there while it was read
+        return None
 
-    def _everywhere(self, sequence: int) -> Iterator[tuple[Slot, memoryview]]:
+    def _everywhere(self, sequence: int) -> Iterator[tuple[Slot, Commit, memoryview]]:
         """That snapshot in the slots of each rank that has it."""
         for seat in self.job.seats():
             for arena in self.memory.arenas if seat == self.seat else self._of(seat):
                 slot = arena.find(sequence)
                 commit = None if slot is None else slot.read(savepoints=True)
                 if slot is not None and commit is not None:
-                    yield slot, slot.payload(commit.size)
+                    yield slot, commit, slot.payload(commit.size)
 
     def _of(self, seat: int) -> list[Arena]:
         """The slots of another rank, opened once."""
@@ -303,7 +303,9 @@ class Writer(LocalLink):
             return payload
         self.board.enter(Phase.PEERS)  # waiting for others is no hang of this rank
         while True:
-            gone = self.place.roster is None or any(not processes.exists(pid) for pid in self.place.roster.pids.values())
+            gone = self.place.roster is None or any(
+                not processes.exists(pid) for pid in self.place.roster.pids.values()
+            )
             whole = self.snapshots.all_parts(sequence)
             if whole is not None or gone:
                 return whole

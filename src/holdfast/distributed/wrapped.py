@@ -6,8 +6,8 @@
     wrapped.follow(dist.group.WORLD)           # the process group is another one
 
 A wrapper averages over ranks as if each had an equal part of the batch. Group weighs the loss so that the parts count
-as they are. FSDP2 (`fully_shard`) does the same with parameters of which each rank holds a part; it exchanges in forward
-too, and cannot follow to another process group.
+as they are. FSDP2 (`fully_shard`) does the same with parameters of which each rank holds a part; it exchanges in
+forward too, and cannot follow to another process group.
 """
 
 from __future__ import annotations

@@ -156,6 +156,18 @@ class OptimizerPart(Part):
         for key, tensor in row.items():
             self.slots.append(Slot(self._slot_name(index, key), local(tensor), lazy=True, shard=shard_of(tensor)))
 
+    def shared_out_in(self, shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
+        """Of the state tensors with these shapes, those that are shared out as their parameter is."""
+        params, before = self.params(), f"{self.name}.state."
+        found = set()
+        for name, shape in shapes.items():
+            index, dot, _ = name.removeprefix(before).partition(".")
+            if name.startswith(before) and dot and index.isdigit() and int(index) < len(params):
+                param = params[int(index)]
+                if is_shared_out(param) and tuple(param.shape) == shape:
+                    found.add(name)
+        return found
+
     def _slot_name(self, index: int, key: str) -> str:
         return f"{self.name}.state.{index}.{key}"
 

@@ -265,6 +265,14 @@ class Protected:
         capacity = capacity_for(len(self.meta_json(look=False))) if meta_capacity is None else meta_capacity
         return plan(self._specs, extra=extra, meta_capacity=capacity)
 
+    def shared_out_in(self, shapes: Mapping[str, Shape]) -> set[str]:
+        """Which tensors of a saved state have to be cut for this rank. Optimizers may have no state yet."""
+        found = set(self.meta().get(SHARED_OUT, {}).get("names", ()))
+        for part in self._parts.values():
+            if isinstance(part, OptimizerPart):
+                found |= part.shared_out_in(shapes)
+        return found & shapes.keys()
+
     def restore(self, read: Read, meta: Mapping[str, Any]) -> None:
         """Become what was saved. Live tensors are written in place, so what refers to them stays right."""
         self._check_parts(meta["parts"])
@@ -382,8 +390,8 @@ def _parts_of(slots: Iterable[Slot]) -> dict[str, Any]:
             cause=", ".join(sorted({f"part {each.index} of {each.count}" for each in found.values()})),
             hints=["use one device mesh for every `fully_shard`"],
         )
-    index, count = next(iter(found.values()))
-    return {"index": index, "count": count, "names": list(found)}
+    shard = next(iter(found.values()))
+    return {"index": shard.index, "count": shard.count, "names": list(found)}
 
 
 def _check_name(name: str) -> None:

@@ -9,13 +9,15 @@ torch.distributed.tensor is not imported here: that takes time, and a process wi
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-class Shard(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Shard:
     """One part of so many, along the first axis."""
 
     index: int

@@ -20,7 +20,7 @@ from holdfast.faults.classification import classify_exception
 from holdfast.run.commit_points import CommitPoint
 from holdfast.run.messages import Restored, Unheard
 from holdfast.state import snapshot
-from holdfast.state.layout import read_meta
+from holdfast.state.layout import parse_header, read_meta
 from holdfast.state.protected import KEPT
 from holdfast.state.rng import restore_rng
 from holdfast.state.shards import SHARED_OUT, cut, parts_of
@@ -125,19 +125,21 @@ def _fitting(ground: Ground, payload: memoryview) -> memoryview:
     wanted = (want.get("index", 0), want.get("count", 1))
     if saved == wanted:
         return payload
-    whole: memoryview | None = payload
+    whole = payload
     if saved[1] > 1:
         put_together = getattr(ground.link, "whole", None)  # only ranks have parts
-        whole = None if put_together is None else put_together()
-        if whole is None:
+        found = None if put_together is None else put_together()
+        if found is None:
             raise UserError(
                 f"a part of the state of {saved[1]} ranks is missing",
                 cause="the snapshot of a rank that held it is gone",
                 hints=["resume the run: it goes on from its last checkpoint, which is whole"],
             )
+        whole = found
     if wanted[1] == 1:
         return whole
-    return memoryview(cut(whole, index=wanted[0], count=wanted[1], names=want["names"]))
+    names = ground.protected.shared_out_in({entry.name: entry.shape for entry in parse_header(whole)[0]})
+    return memoryview(cut(whole, index=wanted[0], count=wanted[1], names=names))
 
 
 def _restored(ground: Ground, payload: memoryview) -> Landing:
