@@ -79,8 +79,9 @@ class Wrapped:
     def exchange(self, last: bool) -> None:
         for each in self._known:
             each.require_backward_grad_sync = last
-            if type(each.reducer) is not _SteadyReducer:
-                each.reducer = _SteadyReducer(each.reducer)
+            reducer: Any = each.reducer
+            if type(reducer) is not _SteadyReducer:
+                each.reducer = _SteadyReducer(reducer)  # type: ignore[assignment]
 
     def follow(self, group: Any) -> None:
         """What was exchanged over the old group is forgotten, a backward that was not finished too."""
