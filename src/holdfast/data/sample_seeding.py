@@ -16,7 +16,7 @@ torch does not let us write its memory; it is seeded.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ _FEWEST = 32
 _PLACES = mix(np.arange(_TWISTER, dtype=np.uint64))
 _FACTORS = (_PLACES & np.uint64(0xFFFFFFFF)).astype(np.uint32)
 _REST = memoryview((_PLACES >> np.uint64(32)).astype(np.uint32)).cast("B").cast("I")
-"""What lies behind the words that are made. A refill changes all of them, so the last one shows whether there was one."""
+"""What lies behind the words that are made. A refill changes all of them: the last one shows whether there was one."""
 _WHOLE = slice(None)
 
 
@@ -45,10 +45,8 @@ class DrewMore(Exception):
 class Twister:
     """numpy's or Python's global generator, while samples are read."""
 
-    def __init__(self, expose: Callable[[], Exposed | None], put: Callable[[Any], None]) -> None:
-        self._expose = expose
-        self._put = put
-        """The slow way to set it, where its memory is not found."""
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.count = _TWISTER
         """So many words are made for a sample."""
         self.measured = False
@@ -62,7 +60,7 @@ class Twister:
     def each(self, words: Words) -> Iterator[None]:
         """Set for one sample after the other, at each `next`; the last `next` looks at the last sample."""
         self._made_last = self.count
-        memory = self._memory = self._expose()
+        memory = self._memory = (numpy_global if self.name == "numpy" else python_global).exposed()
         if memory is None:
             return self._slowly(words)
         return self._each(words, memory) if self.measured else self._measuring(words, memory)
@@ -121,10 +119,14 @@ class Twister:
         self.measured, self.count = True, _enough(self._most)
 
     def _slowly(self, words: Words) -> Iterator[None]:
+        """Where the generator's memory is not found."""
         self.count = _TWISTER
         for rows in self._made(words):
             for row in rows:
-                self._put(row.tolist())
+                if self.name == "numpy":
+                    np.random.set_state(("MT19937", np.array(row, dtype=np.uint32), 0, 0, 0.0))
+                else:
+                    random.setstate((random.Random.VERSION, (*row, 0), None))
                 yield
 
     def _made(self, words: Words) -> Iterator[list[memoryview]]:
@@ -169,20 +171,12 @@ def _enough(drawn: int) -> int:
     return min(max(_FEWEST, 2 * drawn), _TWISTER)
 
 
-def _put_numpy(words: list[int]) -> None:
-    np.random.set_state(("MT19937", np.array(words, dtype=np.uint32), 0, 0, 0.0))
-
-
-def _put_python(words: list[int]) -> None:
-    random.setstate((random.Random.VERSION, (*words, 0), None))
-
-
 class Seeding:
     """Sets the generators that a dataset uses, sample by sample."""
 
     def __init__(self) -> None:
-        self.numpy = Twister(numpy_global.exposed, _put_numpy)
-        self.python = Twister(python_global.exposed, _put_python)
+        self.numpy = Twister("numpy")
+        self.python = Twister("python")
 
     def of(self, words: Words, used: Collection[str]) -> Iterator[Any]:
         """Before each sample, those of the three that are in `used` are set. Raises DrewMore after a sample that has
