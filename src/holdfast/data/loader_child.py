@@ -249,6 +249,7 @@ class Fetcher:
                         early = None
             except DrewMore:
                 items.pop()
+                self.seeding.drew_more()  # of another generator, too, perhaps: then it is read twice, not three times
             except _DrewEarly:
                 raise
             except Exception:
