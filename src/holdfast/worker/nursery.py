@@ -157,8 +157,8 @@ class Nursery:
         self._say(Forked(pid))
 
     def _fork_second(self, fds: list[int]) -> None:
-        """Another nursery, in a session of its own: what ends this one must not end that one. It ends when the supervisor
-        closes the channel it is given. Where forking is not safe the channel is closed at once."""
+        """Another nursery, in a session of its own: what ends this one must not end that one. It ends when the
+        supervisor closes the channel it is given. Where forking is not safe the channel is closed at once."""
         if sys.platform == "win32":
             raise NotImplementedError("this needs POSIX")
         safe = self.unsafe() is None
