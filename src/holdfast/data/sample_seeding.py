@@ -33,7 +33,7 @@ _FEWEST = 32
 """Words that are always made: fewer would not be faster."""
 _PLACES = mix(np.arange(_TWISTER, dtype=np.uint64))
 _FACTORS = (_PLACES & np.uint64(0xFFFFFFFF)).astype(np.uint32)
-_REST = memoryview((_PLACES >> np.uint64(32)).astype(np.uint32)).cast("B").cast("I")
+_REST = (_PLACES >> np.uint64(32)).astype(np.uint32).data.cast("B").cast("I")
 """What lies behind the words that are made. A refill changes all of them: the last one shows whether there was one."""
 _WHOLE = slice(None)
 
@@ -156,7 +156,7 @@ class Twister:
         count = self.count
         if self._buffers is None or self._buffers[0].shape[1] != count:
             made = np.empty((_TOGETHER // count, count), dtype=np.uint32)
-            flat = memoryview(made).cast("B").cast("I")
+            flat = made.data.cast("B").cast("I")
             rows = [flat[number * count : (number + 1) * count] for number in range(len(made))]
             self._buffers = made, np.empty_like(made), rows
         return self._buffers

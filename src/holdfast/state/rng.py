@@ -186,7 +186,8 @@ def _half_pair_offset() -> int | None:
         return None
     trial, half = np.random.RandomState(0), 1.5e-67
     memory = (ctypes.c_char * np.random.RandomState.__basicsize__).from_address(id(trial))
-    _, key, position = trial.get_state()[:3]
+    state: Any = trial.get_state()
+    _, key, position = state[:3]
     seen = []
     for mark, value in ((0, 0.0), (1, half), (0, 0.0)):
         trial.set_state(("MT19937", key, position, mark, value))
@@ -233,7 +234,7 @@ class _PythonGlobal:
         if exposed is None or not 0 <= int(words[_MT_WORDS]) <= _MT_WORDS:  # the latter: `setstate` says what is wrong
             random.setstate((version, tuple(words.tolist()), gauss))
         else:  # ten times faster, and a loader that reads samples in this process does it at each batch
-            given = memoryview(words.contiguous().numpy()).cast("B").cast("I")
+            given = words.contiguous().numpy().data.cast("B").cast("I")
             exposed.words[1:] = given[:_MT_WORDS]
             exposed.words[0] = given[_MT_WORDS]
             exposed.owner.gauss_next = gauss
