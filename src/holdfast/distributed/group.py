@@ -91,7 +91,15 @@ class Group:
     """The ranks of a run, as one of them sees the others."""
 
     def __init__(
-        self, place: Place, board: Board, job: Job, *, device: torch.device, seed: int, patience: float
+        self,
+        place: Place,
+        board: Board,
+        job: Job,
+        *,
+        device: torch.device,
+        seed: int,
+        patience: float,
+        one_card: bool = False,
     ) -> None:
         self.place = place
         self.rank = place.rank
@@ -100,7 +108,8 @@ class Group:
         self.wrapped = Wrapped(active=place.stays)
         self._board = board
         self._job = job
-        self._backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        # NCCL refuses two ranks on one card; gloo goes through the memory of the host.
+        self._backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not one_card else "gloo"
         self._patience = patience
         self._share = 1.0 / place.ranks
         self._sockets: frozenset[tuple[int, int]] = frozenset()
@@ -128,9 +137,22 @@ class Group:
         """Of rank 0: whether the agent has invited it to meet a new rank, and when it has looked last."""
 
     @classmethod
-    def join(cls, place: Place, board: Board, job: Job, *, device: torch.device, seed: int, patience: float) -> Group:
-        """Meet the others. Votes go over gloo; gradients on CUDA and ROCm over NCCL and RCCL."""
-        group = cls(place, board, job, device=device, seed=seed, patience=patience)
+    def join(
+        cls,
+        place: Place,
+        board: Board,
+        job: Job,
+        *,
+        device: torch.device,
+        seed: int,
+        patience: float,
+        one_card: bool = False,
+    ) -> Group:
+        """Meet the others. Votes go over gloo; gradients on CUDA and ROCm over NCCL and RCCL.
+
+        With `one_card` the ranks of this machine share an accelerator, and gradients go over gloo.
+        """
+        group = cls(place, board, job, device=device, seed=seed, patience=patience, one_card=one_card)
         try:
             group._meet()
         except BaseException:
