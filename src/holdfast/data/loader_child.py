@@ -216,9 +216,14 @@ class Fetcher:
                 self._carefully(ticket, samples, at, early, items)
             else:
                 dataset, places = _behind(self.dataset, samples)
-                for index, place in zip(samples, places, strict=True):
-                    at[0] = index
-                    items.append(dataset[place])
+                if places is samples:
+                    for index in samples:
+                        at[0] = index
+                        items.append(dataset[index])
+                else:
+                    for index, place in zip(samples, places, strict=True):
+                        at[0] = index
+                        items.append(dataset[place])
         except _DrewEarly:
             raise
         except Exception as error:
