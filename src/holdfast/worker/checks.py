@@ -61,6 +61,7 @@ class Vigil:
         """Of the run."""
         self._answered = False
         """Whether the known answers were asked for."""
+        self.watches_numbers = settings.blame.non_finite == "stop"
         self._taken: dict[int, Taken] = {}
         """By the step that is looked at: the snapshot before it."""
         self.rung = rung
@@ -135,11 +136,19 @@ class Vigil:
             if self._snapshots is not None:
                 self._snapshots.flush()
 
-    @property
-    def watches_numbers(self) -> bool:
-        return self.settings.blame.non_finite == "stop"
-
     # -- before a step -------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do before a step: `before_step` and `heard` would say None, as on most steps of a
+        worker on the CPU."""
+        return (
+            self.sentinel is None
+            and self._trial is None
+            and self._keep is None
+            and not self.only_judges
+            and self.rung.precision != "fp32"
+        )
 
     def before_step(self, work: Work | None, step: int, describe: Describe | None) -> Fault | None:
         """Compute again what failed here; hear what came of looks. A fault if this worker must not go on."""

@@ -83,8 +83,9 @@ class Work:
 
 def perform(work: Work, device: torch.device, enter: Callable[[Phase], None]) -> Tensor:
     """Forward, backward and update of one batch on one device. Raises whatever goes wrong, half done."""
-    if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in work.optimizers):
-        return _perform_closure(work, device, enter)
+    for optimizer in work.optimizers:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            return _perform_closure(work, device, enter)
     for optimizer in work.optimizers:
         optimizer.zero_grad(set_to_none=True)
     loss = _gradients(work, device, enter)
