@@ -242,6 +242,7 @@ class Attempts:
         work.updating = False
         work.ahead = self.ahead.take
         work.watch = vigil.watches_numbers and (vigil.on_trial or ground.cadence.expects(ground.uncommitted.count))
+        work.on_loss = vigil.wants_graph(work)
         work.together = ground.peers.together(work)
         return step.perform(work, device, vigil.entering(ground.entering))
 
@@ -279,7 +280,7 @@ class Attempts:
         else:
             with vigil.looking(step):
                 result = perform(ground.device)
-            fault = vigil.heard()
+            fault = vigil.after_step(step)
             if fault is not None:
                 self.lose(fault)
         self._compiling.check()

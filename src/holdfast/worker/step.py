@@ -69,6 +69,8 @@ class Work:
     """That norm, on the device, once they are there. None under a GradScaler, which judges them itself."""
     updating: bool = False
     """The update has begun: parameters may be others than before."""
+    on_loss: Callable[[Tensor], None] | None = None
+    """Called with the loss of each piece, with its graph, before backward."""
     ahead: Callable[[Any, torch.device], Any] | None = None
     """Gives the batch where it is on the device already; see ahead.py."""
     together: Callable[[Tensor], Tensor] | None = None
@@ -112,6 +114,8 @@ def _gradients(work: Work, device: torch.device, enter: Callable[[Phase], None])
         total = part if total is None else total + part
         if work.before_exchange is not None and number == len(pieces):
             work.before_exchange(total)
+        if work.on_loss is not None:
+            work.on_loss(loss)
         enter(Phase.BACKWARD)
         counted = weighted if work.scale == 1.0 else weighted * work.scale
         (counted if work.scaler is None else work.scaler.scale(counted)).backward()
