@@ -210,16 +210,6 @@ def test_a_kernel_that_writes_nothing_is_found_by_known_answers(
         assert found in silent(DEVICE) and found in silent(DEVICE, 1)
 
 
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return grads[0] * 2
-
-
 def test_a_loss_tells_with_which_operators_it_was_computed() -> None:
     products = {"a matrix product", "a matrix product of bf16"}
     images, words = torch.randn(2, 3, 8, 8), torch.randn(2, 2, 8, 16, requires_grad=True)
