@@ -150,8 +150,13 @@ class _PythonGlobal:
 
     def capture(self) -> tuple[Tensor, list[Any]]:
         last, memory, owner = self._last, self._memory, self._owner
-        known = last is not None and memory is not None and getattr(random, "_inst", None) is owner
-        if known and memory.raw == self._bytes and owner.gauss_next == last[1][1]:
+        if (
+            last is not None
+            and memory is not None
+            and memory.raw == self._bytes
+            and getattr(random, "_inst", None) is owner
+            and owner.gauss_next == last[1][1]
+        ):
             return last
         version, words, gauss = _python_state()
         packed = _pack_python(*words)
