@@ -149,13 +149,13 @@ class _PythonGlobal:
         self._last: tuple[Tensor, list[Any]] | None = None
 
     def capture(self) -> tuple[Tensor, list[Any]]:
-        last, memory, owner = self._last, self._memory, self._owner
+        last, memory = self._last, self._memory
         if (
             last is not None
             and memory is not None
             and memory.raw == self._bytes
-            and getattr(random, "_inst", None) is owner
-            and owner.gauss_next == last[1][1]
+            and getattr(random, "_inst", None) is self._owner
+            and self._owner.gauss_next == last[1][1]
         ):
             return last
         version, words, gauss = _python_state()
