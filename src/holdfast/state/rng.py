@@ -150,14 +150,11 @@ class _PythonGlobal:
 
     def capture(self) -> tuple[Tensor, list[Any]]:
         last, memory = self._last, self._memory
-        if (
-            last is not None
-            and memory is not None
-            and memory.raw == self._bytes
-            and getattr(random, "_inst", None) is self._owner
-            and self._owner.gauss_next == last[1][1]
-        ):
-            return last
+        if last is not None and memory is not None and memory.raw == self._bytes:
+            owner: Any = getattr(random, "_inst", None)
+            same = owner is self._owner
+            if same and owner.gauss_next == last[1][1]:
+                return last
         version, words, gauss = _python_state()
         packed = _pack_python(*words)
         result = torch.frombuffer(bytearray(packed), dtype=torch.uint32), [version, gauss]
