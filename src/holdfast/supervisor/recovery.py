@@ -15,20 +15,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.base.board import Beat
 from holdfast.base.files import MAX_JSON, read_bounded, remove
 from holdfast.faults.classification import Fault, Kind
-from holdfast.faults.ladder import Action, Move
+from holdfast.faults.ladder import Move
 from holdfast.run.commit_points import CommitPoint
 from holdfast.run.states import RunState
-from holdfast.state.slots import Commit
 from holdfast.supervisor.device_trust import Trusting
-from holdfast.supervisor.fault_history import FaultHistory
 from holdfast.supervisor.fault_inquiry import Inquest
+from holdfast.supervisor.fault_response import Crisis, FaultResponse, Loss
 from holdfast.supervisor.opinions import Opinion
 from holdfast.supervisor.process_start import NurseryDied, WorkerProcess
 from holdfast.supervisor.run_end import Ending
@@ -41,38 +38,14 @@ CALM = 600.0
 """Seconds without a fault that a run is taken to have behind it when it begins."""
 
 
-@dataclass(slots=True)
-class Crisis:
-    """From a fault to the next commit."""
-
-    since: float
-    last_commit_ns: int
-    sequence: int
-    """Of the last snapshot there was. Steps do not tell: a worker may be lost after the last of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A worker that was lost, and what it left: for a fault that is answered later."""
-
-    fault: Fault
-    beat: Beat
-    words: str
-    stacks: dict[str, str] | None
-    crash: str
-
-
-class Recovery:
-    """The faults of a run so far, and the crisis it may be in."""
+class Recovery(FaultResponse):
+    """What is done about the faults of workers."""
 
     def __init__(self, affairs: Affairs, crew: Crew, ending: Ending, watch: Watch, trusting: Trusting) -> None:
-        self.affairs = affairs
-        self.history = FaultHistory(affairs)
-        self.crisis: Crisis | None = None
+        super().__init__(affairs, trusting)
         self._crew = crew
         self._ending = ending
         self._watch = watch
-        self.trusting = trusting
         self._compares = True
         """Until the CPU turns out to be too slow for it."""
         self._left_out: list[Any] = []
@@ -86,6 +59,10 @@ class Recovery:
         self._workers_lost = 0
         """Since then. The accounts of a resumed run also hold what an earlier supervisor has seen."""
         crew.orders = self._orders
+
+    @property
+    def ending(self) -> Ending:
+        return self._ending
 
     def _orders(self) -> dict[str, Any]:
         return {
@@ -125,23 +102,21 @@ class Recovery:
             self._answer(loss)
 
     def _answer(self, loss: Loss) -> None:
-        self._carry_out(*self._tell(loss))
+        known = self._as_known(loss)
+        self.carry_out(known.fault, *self.tell(known))
 
-    def _tell(self, loss: Loss) -> tuple[Fault, Move, Path]:
-        """The fault, as it is known by now, is counted and written down, with the ladder's answer."""
-        fault = self.trusting.known_loss(self.inquest.hear(loss.fault))
-        move = self._ask(fault)  # which belongs to the history it is asked about the next time
-        self.history.remember(fault, move)
-        folder = self.affairs.tell_fault(fault, move, loss.beat, words=loss.words, stacks=loss.stacks, crash=loss.crash)
+    def _as_known(self, loss: Loss) -> Loss:
+        """With the fault as it is known by now."""
+        return dataclasses.replace(loss, fault=self.trusting.known_loss(self.inquest.hear(loss.fault)))
+
+    def told(self, fault: Fault, move: Move, folder: Path) -> None:
         self.inquest.begin(fault, move, folder)
-        self.trusting.lost(fault, move)
-        return fault, move, folder
 
     def tell_postponed(self) -> None:
         """The run is to stop while a fault waits for the CPU: the fault is told, and nothing is done about it."""
         loss, self._postponed = self._postponed, None
         if loss is not None:
-            self._tell(loss)
+            self.tell(self._as_known(loss))
 
     def tick(self) -> None:
         """What the CPU makes of failed steps, and what waits for that."""
@@ -171,9 +146,9 @@ class Recovery:
         elif undone.from_step != undone.to_step:
             self.affairs.teller.emit("undone", from_step=undone.from_step, to_step=undone.to_step)
         opinion.end()
-        move = self._ask(fault)
+        move = self.ask(fault)
         self.history.remember(fault, move, counted=False)
-        self._carry_out(fault, move, folder)
+        self.carry_out(fault, move, folder)
 
     def finish(self) -> None:
         """`train` has returned. What the CPU is computing is waited for: the data may turn out to be at fault."""
@@ -195,10 +170,10 @@ class Recovery:
     def _after_verdict(self, fault: Fault) -> None:
         """The worker computed the failed step again and knows whose fault it was: that is the answer, not a fault."""
         folder = self.inquest.conclude(fault)
-        move = self._ask(fault)
+        move = self.ask(fault)
         self.history.remember(fault, move, counted=False)
         self.trusting.lost(fault, move)
-        self._carry_out(fault, move, folder)
+        self.carry_out(fault, move, folder)
 
     def in_process(self, fault: Fault, move: Move) -> None:
         """The worker mended it by itself; it counts, and is told, like any other."""
@@ -208,22 +183,18 @@ class Recovery:
         folder = self.affairs.tell_fault(fault, move, self._crew.read_board())
         self.inquest.begin(fault, move, folder)
 
-    def _ask(self, fault: Fault) -> Move:
-        """The ladder's answer."""
+    def ask(self, fault: Fault) -> Move:
         return self.history.ask(fault, probation=self.trusting.on_probation(), barred=self.trusting.barred())
 
-    def _carry_out(self, fault: Fault, move: Move, folder: Path) -> None:
+    def carry_out(self, fault: Fault, move: Move, folder: Path) -> None:
         if fault.kind is Kind.HANG and fault.phase == "sentinel":
             self._compares = False
         if "leave_out" in fault.evidence:
             self._left_out.append(fault.evidence["leave_out"])
-        if self._ending.stopping is not None:
-            self._ending.stopped(self._ending.stopping)
-        elif move.action is Action.GIVE_UP:
-            self._ending.gave_up(fault, move, tries=self.history.tries(fault))
-        elif move.action is Action.FAIL:
-            self._ending.script_is_at_fault(fault, folder)
-        elif self.affairs.memory.session_numbers().get("at") == CommitPoint.END:  # lost after `train` had returned
+        super().carry_out(fault, move, folder)
+
+    def go_on(self, fault: Fault, move: Move) -> None:
+        if self.affairs.memory.session_numbers().get("at") == CommitPoint.END:  # lost after `train` had returned
             self._ending.finish()
         else:
             if fault.kind is Kind.WRONG_NUMBERS:
@@ -289,16 +260,19 @@ class Recovery:
 
     def begin_after_crash(self, last_commit_ns: int) -> None:
         """The supervisor before this one died: the time since then is lost as well."""
-        self.crisis = Crisis(time.monotonic(), last_commit_ns, sequence=0)  # the memory is new, and empty
+        self.crisis = Crisis(time.monotonic(), 0, last_commit_ns)  # the memory is new, and empty
 
     def _begin_crisis(self) -> None:
-        """One that is not over goes on: the time is counted from its first fault."""
+        """One that is not over goes on: the time is counted from its first fault.
+
+        Steps do not tell when it is over: a worker may be lost after the last of them. Sequences of snapshots do.
+        """
         newest = self.affairs.memory.newest()
         sequence = newest.sequence if newest else 0
         if self.crisis is not None:
-            self.crisis = dataclasses.replace(self.crisis, sequence=sequence)
+            self.crisis.reached = sequence
         else:
-            self.crisis = Crisis(time.monotonic(), newest.time_ns if newest else time.time_ns(), sequence)
+            self.crisis = Crisis(time.monotonic(), sequence, newest.time_ns if newest else time.time_ns())
 
     def notice_commit(self) -> None:
         """The first commit of a new worker ends the crisis its predecessor left."""
@@ -311,9 +285,8 @@ class Recovery:
         mine = newest.generation == self._crew.generation - 1
         if mine:
             self.inquest.committed(newest.step)
-        crisis = self.crisis
-        if crisis is not None and mine and newest.sequence > crisis.sequence:
-            self._end_crisis(crisis, newest)
+        if self.crisis is not None and mine and newest.sequence > self.crisis.reached:
+            self.end_crisis(newest.step, newest.time_ns)
 
     def _count(self, step: int) -> None:
         """Steps were committed: progress since the last fault is what the ladder looks at."""
@@ -322,9 +295,3 @@ class Recovery:
         self.history.progressed(step - affairs.accounts.steps)
         self.trusting.committed(step - affairs.accounts.steps)
         affairs.accounts.steps = step
-
-    def _end_crisis(self, crisis: Crisis, newest: Commit) -> None:
-        seconds = time.monotonic() - crisis.since
-        lost_s = (newest.time_ns - crisis.last_commit_ns) / 1e9
-        self.crisis = None
-        self.affairs.recovered(newest.step, seconds, lost_s)

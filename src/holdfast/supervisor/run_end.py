@@ -3,7 +3,7 @@
     ending.ask_to_stop(signal.SIGTERM)     # the first signal: the worker may reach its next commit
     ending.stop_at_once(signal.SIGTERM)    # the second: nothing is waited for
     ending.finish()                        # `train` has returned
-    ending.gave_up(fault, move, tries)     # the ladder has no rung left
+    ending.gave_up(fault, reason, tries)   # the ladder has no rung left
     ending.outcome                         # None as long as the run goes on
 
 Whichever way, the state in memory is on disk and verified before the outcome is there, unless somebody does not want
@@ -24,7 +24,6 @@ from holdfast.base.errors import ExitCode, GaveUp, ScriptFailed, Stopped, from_j
 from holdfast.base.folders import write_whole
 from holdfast.faults.blame import Blame, judge
 from holdfast.faults.classification import CODES, Fault, Kind
-from holdfast.faults.ladder import Move
 from holdfast.run.events import Event
 from holdfast.run.messages import Failed, Refused
 from holdfast.run.states import RunState
@@ -48,8 +47,6 @@ class Ending(RunEnd):
 
     def __init__(self, affairs: Affairs, crew: Crew, saving: Saving, signals: Signals) -> None:
         super().__init__(affairs)
-        self.stopping: int | None = None
-        """The signal that asked the run to stop."""
         self.at_once = False
         """Nobody wants to wait for anything."""
         self._crew = crew
@@ -62,10 +59,9 @@ class Ending(RunEnd):
     # -- stopping ------------------------------------------------------------------------------------------
 
     def ask_to_stop(self, number: int) -> None:
-        self.stopping = number
+        super().ask_to_stop(number)
         self._deadline = time.monotonic() + STOP_PATIENCE
         self._save_at = time.monotonic() + SAVE_AFTER
-        self.affairs.teller.emit("stopping", signal=signal.Signals(number).name, step=self.affairs.accounts.steps)
         worker = self._crew.worker
         if worker is not None and worker.pid == 0 and not processes.exists(worker.board.read().pid):
             self._crew.drop()  # not born yet: the nursery, which may still import torch, is ended with its wish
@@ -180,7 +176,7 @@ class Ending(RunEnd):
         self.save_last()
         self.end_with(from_json(said.error))
 
-    def script_is_at_fault(self, fault: Fault, folder: Path) -> None:
+    def script_is_at_fault(self, fault: Fault, reason: str, tries: int, folder: Path) -> None:
         """A fault that would come again on every device."""
         self.save_last()
         verdict = judge(fault, None, None)
@@ -200,15 +196,14 @@ class Ending(RunEnd):
         error.blame = {**verdict.to_json(), **found} if proven or found else None
         self.end_with(error)
 
-    def gave_up(self, fault: Fault, move: Move, tries: int) -> None:
-        """There is nothing left to try."""
+    def gave_up(self, fault: Fault, reason: str, tries: int) -> None:
         self.save_last()
         affairs = self.affairs
         saved = affairs.saved()
         self.end_with(
             GaveUp(
                 f"gave up: {fault.sentence()}, {tries} times",
-                cause=f"{fault.code}; {move.reason}",
+                cause=f"{fault.code}; {reason}",
                 saved=f"{saved} (verified)" if saved else None,
                 hints=[
                     *([] if affairs.plan.rungs[affairs.rung].on_cpu else [affairs.resume_hint(" --device cpu")]),

@@ -8,13 +8,16 @@ ending.end(state, exit_code, error)      # the receipt, and the outcome; the fir
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from holdfast.base import processes
 from holdfast.base.board import Beat
 from holdfast.base.errors import GaveUp, HoldfastError
+from holdfast.faults.classification import Fault
 from holdfast.run.events import utc_now
 from holdfast.run.states import RunState
 from holdfast.supervisor.run_state import Affairs, Outcome
@@ -30,6 +33,25 @@ class RunEnd:
         self.affairs = affairs
         self.outcome: Outcome | None = None
         """None as long as the run goes on."""
+        self.stopping: int | None = None
+        """The signal that asked the run to stop."""
+
+    def ask_to_stop(self, number: int) -> None:
+        """The first signal: the process that trains may come to an end of its own."""
+        self.stopping = number
+        self.affairs.teller.emit("stopping", signal=signal.Signals(number).name, step=self.affairs.accounts.steps)
+
+    def stopped(self, number: int) -> None:
+        """The run was asked to stop, and no process is left."""
+        raise NotImplementedError
+
+    def gave_up(self, fault: Fault, reason: str, tries: int) -> None:
+        """There is nothing left to try."""
+        raise NotImplementedError
+
+    def script_is_at_fault(self, fault: Fault, reason: str, tries: int, folder: Path) -> None:
+        """The ladder says that the fault would come again on every device."""
+        self.gave_up(fault, reason, tries)
 
     def receipt(self, state: RunState) -> dict[str, Any]:
         raise NotImplementedError

@@ -38,8 +38,9 @@ from holdfast.run.messages import Done, Failed, LastWords, Lost, Refused, SlotsW
 from holdfast.run.settings import Settings
 from holdfast.supervisor import process_start
 from holdfast.supervisor.device_trust import Trusting
+from holdfast.supervisor.fault_response import Crisis
 from holdfast.supervisor.process_start import CannotFork, Launcher, NurseryDied, WorkerProcess
-from holdfast.supervisor.recovery import Crisis, Recovery
+from holdfast.supervisor.recovery import Recovery
 from holdfast.supervisor.run_end import Ending
 from holdfast.supervisor.run_loop import RunLoop
 from holdfast.supervisor.run_state import Affairs, Outcome, Plan

@@ -13,7 +13,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Action, Move, Past, Rung
 from holdfast.run.states import RunState
 from holdfast.supervisor.device_trust import Trusting
-from holdfast.supervisor.fault_history import FaultHistory
+from holdfast.supervisor.fault_response import Crisis, FaultResponse, Loss
 from holdfast.supervisor.scripts import batches, hook_notes
 from holdfast.supervisor.scripts.continuation import GoingOn, Start, short
 from holdfast.supervisor.scripts.repetition import BY_ITSELF, ends_by_itself
@@ -45,31 +44,24 @@ _PEOPLE = tuple(getattr(signal, name) for name in ("SIGINT", "SIGQUIT", "SIGHUP"
 """Signals that come from somebody at a keyboard: an end by one of them is wanted."""
 
 
-@dataclass(slots=True)
-class Crisis:
-    """From a fault until the script is again where it was."""
-
-    since: float
-    step: int
-
-
-class Answering:
-    """The faults of a run so far, and what was done about them."""
+class Answering(FaultResponse):
+    """What is done about the faults of a script, and about its end."""
 
     def __init__(self, supervisor: ScriptRun) -> None:
+        super().__init__(supervisor.affairs, Trusting(supervisor.affairs, self._board, compares=False))
         self.supervisor = supervisor
-        self.affairs = supervisor.affairs
-        self.ending = Ending(supervisor)
+        self._ending = Ending(supervisor)
         self.going_on = GoingOn(supervisor)
-        self.history = FaultHistory(self.affairs)
-        self._trusting = Trusting(self.affairs, self._board, compares=False)
         self._restarts = 0
         self._trains = False
         """It was seen to use torch: then steps say where it is, and not what it prints."""
-        self._crisis: Crisis | None = None
         self._farthest = 0
         self._room = Room(supervisor.order, supervisor.settings.external.room)
         self._looked_back = 0.0
+
+    @property
+    def ending(self) -> Ending:
+        return self._ending
 
     def _board(self) -> Board | None:
         """Of the attached process, which can be asked to stop at its next commit; no other can."""
@@ -78,13 +70,13 @@ class Answering:
 
     def pids(self) -> set[int]:
         """Probes that are under way."""
-        probe = self._trusting._probe
+        probe = self.trusting._probe
         return {probe[1].pid} if probe is not None else set()
 
     def begin(self, first: Process | None = None) -> None:
         """The first process of the run; it may be on its way already."""
-        self._trusting.begin()
-        self._trusting.blind = True
+        self.trusting.begin()
+        self.trusting.blind = True
         order = self.supervisor.order
         for text in order.notes:
             self.affairs.teller.emit("note", text=text)
@@ -103,8 +95,8 @@ class Answering:
         self.supervisor.start(start.command, start.env, step=start.step)
 
     def _enter(self) -> None:
-        self._trusting.entering()
-        self._trusting.blind = True
+        self.trusting.entering()
+        self.trusting.blind = True
 
     # -- how it ended --------------------------------------------------------------------------------------
 
@@ -120,7 +112,7 @@ class Answering:
         if supervisor.exact.not_led(code):
             self._restart(Move(Action.REPLACE, self.affairs.rung, reason="not exact", new_worker=True))
             return
-        returning = self._trusting.returned()
+        returning = self.trusting.returned()
         if returning is not None and code != 0:
             self._return_to(returning)
             return
@@ -200,30 +192,20 @@ class Answering:
 
     def lost(self, script: Script, fault: Fault, words: str, stacks: dict[str, str], *, counted: bool = False) -> None:
         """Count it, keep the evidence, ask the ladder, do what it says."""
-        supervisor, affairs = self.supervisor, self.affairs
+        supervisor = self.supervisor
         assert supervisor.notes is not None
         if not counted:
             self._account()
         if fault.kind is Kind.OUT_OF_MEMORY:
             fault = fault.at(pieces=self.going_on.pieces)
-        move = self._ask(fault)
-        self.history.remember(fault, move)
         beat = supervisor.notes.board.read()
-        affairs.tell_fault(
-            fault,
-            move,
-            beat,
-            words=words,
-            stacks=stacks,
-            crash=supervisor.notes.crash(),
-            sentence=fault_sentence(fault, script, time.monotonic() - script.began),
-        )
-        self._trusting.lost(fault, move)
+        sentence = fault_sentence(fault, script, time.monotonic() - script.began)
+        move, folder = self.tell(Loss(fault, beat, words, stacks, supervisor.notes.crash(), sentence))
         self._begin_crisis(beat.silence)
-        self._carry_out(fault, move)
+        self.carry_out(fault, move, folder)
 
-    def _ask(self, fault: Fault) -> Move:
-        """The ladder's answer. One batch on the CPU is nothing an unknown script can do: the next entry is asked."""
+    def ask(self, fault: Fault) -> Move:
+        """One batch on the CPU is nothing an unknown script can do: the next entry is asked."""
         supervisor = self.supervisor
         batch = batches.divisible(supervisor.order.command, supervisor.notes)
         done: list[Past] = []
@@ -234,7 +216,7 @@ class Answering:
                 rungs=self._usable_rungs(),
                 batch=batch,
                 splittable=batch is not None,
-                probation=self._trusting.on_probation(),
+                probation=self.trusting.on_probation(),
             )
             if move.action is not Action.CPU_BATCH:
                 break
@@ -254,12 +236,8 @@ class Answering:
             return every[:1]
         return every
 
-    def _carry_out(self, fault: Fault, move: Move) -> None:
-        if self.supervisor.stopping is not None:
-            self.ending.stopped(self.supervisor.stopping)
-        elif move.action in (Action.GIVE_UP, Action.FAIL):
-            self.ending.gave_up(fault, move.reason, self.history.tries(fault))
-        elif fault.kind is Kind.DISK_FULL:
+    def go_on(self, fault: Fault, move: Move) -> None:
+        if fault.kind is Kind.DISK_FULL:
             self._room.wait(move)
         else:
             self._restart(move)
@@ -289,40 +267,32 @@ class Answering:
         if new > 0:
             self._farthest = step
             self.history.progressed(new)
-            self._trusting.committed(new)
-        if self._crisis is not None and step >= self._crisis.step:
+            self.trusting.committed(new)
+        if self.crisis is not None and step > self.crisis.reached:
             self._recovered()
 
-    @property
-    def in_crisis(self) -> bool:
-        """A fault has come, and it is not yet where it was."""
-        return self._crisis is not None
-
     def _begin_crisis(self, silence: float) -> None:
-        if self._crisis is None:
+        """It is over when the step that was under way is done."""
+        if self.crisis is None:
             steps = self.affairs.accounts.steps
-            self._crisis = Crisis(time.monotonic() - (silence if steps else 0.0), max(1, steps))
+            self.crisis = Crisis(time.monotonic() - (silence if steps else 0.0), max(0, steps - 1))
 
     def _recovered(self) -> None:
         """It is again where it was, or it is over: that was the time it cost."""
-        crisis, self._crisis = self._crisis, None
-        if crisis is None:
-            return
-        lost = time.monotonic() - crisis.since
-        self.affairs.recovered(self.affairs.accounts.steps, lost, lost)
+        self.end_crisis(self.affairs.accounts.steps)
 
     def tick(self) -> None:
         if self._room.waiting:
             self._look_for_room()
         elif self.supervisor.stopping is None:
-            self._trusting.tick()
+            self.trusting.tick()
             self._look_back()
         self._note_life()
 
     def _note_life(self) -> None:
         """A program that makes no steps is back when it has lived and said something."""
-        script, crisis = self.supervisor.script, self._crisis
-        if crisis is None or script is None or self._trains or self.affairs.accounts.steps or crisis.step > 1:
+        script, crisis = self.supervisor.script, self.crisis
+        if crisis is None or script is None or self._trains or self.affairs.accounts.steps or crisis.reached:
             return
         streams, lived = self.supervisor.streams, time.monotonic() - script.began
         if lived > LIVES or (streams is not None and streams.last_output > script.began + 0.2):
@@ -344,7 +314,7 @@ class Answering:
 
     def _look_back(self) -> None:
         """A device works again: at the script's next checkpoint it goes back there, and not before."""
-        trusting, supervisor = self._trusting, self.supervisor
+        trusting, supervisor = self.trusting, self.supervisor
         if trusting.returning is None or supervisor.script is None or supervisor.attached.alive:
             return
         now = time.monotonic()
@@ -365,4 +335,4 @@ class Answering:
         self._restart(Move(Action.NEXT_RUNG, rung, reason=f"{device} works again", new_worker=True))
 
     def close(self) -> None:
-        self._trusting.close(self.ending.how_left(by_device=self.history.left_by_device))
+        self.trusting.close(self.ending.how_left(by_device=self.history.left_by_device))

@@ -41,8 +41,11 @@ class ScriptRun(Protocol):
     """The process that runs now, with its notes and streams; None between two processes."""
     notes: Notes | None
     streams: Streams | None
-    stopping: int | None
-    """The signal somebody asked the script to end with."""
+
+    @property
+    def stopping(self) -> int | None:
+        """The signal somebody asked the script to end with."""
+        ...
 
     @property
     def rung(self) -> Rung: ...

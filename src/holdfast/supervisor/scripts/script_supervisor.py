@@ -70,8 +70,6 @@ class ScriptSupervisor(RunLoop):
         self.script: Script | None = None
         self.notes: Notes | None = None
         self.streams: Streams | None = None
-        self.stopping: int | None = None
-        """The signal somebody asked the script to end with."""
         self.generation = 0
         self.steps = Steps(run)
         self._name = b""
@@ -118,6 +116,11 @@ class ScriptSupervisor(RunLoop):
         return self.answering.ending
 
     @property
+    def stopping(self) -> int | None:
+        """The signal somebody asked the script to end with."""
+        return self.ending.stopping
+
+    @property
     def rung(self) -> Rung:
         return self.order.rungs[self.affairs.rung]
 
@@ -147,7 +150,7 @@ class ScriptSupervisor(RunLoop):
         affairs.accounts.steps = step
         self.generation += 1
         affairs.keep_accounts(generations=self.generation)
-        state = RunState.RECOVERING if self.answering.in_crisis else RunState.RUNNING
+        state = RunState.RECOVERING if self.answering.crisis is not None else RunState.RUNNING
         affairs.set_state(state, script_pid=self.script.pid)
         affairs.teller.emit("worker", generation=self.script.generation, pid=self.script.pid, device=affairs.device)
         self.silence.begins()
@@ -230,10 +233,7 @@ class ScriptSupervisor(RunLoop):
         if number in STOPPING:
             self._asked += 1
             if self.stopping is None:
-                self.stopping = number
-                self.affairs.teller.emit(
-                    "stopping", signal=signal.Signals(number).name, step=self.affairs.accounts.steps
-                )
+                self.ending.ask_to_stop(number)
             if self._asked > 1:
                 self._insist = time.monotonic() + INSIST
             if self.attached.stop():
@@ -261,7 +261,7 @@ class ScriptSupervisor(RunLoop):
         if script is None or notes is None or streams is None:
             return
         if streams.interrupted and self.stopping is None:
-            self.stopping = signal.SIGINT
+            self.ending.stopping = signal.SIGINT
         if streams.suspend:
             streams.suspend = False
             self._suspend()
