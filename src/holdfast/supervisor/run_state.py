@@ -171,6 +171,10 @@ class Affairs:
         self.teller.emit_fault(fault, move, folder, sentence=sentence)
         return folder
 
+    def tell_abandoned(self, pid: int, so: str = "the run continues without it", **more: Any) -> None:
+        """A process cannot be killed; `so` says what follows."""
+        self.teller.emit("abandoned", pid=pid, **more, text=f"process {pid} cannot be killed; {so}")
+
     def resume_hint(self, flags: str = "") -> str:
         return f"continue with `holdfast resume {handle(self.run_folder)}{flags}`"
 

@@ -269,10 +269,10 @@ class Crew:
         """It cannot be killed and may still write: its slots stay with it, the newest snapshot is copied."""
         affairs = self.affairs
         device = None if affairs.plan.rungs[affairs.rung].on_cpu else affairs.device
-        text = f"process {worker.pid} cannot be killed; the run continues without it"
+        so = "the run continues without it"
         if device is not None:
-            text += f" and without {device}, which it holds until the machine is restarted"
-        affairs.teller.emit("abandoned", pid=worker.pid, device=device, text=text)
+            so += f" and without {device}, which it holds until the machine is restarted"
+        affairs.tell_abandoned(worker.pid, so, device=device)
         affairs.memory.abandon()
         affairs.keeping.tell_arenas()
 

@@ -336,7 +336,7 @@ class ScriptSupervisor(RunLoop):
             more = len(ended) - 5
             self.affairs.teller.emit("note", text=f"{text} and {more} more" if more > 0 else text)
         for pid in stuck:
-            self.affairs.teller.emit("abandoned", pid=pid, text=f"process {pid} cannot be killed; it is left behind")
+            self.affairs.tell_abandoned(pid, "it is left behind")
 
     def end_process(self, *, term: float | None = None) -> list[int]:
         """End it with all that it started; returns who cannot be killed. `term`: seconds to end by itself."""
