@@ -12,6 +12,8 @@ import mmap
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,6 +157,22 @@ def send_group(pid: int, number: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return send(pid, number)
     return True
+
+
+def end_in_turn(look: Callable[[int], Collection[int]], *, term: float, kill: float) -> list[int]:
+    """SIGTERM, then SIGKILL, with so many seconds for each; returns who cannot be killed. `term` 0: SIGKILL at once.
+
+    `look` is called again and again: it sends the signal to those that have not had it, and returns who is left.
+    """
+    left: Collection[int] = ()
+    gently = [(signal.SIGTERM, term)] if term > 0 else []
+    for number, patience in (*gently, (KILL, kill)):
+        deadline = time.monotonic() + patience
+        while (left := look(number)) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if not left:
+            break
+    return sorted(left)
 
 
 def group_members(pgid: int) -> list[int]:

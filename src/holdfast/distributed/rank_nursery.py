@@ -19,14 +19,13 @@ import importlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.base import interpreter, processes
+from holdfast.base import child_process, processes
 from holdfast.base.channel import Channel, Closed
 from holdfast.distributed.job import Job
 from holdfast.run.messages import Broken, Exited, Fork, Forked, Message, Ready, Unsafe, Warm, received
@@ -63,20 +62,12 @@ class Forker:
         return not processes.portable() and hasattr(socket, "AF_UNIX")
 
     def _begin(self) -> None:
-        ours, theirs = Channel.pair()
-        os.set_inheritable(theirs.fileno(), True)
         self.ready = False
-        self._channel = ours
-        words = [str(theirs.fileno()), str(os.getpid()), *self.preload]
-        self._process = subprocess.Popen(
-            interpreter.module("holdfast.distributed.rank_nursery", *words),
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
+        self._process, self._channel = child_process.start(
+            "holdfast.distributed.rank_nursery", child_process.FD, str(os.getpid()), *self.preload
         )
-        theirs.close()
         if self.preload:
-            ours.send(Warm().to_json())
+            self._channel.send(Warm().to_json())
 
     def fileno(self) -> int:
         return self._channel.fileno()
@@ -102,11 +93,7 @@ class Forker:
 
     def close(self) -> None:
         self._channel.close()
-        try:
-            self._process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(2.0)
+        child_process.wait_or_kill(self._process)
 
 
 class Nest:

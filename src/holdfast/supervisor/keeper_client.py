@@ -22,6 +22,7 @@ from typing import Any
 from holdfast.base import dataclass_json
 from holdfast.base.board import Board
 from holdfast.base.channel import Channel, Closed
+from holdfast.base.child_process import wait_or_kill
 from holdfast.base.scratch import Scratch
 from holdfast.run.commit_points import SaveReason, Wish
 from holdfast.run.folder import RunFolder
@@ -35,9 +36,6 @@ PATIENCE = 600.0
 """Seconds the last save of a run may take."""
 FIRST_RETRY, SLOWEST_RETRY = 5.0, 60.0
 """Seconds until a save that the disk refused is tried again; they double each time."""
-LEAVE = 2.0
-"""Seconds a killed keeper has to be gone: on a dead network disk it never is."""
-
 
 _END = Wish(SaveReason.END, last=True)
 
@@ -306,9 +304,4 @@ class Keeping:
             self.channel.close()
             self.channel = None
         if self._process is not None:
-            try:
-                self._process.wait(patience)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):  # one that cannot be killed is left behind
-                    self._process.wait(LEAVE)
+            wait_or_kill(self._process, patience)

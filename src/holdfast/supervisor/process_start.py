@@ -17,11 +17,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast.base import compile_cache, interpreter, processes
+from holdfast.base import child_process, compile_cache, interpreter, processes
 from holdfast.base.board import Board
 from holdfast.base.broken_torch import broken_torch, no_torch
 from holdfast.base.channel import CONNECT_TIMEOUT, Channel, Closed
@@ -29,37 +29,27 @@ from holdfast.base.errors import InternalError
 from holdfast.base.folders import Folder
 from holdfast.run.messages import Broken, Exited, Fork, Forked, Message, Note, Ready, Unsafe, Warm, received
 from holdfast.state.slots import Arena
+from holdfast.supervisor.supervised_process import SupervisedProcess
 
-"""How the loader of shared libraries, and Python, say that there is no address space left."""
 
+@dataclass(kw_only=True)
+class WorkerProcess(SupervisedProcess):
+    """One generation of the worker."""
 
-@dataclass(slots=True)
-class WorkerProcess:
-    """One generation of the worker, seen from outside."""
-
-    generation: int
     board: Board
     channel: Channel
-    pid: int = 0
-    pidfd: int | None = None
-    exit_code: int | None = None
     deaf: bool = False
     """It has closed its end of the channel."""
     gone: bool = False
     """Known to have ended, though its exit code may still be on the way."""
     told: bool = False
     """All that can be known of its end is: an exit code of None is one that nobody knows."""
-    started: float = field(default_factory=time.monotonic)
     popen: subprocess.Popen[bytes] | None = None
 
     @property
     def spawned(self) -> bool:
         """Started over loopback, where no descriptor can be passed: it opens its slots by path."""
         return self.popen is not None
-
-    def identify(self, pid: int) -> None:
-        self.pid = pid
-        self.pidfd = processes.open_pidfd(pid)
 
     def answer(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         """It waits for this, unless it has died meanwhile: that is noticed elsewhere."""
@@ -69,9 +59,7 @@ class WorkerProcess:
     def close(self) -> None:
         self.channel.close()
         self.board.close()
-        if self.pidfd is not None:
-            os.close(self.pidfd)
-            self.pidfd = None
+        super().close()
 
 
 class Launcher(Protocol):
@@ -103,9 +91,6 @@ class NurseryLauncher:
     """Workers forked from a process that has torch already."""
 
     def __init__(self, env: Mapping[str, str], preload: list[str]) -> None:
-        ours, theirs = Channel.pair()
-        os.set_inheritable(theirs.fileno(), True)
-        self.channel = ours
         self.torch: str | None = None
         self.ready: float | None = None
         self.env = dict(env)
@@ -113,14 +98,13 @@ class NurseryLauncher:
         """Seconds that the import of torch took."""
         self.workers: dict[int, WorkerProcess] = {}
         self._forking: list[WorkerProcess] = []
-        self._process = subprocess.Popen(
-            interpreter.module("holdfast.worker.nursery", str(theirs.fileno()), str(os.getpid()), *preload),
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, **compile_cache.variables(), **env},
+        self._process, self.channel = child_process.start(
+            "holdfast.worker.nursery",
+            child_process.FD,
+            str(os.getpid()),
+            *preload,
+            env={**compile_cache.variables(), **env},
         )
-        theirs.close()
 
     @property
     def pid(self) -> int | None:
@@ -131,9 +115,10 @@ class NurseryLauncher:
         return [self.channel]
 
     def start(self, config: dict[str, Any], arenas: list[Arena]) -> WorkerProcess:
-        board = Board.create(generation=int(config["generation"]))
+        generation = int(config["generation"])
+        board = Board.create(generation=generation)
         ours, theirs = Channel.pair()
-        worker = WorkerProcess(int(config["generation"]), board, ours)
+        worker = WorkerProcess(generation=generation, board=board, channel=ours)
         config["arenas"] = [{"slots": len(arena.slots), "where": arena.where} for arena in arenas]
         fds = [theirs.fileno(), board.fd, *(fd for arena in arenas for fd in arena.fds)]
         try:
@@ -189,12 +174,7 @@ class NurseryLauncher:
 
     def close(self) -> None:
         self.channel.close()
-        try:
-            self._process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # one that cannot be killed is left behind
-                self._process.wait(2.0)
+        child_process.wait_or_kill(self._process)
 
 
 class SpawnLauncher:
@@ -233,7 +213,7 @@ class SpawnLauncher:
             },
         )
         channel.send(config)
-        worker = WorkerProcess(generation, board, channel, popen=popen)
+        worker = WorkerProcess(generation=generation, board=board, channel=channel, popen=popen)
         worker.identify(popen.pid)
         self._workers.append(worker)
         return worker
@@ -252,9 +232,7 @@ class SpawnLauncher:
         self._server.close()
         for worker in self._workers:
             if worker.popen is not None and worker.popen.poll() is None:
-                worker.popen.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):  # one that cannot be killed is left behind
-                    worker.popen.wait(2.0)
+                child_process.wait_or_kill(worker.popen, 0.0)
 
 
 def slot_paths(arena: Arena) -> list[str]:
@@ -266,20 +244,12 @@ def start_keeper(
     run: Path, keep: int, lock_fd: int | None, *, portable: bool
 ) -> tuple[subprocess.Popen[bytes], Channel]:
     """The keeper, holding the run's lock beside us."""
+    kept = [] if lock_fd is None else [lock_fd]
     if portable:
         command = ["holdfast.supervisor.keeper", "port:{port}", str(run), str(keep)]
         with socket.create_server(("127.0.0.1", 0)) as server:
-            return spawn(command, server, {}, keep_open=[] if lock_fd is None else [lock_fd])
-    ours, theirs = Channel.pair()
-    fds = [theirs.fileno()] + ([lock_fd] if lock_fd is not None else [])
-    popen = subprocess.Popen(
-        interpreter.module("holdfast.supervisor.keeper", str(theirs.fileno()), str(run), str(keep)),
-        pass_fds=fds,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    theirs.close()
-    return popen, ours
+            return spawn(command, server, {}, keep_open=kept)
+    return child_process.start("holdfast.supervisor.keeper", child_process.FD, str(run), str(keep), keep_open=kept)
 
 
 def spawn(

@@ -242,28 +242,27 @@ class Crew:
 
     def end(self, worker: WorkerProcess, *, gently: bool) -> bool:
         """SIGTERM, SIGKILL to everything it started; False if it cannot be killed."""
-        watchdog = self.affairs.settings.watchdog
-        if gently:
-            processes.send_group(worker.pid, signal.SIGTERM)
-            if self._await_death(worker, watchdog.term_grace):
-                return True
-        info = processes.inspect(worker.pid)
-        kill_group(worker)
-        grace = watchdog.kill_grace + (info.rss_bytes / (4 << 30) if info else 0.0)
-        return self._await_death(worker, grace)
+        watchdog, info = self.affairs.settings.watchdog, processes.inspect(worker.pid)
+        kill = watchdog.kill_grace + (info.rss_bytes / (4 << 30) if info else 0.0)
+        sent: set[int] = set()
 
-    def _await_death(self, worker: WorkerProcess, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            with contextlib.suppress(NurseryDied, CannotFork):
-                if self.launcher is not None:
-                    self.launcher.poll()
-            if worker.gone or not processes.exists(worker.pid) or _is_zombie(worker.pid):
-                worker.gone = True
-                kill_group(worker)
-                return True
-            time.sleep(0.005)
-        return False
+        def look(number: int) -> list[int]:
+            if number not in sent:
+                sent.add(number)
+                processes.send_group(worker.pid, number)
+            return [] if self._is_dead(worker) else [worker.pid]
+
+        return not processes.end_in_turn(look, term=watchdog.term_grace if gently else 0.0, kill=kill)
+
+    def _is_dead(self, worker: WorkerProcess) -> bool:
+        with contextlib.suppress(NurseryDied, CannotFork):
+            if self.launcher is not None:
+                self.launcher.poll()
+        if not (worker.gone or not processes.exists(worker.pid) or _is_zombie(worker.pid)):
+            return False
+        worker.gone = True
+        kill_group(worker)
+        return True
 
     def abandon(self, worker: WorkerProcess) -> None:
         """It cannot be killed and may still write: its slots stay with it, the newest snapshot is copied."""

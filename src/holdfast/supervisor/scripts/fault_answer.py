@@ -199,7 +199,7 @@ class Answering(FaultResponse):
         if fault.kind is Kind.OUT_OF_MEMORY:
             fault = fault.at(pieces=self.going_on.pieces)
         beat = supervisor.notes.board.read()
-        sentence = fault_sentence(fault, script, time.monotonic() - script.began)
+        sentence = fault_sentence(fault, script, time.monotonic() - script.started)
         move, folder = self.tell(Loss(fault, beat, words, stacks, supervisor.notes.crash(), sentence))
         self._begin_crisis(beat.silence)
         self.carry_out(fault, move, folder)
@@ -294,8 +294,8 @@ class Answering(FaultResponse):
         script, crisis = self.supervisor.script, self.crisis
         if crisis is None or script is None or self._trains or self.affairs.accounts.steps or crisis.reached:
             return
-        streams, lived = self.supervisor.streams, time.monotonic() - script.began
-        if lived > LIVES or (streams is not None and streams.last_output > script.began + 0.2):
+        streams, lived = self.supervisor.streams, time.monotonic() - script.started
+        if lived > LIVES or (streams is not None and streams.last_output > script.started + 0.2):
             self._recovered()
 
     def _look_for_room(self) -> None:
@@ -321,7 +321,7 @@ class Answering(FaultResponse):
         if now - self._looked_back < RETURN_EVERY:
             return
         self._looked_back = now
-        if not self.going_on.newer_than(supervisor.script.began_ns):
+        if not self.going_on.newer_than(supervisor.script.started_ns):
             return
         rung = trusting.returned()
         supervisor.end_process()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -103,26 +102,19 @@ class Kin:
         if not self.adopts:
             processes.send_group(script.pid, processes.KILL)
             return []
-        left = self._send(script, signal.SIGTERM, term) if term > 0 else self.members()
-        if left:
-            left = self._send(script, processes.KILL, kill)
-        self.reap(script)
-        return sorted(left)
+        sent: set[tuple[int, int]] = set()
 
-    def _send(self, script: Script, number: int, patience: float) -> dict[int, Member]:
-        """The signal to each, again for those that come while others go, until none is left or patience is."""
-        deadline = time.monotonic() + patience
-        told: set[int] = set()
-        while True:
-            left = self.members()
-            for pid in left.keys() - told:
-                processes.send(pid, number)
-                told.add(pid)
+        def look(number: int) -> list[int]:
+            left = list(self.members())  # others may come while some go
+            for pid in left:
+                if (pid, number) not in sent:
+                    sent.add((pid, number))
+                    processes.send(pid, number)
             script.poll()
             self.reap(script)
-            if not left or time.monotonic() > deadline:
-                return left
-            time.sleep(0.01)
+            return left
+
+        return processes.end_in_turn(look, term=term, kill=kill)
 
 
 def _become_subreaper() -> bool:

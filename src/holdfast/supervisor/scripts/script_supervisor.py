@@ -161,7 +161,7 @@ class ScriptSupervisor(RunLoop):
         if self.streams is not None:
             readable, writable = self.streams.wants()
             sources += readable
-        if self.script is not None and self.script.pidfd is not None and self.script.code is None:
+        if self.script is not None and self.script.pidfd is not None and self.script.exit_code is None:
             sources.append(self.script.pidfd)
         ready, takes, _ = select.select(sources, writable, [], TICK)
         if self.streams is not None:
@@ -299,7 +299,7 @@ class ScriptSupervisor(RunLoop):
         elif script.poll() is None:
             return False
         else:
-            code = script.code or 0
+            code = script.exit_code or 0
             daemon = self.kin.daemon(script, self._name) if code == 0 else None
             if daemon is not None:
                 script.followed = daemon
@@ -355,7 +355,7 @@ class ScriptSupervisor(RunLoop):
             self.streams = None
         if self.script is not None:
             epoch = printed_epoch(self.record.tail(1 << 15))
-            life = Life(self.script.began_ns, time.time_ns(), self.record.of_process, epoch)
+            life = Life(self.script.started_ns, time.time_ns(), self.record.of_process, epoch)
             self.answering.going_on.life = life
             self.script.close()
             self.script = None

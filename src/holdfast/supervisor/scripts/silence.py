@@ -71,7 +71,7 @@ class Silence:
 
     def listen(self, script: Script, notes: Notes, streams: Streams) -> None:
         beat, now = notes.board.read(), time.monotonic()
-        silence = self._clock.heard(min(beat.silence, now - streams.last_output, now - script.began))
+        silence = self._clock.heard(min(beat.silence, now - streams.last_output, now - script.started))
         if self.supervisor.attached.exact and beat.beats > 0:
             silence = self.watch.silence(beat)
             limit = self.watch.weighed(beat, silence)
@@ -134,7 +134,7 @@ class Silence:
         now = time.monotonic()
         if now - self._lost[0] >= RECKON:
             saved = self.supervisor.answering.going_on.newest_time()
-            since = max(script.began_ns, saved or 0)
+            since = max(script.started_ns, saved or 0)
             self._lost = (now, max(0.0, (time.time_ns() - since) / 1e9 - silence))
         return self._lost[1]
 
