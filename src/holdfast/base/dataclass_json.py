@@ -74,7 +74,7 @@ def _read(cls: type[T], data: object, *, strict: bool) -> T:
     return cls(**kept)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 

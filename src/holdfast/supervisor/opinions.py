@@ -12,6 +12,7 @@ snapshot is held in its slot until the opinion is there: if the data turn out to
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from holdfast.base import processes
@@ -67,7 +68,7 @@ class Opinion:
         if found is None:
             return None
         arena, commit = found
-        config = {**crew.config(None), "opinion": commit.sequence, "fault": fault.to_json()}
+        config = replace(crew.config(None), opinion=commit.sequence, fault=fault)
         try:
             process = crew.launcher.start(config, [arena])
         except NurseryDied:

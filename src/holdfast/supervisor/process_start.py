@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from holdfast.base.channel import CONNECT_TIMEOUT, Channel, Closed
 from holdfast.base.errors import InternalError
 from holdfast.base.folders import Folder
 from holdfast.run.messages import Broken, Exited, Fork, Forked, Message, Note, Ready, Unsafe, Warm, received
+from holdfast.run.worker_config import WorkerConfig
 from holdfast.state.slots import Arena
 from holdfast.supervisor.supervised_process import SupervisedProcess
 
@@ -65,7 +66,7 @@ class WorkerProcess(SupervisedProcess):
 class Launcher(Protocol):
     """How workers come to life."""
 
-    def start(self, config: dict[str, Any], arenas: list[Arena]) -> WorkerProcess: ...
+    def start(self, config: WorkerConfig, arenas: list[Arena]) -> WorkerProcess: ...
     def poll(self) -> list[str]: ...
     def warm(self) -> None: ...
     def close(self) -> None: ...
@@ -114,15 +115,14 @@ class NurseryLauncher:
     def channels(self) -> list[Channel]:
         return [self.channel]
 
-    def start(self, config: dict[str, Any], arenas: list[Arena]) -> WorkerProcess:
-        generation = int(config["generation"])
-        board = Board.create(generation=generation)
+    def start(self, config: WorkerConfig, arenas: list[Arena]) -> WorkerProcess:
+        board = Board.create(generation=config.generation)
         ours, theirs = Channel.pair()
-        worker = WorkerProcess(generation=generation, board=board, channel=ours)
-        config["arenas"] = [{"slots": len(arena.slots), "where": arena.where} for arena in arenas]
+        worker = WorkerProcess(generation=config.generation, board=board, channel=ours)
+        config = replace(config, arenas=tuple(arena.at(by_path=False) for arena in arenas))
         fds = [theirs.fileno(), board.fd, *(fd for arena in arenas for fd in arena.fds)]
         try:
-            self.channel.send(Fork(config).to_json(), fds)
+            self.channel.send(Fork(config.to_json()).to_json(), fds)
         except Closed as error:
             raise NurseryDied(str(error)) from None
         finally:
@@ -196,12 +196,11 @@ class SpawnLauncher:
     def channels(self) -> list[Channel]:
         return []
 
-    def start(self, config: dict[str, Any], arenas: list[Arena]) -> WorkerProcess:
-        generation = int(config["generation"])
+    def start(self, config: WorkerConfig, arenas: list[Arena]) -> WorkerProcess:
+        generation = config.generation
         Folder.at(self.folder, inner=1, make=True).close()
         board = Board.create(generation=generation, path=self.folder / f"board-{generation}")
-        config["board"] = str(board.path)
-        config["arenas"] = [{"paths": slot_paths(arena)} for arena in arenas]
+        config = replace(config, board=str(board.path), arenas=tuple(arena.at(by_path=True) for arena in arenas))
         popen, channel = spawn(
             ["holdfast.worker.worker"],
             self._server,
@@ -212,7 +211,7 @@ class SpawnLauncher:
                 "HOLDFAST_PORTABLE": "1",  # its loaders, too
             },
         )
-        channel.send(config)
+        channel.send(config.to_json())
         worker = WorkerProcess(generation=generation, board=board, channel=channel, popen=popen)
         worker.identify(popen.pid)
         self._workers.append(worker)
@@ -233,11 +232,6 @@ class SpawnLauncher:
         for worker in self._workers:
             if worker.popen is not None and worker.popen.poll() is None:
                 child_process.wait_or_kill(worker.popen, 0.0)
-
-
-def slot_paths(arena: Arena) -> list[str]:
-    """Where another process can open the slots: their files, or ours through /proc where they have none."""
-    return [str(slot.path or f"/proc/{os.getpid()}/fd/{slot.fd}") for slot in arena.slots]
 
 
 def start_keeper(

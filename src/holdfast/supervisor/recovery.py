@@ -68,7 +68,7 @@ class Recovery(FaultResponse):
         return {
             "trial": self.inquest.trial,
             "probation": self.trusting.probation,
-            "leave_out": self._left_out,
+            "leave_out": tuple(self._left_out),
             "sentinel": self._compares,
             **self._losses(),
         }

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.base import processes
+from holdfast.base import dataclass_json, processes
 from holdfast.base.board import Beat
 from holdfast.base.errors import HoldfastError, UserError
 from holdfast.base.scratch import Scratch
@@ -32,7 +32,6 @@ from holdfast.run.states import RunState
 from holdfast.state import checkpoint
 from holdfast.state.slot_memory import Memory
 from holdfast.state.slots import Commit
-from holdfast.supervisor import process_start
 from holdfast.supervisor.keeper_client import Keeping
 
 
@@ -145,12 +144,9 @@ class Affairs:
         try:
             arena = self.memory.grow(capacity)
         except UserError as error:
-            answer({"error": True, **error.to_json()})
+            answer(error.to_json())
             return
-        if by_path:
-            answer({"paths": process_start.slot_paths(arena)})
-        else:
-            answer({"where": arena.where, "slots": len(arena.slots)}, arena.fds)
+        answer(dataclass_json.write(arena.at(by_path=by_path)), *([] if by_path else [arena.fds]))
         self.keeping.tell_arenas()
 
     def tell_fault(

@@ -21,9 +21,9 @@ from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Action, Move
 from holdfast.run.commit_points import SaveReason
 from holdfast.run.disk_trouble import Storage
-from holdfast.run.messages import EpochEnded, ScriptEpoch
+from holdfast.run.messages import EpochEnded, SaveReport, ScriptEpoch
 from holdfast.supervisor import rescue_folder
-from holdfast.supervisor.keeper_client import KeeperDied, Report
+from holdfast.supervisor.keeper_client import KeeperDied
 from holdfast.supervisor.run_state import Affairs
 
 MIN_EPOCH_SAVE = 5.0
@@ -133,7 +133,7 @@ class Saving:
             self.affairs.teller.emit("rescued", text=f"the run is saved in {place} instead", path=str(place))
         return place
 
-    def _note(self, reports: list[Report]) -> None:
+    def _note(self, reports: list[SaveReport]) -> None:
         for report in reports:
             if report.saved is not None and "path" in report.saved:
                 self._deaths = 0

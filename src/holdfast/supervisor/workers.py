@@ -28,6 +28,7 @@ from holdfast.faults.ladder import Action, Move
 from holdfast.injection import chaos
 from holdfast.run.folder import whole
 from holdfast.run.messages import LastWords
+from holdfast.run.worker_config import WorkerConfig
 from holdfast.supervisor import process_start
 from holdfast.supervisor.process_start import CannotFork, Launcher, NurseryDied, NurseryLauncher, WorkerProcess
 from holdfast.supervisor.run_state import Affairs
@@ -152,31 +153,31 @@ class Crew:
         affairs.keeping.tell_board(self.worker.board)
         affairs.keep_accounts(generations=self.generation)
 
-    def config(self, move: Move | None) -> dict[str, Any]:
+    def config(self, move: Move | None) -> WorkerConfig:
         """All that a process which runs the script is told."""
         affairs, plan = self.affairs, self.affairs.plan
         newest = affairs.memory.newest()
-        return {
-            "generation": self.generation,
-            "name": affairs.run_folder.name,
-            "folder": str(affairs.run_folder.path.resolve()),
-            "script": str(plan.script),
-            "argv": plan.argv,
-            "arguments": plan.arguments,
-            "settings": affairs.settings.to_json(),
-            "rungs": [each.to_json() for each in plan.rungs],
-            "rung": affairs.rung,
-            "seed": plan.seed,
-            "threads": plan.threads,
-            "pieces": move.pieces if move else 1,
-            "cpu_batch": move is not None and move.action is Action.CPU_BATCH,
-            "chaos": plan.chaos or chaos.from_environment(),
-            "pretend": os.environ.get("HOLDFAST_PRETEND"),
-            "scratch": str(affairs.scratch.path),
-            "pids": self._pids(),
-            "checkpoint": str(plan.resume.state) if plan.resume and newest is None else None,
+        return WorkerConfig(
+            generation=self.generation,
+            name=affairs.run_folder.name,
+            folder=str(affairs.run_folder.path.resolve()),
+            scratch=str(affairs.scratch.path),
+            script=str(plan.script),
+            argv=tuple(plan.argv),
+            arguments=plan.arguments,
+            settings=affairs.settings.to_json(),
+            rungs=tuple(plan.rungs),
+            rung=affairs.rung,
+            seed=plan.seed,
+            threads=plan.threads,
+            checkpoint=str(plan.resume.state) if plan.resume and newest is None else None,
+            pieces=move.pieces if move else 1,
+            cpu_batch=move is not None and move.action is Action.CPU_BATCH,
+            chaos=plan.chaos or chaos.from_environment(),
+            pretend=os.environ.get("HOLDFAST_PRETEND"),
+            pids=self._pids(),
             **self.orders(),
-        }
+        )
 
     def _pids(self) -> dict[str, int | None]:
         """Who is who, for the chaos kit: it ends only processes of its own run."""

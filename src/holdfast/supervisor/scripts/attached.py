@@ -18,6 +18,7 @@ from holdfast.base.board import Beat, Board
 from holdfast.base.channel import Channel, Closed
 from holdfast.run.messages import (
     Attach,
+    AttachAnswer,
     EpochEnded,
     Log,
     Loggers,
@@ -28,7 +29,6 @@ from holdfast.run.messages import (
     SlotsWanted,
     received,
 )
-from holdfast.supervisor import process_start
 from holdfast.supervisor.run_state import Affairs
 from holdfast.supervisor.saves import Saving
 from holdfast.supervisor.scripts.door import Door
@@ -122,16 +122,15 @@ class Attached:
                 self.affairs.keeping.tell_board(self._board)
         self.exact = self.alive = True
         newest, resume = self.affairs.memory.newest(), self.affairs.plan.resume
-        self._send(
-            {
-                "generation": self._generation,
-                "exact": exact,
-                "run": self.affairs.run_folder.name,
-                "settings": self.affairs.settings.to_json(),
-                "arenas": [{"paths": process_start.slot_paths(arena)} for arena in self.affairs.memory.arenas],
-                "checkpoint": str(resume.state) if resume is not None and newest is None else None,
-            }
+        answer = AttachAnswer(
+            self._generation,
+            self.affairs.run_folder.name,
+            self.affairs.settings.to_json(),
+            tuple(arena.at(by_path=True) for arena in self.affairs.memory.arenas),
+            str(resume.state) if resume is not None and newest is None else None,
+            exact,
         )
+        self._send(answer.to_json())
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._channel is not None:
