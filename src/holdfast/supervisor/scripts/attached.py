@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from holdfast.base.board import Beat, Board
@@ -55,6 +56,16 @@ class Attached:
         self._generation = 0
         self._saving: Saving | None = None
         self._stop_at: float | None = None
+        self._rows: dict[type[Message], Callable[[Any, ScriptRun], None]] = {
+            Attach: self._attach,
+            SlotsWanted: lambda said, _: affairs.give_slots(said.capacity, self._send, by_path=True),
+            Log: lambda said, _: affairs.teller.log(said.step, said.epoch, said.values),
+            ScriptEpoch: self._epoch,
+            EpochEnded: self._epoch,  # an older holdfast in the script says this
+            Loggers: self._told,
+            Note: self._told,
+            **dict.fromkeys(OfExact.__subclasses__(), self._of_exact),
+        }
 
     @property
     def sources(self) -> list[Any]:
@@ -97,24 +108,24 @@ class Attached:
             supervisor.script.send(supervisor.stopping or 15)
 
     def _heed(self, message: Message | None, supervisor: ScriptRun) -> None:
-        if isinstance(message, OfExact):
-            answer = supervisor.exact.heed(message)
-            if answer is not None:
-                self._send(answer)
-        elif isinstance(message, Attach):
-            self._attach(supervisor.exact.told())
-        elif isinstance(message, SlotsWanted):
-            self.affairs.give_slots(message.capacity, self._send, by_path=True)
-        elif isinstance(message, Log):
-            self.affairs.teller.log(message.step, message.epoch, message.values)
-        elif isinstance(message, ScriptEpoch | EpochEnded) and self._saving is not None:
-            self._saving.epoch(ScriptEpoch(message.epoch, message.step))  # an older holdfast in the script says "epoch"
-        elif isinstance(message, Loggers | Note):
-            self.affairs.teller.emit(message.kind, **message.told)
+        row = None if message is None else self._rows.get(type(message))
+        if row is not None:
+            row(message, supervisor)
 
-    def _attach(self, exact: dict[str, Any] | None) -> None:
+    def _told(self, said: Message, supervisor: ScriptRun) -> None:
+        self.affairs.teller.emit(said.kind, **said.told)
+
+    def _epoch(self, said: ScriptEpoch | EpochEnded, supervisor: ScriptRun) -> None:
+        if self._saving is not None:
+            self._saving.epoch(ScriptEpoch(said.epoch, said.step))
+
+    def _of_exact(self, said: OfExact, supervisor: ScriptRun) -> None:
+        answer = supervisor.exact.heed(said)
+        if answer is not None:
+            self._send(answer)
+
+    def _attach(self, said: Attach, supervisor: ScriptRun) -> None:
         """It hands its state out from here on: a keeper is needed, and it is told what there is already."""
-        assert self._channel is not None
         if self._saving is None:
             self.affairs.keeping.start()
             self._saving = Saving(self.affairs, self.read_board)
@@ -128,7 +139,7 @@ class Attached:
             self.affairs.settings.to_json(),
             tuple(arena.at(by_path=True) for arena in self.affairs.memory.arenas),
             str(resume.state) if resume is not None and newest is None else None,
-            exact,
+            supervisor.exact.told(),
         )
         self._send(answer.to_json())
 
