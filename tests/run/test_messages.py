@@ -12,7 +12,8 @@ from holdfast.base.dataclass_json import read_strictly
 from holdfast.base.errors import GaveUp, from_json
 from holdfast.faults.blame import Cpu, Finding
 from holdfast.faults.classification import Fault, Kind
-from holdfast.faults.ladder import Action, Move, Rung
+from holdfast.faults.ladder import Move, Rung
+from holdfast.faults.terms import Action
 from holdfast.run.commit_points import Wish
 from holdfast.run.messages import (
     ArenasKept,

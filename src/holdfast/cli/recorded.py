@@ -18,6 +18,7 @@ from holdfast.cli import doctor_text
 from holdfast.console.output import Output, print_error
 from holdfast.console.text import without_control
 from holdfast.devices import advice, consultation, inspection, knowledge_file, recorded, words
+from holdfast.faults.terms import Level
 
 if TYPE_CHECKING:
     from holdfast.devices.consultation import Opinion
@@ -42,7 +43,7 @@ def show(args: argparse.Namespace, output: Output) -> int:
             width = min(doctor_text.WIDTH, max(output.out.width - 1, 40))
             for line in page(there.name, here, found, opinion, steps, width, verbose=bool(output.verbose)):
                 output.print(without_control(line))
-    bad = any(each.level == "error" for each in found) or opinion is not None
+    bad = any(each.level == Level.ERROR for each in found) or opinion is not None
     return int(ExitCode.NO if bad else ExitCode.OK)
 
 
@@ -107,10 +108,10 @@ def page(
     for device in here.devices:
         yield f"{device.id:<9} {words.describe(device, here.cpu)}"
         for each in found:
-            if each.device == device.id and (verbose or each.level != "note"):
+            if each.device == device.id and (verbose or each.level != Level.NOTE):
                 yield from _wrapped(f"    {_SIGNS[each.level]} {each.code}  ", each.sentence(), width)
     for each in found:
-        if each.device == inspection.SYSTEM and (verbose or each.level != "note"):
+        if each.device == inspection.SYSTEM and (verbose or each.level != Level.NOTE):
             yield from _wrapped(f"    {_SIGNS[each.level]} {each.code}  ", each.sentence(), width)
     if opinion is not None:
         yield ""

@@ -363,7 +363,8 @@ def with_last_word(accounts: Accounts, last: dict[str, Any], saved: int) -> Acco
 
 def _record_death(folder: RunFolder, accounts: Accounts, last: dict[str, Any]) -> None:
     from holdfast.faults.classification import Fault, Kind
-    from holdfast.faults.ladder import Action, Move
+    from holdfast.faults.ladder import Move
+    from holdfast.faults.terms import Action
     from holdfast.record import evidence
     from holdfast.run.events import Event
 

@@ -29,7 +29,7 @@ from holdfast.run import kept_arguments
 from holdfast.run.events import Event, utc_now
 from holdfast.run.folder import RunFolder, redact
 from holdfast.run.settings import Settings, parse_overrides
-from holdfast.run.states import RunState
+from holdfast.run.states import RunKind, RunState
 
 if TYPE_CHECKING:
     from holdfast.supervisor.scripts.script_order import Order
@@ -137,7 +137,7 @@ def _info(command: list[str], args: argparse.Namespace, settings: Settings) -> d
     return {
         "created": utc_now(),
         "state": RunState.STARTING,
-        "kind": "external",
+        "kind": RunKind.SCRIPT,
         **about(command),
         "arguments": {},
         "resume_with": args.resume_with,

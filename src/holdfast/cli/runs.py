@@ -33,7 +33,7 @@ from holdfast.run.events import Event
 from holdfast.run.folder import RunFolder, find_run, list_runs
 from holdfast.run.reference import handle, shown
 from holdfast.run.settings import known
-from holdfast.run.states import LIVE_STATES, UNFINISHED_STATES, RunState
+from holdfast.run.states import LIVE_STATES, UNFINISHED_STATES, RunKind, RunState
 
 _RUN_HELP = "a run: its name such as calm-heron, its folder, or `latest`"
 _STALE = 10.0
@@ -296,7 +296,7 @@ def _identity(look: Look) -> list[tuple[str, str]]:
     rows = [("script", shown(Path(str(info.get("script") or "-"))))]
     if isinstance(arguments, dict) and arguments:
         rows.append(("arguments", " ".join(f"{key}={value}" for key, value in arguments.items())))
-    external = info.get("kind") == "external"  # of `holdfast run`: seed and threads are the script's own business
+    external = info.get("kind") == RunKind.SCRIPT  # of `holdfast run`: seed and threads are the script's own business
     argv = info.get("command") if external else info.get("argv")
     if argv and isinstance(argv, list):
         rows.append(("command" if external else "argv", " ".join(map(str, argv))))

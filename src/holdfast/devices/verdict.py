@@ -19,9 +19,10 @@ from typing import Any
 from holdfast.base import dataclass_json
 from holdfast.devices import flags, remedies
 from holdfast.devices.findings import Finding
-from holdfast.devices.ledger_summary import Trust
+from holdfast.devices.ledger_summary import LedgerState, Trust
 from holdfast.devices.remedies import BAD, Cure, Found
 from holdfast.devices.traits import FAILED, FP32, LOW, PASSED, STATUSES, Result, froze, traits
+from holdfast.faults.terms import Level
 
 TRUSTED, CARE, INFERENCE, REFUSED = STATES = ("trusted", "use_with_care", "inference_only", "refused")
 TRAINABLE = (TRUSTED, CARE)
@@ -188,7 +189,7 @@ def _cannot_be_used(case: Case) -> str | None:
 
 
 def _is_quarantined(case: Case) -> str | None:
-    return case.trust.why if case.trust.state == "quarantined" else None
+    return case.trust.why if case.trust.state == LedgerState.QUARANTINED else None
 
 
 def _froze_the_machine(case: Case) -> str | None:
@@ -224,7 +225,7 @@ def _was_cured(case: Case) -> str | None:
 
 
 def _is_on_probation(case: Case) -> str | None:
-    return case.trust.why if case.trust.state == "probation" else None
+    return case.trust.why if case.trust.state == LedgerState.PROBATION else None
 
 
 def _low_precision_froze(case: Case) -> str | None:
@@ -264,13 +265,10 @@ def judge(device: str, case: Case, findings: Iterable[Finding] = (), **about: An
         state,
         why,
         policy_for(case),
-        tuple(sorted(findings, key=lambda each: (_LEVELS.get(each.level, 3), each.code))),
+        tuple(sorted(findings, key=lambda each: (-list(Level).index(each.level), each.code))),
         Counter(each.status for each in case.results),
         **about,
     )
-
-
-_LEVELS = {"error": 0, "warning": 1, "note": 2}
 
 
 def _first(case: Case, matters: Callable[[Result], bool]) -> str | None:

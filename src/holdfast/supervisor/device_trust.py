@@ -22,10 +22,12 @@ from holdfast.base.board import Board
 from holdfast.devices import trust_rules as rules
 from holdfast.devices.guards import lost_when_ended
 from holdfast.devices.ledger import Ledger, Opened
+from holdfast.devices.ledger_summary import Decision, LedgerState
 from holdfast.devices.trust_rules import DeviceTrust, State
 from holdfast.faults.blame import Blame, Verdict
 from holdfast.faults.classification import Fault, Kind
-from holdfast.faults.ladder import OFF_RECORD, Action, Move, Rung
+from holdfast.faults.ladder import OFF_RECORD, Move, Rung
+from holdfast.faults.terms import Action
 from holdfast.run.messages import Suspicion
 from holdfast.supervisor.run_state import Affairs
 
@@ -79,17 +81,17 @@ class Trusting:
     def begin(self) -> None:
         """What was left open is judged. A device in quarantine is not started on; one on probation is probed first."""
         for settled in self.ledger.settle(processes.boot_id()):
-            if settled.judgement.decision != "killed":
+            if settled.judgement.decision != Decision.KILLED:
                 self.affairs.teller.emit("trust", device=settled.label, text=settled.sentence)
         now = time.monotonic()
         rungs = [(number, rung) for number, rung in enumerate(self.affairs.plan.rungs) if not rung.on_cpu]
         known = {number: self.ledger.trust(rung.device, rung.label) for number, rung in rungs}
-        bad = {(rung.device, rung.env) for number, rung in rungs if known[number].state == "quarantined"}
+        bad = {(rung.device, rung.env) for number, rung in rungs if known[number].state == LedgerState.QUARANTINED}
         self._held = frozenset(number for number, rung in rungs if (rung.device, rung.env) in bad)
         for number, rung in sorted(rungs, key=lambda each: each[0] in self._held):
             if rung.device in self._trust:
                 continue
-            state = "quarantined" if number in self._held else known[number].state
+            state = LedgerState.QUARANTINED if number in self._held else known[number].state
             trust = rules.begin(rung.device, self._rules, state, known[number].why or "", now=now)
             self._trust[rung.device] = trust
             self._home[rung.device] = number
@@ -210,7 +212,7 @@ class Trusting:
             self._set(device, rules.acquit(before, time.monotonic(), verdict.blame.value))
         once = verdict.blame is Blame.DEVICE and verdict.repeatable is False
         if once and self._trust[device].state is State.TRUSTED:  # it counts, and it is no reason to start elsewhere
-            self.ledger.note(device, label, "trust", state="trusted", why=verdict.why)
+            self.ledger.note(device, label, "trust", state=LedgerState.TRUSTED, why=verdict.why)
 
     def on_probation(self) -> bool:
         trust = self._trust.get(self.rung.device)
@@ -275,7 +277,7 @@ class Trusting:
         trust = rules.after_agreed_step(trust, steps, compared=not self.blind)
         self._set(device, trust)
         if trust.state is State.TRUSTED:
-            self.ledger.note(device, self.rung.label, "trust", state="trusted", why=trust.says)
+            self.ledger.note(device, self.rung.label, "trust", state=LedgerState.TRUSTED, why=trust.says)
 
     def committed(self, steps: int) -> None:
         device = self.rung.device

@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.faults.added_kinds import Family
 from holdfast.faults.classification import Fault
 from holdfast.faults.ladder import FAMILIES, Limits, Move, Past, Rung, next_move
+from holdfast.faults.terms import Family
 from holdfast.supervisor.run_state import Affairs
 
 

@@ -23,7 +23,8 @@ from typing import Any
 
 from holdfast.faults.blame import REPLAYED, Blame, Case, Cpu, Finding, Verdict, judge, worth_a_replay
 from holdfast.faults.classification import Fault, Kind
-from holdfast.faults.ladder import Action, Move
+from holdfast.faults.ladder import Move
+from holdfast.faults.terms import Action
 from holdfast.record import evidence
 from holdfast.run.messages import Found, Quarantined
 from holdfast.supervisor.opinions import Opinion

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from holdfast.base.board import Beat
 from holdfast.faults.classification import Fault
-from holdfast.faults.ladder import Action, Move
+from holdfast.faults.ladder import Move
+from holdfast.faults.terms import Action
 from holdfast.supervisor.device_trust import Trusting
 from holdfast.supervisor.fault_history import FaultHistory
 from holdfast.supervisor.run_loop import RunEnd

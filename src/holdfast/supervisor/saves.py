@@ -18,7 +18,8 @@ from pathlib import Path
 
 from holdfast.base.board import Beat
 from holdfast.faults.classification import Fault, Kind
-from holdfast.faults.ladder import Action, Move
+from holdfast.faults.ladder import Move
+from holdfast.faults.terms import Action
 from holdfast.run.commit_points import SaveReason
 from holdfast.run.disk_trouble import Storage
 from holdfast.run.messages import EpochEnded, SaveReport, ScriptEpoch

@@ -24,7 +24,8 @@ from holdfast.base import processes
 from holdfast.base.board import Beat, Board
 from holdfast.base.broken_torch import no_torch
 from holdfast.base.errors import UserError
-from holdfast.faults.ladder import Action, Move
+from holdfast.faults.ladder import Move
+from holdfast.faults.terms import Action
 from holdfast.injection import chaos
 from holdfast.run.folder import whole
 from holdfast.run.messages import LastWords

@@ -16,7 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from holdfast.base.files import read_json
-from holdfast.faults.ladder import Action, Move
+from holdfast.faults.ladder import Move
+from holdfast.faults.terms import Action
 from holdfast.run.messages import ExactCost, ExactOff, Mark, OfExact, Reached, Rehearse, Rehearsed
 from holdfast.supervisor.scripts.exact_files import Asides
 from holdfast.supervisor.scripts.exact_output import Gate

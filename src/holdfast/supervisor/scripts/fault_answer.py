@@ -20,7 +20,8 @@ from holdfast.base import cgroup
 from holdfast.base.board import Board
 from holdfast.base.errors import ScriptFailed
 from holdfast.faults.classification import Fault, Kind
-from holdfast.faults.ladder import Action, Move, Past, Rung
+from holdfast.faults.ladder import Move, Past, Rung
+from holdfast.faults.terms import Action
 from holdfast.run.states import RunState
 from holdfast.supervisor.device_trust import Trusting
 from holdfast.supervisor.fault_response import Crisis, FaultResponse, Loss
