@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.base import dataclass_json
+from holdfast.base.dataclass_json import Count
 from holdfast.devices import flags, remedies
 from holdfast.devices.findings import Finding
 from holdfast.devices.ledger_summary import LedgerState, Trust
@@ -44,9 +45,9 @@ class Policy:
     precisions: tuple[str, ...] = ()
     """Those that were checked and are right; the script chooses among them."""
     sdpa_off: tuple[str, ...] = ()
-    memory_headroom_bytes: int | None = None
+    memory_headroom_bytes: Count | None = None
     """Kept free."""
-    microbatch: int | None = None
+    microbatch: Count | None = None
     """The most samples at once."""
     avoid: tuple[str, ...] = ()
     """channels_last, compile, a second process, changing shapes, double backward."""
@@ -76,17 +77,8 @@ class Policy:
     @classmethod
     def from_json(cls, data: object) -> Policy:
         """From a file that anybody may have edited: what is not of the right type is left out."""
-        said = data if isinstance(data, dict) else {}
-        env = said.get("env")
-        return cls(
-            _words(said.get("precisions")),
-            _words(said.get("sdpa_off")),
-            _natural(said.get("memory_headroom_bytes")),
-            _natural(said.get("microbatch")),
-            _words(said.get("avoid")),
-            _words(said.get("remedies")),
-            remedies.known_environment(env if isinstance(env, dict) else {}),
-        )
+        found = dataclass_json.read(cls, data) or cls()
+        return replace(found, env=remedies.known_environment(found.env))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +91,7 @@ class Verdict:
     """In words that can stand after the state."""
     policy: Policy = field(default_factory=Policy)
     findings: tuple[Finding, ...] = ()
-    probes: Mapping[str, int] = field(default_factory=dict)
+    probes: Mapping[str, Count] = field(default_factory=dict)
     """How many ended in which way."""
     measured_at: str | None = None
     valid_while: Mapping[str, Any] = field(default_factory=dict)
@@ -137,23 +129,13 @@ class Verdict:
         """None for what is no verdict."""
         if not isinstance(data, dict) or data.get("verdict") not in STATES or not isinstance(data.get("id"), str):
             return None
-        device, probes, listed = data["id"], data.get("probes"), data.get("findings")
+        device, listed = data["id"], data.get("findings")
         found = [Finding.from_json(device, each) for each in (listed if isinstance(listed, list) else [])]
-        counts = probes if isinstance(probes, dict) else {}
-        while_ = data.get("valid_while")
-        return cls(
-            device,
-            data["verdict"],
-            _text(data.get("why")) or "",
-            Policy.from_json(data.get("policy")),
-            tuple(each for each in found if each is not None),
-            {name: value for name in STATUSES if (value := _natural(counts.get(name))) is not None},
-            _text(data.get("measured_at")),
-            while_ if isinstance(while_, dict) else {},
-            data.get("full") is True,
-            _text(data.get("name")),
-            _text(data.get("arch")),
-        )
+        verdict = dataclass_json.read(cls, {**data, "device": device, "state": data["verdict"], "findings": []})
+        if verdict is None:
+            return None
+        probes = {name: count for name, count in verdict.probes.items() if name in STATUSES}
+        return replace(verdict, findings=tuple(each for each in found if each is not None), probes=probes)
 
 
 # Judging ------------------------------------------------------------------------------------------------------------
@@ -351,13 +333,5 @@ def _headroom(case: Case) -> int | None:
 # Untrusted input ----------------------------------------------------------------------------------------------------
 
 
-def _words(value: object) -> tuple[str, ...]:
-    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()
-
-
 def _natural(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
