@@ -139,6 +139,15 @@ def send(pid: int, number: int) -> bool:
     return True
 
 
+def redirect_output(path: Path) -> None:
+    """What this process prints goes to the end of this file from here on."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    sys.stdout.flush()
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
 def own_session() -> dict[str, Any]:
     """For Popen: a process that no signal of our terminal reaches, and that `send_group` ends with all it started."""
     if sys.platform == "win32":

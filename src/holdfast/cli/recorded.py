@@ -78,11 +78,7 @@ def plan_page(name: str, script: str, world: World, steps: Sequence[str], width:
         state = each.refused or ("it works now, and is slow" if each.id == "cpu" else "")
         yield from _wrapped(f"{each.id:<9} ", f"{each.name}: {state}", width)
     usable = [each.id for each in world.devices if not each.refused]
-    if steps:
-        yield ""
-        yield "What to do today:"
-        for number, step in enumerate(steps, 1):
-            yield from _wrapped(f"{number:>3}. ", step, width)
+    yield from _today(steps, width)
     yield ""
     first = usable[0] if usable else "cpu"
     yield from _wrapped("", f"Until then: `holdfast train {script} --device {first}`.", width)
@@ -117,13 +113,17 @@ def page(
         yield ""
         yield from _wrapped(f"The cause, as far as is known: {opinion.code}, ", opinion.sentence, width, indent="  ")
         yield from (f"  try    {command}" for command in opinion.commands)
+    yield from _today(steps, width)
+    yield ""
+    yield from _wrapped("", knowledge_file.sentence(knowledge_file.current(), date.today()), width)
+
+
+def _today(steps: Sequence[str], width: int) -> Iterator[str]:
     if steps:
         yield ""
         yield "What to do today:"
         for number, step in enumerate(steps, 1):
             yield from _wrapped(f"{number:>3}. ", step, width)
-    yield ""
-    yield from _wrapped("", knowledge_file.sentence(knowledge_file.current(), date.today()), width)
 
 
 def _wrapped(head: str, text: str, width: int, indent: str | None = None) -> list[str]:

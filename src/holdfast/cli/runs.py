@@ -26,7 +26,18 @@ from holdfast.base.errors import ExitCode, UserError
 from holdfast.cli import summary
 from holdfast.cli.run_facts import Look, local_time
 from holdfast.console.order import root_of
-from holdfast.console.output import Output, add_flags, count, counted, duration, metric, percent, size, table
+from holdfast.console.output import (
+    Output,
+    add_flags,
+    add_folder,
+    count,
+    counted,
+    duration,
+    metric,
+    percent,
+    size,
+    table,
+)
 from holdfast.console.text import without_control
 from holdfast.console.usage import Parser
 from holdfast.run.events import Event
@@ -108,7 +119,7 @@ def _add(
         parser.add_argument("name", metavar="RUN", help=_RUN_HELP, **how)
     for flag, text in (flags or {}).items():
         parser.add_argument(flag, action="store_true", help=text)
-    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
+    add_folder(parser)
     add_flags(parser, plain=True)
     parser.set_defaults(run=run)
     return parser

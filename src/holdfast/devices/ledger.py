@@ -58,7 +58,6 @@ PATIENCE = 2.0
 """Seconds to wait for another process that writes; then it is taken for stopped, and we write beside it."""
 CLOCKS = 60.0
 """Seconds that the clocks of two boots may be apart."""
-_BINARY = getattr(os, "O_BINARY", 0)
 HOW = ("finished", "moved", "fault", "stopped")
 
 

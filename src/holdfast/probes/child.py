@@ -96,7 +96,9 @@ def run(config: dict[str, Any]) -> int:
     _switch()
     orders = _orders(Path(config["stay"])) if config.get("stay") else iter(())
     for each in itertools.chain([config], orders):
-        _redirect(Path(each["folder"]))
+        processes.redirect_output(
+            Path(each["folder"]) / OUTPUT
+        )  # whatever libraries print is evidence, and belongs nowhere else
         with open(Path(each["folder"]) / WORDS, "a", encoding="utf-8", buffering=1) as file:
             Speaker(each, file).speak()
     return 0
@@ -118,15 +120,6 @@ def _orders(folder: Path) -> Iterator[dict[str, Any]]:
                 return
             time.sleep(0.002)
         yield json.loads(path.read_text(encoding="utf-8"))
-
-
-def _redirect(folder: Path) -> None:
-    """Whatever libraries print is evidence, and belongs nowhere else."""
-    fd = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    sys.stdout.flush()
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
 
 
 class Speaker:
