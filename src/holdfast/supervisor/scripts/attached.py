@@ -1,6 +1,6 @@
 """The other end of `holdfast.attach`: a script that hands its state out, into slots this process owns.
 
-    attached = Attached(affairs, door)          # door.py: where we listen, and the word that proves it is the script
+    attached = Attached(affairs, port)          # attach_port.py: where we listen, and the word of the script
     attached.hear(supervisor)                   # a script attaches, asks for slots, logs, ends an epoch
     attached.exact                              # the state is outside the process: a restart repeats a step at most
 
@@ -32,7 +32,7 @@ from holdfast.run.messages import (
 )
 from holdfast.supervisor.run_state import Affairs
 from holdfast.supervisor.saves import Saving
-from holdfast.supervisor.scripts.door import Door
+from holdfast.supervisor.scripts.attach_port import AttachPort
 
 if TYPE_CHECKING:
     from holdfast.supervisor.scripts.script_parts import ScriptRun
@@ -44,9 +44,9 @@ STOP_PATIENCE = 30.0
 class Attached:
     """What is known of a script that attached itself, if one did."""
 
-    def __init__(self, affairs: Affairs, door: Door) -> None:
+    def __init__(self, affairs: Affairs, port: AttachPort) -> None:
         self.affairs = affairs
-        self._door = door
+        self._port = port
         self.exact = False
         """A process of this run has attached itself: what it committed is in our slots."""
         self.alive = False
@@ -70,7 +70,7 @@ class Attached:
     @property
     def sources(self) -> list[Any]:
         keeper = self.affairs.keeping.channel
-        return [each for each in (self._door.server, self._channel, keeper) if each is not None]
+        return [each for each in (self._port.server, self._channel, keeper) if each is not None]
 
     def process_begins(self, generation: int, board: Board) -> None:
         """A new process, which may attach itself or not."""
@@ -89,7 +89,7 @@ class Attached:
 
     def hear(self, supervisor: ScriptRun) -> None:
         if self._channel is None:
-            self._channel = self._door.answer()
+            self._channel = self._port.answer()
         if self._channel is not None:
             messages, closed = self._channel.mail()
             for data in messages:

@@ -54,7 +54,7 @@ class Exact:
 
     @property
     def gate(self) -> Gate | None:
-        return self.supervisor.stage.gate
+        return self.supervisor.setup.gate
 
     def environment(self) -> dict[str, str]:
         return exact_environment(self.supervisor.order.hash_seed) if self.wanted else {}

@@ -5,7 +5,8 @@
     answering.lost(script, fault, words, stacks)         # it hung and was ended
     answering.tick()                                     # is a disk free again, may a device be returned to?
 
-Where it begins again is found by continuation.py; how a run is over is in script_end.py; room.py waits for a full disk.
+Where it begins again is found by continuation.py; how a run is over is in script_end.py; disk_space.py waits for a
+full disk. What is the same for `holdfast train` is in fault_response.py.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from holdfast.supervisor.device_trust import Trusting
 from holdfast.supervisor.fault_response import Crisis, FaultResponse, Loss
 from holdfast.supervisor.scripts import batches, hook_notes
 from holdfast.supervisor.scripts.continuation import GoingOn, Start, short
+from holdfast.supervisor.scripts.disk_space import DiskSpace
 from holdfast.supervisor.scripts.repetition import BY_ITSELF, ends_by_itself
-from holdfast.supervisor.scripts.room import Room
 from holdfast.supervisor.scripts.script_end import Ending
+from holdfast.supervisor.scripts.script_setup import Process
 from holdfast.supervisor.scripts.script_start import Script
-from holdfast.supervisor.scripts.stage import Process
 from holdfast.supervisor.scripts.words import fault_sentence
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Answering(FaultResponse):
         self._trains = False
         """It was seen to use torch: then steps say where it is, and not what it prints."""
         self._farthest = 0
-        self._room = Room(supervisor.order, supervisor.settings.external.room)
+        self._disk = DiskSpace(supervisor.order, supervisor.settings.external.room)
         self._looked_back = 0.0
 
     @property
@@ -239,7 +240,7 @@ class Answering(FaultResponse):
 
     def go_on(self, fault: Fault, move: Move) -> None:
         if fault.kind is Kind.DISK_FULL:
-            self._room.wait(move)
+            self._disk.wait(move)
         else:
             self._restart(move)
 
@@ -283,7 +284,7 @@ class Answering(FaultResponse):
         self.end_crisis(self.affairs.accounts.steps)
 
     def tick(self) -> None:
-        if self._room.waiting:
+        if self._disk.waiting:
             self._look_for_room()
         elif self.supervisor.stopping is None:
             self.trusting.tick()
@@ -301,13 +302,13 @@ class Answering(FaultResponse):
 
     def _look_for_room(self) -> None:
         if self.supervisor.stopping is not None:
-            self._room.forget()
+            self._disk.forget()
             self.ending.stopped(self.supervisor.stopping)
             return
-        move = self._room.look(lambda text: self.affairs.teller.emit("note", text=text))
+        move = self._disk.look(lambda text: self.affairs.teller.emit("note", text=text))
         if move is not None:
             self._restart(move)
-        elif self._room.over:
+        elif self._disk.over:
             fault = self.history.past[-1].fault
             self.ending.gave_up(fault, "the disk is still full", self.history.tries(fault))
 

@@ -17,10 +17,10 @@ from holdfast.run.settings import Settings
 from holdfast.supervisor.run_state import Affairs
 from holdfast.supervisor.scripts.hook_notes import Notes
 from holdfast.supervisor.scripts.script_order import Order
-from holdfast.supervisor.scripts.script_processes import Kin
+from holdfast.supervisor.scripts.script_processes import ScriptProcesses
 from holdfast.supervisor.scripts.script_record import Record
+from holdfast.supervisor.scripts.script_setup import Process, ScriptSetup
 from holdfast.supervisor.scripts.script_start import Script
-from holdfast.supervisor.scripts.stage import Process, Stage
 from holdfast.supervisor.scripts.steps import Steps
 from holdfast.supervisor.scripts.streams import Streams
 from holdfast.supervisor.worker_watch import Watch
@@ -33,9 +33,9 @@ class ScriptRun(Protocol):
     order: Order
     settings: Settings
     run_folder: RunFolder
-    stage: Stage
+    setup: ScriptSetup
     record: Record
-    kin: Kin
+    script_processes: ScriptProcesses
     steps: Steps
     script: Script | None
     """The process that runs now, with its notes and streams; None between two processes."""

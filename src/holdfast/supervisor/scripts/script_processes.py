@@ -1,9 +1,9 @@
 """What a script started: found, counted, and ended with it. Only that, and all of it.
 
-    kin = Kin()                              # from here on orphans of our children become ours (Linux)
-    kin.members()                            # pid -> what the kernel says, of everything the script started
-    kin.daemon(script)                       # the script went into the background by itself: who it is now
-    kin.end(gently=True)                     # SIGTERM, then SIGKILL to whatever is left; returns who cannot be killed
+    started = ScriptProcesses()         # from here on orphans of our children become ours (Linux)
+    started.members()                   # pid -> what the kernel says, of everything the script started
+    started.daemon(script, command)     # the script went into the background by itself: who it is now
+    started.end(script)                 # SIGTERM, then SIGKILL to whatever is left; returns who cannot be killed
 
 A process that loses its parent goes to the nearest one that asked for orphans: with PR_SET_CHILD_SUBREAPER that is us,
 so even a child that has detached itself stays in our family. Processes of our own (probes, readers of logs) are in
@@ -31,7 +31,7 @@ LEAVING = 1.0
 """Seconds a child that goes into the background has to take a session of its own after its parent has ended."""
 
 
-class Kin:
+class ScriptProcesses:
     """The family of the script that runs now."""
 
     def __init__(self, ours: Callable[[], set[int]] = set) -> None:

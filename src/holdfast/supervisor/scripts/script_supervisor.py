@@ -1,7 +1,7 @@
 """The supervisor of a script that is not ours: starts it, passes everything on, watches it, and answers its end.
 
-    with Stage(run, settings) as stage:
-        outcome = ScriptSupervisor(run, order, settings, stage, face).run(stage.first(order))
+    with ScriptSetup(run, settings) as setup:
+        outcome = ScriptSupervisor(run, order, settings, setup, face).run(setup.first(order))
 
 One loop, one thread: bytes on their way, signals on theirs, the board, silence. No torch, no device. What follows when
 the script ends is in fault_answer.py; the faults, the ladder and the folder of evidence are those of `holdfast train`.
@@ -35,9 +35,9 @@ from holdfast.supervisor.scripts.loss import printed_epoch, printed_loss
 from holdfast.supervisor.scripts.script_end import Ending
 from holdfast.supervisor.scripts.script_order import Order
 from holdfast.supervisor.scripts.script_processes import command_of
+from holdfast.supervisor.scripts.script_setup import Process, ScriptSetup
 from holdfast.supervisor.scripts.script_start import Script
 from holdfast.supervisor.scripts.silence import Silence
-from holdfast.supervisor.scripts.stage import Process, Stage
 from holdfast.supervisor.scripts.steps import Steps
 from holdfast.supervisor.scripts.streams import Streams
 from holdfast.supervisor.signal_queue import STOPPING
@@ -51,7 +51,7 @@ class ScriptSupervisor(RunLoop):
     """One run of somebody's script, from its first process to its receipt."""
 
     def __init__(
-        self, run: RunFolder, order: Order, settings: Settings, stage: Stage, face: Face | None = None
+        self, run: RunFolder, order: Order, settings: Settings, setup: ScriptSetup, face: Face | None = None
     ) -> None:
         super().__init__()
         plan = Plan(
@@ -65,8 +65,8 @@ class ScriptSupervisor(RunLoop):
         self.order = order
         self.settings = settings
         self.run_folder = run
-        self.stage = stage
-        self.record = stage.record
+        self.setup = setup
+        self.record = setup.record
         self.script: Script | None = None
         self.notes: Notes | None = None
         self.streams: Streams | None = None
@@ -75,11 +75,11 @@ class ScriptSupervisor(RunLoop):
         self._name = b""
         self._asked = 0
         self._insist: float | None = None
-        self.kin = stage.kin
-        self.kin.ours = self._ours
+        self.script_processes = setup.script_processes
+        self.script_processes.ours = self._ours
         self.silence = Silence(self)
         self.exact = Exact(self, wanted=order.exact, rehearse=order.rehearse and not order.going_on)
-        self.attached = Attached(self.affairs, stage.door)
+        self.attached = Attached(self.affairs, setup.port)
         self.answering = Answering(self)
         self._last_loss = 0.0
         self._first: Process | None = None
@@ -104,7 +104,7 @@ class ScriptSupervisor(RunLoop):
 
     def turn(self) -> None:
         self._wait()
-        for number in self.stage.signals.heard():
+        for number in self.setup.signals.heard():
             self._pass_on(number)
         self.attached.hear(self)
         self.exact.tick()
@@ -137,7 +137,7 @@ class ScriptSupervisor(RunLoop):
         """A new process of the script, counting its steps from `step` on."""
         self.exact.process_begins()
         full = {**env, **self.exact.environment()}
-        self.take(self.stage.start(command, self.rung, full, generation=self.generation, step=step), step=step)
+        self.take(self.setup.start(command, self.rung, full, generation=self.generation, step=step), step=step)
 
     def take(self, started: Process, *, step: int) -> None:
         """Watch over this process from here on."""
@@ -156,7 +156,7 @@ class ScriptSupervisor(RunLoop):
         self.silence.begins()
 
     def _wait(self) -> None:
-        sources: list[Any] = [self.stage.signals.wake, *self.attached.sources]
+        sources: list[Any] = [self.setup.signals.wake, *self.attached.sources]
         writable: list[int] = []
         if self.streams is not None:
             readable, writable = self.streams.wants()
@@ -170,7 +170,7 @@ class ScriptSupervisor(RunLoop):
     def _tick(self) -> None:
         if self.notes is not None and self.beat_due():
             if self.script is not None:
-                self.kin.reap_old(self.script)
+                self.script_processes.reap_old(self.script)
             self._see_loss()
             self._see_frameworks(self.notes)
             self.exact.look(self.notes)
@@ -203,9 +203,9 @@ class ScriptSupervisor(RunLoop):
     def close_processes(self) -> None:
         """Leave nothing of the script behind, and the terminal as it was."""
         if self.script is not None and self.script.poll() is None:
-            self.kin.end(self.script, term=0.0)
+            self.script_processes.end(self.script, term=0.0)
         elif self.script is not None:
-            self.kin.end(self.script, term=self.settings.watchdog.term_grace)
+            self.script_processes.end(self.script, term=self.settings.watchdog.term_grace)
         if self.streams is not None:
             self.streams.close()
         if self.script is not None:
@@ -270,7 +270,7 @@ class ScriptSupervisor(RunLoop):
             return
         if self._insist is not None and time.monotonic() > self._insist:
             self._insist = None
-            self.kin.end(script, term=0.0, kill=self.settings.watchdog.kill_grace)
+            self.script_processes.end(script, term=0.0, kill=self.settings.watchdog.kill_grace)
         self.silence.listen(script, notes, streams)
 
     def _count(self, beat: Beat) -> None:
@@ -287,12 +287,12 @@ class ScriptSupervisor(RunLoop):
     def _ended(self, script: Script) -> bool:
         """Is it over? A script that went into the background by itself is followed there."""
         if script.followed is not None:
-            self.kin.reap(script)
-            if processes.exists(script.followed) and script.followed in self.kin.members():
+            self.script_processes.reap(script)
+            if processes.exists(script.followed) and script.followed in self.script_processes.members():
                 return False
-            self.kin.reap(script)  # it may have ended since the line above
-            code = self.kin.reaped.get(script.followed, 0)
-            further = self.kin.daemon(script, self._name) if code == 0 else None
+            self.script_processes.reap(script)  # it may have ended since the line above
+            code = self.script_processes.reaped.get(script.followed, 0)
+            further = self.script_processes.daemon(script, self._name) if code == 0 else None
             if further is not None:  # a daemon forks twice
                 script.followed = further
                 return False
@@ -300,7 +300,7 @@ class ScriptSupervisor(RunLoop):
             return False
         else:
             code = script.exit_code or 0
-            daemon = self.kin.daemon(script, self._name) if code == 0 else None
+            daemon = self.script_processes.daemon(script, self._name) if code == 0 else None
             if daemon is not None:
                 script.followed = daemon
                 text = f"the script went into the background as process {daemon}; holdfast still watches it"
@@ -323,13 +323,15 @@ class ScriptSupervisor(RunLoop):
 
     def _end_leftovers(self, script: Script) -> None:
         """What it started and left behind."""
-        left = self.kin.members() if self.kin.adopts else {}
+        left = self.script_processes.members() if self.script_processes.adopts else {}
         if not left:
-            if not self.kin.adopts:
-                self.kin.end(script)
+            if not self.script_processes.adopts:
+                self.script_processes.end(script)
             return
         names = {pid: command_of(pid).replace(b"\0", b" ").decode(errors="replace").strip()[:80] for pid in left}
-        stuck = self.kin.end(script, term=self.settings.watchdog.term_grace, kill=self.settings.watchdog.kill_grace)
+        stuck = self.script_processes.end(
+            script, term=self.settings.watchdog.term_grace, kill=self.settings.watchdog.kill_grace
+        )
         ended = [f"{pid} ({name})" for pid, name in names.items() if pid not in stuck]
         if ended:
             text = f"ended processes that the script left behind: {', '.join(ended[:5])}"
@@ -342,7 +344,9 @@ class ScriptSupervisor(RunLoop):
         """End it with all that it started; returns who cannot be killed. `term`: seconds to end by itself."""
         assert self.script is not None
         grace = self.settings.watchdog
-        stuck = self.kin.end(self.script, term=grace.term_grace if term is None else term, kill=grace.kill_grace)
+        stuck = self.script_processes.end(
+            self.script, term=grace.term_grace if term is None else term, kill=grace.kill_grace
+        )
         self.script.poll()
         if self.streams is not None:
             self.streams.finish(0.1)

@@ -48,7 +48,7 @@ class Silence:
     def __init__(self, supervisor: ScriptRun) -> None:
         self.supervisor = supervisor
         self.settings = supervisor.settings
-        self.activity = Activity(supervisor.kin)
+        self.activity = Activity(supervisor.script_processes)
         self.watch = Watch(supervisor.settings.watchdog, supervisor.affairs.teller.emit)
         self._waits = Waits()
         self._findings: deque[tuple[float, Finding]] = deque(maxlen=64)
@@ -118,7 +118,7 @@ class Silence:
         if not self.activity.known:
             return self._by_stack or UNSEEN
         if not self._findings or now - self._findings[-1][0] >= every:
-            members = self.supervisor.kin.members()
+            members = self.supervisor.script_processes.members()
             root = beat.pid if beat.pid in members else script.followed or script.pid
             self._findings.append((now, self._waits.look(root, members)))
         recent = [finding for when, finding in self._findings if when >= now - WINDOW]
