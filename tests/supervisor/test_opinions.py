@@ -36,9 +36,9 @@ def memory(tmp_path: Path) -> Iterator[Memory]:
     run.close()
 
 
-def crew(memory: Memory, launcher: Any) -> Any:
-    affairs = SimpleNamespace(memory=memory, portable=False)
-    return SimpleNamespace(affairs=affairs, launcher=launcher, config=lambda move: {})
+def workers(memory: Memory, launcher: Any) -> Any:
+    context = SimpleNamespace(memory=memory, portable=False)
+    return SimpleNamespace(context=context, launcher=launcher, config=lambda move: {})
 
 
 @pytest.mark.parametrize("nursery", ["died", "spawned instead"])
@@ -46,7 +46,7 @@ def test_where_no_process_can_be_forked_no_snapshot_stays_held(memory: Memory, n
     """A slot that nobody lets go is one that no commit can use until the run ends."""
     launcher: Any = DeadNursery() if nursery == "died" else SpawnLauncher({}, tmp_path / "slots")
     fault = Fault(Kind.CRASH, "cuda:0", 5, "forward")
-    assert Opinion.begin(crew(memory, launcher), fault, setup_s=0.0) is None
+    assert Opinion.begin(workers(memory, launcher), fault, setup_s=0.0) is None
     assert not memory.evidence and not any(slot.held for arena in memory.arenas for slot in arena.slots)
     if nursery != "died":
         launcher.close()

@@ -19,8 +19,8 @@ from holdfast.faults.ladder import Move
 from holdfast.faults.terms import Action
 from holdfast.supervisor.device_trust import Trusting
 from holdfast.supervisor.fault_history import FaultHistory
+from holdfast.supervisor.run_context import RunContext
 from holdfast.supervisor.run_loop import RunEnd
-from holdfast.supervisor.run_state import Affairs
 
 
 @dataclass(slots=True)
@@ -50,10 +50,10 @@ class Loss:
 class FaultResponse:
     """The faults of a run so far, and the crisis it may be in."""
 
-    def __init__(self, affairs: Affairs, trusting: Trusting) -> None:
-        self.affairs = affairs
+    def __init__(self, context: RunContext, trusting: Trusting) -> None:
+        self.context = context
         self.trusting = trusting
-        self.history = FaultHistory(affairs)
+        self.history = FaultHistory(context)
         self.crisis: Crisis | None = None
 
     @property
@@ -76,7 +76,7 @@ class FaultResponse:
         fault = loss.fault
         move = self.ask(fault)  # which belongs to the history it is asked about the next time
         self.history.remember(fault, move)
-        folder = self.affairs.tell_fault(
+        folder = self.context.tell_fault(
             fault,
             move,
             loss.beat,
@@ -109,4 +109,4 @@ class FaultResponse:
         seconds = lost = time.monotonic() - crisis.since
         if commit_ns is not None and crisis.last_commit_ns is not None:
             lost = (commit_ns - crisis.last_commit_ns) / 1e9
-        self.affairs.recovered(step, seconds, lost)
+        self.context.recovered(step, seconds, lost)

@@ -1,6 +1,6 @@
 """What follows when a worker is lost: count it, keep the evidence, ask the ladder, do what it says. No torch here.
 
-    recovery = Recovery(affairs, crew, ending, watch, trusting)
+    recovery = Recovery(context, workers, ending, watch, trusting)
     recovery.after_death(worker, fault)      # a new worker, on the rung the ladder chose, or the end of the run
     recovery.in_process(fault, move)         # the worker mended it by itself: it counts all the same
     recovery.tick()                          # what the CPU makes of failed steps is heard, and what follows is done
@@ -28,11 +28,11 @@ from holdfast.supervisor.fault_inquiry import Inquest
 from holdfast.supervisor.fault_response import Crisis, FaultResponse, Loss
 from holdfast.supervisor.opinions import Opinion
 from holdfast.supervisor.process_start import NurseryDied, WorkerProcess
+from holdfast.supervisor.run_context import RunContext
 from holdfast.supervisor.run_end import Ending
-from holdfast.supervisor.run_state import Affairs
 from holdfast.supervisor.undo import undo
 from holdfast.supervisor.worker_watch import Watch
-from holdfast.supervisor.workers import Crew
+from holdfast.supervisor.workers import Workers
 
 CALM = 600.0
 """Seconds without a fault that a run is taken to have behind it when it begins."""
@@ -41,16 +41,16 @@ CALM = 600.0
 class Recovery(FaultResponse):
     """What is done about the faults of workers."""
 
-    def __init__(self, affairs: Affairs, crew: Crew, ending: Ending, watch: Watch, trusting: Trusting) -> None:
-        super().__init__(affairs, trusting)
-        self._crew = crew
+    def __init__(self, context: RunContext, workers: Workers, ending: Ending, watch: Watch, trusting: Trusting) -> None:
+        super().__init__(context, trusting)
+        self._workers = workers
         self._ending = ending
         self._watch = watch
         self._compares = True
         """Until the CPU turns out to be too slow for it."""
         self._left_out: list[Any] = []
         """Samples that make a step fail wherever it is computed. Every worker is told: its state may be older."""
-        self.inquest = Inquest(affairs, crew, trusting.blamed)
+        self.inquest = Inquest(context, workers, trusting.blamed)
         self._postponed: Loss | None = None
         """The same step has failed again, and the CPU has not spoken yet."""
         self.finishing = False
@@ -58,7 +58,7 @@ class Recovery(FaultResponse):
         self._began = time.monotonic()
         self._workers_lost = 0
         """Since then. The accounts of a resumed run also hold what an earlier supervisor has seen."""
-        crew.orders = self._orders
+        workers.orders = self._orders
 
     @property
     def ending(self) -> Ending:
@@ -87,17 +87,17 @@ class Recovery(FaultResponse):
         self._watch.learn(beat)
         self.notice_commit()  # the last look may be older than what it committed before it was ended
         took = time.monotonic() - worker.started
-        self._crew.account_for(worker)
+        self._workers.account_for(worker)
         if self.inquest.concludes(fault):
             self._after_verdict(fault)
             return
         self._workers_lost += 1
-        words, crash = self.affairs.teller.last_words(), self._crash_stack(worker.generation)
+        words, crash = self.context.teller.last_words(), self._crash_stack(worker.generation)
         loss = Loss(fault, beat, words, stacks, crash)
         if self._ending.stopping is None and self.inquest.must_wait(fault, took):
             self._postponed = loss
             self._begin_crisis()
-            self.affairs.set_state(RunState.RECOVERING)
+            self.context.set_state(RunState.RECOVERING)
         else:
             self._answer(loss)
 
@@ -121,11 +121,11 @@ class Recovery(FaultResponse):
     def tick(self) -> None:
         """What the CPU makes of failed steps, and what waits for that."""
         inquest = self.inquest
-        inquest.tick(self._crew.worker, waiting=self._postponed is not None)
+        inquest.tick(self._workers.worker, waiting=self._postponed is not None)
         if self._postponed is not None and not inquest.waits:
             loss, self._postponed = self._postponed, None
             self._answer(loss)
-        worker = self._crew.worker
+        worker = self._workers.worker
         if inquest.decided and self._postponed is None and (worker is None or worker.pid):
             self._go_back_to_before(*inquest.decided.pop(0))
         elif self.finishing and not inquest.pending:
@@ -133,18 +133,18 @@ class Recovery(FaultResponse):
 
     def _go_back_to_before(self, fault: Fault, folder: Path, opinion: Opinion) -> None:
         """The run is past a step that its data make wrong: it is computed again without them, or the run stops."""
-        worker = self._crew.worker
+        worker = self._workers.worker
         if worker is not None:
-            if not self._crew.end(worker, gently=False):
-                self._crew.abandon(worker)
-            self._crew.account_for(worker)
+            if not self._workers.end(worker, gently=False):
+                self._workers.abandon(worker)
+            self._workers.account_for(worker)
         self.finishing = False
-        undone = undo(self.affairs, opinion.commit.sequence)
+        undone = undo(self.context, opinion.commit.sequence)
         if undone is None:
             text = f"the state before step {fault.step} is not kept any more: the run cannot go back to it"
-            self.affairs.teller.emit("note", text=text)
+            self.context.teller.emit("note", text=text)
         elif undone.from_step != undone.to_step:
-            self.affairs.teller.emit("undone", from_step=undone.from_step, to_step=undone.to_step)
+            self.context.teller.emit("undone", from_step=undone.from_step, to_step=undone.to_step)
         opinion.end()
         move = self.ask(fault)
         self.history.remember(fault, move, counted=False)
@@ -160,7 +160,7 @@ class Recovery(FaultResponse):
         bound = max((opinion.bound_s for opinion in pending), default=0.0)
         steps = " and ".join(str(opinion.fault.step) for opinion in pending)
         text = f"training is over; what the CPU makes of step {steps} is waited for, at most {bound:.0f} s"
-        self.affairs.teller.emit("note", text=text)
+        self.context.teller.emit("note", text=text)
 
     def finish_now(self) -> None:
         """The end of a run that waited for the CPU, or that somebody does not want to wait for."""
@@ -178,9 +178,9 @@ class Recovery(FaultResponse):
     def in_process(self, fault: Fault, move: Move) -> None:
         """The worker mended it by itself; it counts, and is told, like any other."""
         self.history.remember(fault, move)
-        self.affairs.keep_accounts()
+        self.context.keep_accounts()
         fault = self.inquest.hear(fault)
-        folder = self.affairs.tell_fault(fault, move, self._crew.read_board())
+        folder = self.context.tell_fault(fault, move, self._workers.read_board())
         self.inquest.begin(fault, move, folder)
 
     def ask(self, fault: Fault) -> Move:
@@ -194,7 +194,7 @@ class Recovery(FaultResponse):
         super().carry_out(fault, move, folder)
 
     def go_on(self, fault: Fault, move: Move) -> None:
-        if self.affairs.memory.session_numbers().get("at") == CommitPoint.END:  # lost after `train` had returned
+        if self.context.memory.session_numbers().get("at") == CommitPoint.END:  # lost after `train` had returned
             self._ending.finish()
         else:
             if fault.kind is Kind.WRONG_NUMBERS:
@@ -204,16 +204,16 @@ class Recovery(FaultResponse):
 
     def _undo(self) -> None:
         """Back to the last step at which device and CPU agreed."""
-        undone = undo(self.affairs)
+        undone = undo(self.context)
         if undone is None:
             text = "no snapshot is left from before the numbers went wrong: the run goes on from the newest"
-            self.affairs.teller.emit("note", text=text)
+            self.context.teller.emit("note", text=text)
         else:
-            self.affairs.teller.emit("undone", from_step=undone.from_step, to_step=undone.to_step)
+            self.context.teller.emit("undone", from_step=undone.from_step, to_step=undone.to_step)
 
     def _crash_stack(self, generation: int) -> str:
         """What faulthandler wrote when the worker crashed."""
-        path = self.affairs.run_folder.path / f"stacks-{generation}.txt"
+        path = self.context.run_folder.path / f"stacks-{generation}.txt"
         with contextlib.suppress(OSError):
             text = read_bounded(path, MAX_JSON).decode(errors="replace")
             remove(path)
@@ -224,37 +224,37 @@ class Recovery(FaultResponse):
 
     def _replace(self, move: Move) -> None:
         """A new worker from the newest snapshot, on the rung the ladder chose."""
-        affairs = self.affairs
-        step = affairs.newest_step
-        affairs.accounts.restored(affairs.accounts.steps, step)
+        context = self.context
+        step = context.newest_step
+        context.accounts.restored(context.accounts.steps, step)
         self._begin_crisis()
-        affairs.set_state(RunState.RECOVERING)
+        context.set_state(RunState.RECOVERING)
         back = self.trusting.returned()  # it was lost on its way to the boundary: then it goes back from here
         self._start_on(move.rung if back is None else back, step, move)
 
     def go_back(self, rung: int) -> None:
         """The worker has made room at a boundary: the run returns to a device that has earned it."""
-        self._start_on(rung, self.affairs.newest_step, None)
+        self._start_on(rung, self.context.newest_step, None)
 
     def _start_on(self, rung: int, step: int, move: Move | None) -> None:
-        affairs = self.affairs
-        if rung != affairs.rung:
+        context = self.context
+        if rung != context.rung:
             self._change_rung(rung, step)
-        affairs.memory.release_leases(keep=affairs.keeping.awaited)
+        context.memory.release_leases(keep=context.keeping.awaited)
         try:
-            self._crew.start(move)
+            self._workers.start(move)
         except NurseryDied:  # while the last worker was being ended, and nobody listened
-            self._crew.renew_launcher()
-            self._crew.start(move)
+            self._workers.renew_launcher()
+            self._workers.start(move)
 
     def _change_rung(self, rung: int, step: int) -> None:
-        affairs = self.affairs
-        before, after = affairs.change_rung(rung, step)
+        context = self.context
+        before, after = context.change_rung(rung, step)
         if before.on_cpu:
-            affairs.memory.agree_on_newest()
+            context.memory.agree_on_newest()
         self._watch.forget()
         if before.env != after.env:
-            self._crew.renew_launcher()
+            self._workers.renew_launcher()
 
     # -- the crisis ----------------------------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class Recovery(FaultResponse):
 
         Steps do not tell when it is over: a worker may be lost after the last of them. Sequences of snapshots do.
         """
-        newest = self.affairs.memory.newest()
+        newest = self.context.memory.newest()
         sequence = newest.sequence if newest else 0
         if self.crisis is not None:
             self.crisis.reached = sequence
@@ -276,13 +276,13 @@ class Recovery(FaultResponse):
 
     def notice_commit(self) -> None:
         """The first commit of a new worker ends the crisis its predecessor left."""
-        affairs = self.affairs
-        newest = affairs.newest_commit()
+        context = self.context
+        newest = context.newest_commit()
         if newest is None:
             return
-        if newest.step > affairs.accounts.steps:
+        if newest.step > context.accounts.steps:
             self._count(newest.step)
-        mine = newest.generation == self._crew.generation - 1
+        mine = newest.generation == self._workers.generation - 1
         if mine:
             self.inquest.committed(newest.step)
         if self.crisis is not None and mine and newest.sequence > self.crisis.reached:
@@ -290,8 +290,8 @@ class Recovery(FaultResponse):
 
     def _count(self, step: int) -> None:
         """Steps were committed: progress since the last fault is what the ladder looks at."""
-        affairs = self.affairs
-        affairs.teller.rate.note(step)
-        self.history.progressed(step - affairs.accounts.steps)
-        self.trusting.committed(step - affairs.accounts.steps)
-        affairs.accounts.steps = step
+        context = self.context
+        context.teller.rate.note(step)
+        self.history.progressed(step - context.accounts.steps)
+        self.trusting.committed(step - context.accounts.steps)
+        context.accounts.steps = step

@@ -1,12 +1,12 @@
-"""The crew: the worker there is now, and the launcher its successor comes from. No torch here.
+"""The workers of a run: the one there is now, and the launcher its successor comes from. No torch here.
 
-    crew = Crew(affairs, make_launcher)
-    crew.open()                              # a nursery, or what does its work where forking is not safe
-    crew.start(move)                         # the next generation, from the newest snapshot
-    if not crew.end(worker, gently=True):    # SIGTERM, then SIGKILL, to everything it started
-        crew.abandon(worker)                 # it cannot be killed: its slots stay with it
-    crew.account_for(worker)                 # counted, then dropped
-    crew.tick()                              # a second nursery, in case this one dies
+    workers = Workers(context, make_launcher)
+    workers.open()                              # a nursery, or what does its work where forking is not safe
+    workers.start(move)                         # the next generation, from the newest snapshot
+    if not workers.end(worker, gently=True):    # SIGTERM, then SIGKILL, to everything it started
+        workers.abandon(worker)                 # it cannot be killed: its slots stay with it
+    workers.account_for(worker)                 # counted, then dropped
+    workers.tick()                              # a second nursery, in case this one dies
 
 It says nothing about when or why: that is decided in supervisor.py, recovery.py and run_end.py.
 """
@@ -32,7 +32,7 @@ from holdfast.run.messages import LastWords
 from holdfast.run.worker_config import WorkerConfig
 from holdfast.supervisor import process_start
 from holdfast.supervisor.process_start import CannotFork, Launcher, NurseryDied, NurseryLauncher, WorkerProcess
-from holdfast.supervisor.run_state import Affairs
+from holdfast.supervisor.run_context import RunContext
 
 EXIT_PATIENCE = 10.0
 """Seconds the exit status of a worker that is gone may take to arrive: a nursery that imports something looks late,
@@ -45,14 +45,14 @@ SPARE_MEMORY = 8
 """Times what a nursery takes that must be free for a second one."""
 
 
-class Crew:
+class Workers:
     """One worker at a time."""
 
-    def __init__(self, affairs: Affairs, make_launcher: Callable[[], Launcher]) -> None:
-        self.affairs = affairs
+    def __init__(self, context: RunContext, make_launcher: Callable[[], Launcher]) -> None:
+        self.context = context
         self.worker: WorkerProcess | None = None
         self.launcher: Launcher | None = None
-        self.generation = whole(affairs.run_folder.info.get("generations"))
+        self.generation = whole(context.run_folder.info.get("generations"))
         """Of the next worker."""
         self.said: LastWords | None = None
         """The worker's last words, once it has spoken them."""
@@ -90,7 +90,7 @@ class Crew:
         self.launcher = self._make_launcher()
 
     def _env(self) -> dict[str, str]:
-        return dict(self.affairs.plan.rungs[self.affairs.rung].env)
+        return dict(self.context.plan.rungs[self.context.rung].env)
 
     @property
     def spare(self) -> NurseryLauncher | None:
@@ -118,7 +118,7 @@ class Crew:
         nursery = self.launcher
         if not isinstance(nursery, NurseryLauncher) or nursery.took_s is None:
             return False
-        share = SPARE_SHARE[self.affairs.plan.rungs[self.affairs.rung].on_cpu]
+        share = SPARE_SHARE[self.context.plan.rungs[self.context.rung].on_cpu]
         earned = (time.monotonic() - self._spare_from) * (os.cpu_count() or 1) * share
         if earned < nursery.took_s:
             return False
@@ -143,32 +143,32 @@ class Crew:
         assert self.launcher is not None
         self.said = None
         self._memory_kills = processes.memory_kills()
-        affairs = self.affairs
-        affairs.teller.worker_begins()
-        step = affairs.newest_step
+        context = self.context
+        context.teller.worker_begins()
+        step = context.newest_step
         self.entering()
-        self.worker = self.launcher.start(self.config(move), affairs.memory.arenas)
-        affairs.gathering.worker_begins(dict(affairs.plan.rungs[affairs.rung].env))
-        affairs.accounts.on_device(affairs.device, step)
+        self.worker = self.launcher.start(self.config(move), context.memory.arenas)
+        context.gathering.worker_begins(dict(context.plan.rungs[context.rung].env))
+        context.accounts.on_device(context.device, step)
         self.generation += 1
-        affairs.keeping.tell_board(self.worker.board)
-        affairs.keep_accounts(generations=self.generation)
+        context.keeping.tell_board(self.worker.board)
+        context.keep_accounts(generations=self.generation)
 
     def config(self, move: Move | None) -> WorkerConfig:
         """All that a process which runs the script is told."""
-        affairs, plan = self.affairs, self.affairs.plan
-        newest = affairs.memory.newest()
+        context, plan = self.context, self.context.plan
+        newest = context.memory.newest()
         return WorkerConfig(
             generation=self.generation,
-            name=affairs.run_folder.name,
-            folder=str(affairs.run_folder.path.resolve()),
-            scratch=str(affairs.scratch.path),
+            name=context.run_folder.name,
+            folder=str(context.run_folder.path.resolve()),
+            scratch=str(context.scratch.path),
             script=str(plan.script),
             argv=tuple(plan.argv),
             arguments=plan.arguments,
-            settings=affairs.settings.to_json(),
+            settings=context.settings.to_json(),
             rungs=tuple(plan.rungs),
-            rung=affairs.rung,
+            rung=context.rung,
             seed=plan.seed,
             threads=plan.threads,
             checkpoint=str(plan.resume.state) if plan.resume and newest is None else None,
@@ -183,16 +183,16 @@ class Crew:
     def _pids(self) -> dict[str, int | None]:
         """Who is who, for the chaos kit: it ends only processes of its own run."""
         nursery = self.launcher.pid if self.launcher else None
-        return {"supervisor": os.getpid(), "keeper": self.affairs.keeping.pid, "nursery": nursery}
+        return {"supervisor": os.getpid(), "keeper": self.context.keeping.pid, "nursery": nursery}
 
     def spawn_instead(self, why: CannotFork) -> None:
         """Forking is not safe here: a slower launcher, and the same worker from it."""
-        affairs = self.affairs
-        affairs.teller.emit("note", text=f"workers are spawned instead of forked: {why}")
+        context = self.context
+        context.teller.emit("note", text=f"workers are spawned instead of forked: {why}")
         if self.launcher is not None:
             self.launcher.close()
-        env = dict(affairs.plan.rungs[affairs.rung].env)
-        self.launcher = process_start.SpawnLauncher(env, affairs.run_folder.path / "slots")
+        env = dict(context.plan.rungs[context.rung].env)
+        self.launcher = process_start.SpawnLauncher(env, context.run_folder.path / "slots")
         self.drop()
         self.start(self._move)
 
@@ -244,7 +244,7 @@ class Crew:
 
     def end(self, worker: WorkerProcess, *, gently: bool) -> bool:
         """SIGTERM, SIGKILL to everything it started; False if it cannot be killed."""
-        watchdog, info = self.affairs.settings.watchdog, processes.inspect(worker.pid)
+        watchdog, info = self.context.settings.watchdog, processes.inspect(worker.pid)
         kill = watchdog.kill_grace + (info.rss_bytes / (4 << 30) if info else 0.0)
         sent: set[int] = set()
 
@@ -268,27 +268,27 @@ class Crew:
 
     def abandon(self, worker: WorkerProcess) -> None:
         """It cannot be killed and may still write: its slots stay with it, the newest snapshot is copied."""
-        affairs = self.affairs
-        device = None if affairs.plan.rungs[affairs.rung].on_cpu else affairs.device
+        context = self.context
+        device = None if context.plan.rungs[context.rung].on_cpu else context.device
         so = "the run continues without it"
         if device is not None:
             so += f" and without {device}, which it holds until the machine is restarted"
-        affairs.tell_abandoned(worker.pid, so, device=device)
-        affairs.memory.abandon()
-        affairs.keeping.tell_arenas()
+        context.tell_abandoned(worker.pid, so, device=device)
+        context.memory.abandon()
+        context.keeping.tell_arenas()
 
     def account_for(self, worker: WorkerProcess) -> None:
         """Its attempts count; then nothing of it is needed any more."""
-        self.affairs.accounts.attempts += worker.board.read().attempts
-        self.affairs.keep_accounts()
+        self.context.accounts.attempts += worker.board.read().attempts
+        self.context.keep_accounts()
         self.drop()
 
     def drop(self) -> None:
         worker, self.worker = self.worker, None
         if worker is not None:
-            self.affairs.teller.pump_output()
+            self.context.teller.pump_output()
             worker.close()
-            self.affairs.scratch.sweep()
+            self.context.scratch.sweep()
 
     def close(self) -> None:
         if self.worker is not None:

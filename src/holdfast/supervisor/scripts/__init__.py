@@ -25,6 +25,6 @@
 worker is anything that can be started. What knows nothing of workers is shared with `supervisor`: the loop and the end
 of a run (run_loop.py), what is done about a fault (fault_response.py), the faults so far and the question to the ladder
 (fault_history.py), a silence and its fault (worker_watch.py), the process (supervised_process.py), signals
-(signal_queue.py), the answers to a process (run_state.py), saves, keeper and trust.
+(signal_queue.py), the answers to a process (run_context.py), saves, keeper and trust.
 No torch here, except in what a script imports itself.
 """

@@ -1,6 +1,6 @@
 """The other end of `holdfast.attach`: a script that hands its state out, into slots this process owns.
 
-    attached = Attached(affairs, port)          # attach_port.py: where we listen, and the word of the script
+    attached = Attached(context, port)          # attach_port.py: where we listen, and the word of the script
     attached.hear(supervisor)                   # a script attaches, asks for slots, logs, ends an epoch
     attached.exact                              # the state is outside the process: a restart repeats a step at most
 
@@ -30,7 +30,7 @@ from holdfast.run.messages import (
     SlotsWanted,
     received,
 )
-from holdfast.supervisor.run_state import Affairs
+from holdfast.supervisor.run_context import RunContext
 from holdfast.supervisor.saves import Saving
 from holdfast.supervisor.scripts.attach_port import AttachPort
 
@@ -44,8 +44,8 @@ STOP_PATIENCE = 30.0
 class Attached:
     """What is known of a script that attached itself, if one did."""
 
-    def __init__(self, affairs: Affairs, port: AttachPort) -> None:
-        self.affairs = affairs
+    def __init__(self, context: RunContext, port: AttachPort) -> None:
+        self.context = context
         self._port = port
         self.exact = False
         """A process of this run has attached itself: what it committed is in our slots."""
@@ -58,8 +58,8 @@ class Attached:
         self._stop_at: float | None = None
         self._rows: dict[type[Message], Callable[[Any, ScriptRun], None]] = {
             Attach: self._attach,
-            SlotsWanted: lambda said, _: affairs.give_slots(said.capacity, self._send, by_path=True),
-            Log: lambda said, _: affairs.teller.log(said.step, said.epoch, said.values),
+            SlotsWanted: lambda said, _: context.give_slots(said.capacity, self._send, by_path=True),
+            Log: lambda said, _: context.teller.log(said.step, said.epoch, said.values),
             ScriptEpoch: self._epoch,
             EpochEnded: self._epoch,  # an older holdfast in the script says this
             Loggers: self._told,
@@ -69,7 +69,7 @@ class Attached:
 
     @property
     def sources(self) -> list[Any]:
-        keeper = self.affairs.keeping.channel
+        keeper = self.context.keeping.channel
         return [each for each in (self._port.server, self._channel, keeper) if each is not None]
 
     def process_begins(self, generation: int, board: Board) -> None:
@@ -79,8 +79,8 @@ class Attached:
         self._stop_at = None
         self._generation, self._board = generation, board
         if self._saving is not None:
-            self.affairs.memory.release_leases(keep=self.affairs.keeping.awaited)
-            self.affairs.keeping.tell_board(board)
+            self.context.memory.release_leases(keep=self.context.keeping.awaited)
+            self.context.keeping.tell_board(board)
 
     def read_board(self) -> Beat | None:
         return None if self._board is None or self._board.closed else self._board.read()
@@ -97,7 +97,7 @@ class Attached:
                 try:
                     self._heed(received(data), supervisor)
                 except (OSError, ValueError, KeyError, TypeError) as error:  # it is no reason to stop hearing the rest
-                    self.affairs.teller.failed_over(kind, error)
+                    self.context.teller.failed_over(kind, error)
             if closed:
                 self._drop_channel()
         if self._saving is not None:
@@ -113,7 +113,7 @@ class Attached:
             row(message, supervisor)
 
     def _told(self, said: Message, supervisor: ScriptRun) -> None:
-        self.affairs.teller.emit(said.kind, **said.told)
+        self.context.teller.emit(said.kind, **said.told)
 
     def _epoch(self, said: ScriptEpoch | EpochEnded, supervisor: ScriptRun) -> None:
         if self._saving is not None:
@@ -127,17 +127,17 @@ class Attached:
     def _attach(self, said: Attach, supervisor: ScriptRun) -> None:
         """It hands its state out from here on: a keeper is needed, and it is told what there is already."""
         if self._saving is None:
-            self.affairs.keeping.start()
-            self._saving = Saving(self.affairs, self.read_board)
+            self.context.keeping.start()
+            self._saving = Saving(self.context, self.read_board)
             if self._board is not None:
-                self.affairs.keeping.tell_board(self._board)
+                self.context.keeping.tell_board(self._board)
         self.exact = self.alive = True
-        newest, resume = self.affairs.memory.newest(), self.affairs.plan.resume
+        newest, resume = self.context.memory.newest(), self.context.plan.resume
         answer = AttachAnswer(
             self._generation,
-            self.affairs.run_folder.name,
-            self.affairs.settings.to_json(),
-            tuple(arena.at(by_path=True) for arena in self.affairs.memory.arenas),
+            self.context.run_folder.name,
+            self.context.settings.to_json(),
+            tuple(arena.at(by_path=True) for arena in self.context.memory.arenas),
             str(resume.state) if resume is not None and newest is None else None,
             supervisor.exact.told(),
         )
@@ -150,10 +150,10 @@ class Attached:
 
     def _count(self, supervisor: ScriptRun) -> None:
         """Commits are what counts here, not what the optimizer did."""
-        accounts, newest = self.affairs.accounts, self.affairs.newest_commit()
+        accounts, newest = self.context.accounts, self.context.newest_commit()
         if newest is not None and newest.step > accounts.steps:
             supervisor.answering.progressed(newest.step)
-            self.affairs.teller.rate.note(newest.step)
+            self.context.teller.rate.note(newest.step)
             accounts.steps = newest.step
 
     # -- saving and ending ---------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class Attached:
         self.exact = self.alive = False
         if self._saving is not None:
             self._saving = None
-            self.affairs.keeping.close(save=False)
+            self.context.keeping.close(save=False)
 
     def save_last(self, weights: list[str] | None = None) -> None:
         """What was committed last, on disk and verified."""
@@ -190,4 +190,4 @@ class Attached:
     def close(self, *, save: bool) -> None:
         self._drop_channel()
         if self._saving is not None:
-            self.affairs.keeping.close(save=save)
+            self.context.keeping.close(save=save)

@@ -50,7 +50,7 @@ class Answering(FaultResponse):
     """What is done about the faults of a script, and about its end."""
 
     def __init__(self, supervisor: ScriptRun) -> None:
-        super().__init__(supervisor.affairs, Trusting(supervisor.affairs, self._board, compares=False))
+        super().__init__(supervisor.context, Trusting(supervisor.context, self._board, compares=False))
         self.supervisor = supervisor
         self._ending = Ending(supervisor)
         self.going_on = GoingOn(supervisor)
@@ -81,15 +81,15 @@ class Answering(FaultResponse):
         self.trusting.blind = True
         order = self.supervisor.order
         for text in order.notes:
-            self.affairs.teller.emit("note", text=text)
+            self.context.teller.emit("note", text=text)
         if first is not None:
             self._enter()
             self.supervisor.take(first, step=0)
             return
-        start = Start(list(order.command), {}, self.affairs.newest_step, "")
+        start = Start(list(order.command), {}, self.context.newest_step, "")
         if order.going_on and order.resume is None:
             start = self.going_on.where([])
-            self.affairs.teller.emit("note", text=start.text)
+            self.context.teller.emit("note", text=start.text)
         self._go(start)
 
     def _go(self, start: Start) -> None:
@@ -112,7 +112,7 @@ class Answering(FaultResponse):
             self.ending.stopped(supervisor.stopping or -code, code)
             return
         if supervisor.exact.not_led(code):
-            self._restart(Move(Action.REPLACE, self.affairs.rung, reason="not exact", new_worker=True))
+            self._restart(Move(Action.REPLACE, self.context.rung, reason="not exact", new_worker=True))
             return
         returning = self.trusting.returned()
         if returning is not None and code != 0:
@@ -138,7 +138,7 @@ class Answering(FaultResponse):
         said = hook_notes.device_words(self.supervisor.notes, words) if code > 0 else None
         if said is not None:
             text = f'its last message is a device error, "{said}", while it computed on {self.supervisor.device}'
-            self.affairs.teller.emit(
+            self.context.teller.emit(
                 "note", text=f"{text}: holdfast takes this as the script's own error and does not retry"
             )
 
@@ -157,12 +157,12 @@ class Answering(FaultResponse):
         assert self.supervisor.notes is not None
         own = hook_notes.own_error(self.supervisor.notes)
         text = f"{short(self.going_on.failed())} is skipped: the script cannot resume from it"
-        self.affairs.teller.emit("note", text=f"{text} ({own[0]})" if own else text)
-        self._restart(Move(Action.REPLACE, self.affairs.rung, reason="from another checkpoint", new_worker=True))
+        self.context.teller.emit("note", text=f"{text} ({own[0]})" if own else text)
+        self._restart(Move(Action.REPLACE, self.context.rung, reason="from another checkpoint", new_worker=True))
 
     def _passed_on(self, code: int) -> None:
         """The script itself decided to end."""
-        supervisor, affairs = self.supervisor, self.affairs
+        supervisor, context = self.supervisor, self.context
         assert supervisor.notes is not None
         self._recovered()
         if code == 0:
@@ -170,7 +170,7 @@ class Answering(FaultResponse):
             self.ending.end(RunState.FINISHED, 0, None)
             return
         supervisor.attached.save_last()
-        affairs.accounts.fault(Kind.USER_ERROR.value)
+        context.accounts.fault(Kind.USER_ERROR.value)
         own = hook_notes.own_error(supervisor.notes)
         name = Path(supervisor.order.command[0]).name
         sentence = f"the script raised {own[0]}" if own else f"{name} ended with exit status {code}"
@@ -179,7 +179,7 @@ class Answering(FaultResponse):
 
     def _account(self) -> None:
         """The steps of the process that is gone."""
-        supervisor, accounts = self.supervisor, self.affairs.accounts
+        supervisor, accounts = self.supervisor, self.context.accounts
         assert supervisor.notes is not None
         beat = supervisor.notes.board.read()
         supervisor.silence.watch.learn(beat)
@@ -187,8 +187,8 @@ class Answering(FaultResponse):
         supervisor.steps.process_ended(supervisor.notes)
         accounts.attempts += beat.attempts
         if supervisor.attached.exact:
-            accounts.steps = self.affairs.newest_step
-        self.affairs.keep_accounts()
+            accounts.steps = self.context.newest_step
+        self.context.keep_accounts()
 
     # -- a fault -------------------------------------------------------------------------------------------
 
@@ -222,19 +222,19 @@ class Answering(FaultResponse):
             )
             if move.action is not Action.CPU_BATCH:
                 break
-            done.append(Past(fault, move, self.affairs.rung))
+            done.append(Past(fault, move, self.context.rung))
         if ends_by_itself(fault, self.history.past) >= BY_ITSELF and move.action is not Action.FAIL:
             status = fault.evidence.get("exitcode")
-            return Move(Action.GIVE_UP, self.affairs.rung, reason=f"it ended with code {status}, {BY_ITSELF} times")
+            return Move(Action.GIVE_UP, self.context.rung, reason=f"it ended with code {status}, {BY_ITSELF} times")
         starts = (Action.RETRY, Action.SPLIT, Action.REPLACE, Action.NEXT_RUNG)
         if not supervisor.settings.external.restart and move.action in starts:
-            return Move(Action.GIVE_UP, self.affairs.rung, reason="external.restart is off")
+            return Move(Action.GIVE_UP, self.context.rung, reason="external.restart is off")
         return move
 
     def _usable_rungs(self) -> Sequence[Rung]:
         """Other devices are of no use to a program that never touched torch."""
         notes_, every = self.supervisor.notes, self.supervisor.order.rungs
-        if notes_ is not None and not notes_.torch_seen and self.affairs.rung == 0:
+        if notes_ is not None and not notes_.torch_seen and self.context.rung == 0:
             return every[:1]
         return every
 
@@ -250,15 +250,15 @@ class Answering(FaultResponse):
         self._restart(move)
 
     def _restart(self, move: Move) -> None:
-        affairs = self.affairs
-        affairs.set_state(RunState.RECOVERING)
+        context = self.context
+        context.set_state(RunState.RECOVERING)
         if move.action is Action.SPLIT:
             self.going_on.pieces = move.pieces
-        if move.rung != affairs.rung:
-            affairs.change_rung(move.rung, affairs.accounts.steps)
+        if move.rung != context.rung:
+            context.change_rung(move.rung, context.accounts.steps)
         start = self.going_on.where(self.history.past)
         self._restarts += move.reason != "rehearsal"
-        affairs.teller.emit("restart", step=start.step, text=start.text, reason=move.reason, tries=self._restarts)
+        context.teller.emit("restart", step=start.step, text=start.text, reason=move.reason, tries=self._restarts)
         self._go(start)
 
     # -- progress ------------------------------------------------------------------------------------------
@@ -276,12 +276,12 @@ class Answering(FaultResponse):
     def _begin_crisis(self, silence: float) -> None:
         """It is over when the step that was under way is done."""
         if self.crisis is None:
-            steps = self.affairs.accounts.steps
+            steps = self.context.accounts.steps
             self.crisis = Crisis(time.monotonic() - (silence if steps else 0.0), max(0, steps - 1))
 
     def _recovered(self) -> None:
         """It is again where it was, or it is over: that was the time it cost."""
-        self.end_crisis(self.affairs.accounts.steps)
+        self.end_crisis(self.context.accounts.steps)
 
     def tick(self) -> None:
         if self._disk.waiting:
@@ -294,7 +294,7 @@ class Answering(FaultResponse):
     def _note_life(self) -> None:
         """A program that makes no steps is back when it has lived and said something."""
         script, crisis = self.supervisor.script, self.crisis
-        if crisis is None or script is None or self._trains or self.affairs.accounts.steps or crisis.reached:
+        if crisis is None or script is None or self._trains or self.context.accounts.steps or crisis.reached:
             return
         streams, lived = self.supervisor.streams, time.monotonic() - script.started
         if lived > LIVES or (streams is not None and streams.last_output > script.started + 0.2):
@@ -305,7 +305,7 @@ class Answering(FaultResponse):
             self._disk.forget()
             self.ending.stopped(self.supervisor.stopping)
             return
-        move = self._disk.look(lambda text: self.affairs.teller.emit("note", text=text))
+        move = self._disk.look(lambda text: self.context.teller.emit("note", text=text))
         if move is not None:
             self._restart(move)
         elif self._disk.over:

@@ -14,7 +14,7 @@ from holdfast.faults.ladder import Move, Rung
 from holdfast.run.folder import RunFolder
 from holdfast.run.messages import OfExact
 from holdfast.run.settings import Settings
-from holdfast.supervisor.run_state import Affairs
+from holdfast.supervisor.run_context import RunContext
 from holdfast.supervisor.scripts.hook_notes import Notes
 from holdfast.supervisor.scripts.script_order import Order
 from holdfast.supervisor.scripts.script_processes import ScriptProcesses
@@ -29,7 +29,7 @@ from holdfast.supervisor.worker_watch import Watch
 class ScriptRun(Protocol):
     """One run of a script, as its parts see it."""
 
-    affairs: Affairs
+    context: RunContext
     order: Order
     settings: Settings
     run_folder: RunFolder

@@ -24,8 +24,8 @@ from holdfast.record.reporter import Face
 from holdfast.run.folder import RunFolder
 from holdfast.run.settings import Settings
 from holdfast.run.states import RunState
+from holdfast.supervisor.run_context import Outcome, Plan, RunContext
 from holdfast.supervisor.run_loop import RunLoop
-from holdfast.supervisor.run_state import Affairs, Outcome, Plan
 from holdfast.supervisor.scripts.attached import Attached
 from holdfast.supervisor.scripts.continuation import Life
 from holdfast.supervisor.scripts.exact import Exact
@@ -61,7 +61,7 @@ class ScriptSupervisor(RunLoop):
             rung=order.rung,
             resume=order.resume,
         )
-        self.affairs = Affairs.open(run, plan, settings, face or Face())
+        self.context = RunContext.open(run, plan, settings, face or Face())
         self.order = order
         self.settings = settings
         self.run_folder = run
@@ -79,7 +79,7 @@ class ScriptSupervisor(RunLoop):
         self.script_processes.ours = self._ours
         self.silence = Silence(self)
         self.exact = Exact(self, wanted=order.exact, rehearse=order.rehearse and not order.going_on)
-        self.attached = Attached(self.affairs, setup.port)
+        self.attached = Attached(self.context, setup.port)
         self.answering = Answering(self)
         self._last_loss = 0.0
         self._first: Process | None = None
@@ -89,8 +89,8 @@ class ScriptSupervisor(RunLoop):
 
     def _ours(self) -> set[int]:
         """Processes in our family that are no part of the script."""
-        keeper = {self.affairs.keeping.pid} if self.affairs.keeping.pid is not None else set()
-        return {*self.affairs.gathering.pids, *self.silence.activity.pids(), *self.answering.pids(), *keeper}
+        keeper = {self.context.keeping.pid} if self.context.keeping.pid is not None else set()
+        return {*self.context.gathering.pids, *self.silence.activity.pids(), *self.answering.pids(), *keeper}
 
     # -- the loop ------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class ScriptSupervisor(RunLoop):
 
     @property
     def rung(self) -> Rung:
-        return self.order.rungs[self.affairs.rung]
+        return self.order.rungs[self.context.rung]
 
     @property
     def device(self) -> str:
@@ -141,18 +141,18 @@ class ScriptSupervisor(RunLoop):
 
     def take(self, started: Process, *, step: int) -> None:
         """Watch over this process from here on."""
-        affairs = self.affairs
+        context = self.context
         self.script, self.notes, self.streams = started.script, started.notes, started.streams
         self._kills, self._name = started.kills, started.name
-        affairs.gathering.worker_begins(dict(self.rung.env))
+        context.gathering.worker_begins(dict(self.rung.env))
         self.attached.process_begins(self.generation, self.notes.board)
-        affairs.accounts.on_device(affairs.device, step)
-        affairs.accounts.steps = step
+        context.accounts.on_device(context.device, step)
+        context.accounts.steps = step
         self.generation += 1
-        affairs.keep_accounts(generations=self.generation)
+        context.keep_accounts(generations=self.generation)
         state = RunState.RECOVERING if self.answering.crisis is not None else RunState.RUNNING
-        affairs.set_state(state, script_pid=self.script.pid)
-        affairs.teller.emit("worker", generation=self.script.generation, pid=self.script.pid, device=affairs.device)
+        context.set_state(state, script_pid=self.script.pid)
+        context.teller.emit("worker", generation=self.script.generation, pid=self.script.pid, device=context.device)
         self.silence.begins()
 
     def _wait(self) -> None:
@@ -194,11 +194,11 @@ class ScriptSupervisor(RunLoop):
             return
         value = printed_loss(self.record.tail())
         self._last_loss = time.monotonic()
-        step = self.affairs.accounts.steps
+        step = self.context.accounts.steps
         if value is not None and (step, value) != self._loss:
             self._loss = (step, value)
             self.notes.board.loss(value)
-            self.affairs.teller.log(step, 0, {"loss": value})
+            self.context.teller.log(step, 0, {"loss": value})
 
     def close_processes(self) -> None:
         """Leave nothing of the script behind, and the terminal as it was."""
@@ -217,7 +217,7 @@ class ScriptSupervisor(RunLoop):
             self.notes.close()
 
     def gathering_patience(self) -> float:
-        return 1.0 if self.affairs.accounts.faults else 0.0
+        return 1.0 if self.context.accounts.faults else 0.0
 
     # -- signals -------------------------------------------------------------------------------------------
 
@@ -274,13 +274,13 @@ class ScriptSupervisor(RunLoop):
         self.silence.listen(script, notes, streams)
 
     def _count(self, beat: Beat) -> None:
-        accounts = self.affairs.accounts
+        accounts = self.context.accounts
         if self.attached.exact:
             return
         if beat.step != accounts.steps:
             self.answering.progressed(beat.step)
             accounts.steps = beat.step
-            self.affairs.teller.rate.note(beat.step)
+            self.context.teller.rate.note(beat.step)
         if self.notes is not None:
             self.steps.look(self.notes, beat)
 
@@ -304,7 +304,7 @@ class ScriptSupervisor(RunLoop):
             if daemon is not None:
                 script.followed = daemon
                 text = f"the script went into the background as process {daemon}; holdfast still watches it"
-                self.affairs.teller.emit("note", text=text)
+                self.context.teller.emit("note", text=text)
                 return False
         self._over(script, code)
         return True
@@ -336,9 +336,9 @@ class ScriptSupervisor(RunLoop):
         if ended:
             text = f"ended processes that the script left behind: {', '.join(ended[:5])}"
             more = len(ended) - 5
-            self.affairs.teller.emit("note", text=f"{text} and {more} more" if more > 0 else text)
+            self.context.teller.emit("note", text=f"{text} and {more} more" if more > 0 else text)
         for pid in stuck:
-            self.affairs.tell_abandoned(pid, "it is left behind")
+            self.context.tell_abandoned(pid, "it is left behind")
 
     def end_process(self, *, term: float | None = None) -> list[int]:
         """End it with all that it started; returns who cannot be killed. `term`: seconds to end by itself."""

@@ -49,7 +49,7 @@ class Silence:
         self.supervisor = supervisor
         self.settings = supervisor.settings
         self.activity = Activity(supervisor.script_processes)
-        self.watch = Watch(supervisor.settings.watchdog, supervisor.affairs.teller.emit)
+        self.watch = Watch(supervisor.settings.watchdog, supervisor.context.teller.emit)
         self._waits = Waits()
         self._findings: deque[tuple[float, Finding]] = deque(maxlen=64)
         self._by_stack: Finding | None = None
@@ -147,7 +147,7 @@ class Silence:
         finding = self._findings[-1][1] if self._findings else UNSEEN
         stacks = ask_for_stacks(pid, notes.stacks_path(pid)) if self.settings.run.stacks else {}
         if notes.board.read().beats != beat.beats or script.poll() is not None:
-            self.supervisor.affairs.teller.emit(
+            self.supervisor.context.teller.emit(
                 "note", text=f"process {pid} was silent for {silence:.0f} s and continues without help"
             )
             return  # asking where it was has woken it, or it was only slow
@@ -167,7 +167,7 @@ class Silence:
         if stuck:
             fault = fault.at(abandoned=stuck[0])
         for left in stuck:
-            supervisor.affairs.tell_abandoned(left)
+            supervisor.context.tell_abandoned(left)
         supervisor.attached.hear(supervisor)
         words = supervisor.record.last_words()
         supervisor.drop()

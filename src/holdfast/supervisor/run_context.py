@@ -1,9 +1,9 @@
-"""The affairs of one run: what every part of the supervisor works on. No torch here.
+"""The context of one run: what every part of the supervisor works on. No torch here.
 
-    affairs = Affairs.open(run_folder, plan, settings, face)
-    affairs.device                                        # of the rung the run is on now
-    affairs.set_state(RunState.RUNNING)                   # run.json, for whoever looks
-    folder = affairs.tell_fault(fault, move, beat)        # its evidence kept, its event told
+    context = RunContext.open(run_folder, plan, settings, face)
+    context.device                                        # of the rung the run is on now
+    context.set_state(RunState.RUNNING)                   # run.json, for whoever looks
+    folder = context.tell_fault(fault, move, beat)        # its evidence kept, its event told
 
 Folder, plan, settings, memory, keeper, accounts and teller each know nothing of a supervisor. What follows from
 them is decided elsewhere: workers.py starts and ends workers, recovery.py answers a death, run_end.py ends the run.
@@ -64,7 +64,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Affairs:
+class RunContext:
     """Everything about the run that outlives its workers."""
 
     run_folder: RunFolder
@@ -81,7 +81,7 @@ class Affairs:
     """Where the run is now, of the plan's rungs."""
 
     @classmethod
-    def open(cls, run: RunFolder, plan: Plan, settings: Settings, face: Face) -> Affairs:
+    def open(cls, run: RunFolder, plan: Plan, settings: Settings, face: Face) -> RunContext:
         portable = processes.cannot_fork() or settings.run.portable
         teller = Teller(run, face, settings.checkpoint.best)
         teller.scalars.resume(plan.resume.step if plan.resume else 0)
