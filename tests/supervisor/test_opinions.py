@@ -13,6 +13,7 @@ from holdfast.faults.classification import Fault, Kind
 from holdfast.run.events import utc_now
 from holdfast.run.folder import RunFolder
 from holdfast.run.settings import Settings
+from holdfast.run.worker_config import WorkerConfig
 from holdfast.state.slot_memory import Memory
 from holdfast.supervisor.opinions import Opinion
 from holdfast.supervisor.process_start import NurseryDied, SpawnLauncher
@@ -21,6 +22,23 @@ from holdfast.supervisor.process_start import NurseryDied, SpawnLauncher
 class DeadNursery:
     def start(self, config: dict[str, Any], arenas: list[Any]) -> None:
         raise NurseryDied
+
+
+CONFIG = WorkerConfig(
+    generation=0,
+    name="test",
+    folder="",
+    scratch="",
+    script="",
+    argv=(),
+    arguments={},
+    settings={},
+    rungs=(),
+    rung=0,
+    seed=0,
+    threads=None,
+    checkpoint=None,
+)
 
 
 @pytest.fixture
@@ -38,7 +56,7 @@ def memory(tmp_path: Path) -> Iterator[Memory]:
 
 def workers(memory: Memory, launcher: Any) -> Any:
     context = SimpleNamespace(memory=memory, portable=False)
-    return SimpleNamespace(context=context, launcher=launcher, config=lambda move: {})
+    return SimpleNamespace(context=context, launcher=launcher, config=lambda move: CONFIG)
 
 
 @pytest.mark.parametrize("nursery", ["died", "spawned instead"])

@@ -59,7 +59,7 @@ class ProbeNursery(Nursery):
     first = (
         *(["numpy"] if importlib.util.find_spec("numpy") else []),
         "torch",
-        *(f"{_HERE}.{name}" for name in ("compare", "memory", "conduct")),
+        *(f"{_HERE}.{name}" for name in ("compare", "memory", "behaviour")),
         "holdfast.probes.wrong_kernels",
     )
     _complete = False
@@ -146,7 +146,7 @@ class Speaker:
         return 0
 
     def _run(self) -> None:
-        from holdfast.probes import conduct, wrong_kernels
+        from holdfast.probes import behaviour, wrong_kernels
 
         self._prepare()
         if not self.config.get("occupy"):
@@ -156,7 +156,7 @@ class Speaker:
         if self.config.get("occupy"):
             device.wait()
             self._say(check="occupying")
-            conduct.occupy(device, float(self.config["occupy"]))
+            behaviour.occupy(device, float(self.config["occupy"]))
             return
         for outcome in self._function()(device, self.spec):
             self._done(outcome)

@@ -32,7 +32,7 @@ from holdfast.run.messages import Suspicion
 from holdfast.supervisor.run_context import RunContext
 
 if TYPE_CHECKING:
-    from holdfast.devices.probe_process import Probe
+    from holdfast.devices.probe_process import ProbeProcess
 
 _OF_THE_DEVICE = frozenset(
     {
@@ -74,7 +74,7 @@ class Trusting:
         """By device, why it is not tried again after a hang; asked at the start, while the device still answers."""
         self._opened: Opened | None = None
         self._since = (0.0, 0)
-        self._probe: tuple[str, Probe] | None = None
+        self._probe: tuple[str, ProbeProcess] | None = None
 
     # -- the start of a run --------------------------------------------------------------------------------
 
@@ -232,13 +232,13 @@ class Trusting:
         for device, trust in self._trust.items():
             better = self._home[device] < self.context.rung
             if better and rules.due(trust, now):
-                from holdfast.devices.probe_process import Probe
+                from holdfast.devices.probe_process import ProbeProcess
 
                 self._set(device, rules.begin_probe(trust))
                 env = dict(self.context.plan.rungs[self._home[device]].env)
                 env = {name: value for name, value in env.items() if not name.endswith("VISIBLE_DEVICES")}
                 try:
-                    self._probe = (device, Probe.start(device, deadline_s=self._rules.probe, env=env))
+                    self._probe = (device, ProbeProcess.start(device, deadline_s=self._rules.probe, env=env))
                 except OSError as error:
                     self._set(device, rules.after_probe(self._trust[device], False, now, str(error)))
                 return
