@@ -184,6 +184,11 @@ def device_for(asked: str, place: Place) -> str:
     return asked
 
 
+def share_one_card(asked: str, place: Place) -> bool:
+    """`--device cuda:0` names one card, for all ranks of a machine."""
+    return asked.startswith("cuda:") and place.local_ranks > 1
+
+
 # Training ---------------------------------------------------------------------------------------------------
 
 
@@ -260,7 +265,15 @@ class _Life:
             self.groups += 1
             worker.seed_everything(seed)
             patience = self.settings.watchdog.setup
-            group = Group.join(self.place, self.board, self.job, device=self.device, seed=seed, patience=patience)
+            group = Group.join(
+                self.place,
+                self.board,
+                self.job,
+                device=self.device,
+                seed=seed,
+                patience=patience,
+                one_card=share_one_card(self.settings.run.device, self.place),
+            )
             group.begin()
             self._go_on(group)
             return True
@@ -384,6 +397,7 @@ def _save_what_failed(link: Any, job: Job) -> None:
 
 def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any, device: Any) -> None:
     from holdfast.data import sample_marks
+    from holdfast.distributed.group import PIECES, PeerLost
     from holdfast.distributed.script_calls import group_is_here
     from holdfast.faults.ladder import Rung
     from holdfast.worker import worker
@@ -394,6 +408,9 @@ def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any
     session = Session(
         link, run=described, rungs=[Rung(str(device))], rung=0, settings=settings, device=device, peers=group
     )
+    pieces = int(link.job.noted(PIECES).get("pieces", 1))
+    if pieces > 1:
+        session.begin_with(pieces=pieces, cpu_batch=False, sentinel=False)
     sample_marks.begin(folder, policy=sample_marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
     try:
         train = worker.load_train(order.facts.path, order.argv)
@@ -404,6 +421,8 @@ def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any
     except HoldfastError:
         raise
     except Exception as error:  # the script's own, or an error of the device that came out where nobody tries again
+        if group.lost_a_rank():
+            raise PeerLost(str(error).partition("\n")[0]) from error
         fault = classify_exception(error, device=str(device)) if str(device) != "cpu" else None
         if fault is not None:
             raise _StartAgain("lost", fault=fault.to_json()) from error
