@@ -1,4 +1,4 @@
-"""Throttle a run back: what the sensors say, held against the limits, becomes rest for the worker. No torch here.
+"""Holds a run back: what the sensors say, held against the limits, becomes rest for the worker. No torch here.
 
     throttle = Throttle(context, workers)
     throttle.tick()          # now and then: a reading for the beat, events when a limit is passed, a word on the board
