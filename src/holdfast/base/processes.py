@@ -102,6 +102,19 @@ class ProcessInfo:
     rss_bytes: int
 
 
+def wait_for_end(pid: int, seconds: float) -> bool:
+    """Whether a process, of whoever's, has ended after so many seconds at the most; a zombie has."""
+    deadline = time.monotonic() + seconds
+    while exists(pid):
+        info = inspect(pid)
+        if info is not None and info.state == "Z":
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
 def inspect(pid: int) -> ProcessInfo | None:
     """What the kernel says about `pid`, or None where it says nothing."""
     try:

@@ -265,6 +265,8 @@ class Group:
         self._board.enter(before)
 
     def _gather(self, mine: Tensor) -> list[Tensor]:
+        if self.ranks == 1:
+            return [mine]
         rows = [torch.empty_like(mine) for _ in range(self.ranks)]
         with self._talking():
             dist.all_gather(rows, mine)
@@ -301,8 +303,8 @@ class Group:
 
     def _hand_in(self, loss: Tensor) -> None:
         """Before the backward that exchanges gradients. A rank that has come through it finds these numbers of all."""
-        if self._shared is not None and loss.device.type == "cpu":
-            self._shared.hand_in(*self._numbers(loss))
+        if self._shared is not None:  # a loss on a device is not read: that would wait for the device
+            self._shared.hand_in(*self._numbers(loss if loss.device.type == "cpu" else None))
 
     def _numbers(self, loss: Tensor | None) -> tuple[float, float, float]:
         """What a rank says of a step: its part of the loss, whether it wants to stop, whether it wants a commit."""
@@ -351,6 +353,11 @@ class Group:
                 shared = self._shared.read(self._check_connections)
             self._end_brief(shared)
             return loss.new_tensor(sum(row[0] for row in shared))
+        if self.wrapped and self._brief and self._shared is not None and not self._own_part(optimizers):
+            self._exchanging = False
+            with self._talking():
+                self._end_brief(self._shared.read(self._check_connections))
+            return self._of_all(loss)
         rows = self._vote(_GRADIENTS, *self._numbers(loss if on_cpu else None))
         self._exchanging = False
         if self._brief:
@@ -358,9 +365,14 @@ class Group:
         self._reduce(self._own_part(optimizers))
         if on_cpu:
             return loss.new_tensor(sum(row[0] for row in rows))
+        return self._of_all(loss)
+
+    def _of_all(self, loss: Tensor) -> Tensor:
+        """The loss of the whole batch, added up on the device without waiting for it."""
         total = loss.detach() * self._share
-        with self._talking():
-            dist.all_reduce(total)
+        if self.ranks > 1:
+            with self._talking():
+                dist.all_reduce(total)
         return total
 
     def _end_brief(self, rows: Iterable[Sequence[float]]) -> None:
@@ -397,8 +409,9 @@ class Group:
             has[index] = 1.0
             if self._share:
                 part.view_as(gradient).copy_(gradient).mul_(self._share)
-        with self._talking():
-            dist.all_reduce(flat)
+        if self.ranks > 1:
+            with self._talking():
+                dist.all_reduce(flat)
         for part, parameter, somebody in zip(parts, parameters, has.tolist(), strict=True):
             if not somebody:
                 parameter.grad = None
