@@ -12,9 +12,10 @@ from collections.abc import Iterator
 
 from pages import keep, said
 
-from holdfast.faults.classification import CODES, Explanation, Health, Signature, explanations, signatures
+from holdfast.faults.classification import CODES, Explanation, Signature, explanations, signatures
 from holdfast.faults.kernel_messages import messages, seen_with
-from holdfast.faults.ladder import Action, Entry, Limits, table
+from holdfast.faults.ladder import Entry, Limits, table
+from holdfast.faults.terms import Action, Health
 
 _HEALTH = {
     Health.ALIVE: "usable",

@@ -34,7 +34,7 @@ SUPERVISOR_SIDE = [
     "holdfast.monitor.report",
     "holdfast.run.folder",
     "holdfast.record.receipt",
-    "holdfast.supervisor.run_state",
+    "holdfast.supervisor.run_context",
     "holdfast.base.board",
     "holdfast.base.channel",
     "holdfast.state.checkpoint",

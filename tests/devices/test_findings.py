@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.devices.findings import LEVELS, Cure, Explanation, Finding, explained, explanations, finding, worst
+from holdfast.devices.findings import Cure, Explanation, Finding, explained, explanations, finding, worst
+from holdfast.faults.terms import Level
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -100,7 +101,7 @@ def test_codes_are_public_and_do_not_move() -> None:
 
 @pytest.mark.parametrize("row", explanations(), ids=lambda row: row.code)
 def test_every_finding_is_explained(row: Explanation) -> None:
-    assert row.level in LEVELS
+    assert row.level in tuple(Level)
     assert row.title[0].isupper() or row.title.startswith(("torch", "fp32"))
     assert not row.title.endswith(".")
     assert not row.line.endswith(".")

@@ -347,12 +347,7 @@ def test_a_masquerade(arch: str, claimed: str, means: str | None) -> None:
 def test_a_version_and_its_name_are_one(card: facts.Card) -> None:
     version = knowledge.version_of(card.arch)
     assert version is not None
-    assert knowledge.arch_of(".".join(str(part) for part in version)) == card.arch
-
-
-@pytest.mark.parametrize("text", ["", "10.3", "ten", "10.3.0.1", "gfx1030"])
-def test_a_version_that_is_none(text: str) -> None:
-    assert knowledge.arch_of(text) is None
+    assert "gfx{}{:x}{:x}".format(*version) == card.arch
 
 
 # --- bugs -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.devices.ledger import condensed
-from holdfast.devices.ledger_summary import FORGIVEN_AFTER, KINDS, STATES, Line, Trust, fold, history_of, trust_of
+from holdfast.devices.ledger_summary import FORGIVEN_AFTER, KINDS, LedgerState, Line, Trust, fold, history_of, trust_of
 
 HERE, CARD = "machine-1", "pci 0000:03:00.0 1002:744c"
 SOFTWARE = {"driver": "amdgpu", "torch": "2.8.0", "kernel": "6.8.0"}
@@ -184,7 +184,7 @@ JSON = st.sampled_from([None, True, 0, -1, 7, 2**70, 1.5, float("inf"), "", "x",
 FACTS = st.fixed_dictionaries(
     {},
     optional={
-        "state": st.sampled_from([*STATES, "x"]) | JSON,
+        "state": st.sampled_from([*LedgerState, "x"]) | JSON,
         "ok": st.booleans() | JSON,
         "verdict": st.sampled_from(["data", "device", "code"]) | JSON,
         "blame": st.sampled_from(["data", "device"]) | JSON,
@@ -227,7 +227,7 @@ def test_any_lines_give_an_answer_and_few_lines_give_the_same(records: list[dict
     for key, rung in {*whole, (CARD, "fp32")}:
         for software in (SOFTWARE, NEWER):
             found = trust_of(whole, key, rung, software)
-            assert found.state in STATES
+            assert found.state in tuple(LedgerState)
             assert repr(trust_of(few, key, rung, software)) == repr(found)
         assert repr(history_of(few, key)) == repr(history_of(whole, key))
 

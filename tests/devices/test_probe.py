@@ -18,7 +18,7 @@ import torch
 from holdfast.base import processes
 from holdfast.base.errors import UserError
 from holdfast.devices import probe_process
-from holdfast.devices.probe_process import Probe, ProbeResult, run_probe
+from holdfast.devices.probe_process import ProbeProcess, ProbeResult, run_probe
 from holdfast.injection import ailments, pretend
 from holdfast.injection.ailments import Ailment, Patient
 from holdfast.probes import short_training as child
@@ -57,7 +57,7 @@ def test_whatever_a_device_does_is_a_result(tmp_path: Path) -> None:
         Ailment("wrong", times=None, device="pretend:3"),
     )
     began = time.monotonic()
-    probes = {number: Probe.start(f"pretend:{number}", PATIENCE, env) for number in range(4)}
+    probes = {number: ProbeProcess.start(f"pretend:{number}", PATIENCE, env) for number in range(4)}
     assert [probe.poll() for probe in probes.values()] == [None] * 4
     assert time.monotonic() - began < PATIENCE / 2, "starting and asking do not wait"
     results: dict[int, ProbeResult] = {}
@@ -92,7 +92,7 @@ from tests.real_faults import unkillable
 from holdfast.devices import probe_process
 probe_process.KILL_GRACE = 0.5
 unkillable.hold_fire()
-probe = probe_process.Probe.start("pretend:0", 0.5)
+probe = probe_process.ProbeProcess.start("pretend:0", 0.5)
 while (result := probe.poll()) is None:
     time.sleep(0.02)
 print(json.dumps({"ok": result.ok, "why": result.why, "abandoned": result.abandoned, "pid": probe.pid}), flush=True)
@@ -123,7 +123,7 @@ def test_a_probe_that_cannot_be_killed_is_left_behind(tmp_path: Path) -> None:
 
 
 def test_a_probe_nobody_wants_any_more_is_ended() -> None:
-    probe = Probe.start("cpu", PATIENCE)
+    probe = ProbeProcess.start("cpu", PATIENCE)
     probe.close()
     assert not processes.exists(probe.pid)
     result = probe.poll()
@@ -134,8 +134,8 @@ def test_a_probe_nobody_wants_any_more_is_ended() -> None:
 @pytest.mark.skipif(not processes.LINUX, reason="the kernel ends children with their parent on Linux")
 def test_a_probe_ends_with_its_parent() -> None:
     code = (
-        "import time\nfrom holdfast.devices.probe_process import Probe\n"
-        "print(Probe.start('cpu', 600.0).pid, flush=True)\ntime.sleep(600)"
+        "import time\nfrom holdfast.devices.probe_process import ProbeProcess\n"
+        "print(ProbeProcess.start('cpu', 600.0).pid, flush=True)\ntime.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

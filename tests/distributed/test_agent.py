@@ -16,7 +16,7 @@ from holdfast.distributed import roster
 from holdfast.distributed.job import Job
 from holdfast.distributed.rank_nursery import Guest, Nest
 from holdfast.distributed.roster import Roster
-from holdfast.run.messages import Exited
+from holdfast.run.messages import Exited, RankEnded, received
 from tests.distributed.launched import Launched
 
 needs_fork = pytest.mark.skipif(processes.portable(), reason="needs fork: torchrun starts the ranks elsewhere")
@@ -63,7 +63,7 @@ def test_a_rank_of_torchrun_whose_exit_status_nobody_knows_was_killed(tmp_path: 
     nest = object.__new__(Nest)  # without a nursery: only what it says is heard here
     nest.job, nest._guests, nest._forking = Job(tmp_path), [Guest(ours, pid=4711)], []
     nest._hear(Exited(4711, None))
-    assert theirs.receive()[0] == {"code": -signal.SIGKILL}
+    assert received(theirs.receive()[0]) == RankEnded(-signal.SIGKILL)
     assert nest.job.noted("exit-4711") == {"code": -signal.SIGKILL} and not nest._guests
     theirs.close()
 

@@ -7,7 +7,8 @@ import pytest
 from holdfast.base import dataclass_json
 from holdfast.faults.blame import Blame, Case, Cpu, Finding, Verdict, judge, worth_a_replay
 from holdfast.faults.classification import Fault, Kind
-from holdfast.faults.ladder import NEAR, Action, Past, Rung, next_move
+from holdfast.faults.ladder import NEAR, Past, Rung, next_move
+from holdfast.faults.terms import Action
 
 ONE = ({"index": 4711, "source": "sub-01_eeg.set"},)
 FINE = Finding(Cpu.FINE)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.faults.classification import CODES, Fault, Health, Kind, classify_exception, classify_exit, explanations
+from holdfast.faults.classification import CODES, Fault, Kind, classify_exception, classify_exit, explanations
+from holdfast.faults.terms import Health
 from tests.faults.ends import ended
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from holdfast.base.errors import UserError
-from holdfast.faults.classification import STICKY_CODES, Health, Kind, classify_exception
+from holdfast.faults.classification import STICKY_CODES, Kind, classify_exception
+from holdfast.faults.terms import Health
 from tests.faults.ends import ended
 
 SEE_CUDA = "CUDA error: {}\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from holdfast.faults.classification import Health, Kind, classify_exit
+from holdfast.faults.classification import Kind, classify_exit
+from holdfast.faults.terms import Health
 from tests.faults.ends import ended
 
 ROCM_FAULT = "Memory access fault by GPU node-1 (Agent handle: 0x55d1c8a4b2d0) on address 0x7f3a1c000000. Reason: "

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.faults import classification
-from holdfast.faults.classification import STICKY_CODES, Health, Kind, classify_exception, match_text, signatures
+from holdfast.faults.classification import STICKY_CODES, Kind, classify_exception, match_text, signatures
+from holdfast.faults.terms import Health
 
 
 def _messages() -> list[tuple[str, str, str]]:

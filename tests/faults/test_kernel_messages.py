@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.faults.classification import Health, Kind
+from holdfast.faults.classification import Kind
 from holdfast.faults.kernel_messages import NVIDIA, Message, explained, messages, parse, seen_with, worst
+from holdfast.faults.terms import Health
 
 HERE = Path(__file__).parent
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.base import dataclass_json
-from holdfast.faults.classification import Fault, Health, Kind
-from holdfast.faults.ladder import FAMILIES, Action, Limits, Move, Past, Rung, next_move, table
+from holdfast.faults.classification import Fault, Kind
+from holdfast.faults.ladder import FAMILIES, Limits, Move, Past, Rung, next_move, table
+from holdfast.faults.terms import Action, Health
 
 GPU = (Rung("cuda:0"), Rung("cpu"))
 CPU = (Rung("cpu"),)

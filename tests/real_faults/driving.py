@@ -33,6 +33,7 @@ from holdfast.record.reporter import Face
 from holdfast.run.events import Event
 from holdfast.run.folder import RunFolder, read_events
 from holdfast.run.settings import Settings
+from holdfast.run.worker_config import WorkerConfig
 from holdfast.state import checkpoint, layout
 from holdfast.state.slots import Arena
 from holdfast.supervisor.process_start import Launcher, NurseryLauncher, WorkerProcess
@@ -70,7 +71,7 @@ class Borrowed:
     def ready(self) -> float | None:
         return self.nursery.ready
 
-    def start(self, config: dict[str, Any], arenas: list[Arena]) -> WorkerProcess:
+    def start(self, config: WorkerConfig, arenas: list[Arena]) -> WorkerProcess:
         return self.nursery.start(config, arenas)
 
     def poll(self) -> list[str]:

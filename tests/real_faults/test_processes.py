@@ -51,13 +51,13 @@ def test_nursery_killed_while_another_waits(tmp_path: Path, monkeypatch: pytest.
     waited: list[int | None] = []
 
     def meanwhile(supervisor: Supervisor) -> None:
-        assert wait_until(lambda: supervisor.crew.spare is not None and supervisor.accounts.steps >= 2, 250.0)
-        spare, nursery = supervisor.crew.spare, supervisor.crew.launcher
+        assert wait_until(lambda: supervisor.workers.spare is not None and supervisor.accounts.steps >= 2, 250.0)
+        spare, nursery = supervisor.workers.spare, supervisor.workers.launcher
         assert spare is not None and nursery is not None and nursery.pid is not None
         assert spare.forked
         waited.append(spare.pid)
         os.kill(nursery.pid, signal.SIGKILL)
-        assert wait_until(lambda: supervisor.crew.launcher is spare, 100.0)
+        assert wait_until(lambda: supervisor.workers.launcher is spare, 100.0)
         (supervisor.run_folder.path / "go-on").touch()
 
     job, settings = JOBS / "opinion.py", {"watchdog.loop": "10m"}
@@ -78,11 +78,11 @@ def test_nursery_killed_while_one_that_imported_torch_waits(
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the job imports from tests
 
     def meanwhile(supervisor: Supervisor) -> None:
-        assert wait_until(lambda: supervisor.crew.spare is not None and supervisor.accounts.steps >= 2, 250.0)
-        spare, nursery = supervisor.crew.spare, supervisor.crew.launcher
+        assert wait_until(lambda: supervisor.workers.spare is not None and supervisor.accounts.steps >= 2, 250.0)
+        spare, nursery = supervisor.workers.spare, supervisor.workers.launcher
         assert spare is not None and not spare.forked and nursery is not None and nursery.pid is not None
         os.kill(nursery.pid, signal.SIGKILL)
-        assert wait_until(lambda: supervisor.crew.launcher is spare, 100.0)
+        assert wait_until(lambda: supervisor.workers.launcher is spare, 100.0)
         (supervisor.run_folder.path / "go-on").touch()
 
     job, settings = JOBS / "opinion.py", {"watchdog.loop": "10m"}
@@ -326,7 +326,7 @@ def test_nursery_killed_while_a_hung_worker_is_ended(tmp_path: Path, reference: 
 
     def meanwhile(supervisor: Supervisor) -> None:
         assert wait_until(lambda: supervisor.accounts.steps >= 5)
-        worker, launcher = supervisor.worker, supervisor.crew.launcher
+        worker, launcher = supervisor.worker, supervisor.workers.launcher
         assert worker is not None and launcher is not None and launcher.pid is not None
         status = Path(f"/proc/{worker.pid}/status")
         os.kill(worker.pid, signal.SIGSTOP)

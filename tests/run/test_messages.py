@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 
+from holdfast.base.dataclass_json import read_strictly
 from holdfast.base.errors import GaveUp, from_json
 from holdfast.faults.blame import Cpu, Finding
 from holdfast.faults.classification import Fault, Kind
-from holdfast.faults.ladder import Action, Move
+from holdfast.faults.ladder import Move, Rung
+from holdfast.faults.terms import Action
+from holdfast.run.commit_points import Wish
 from holdfast.run.messages import (
+    ArenasKept,
+    AttachAnswer,
     EpochEnded,
     FaultMended,
     Found,
@@ -20,11 +25,17 @@ from holdfast.run.messages import (
     Message,
     Missing,
     Note,
+    Owed,
+    RankEnded,
+    RankWanted,
     Refused,
+    SaveReport,
     ScriptEpoch,
+    SlotsAt,
     Suspicion,
     received,
 )
+from holdfast.run.worker_config import WorkerConfig
 
 FAULT = Fault(Kind.HANG, "cuda:0", 12, "forward", "silent", {"limit_s": 3.0})
 
@@ -46,10 +57,42 @@ def over(message: Message) -> Message | None:
         Missing(2, (4, 5), "an evaluation went without them"),
         Suspicion(9, "mm differs", {"confirmed": True, "by": "torch"}),
         Note("memory: trying it again", pieces=2),
+        AttachAnswer(2, "run", {"seed": 3}, (SlotsAt(("/slots/0",)),), exact={"files": []}),
+        ArenasKept((SlotsAt(slots=4, where="file"),)),
+        Owed((Wish("epoch", ("best",), sequence=7, best={"value": 0.5}),)),
+        SaveReport("end", ("final",), 0.5, {"step": 4}, "the disk is full", 28),
+        RankWanted(("train", "x.py"), {"RANK": "0"}, "/"),
+        RankEnded(None),
     ],
 )
 def test_a_message_comes_as_it_was_sent(message: Message) -> None:
     assert over(message) == message
+
+
+def test_a_worker_reads_the_configuration_that_the_supervisor_wrote() -> None:
+    config = WorkerConfig(
+        generation=3,
+        name="run",
+        folder="/runs/run",
+        scratch="/tmp/x",
+        script="train.py",
+        argv=("--epochs", "2"),
+        arguments={"lr": "0.1"},
+        settings={"run": {"stacks": True}},
+        rungs=(Rung("cuda:0", env=(("A", "1"),)), Rung("cpu", "fp32")),
+        rung=1,
+        seed=7,
+        threads=None,
+        checkpoint=None,
+        pids={"supervisor": 1, "keeper": None},
+        leave_out=({"step": 4},),
+        arenas=(SlotsAt(slots=5),),
+        fault=FAULT,
+    )
+    came = read_strictly(WorkerConfig, json.loads(json.dumps(config.to_json())))
+    assert came == config and came.device == "cpu"
+    with pytest.raises(ValueError, match="rung"):
+        read_strictly(WorkerConfig, {**config.to_json(), "rung": "1"})
 
 
 def test_a_loss_may_be_no_number() -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,18 @@ from holdfast.base.folders import Folder
 from holdfast.run import digests
 from holdfast.run.commit_points import SaveReason, Wish
 from holdfast.run.folder import RunFolder
+from holdfast.run.messages import (
+    Adopted,
+    ArenasKept,
+    Message,
+    Owed,
+    Quit,
+    RunEnds,
+    Save,
+    SaveReport,
+    SlotsAt,
+    received,
+)
 from holdfast.state import checkpoint, layout, weights_file
 from holdfast.state.slots import Arena
 from holdfast.supervisor import process_start
@@ -76,16 +88,20 @@ class Kept:
         self.process, self.channel = process_start.start_keeper(
             self.run.path, keep, self.run.lock_fd, portable=portable
         )
-        described = {"paths": process_start.slot_paths(self.arena)} if portable else {"slots": len(self.arena.slots)}
-        self.channel.send({"arenas": [described]}, [] if portable else self.arena.fds)
-        assert self.hear() == {"adopted": 1}
+        self.say(ArenasKept((self.arena.at(by_path=portable),)), [] if portable else self.arena.fds)
+        assert self.hear() == Adopted(1)
 
-    def hear(self) -> dict[str, Any]:
-        return self.channel.receive(30.0)[0]
+    def say(self, message: Message, fds: Sequence[int] = ()) -> None:
+        self.channel.send(message.to_json(), fds)
 
-    def save(self, **request: Any) -> dict[str, Any]:
-        self.channel.send({"save": {"reason": "test", **request}})
-        return self.hear()
+    def hear(self) -> Message | None:
+        return received(self.channel.receive(30.0)[0])
+
+    def save(self, reason: str = "test", weights: Sequence[str] = (), **request: Any) -> SaveReport:
+        self.say(Save(Wish(reason, tuple(weights), **request)))
+        report = self.hear()
+        assert isinstance(report, SaveReport)
+        return report
 
     @contextlib.contextmanager
     def writer(self, pause: float = 0.0) -> Iterator[subprocess.Popen[bytes]]:
@@ -122,45 +138,45 @@ def kept(tmp_path: Path) -> Iterator[Kept]:
 
 def test_a_save_with_nothing_to_save_says_so(kept: Kept) -> None:
     answer = kept.save()
-    assert answer["saved"] is None
-    assert answer["reason"] == "test"
+    assert answer.saved is None
+    assert answer.reason == "test"
 
 
 def test_a_save_is_on_disk_and_verified(kept: Kept) -> None:
     commit(kept.arena, 7)
     answer = kept.save()
-    assert answer["saved"]["step"] == 7
+    assert answer.saved["step"] == 7
     assert_whole(kept.run.path / "checkpoints" / "000007", 7)
-    found = checkpoint.check(Path(answer["saved"]["path"]))
-    assert isinstance(found, checkpoint.Checkpoint) and answer["saved"]["sha256"] == found.sha256
+    found = checkpoint.check(Path(answer.saved["path"]))
+    assert isinstance(found, checkpoint.Checkpoint) and answer.saved["sha256"] == found.sha256
 
 
 def test_the_same_snapshot_is_not_written_twice(kept: Kept) -> None:
     commit(kept.arena, 7)
-    assert "path" in kept.save()["saved"]
-    assert "path" not in kept.save()["saved"]
+    assert "path" in kept.save().saved
+    assert "path" not in kept.save().saved
     commit(kept.arena, 8)
-    assert "path" in kept.save()["saved"]
+    assert "path" in kept.save().saved
 
 
 def test_the_end_of_a_run_is_not_written_twice(kept: Kept) -> None:
     """The snapshot that a run ends with holds what its last epoch has left, at another place: the disk has it."""
     commit(kept.arena, 7, at="epoch", epoch=1)
-    first = kept.save()["saved"]
+    first = kept.save().saved
     commit(kept.arena, 7, sequence=8, at="end", epoch=1)
     answer = kept.save(last=True, weights=["final"])
-    assert "path" not in answer["saved"] and answer["saved"]["weights_sha256"] and "not_saved" not in answer
+    assert "path" not in answer.saved and answer.saved["weights_sha256"] and answer.why is None
     assert_whole(Path(first["path"]), 7)
     commit(kept.arena, 7, sequence=9, at="end", epoch=2)  # this is another state, if only by a count
-    assert "path" in kept.save(last=True)["saved"]
+    assert "path" in kept.save(last=True).saved
 
 
 def test_final_weights_that_are_the_best_are_not_written_again(kept: Kept) -> None:
     best, final = kept.run.path / "best.safetensors", kept.run.path / "final.safetensors"
     commit(kept.arena, 7, at="epoch", epoch=1)
-    first = kept.save(weights=["best"], best={"name": "loss", "value": 0.5, "step": 7, "epoch": 1})["saved"]
+    first = kept.save(weights=["best"], best={"name": "loss", "value": 0.5, "step": 7, "epoch": 1}).saved
     commit(kept.arena, 7, sequence=8, at="end", epoch=1)
-    last = kept.save(last=True, weights=["final"])["saved"]
+    last = kept.save(last=True, weights=["final"]).saved
     assert last["weights_sha256"] == first["weights_sha256"]
     assert final.samefile(best) and weights_file.check_weights(final) is None
     commit(kept.arena, 8, at="epoch", epoch=2)  # a run that goes on replaces one of the two
@@ -173,11 +189,11 @@ def test_final_weights_are_written_if_the_best_are_others_or_not_ours_any_more(k
     commit(kept.arena, 7)
     kept.save(weights=["best"])
     commit(kept.arena, 8)
-    sha256 = kept.save(last=True, weights=["final"])["saved"]["weights_sha256"]
+    sha256 = kept.save(last=True, weights=["final"]).saved["weights_sha256"]
     assert not final.samefile(best) and layout.weights_sha256(final.read_bytes()) == sha256
     kept.save(weights=["best"], sequence=None)
     best.write_bytes(b"somebody else's")
-    sha256 = kept.save(last=True, weights=["final"])["saved"]["weights_sha256"]
+    sha256 = kept.save(last=True, weights=["final"]).saved["weights_sha256"]
     assert not final.samefile(best) and layout.weights_sha256(final.read_bytes()) == sha256
 
 
@@ -189,14 +205,14 @@ def test_a_checkpoint_that_the_end_of_the_run_overtakes_is_given_up(tmp_path: Pa
     ours, theirs = Channel.pair()
     keeper = Keeper(theirs, tmp_path, 3)
     keeper.arenas = [arena]
-    ours.send({"owed": []})
-    ours.send({"ending": ending})
+    ours.send(Owed(()).to_json())
+    ours.send(RunEnds(ending).to_json())
     answer = keeper._answer(Wish(SaveReason.TIME, weights=("best",)))
-    assert ("path" in answer["saved"]) == written and "not_saved" not in answer
+    assert ("path" in answer.saved) == written and answer.why is None
     assert len(checkpoint.candidates(tmp_path / "checkpoints")) == int(written)
     assert checkpoint.leftovers(tmp_path / "checkpoints") == []
     assert (tmp_path / "best.safetensors").exists(), "weights are of their own worth"
-    assert [list(message) for message, _ in keeper.inbox] == [["owed"], ["ending"]], "what came meanwhile is heard"
+    assert [type(message) for message, _ in keeper.inbox] == [Owed, RunEnds], "what came meanwhile is heard"
     ours.close()
     theirs.close()
     arena.close()
@@ -205,10 +221,10 @@ def test_a_checkpoint_that_the_end_of_the_run_overtakes_is_given_up(tmp_path: Pa
 def test_weights_and_their_digest(kept: Kept) -> None:
     commit(kept.arena, 9)
     answer = kept.save(weights=["best", "final"], checkpoint=False)
-    assert "path" not in answer["saved"]
+    assert "path" not in answer.saved
     for name in ("best", "final"):
         data = (kept.run.path / f"{name}.safetensors").read_bytes()
-        assert layout.weights_sha256(data) == answer["saved"]["weights_sha256"]
+        assert layout.weights_sha256(data) == answer.saved["weights_sha256"]
     assert not list((kept.run.path / "checkpoints").iterdir())
 
 
@@ -217,9 +233,9 @@ def test_every_save_beside_a_writer_that_never_waits_is_one_whole_snapshot(kept:
     with kept.writer() as writer:
         for _ in range(25):
             answer = kept.save(weights=["best"])
-            assert answer.get("saved") is not None, answer
-            step = answer["saved"]["step"]
-            assert_whole(Path(answer["saved"]["path"]), step)
+            assert answer.saved is not None, answer
+            step = answer.saved["step"]
+            assert_whole(Path(answer.saved["path"]), step)
             steps.append(step)
         assert writer.poll() is None
     assert steps == sorted(set(steps)), "each save is a newer one"
@@ -246,10 +262,10 @@ def test_a_snapshot_overwritten_while_it_is_copied_leaves_no_checkpoint(
 
     for module in (checkpoint, digests):
         monkeypatch.setattr(module, "write_file", interrupted)
-    assert "overwritten" in keeper._answer(Wish("test"))["not_saved"]
+    assert "overwritten" in keeper._answer(Wish("test")).why
     assert checkpoint.candidates(tmp_path / "checkpoints") == []
     commit(arena, 2)
-    assert "overwritten" in keeper._answer(Wish("test", weights=("best",), checkpoint=False))["not_saved"]
+    assert "overwritten" in keeper._answer(Wish("test", weights=("best",), checkpoint=False)).why
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoints"]
     ours.close()
     theirs.close()
@@ -262,11 +278,11 @@ def test_a_place_that_cannot_be_written_to_is_said_and_survived(kept: Kept) -> N
     folder.rmdir()
     folder.write_text("in the way")
     answer = kept.save()
-    assert answer["saved"] is None
-    assert (answer["not_saved"], answer["errno"]) == ("checkpoints is a file, not a folder", errno.ENOTDIR)
+    assert answer.saved is None
+    assert (answer.why, answer.errno) == ("checkpoints is a file, not a folder", errno.ENOTDIR)
     folder.unlink()
     folder.mkdir()
-    assert kept.save()["saved"]["step"] == 1
+    assert kept.save().saved["step"] == 1
     assert all(not slot.leased for slot in kept.arena.slots)
 
 
@@ -280,7 +296,7 @@ def test_the_oldest_makes_room_for_the_newest_where_one_more_does_not_fit(tmp_pa
         kept = Kept(disk, keep=3)
         for step in range(1, 6):
             commit(kept.arena, step)
-            assert kept.save()["saved"]["step"] == step
+            assert kept.save().saved["step"] == step
             assert_whole(kept.run.path / "checkpoints" / f"{step:06d}", step)
         assert steps_on_disk(kept) == [5, 4, 3]
         kept.close()
@@ -298,7 +314,7 @@ def test_the_only_good_checkpoint_never_makes_room_for_one_that_may_not_fit(tmp_
         fill(disk)
         commit(kept.arena, 4)
         answer = kept.save(weights=["best"], last=True)
-        assert (answer["saved"], answer["not_saved"], answer["errno"]) == (
+        assert (answer.saved, answer.why, answer.errno) == (
             None,
             "No space left on device",
             errno.ENOSPC,
@@ -307,7 +323,7 @@ def test_the_only_good_checkpoint_never_makes_room_for_one_that_may_not_fit(tmp_
         assert_whole(kept.run.path / "checkpoints" / "000001", 1)
         assert not list(kept.run.path.rglob(".*")), "nothing half-written is left"
         make_room(disk)
-        assert kept.save(weights=["best"])["saved"]["step"] == 4
+        assert kept.save(weights=["best"]).saved["step"] == 4
         assert steps_on_disk(kept) == [4, 1]
         kept.close()
 
@@ -318,8 +334,8 @@ def test_weights_are_saved_where_the_state_does_not_fit(tmp_path: Path) -> None:
         (disk / "filler").write_bytes(b"x" * (100 << 10))
         commit(kept.arena, 1)
         answer = kept.save(weights=["final"])
-        assert (answer["not_saved"], answer["errno"]) == ("No space left on device", errno.ENOSPC)
-        assert "path" not in answer["saved"] and answer["saved"]["weights_sha256"]
+        assert (answer.why, answer.errno) == ("No space left on device", errno.ENOSPC)
+        assert "path" not in answer.saved and answer.saved["weights_sha256"]
         assert weights_file.check_weights(kept.run.path / "final.safetensors") is None
         kept.close()
 
@@ -333,12 +349,12 @@ def test_a_held_snapshot_that_the_disk_refused_stays_held(kept: Kept) -> None:
     away = kept.run.path.with_name("away")
     kept.run.path.rename(away)
     answer = kept.save(weights=["best"], sequence=1)
-    assert (answer["saved"], answer["not_saved"]) == (None, "the run folder is gone")
+    assert (answer.saved, answer.why) == (None, "the run folder is gone")
     assert slot.held and not slot.leased
     for step in range(2, 9):
         commit(kept.arena, step)
     away.rename(kept.run.path)
-    assert kept.save(weights=["best"], sequence=1)["saved"]["step"] == 1
+    assert kept.save(weights=["best"], sequence=1).saved["step"] == 1
     assert not slot.held
 
 
@@ -349,10 +365,10 @@ def test_a_snapshot_that_is_none_is_an_answer_and_not_the_end_of_the_keeper(kept
     assert newest is not None
     kept.arena.slots[newest.slot].payload(newest.size)[:8] = b"\xff" * 8
     answer = kept.save(weights=["best"])
-    assert answer["saved"] is None and answer["errno"] is None
-    assert answer["not_saved"].startswith("the snapshot is damaged: ")
+    assert answer.saved is None and answer.errno is None
+    assert answer.why.startswith("the snapshot is damaged: ")
     commit(kept.arena, 2)
-    assert kept.save()["saved"]["step"] == 2
+    assert kept.save().saved["step"] == 2
 
 
 def test_larger_slots_take_the_place_of_the_old_ones(kept: Kept) -> None:
@@ -360,13 +376,13 @@ def test_larger_slots_take_the_place_of_the_old_ones(kept: Kept) -> None:
     larger = Arena.create(2 * PLAN.total_bytes, slots=4)
     commit(larger, 2)
     fds = [*kept.arena.fds, *larger.fds]
-    kept.channel.send({"arenas": [{"slots": 4}, {"slots": 4}]}, fds)
-    assert kept.hear() == {"adopted": 2}
-    assert kept.save()["saved"]["step"] == 2
-    kept.channel.send({"arenas": [{"slots": 4}]}, larger.fds)
-    assert kept.hear() == {"adopted": 1}
+    kept.say(ArenasKept((SlotsAt(slots=4), SlotsAt(slots=4))), fds)
+    assert kept.hear() == Adopted(2)
+    assert kept.save().saved["step"] == 2
+    kept.say(ArenasKept((SlotsAt(slots=4),)), larger.fds)
+    assert kept.hear() == Adopted(1)
     commit(larger, 3)
-    assert kept.save()["saved"]["step"] == 3
+    assert kept.save().saved["step"] == 3
     maps = _maps(kept.process.pid)
     assert maps is None or maps.count("holdfast-slot") == 4, "the old ones are let go"
     larger.close()
@@ -374,7 +390,7 @@ def test_larger_slots_take_the_place_of_the_old_ones(kept: Kept) -> None:
 
 def test_told_to_quit_it_ends_and_writes_nothing_more(kept: Kept) -> None:
     commit(kept.arena, 5)
-    kept.channel.send({"quit": True})
+    kept.say(Quit())
     assert kept.process.wait(100) == 0
     assert not list((kept.run.path / "checkpoints").iterdir())
 
@@ -385,7 +401,7 @@ def test_signals_of_a_terminal_or_a_scheduler_do_not_end_it(kept: Kept, number: 
     commit(kept.arena, 5)
     kept.process.send_signal(number)
     time.sleep(0.05)
-    assert kept.save()["saved"]["step"] == 5
+    assert kept.save().saved["step"] == 5
 
 
 def test_the_last_snapshot_is_saved_when_the_supervisor_dies_and_the_lock_is_held_until_then(tmp_path: Path) -> None:
@@ -435,7 +451,7 @@ def test_a_killed_keeper_leaves_no_half_checkpoint_and_a_new_one_goes_on(tmp_pat
     with kept.writer():
         for _ in range(5):
             kept.save()
-            kept.channel.send({"save": {"reason": "cut"}})
+            kept.say(Save(Wish("cut")))
             time.sleep(0.004)
             kept.process.kill()
             kept.process.wait()
@@ -443,10 +459,10 @@ def test_a_killed_keeper_leaves_no_half_checkpoint_and_a_new_one_goes_on(tmp_pat
             for path in checkpoint.candidates(kept.run.path / "checkpoints"):
                 assert isinstance(checkpoint.check(path), checkpoint.Checkpoint)
             kept.process, kept.channel = process_start.start_keeper(kept.run.path, 3, kept.run.lock_fd, portable=False)
-            kept.channel.send({"arenas": [{"slots": 4}]}, kept.arena.fds)
-            assert kept.hear() == {"adopted": 1}
+            kept.say(ArenasKept((SlotsAt(slots=4),)), kept.arena.fds)
+            assert kept.hear() == Adopted(1)
             kept.arena.release_all()
-        assert kept.save()["saved"]["step"] > 0
+        assert kept.save().saved["step"] > 0
     assert not list((kept.run.path / "checkpoints").glob(".*")), "what was half written is cleared away"
     kept.close()
 
@@ -455,7 +471,7 @@ def test_everywhere_else_it_opens_the_slots_by_path(tmp_path: Path) -> None:
     """HOLDFAST_PORTABLE: loopback and plain files."""
     kept = Kept(tmp_path, portable=True)
     commit(kept.arena, 4)
-    assert kept.save(weights=["final"])["saved"]["step"] == 4
+    assert kept.save(weights=["final"]).saved["step"] == 4
     assert_whole(kept.run.path / "checkpoints" / "000004", 4)
     commit(kept.arena, 6)
     kept.channel.close()

@@ -13,6 +13,7 @@ from holdfast.faults.classification import Fault, Kind
 from holdfast.run.events import utc_now
 from holdfast.run.folder import RunFolder
 from holdfast.run.settings import Settings
+from holdfast.run.worker_config import WorkerConfig
 from holdfast.state.slot_memory import Memory
 from holdfast.supervisor.opinions import Opinion
 from holdfast.supervisor.process_start import NurseryDied, SpawnLauncher
@@ -21,6 +22,23 @@ from holdfast.supervisor.process_start import NurseryDied, SpawnLauncher
 class DeadNursery:
     def start(self, config: dict[str, Any], arenas: list[Any]) -> None:
         raise NurseryDied
+
+
+CONFIG = WorkerConfig(
+    generation=0,
+    name="test",
+    folder="",
+    scratch="",
+    script="",
+    argv=(),
+    arguments={},
+    settings={},
+    rungs=(),
+    rung=0,
+    seed=0,
+    threads=None,
+    checkpoint=None,
+)
 
 
 @pytest.fixture
@@ -36,9 +54,9 @@ def memory(tmp_path: Path) -> Iterator[Memory]:
     run.close()
 
 
-def crew(memory: Memory, launcher: Any) -> Any:
-    affairs = SimpleNamespace(memory=memory, portable=False)
-    return SimpleNamespace(affairs=affairs, launcher=launcher, config=lambda move: {})
+def workers(memory: Memory, launcher: Any) -> Any:
+    context = SimpleNamespace(memory=memory, portable=False)
+    return SimpleNamespace(context=context, launcher=launcher, config=lambda move: CONFIG)
 
 
 @pytest.mark.parametrize("nursery", ["died", "spawned instead"])
@@ -46,7 +64,7 @@ def test_where_no_process_can_be_forked_no_snapshot_stays_held(memory: Memory, n
     """A slot that nobody lets go is one that no commit can use until the run ends."""
     launcher: Any = DeadNursery() if nursery == "died" else SpawnLauncher({}, tmp_path / "slots")
     fault = Fault(Kind.CRASH, "cuda:0", 5, "forward")
-    assert Opinion.begin(crew(memory, launcher), fault, setup_s=0.0) is None
+    assert Opinion.begin(workers(memory, launcher), fault, setup_s=0.0) is None
     assert not memory.evidence and not any(slot.held for arena in memory.arenas for slot in arena.slots)
     if nursery != "died":
         launcher.close()

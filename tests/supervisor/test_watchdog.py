@@ -11,9 +11,12 @@ from __future__ import annotations
 import pytest
 
 from holdfast.base.board import Board, Phase, PhaseTimes
+from holdfast.faults.classification import Kind
 from holdfast.run.setting_groups import WatchdogSettings
 from holdfast.run.settings import Settings
+from holdfast.supervisor.waits import COMPUTES
 from holdfast.supervisor.watchdog import allowed_silence, merge_known
+from holdfast.supervisor.worker_watch import Watch
 
 PHASES = {phase.label: phase for phase in Phase}
 STEP = ("data", "to-device", "forward", "backward", "optimizer", "snapshot")
@@ -308,4 +311,28 @@ def test_merging_keeps_the_slowest_first_time_and_forgets_nothing_by_a_short_lif
     board = Board.create()
     known = {Phase.FORWARD: PhaseTimes(count=500, slowest_s=2.0, first_s=9.0)}
     assert merge_known(known, board.read())[Phase.FORWARD] == known[Phase.FORWARD]
+    board.close()
+
+
+def test_a_step_that_was_called_hung_is_allowed_four_times_as_long() -> None:
+    """For a script that attached itself, too: its limits by phase come from the same memory as its hangs."""
+    told: list[dict[str, object]] = []
+    watch = Watch(Settings().watchdog, lambda kind, **data: told.append({"kind": kind, **data}))
+    board = Board.create()
+    board.enter(Phase.FORWARD)
+    beat = board.read()
+    before = watch.limit(beat)
+    fault = watch.hang(beat, 12.0, before, "cuda:0", "no step and no output", {"busy": False})
+    assert (fault.kind, fault.step, fault.evidence["silence_s"], fault.evidence["busy"]) == (
+        Kind.HANG,
+        None,
+        12.0,
+        False,
+    )
+    assert watch.limit(beat) == 4 * before == watch.stretch(beat) * before
+    watch.warn("it is silent", COMPUTES, 12.0, float("inf"))
+    assert watch.warned(COMPUTES)
+    assert told == [{"kind": "silent", "text": "it is silent", "seconds": 12.0, "limit_s": None, "waits": False}]
+    watch.heard()
+    assert not watch.warned(COMPUTES), "the next silence is told anew"
     board.close()

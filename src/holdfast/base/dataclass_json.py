@@ -14,12 +14,15 @@ import dataclasses
 import math
 import types
 import typing
+from collections import Counter
 from collections.abc import Mapping
 from enum import Enum
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 T = TypeVar("T")
+Count = Annotated[int, range(1 << 63)]
+"""A whole number that is not negative. A file may be anybody's, and what is no count counts nothing."""
 _MISSING = object()
 
 
@@ -74,9 +77,9 @@ def _read(cls: type[T], data: object, *, strict: bool) -> T:
     return cls(**kept)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+    return typing.get_type_hints(cls, include_extras=True)
 
 
 def _as(kind: Any, value: Any, strict: bool) -> Any:
@@ -89,8 +92,15 @@ def _as(kind: Any, value: Any, strict: bool) -> Any:
         return next((each for each in found if each is not _MISSING), _MISSING)
     if kind is type(None):
         return None if value is None else _MISSING
-    if origin is tuple:
-        return _tuple(inside, value, strict)
+    if origin is Annotated:
+        found = _as(inside[0], value, strict)
+        return found if found is not _MISSING and found in inside[1] else _MISSING
+    if origin in (tuple, list):
+        found = _tuple(inside if origin is tuple else (*inside, Ellipsis), value, strict)
+        return list(found) if origin is list and found is not _MISSING else found
+    if origin is Counter:
+        found = _as(dict[str, Count], value, strict)
+        return found if found is _MISSING else Counter(found)
     if origin in (dict, Mapping):
         if not isinstance(value, dict):
             return _MISSING

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,15 @@ def send(pid: int, number: int) -> bool:
     return True
 
 
+def redirect_output(path: Path) -> None:
+    """What this process prints goes to the end of this file from here on."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    sys.stdout.flush()
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
 def own_session() -> dict[str, Any]:
     """For Popen: a process that no signal of our terminal reaches, and that `send_group` ends with all it started."""
     if sys.platform == "win32":
@@ -169,6 +179,22 @@ def send_group(pid: int, number: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return send(pid, number)
     return True
+
+
+def end_in_turn(look: Callable[[int], Collection[int]], *, term: float, kill: float) -> list[int]:
+    """SIGTERM, then SIGKILL, with so many seconds for each; returns who cannot be killed. `term` 0: SIGKILL at once.
+
+    `look` is called again and again: it sends the signal to those that have not had it, and returns who is left.
+    """
+    left: Collection[int] = ()
+    gently = [(signal.SIGTERM, term)] if term > 0 else []
+    for number, patience in (*gently, (KILL, kill)):
+        deadline = time.monotonic() + patience
+        while (left := look(number)) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if not left:
+            break
+    return sorted(left)
 
 
 def group_members(pgid: int) -> list[int]:

@@ -36,6 +36,7 @@ from holdfast.devices.examination import Doctor
 from holdfast.devices.examined import Examined, Listener, Patient
 from holdfast.devices.findings import Finding, finding
 from holdfast.devices.remedies import BACKENDS, Remedy
+from holdfast.faults.terms import Level
 from holdfast.run import machine
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ def _patient(device: Device, here: Inventory, found: Sequence[Finding]) -> Patie
     if here.torch.version is None:
         unusable = "torch is not installed"
     elif not device.visible:
-        worse = [each.sentence() for each in mine if each.level != "note"] or [each.sentence() for each in mine]
+        worse = [each.sentence() for each in mine if each.level != Level.NOTE] or [each.sentence() for each in mine]
         unusable = next(iter([*worse, *device.notes]), "torch does not see it")
     return Patient(device.id, device.name, device.arch, BACKENDS.get(device.kind), mine, unusable)
 

@@ -24,6 +24,7 @@ from holdfast.devices import remedies
 from holdfast.devices import words as device_words
 from holdfast.devices.inspection import LESS_WELL
 from holdfast.devices.verdict import CARE, INFERENCE, REFUSED, TRUSTED, Policy, Verdict
+from holdfast.faults.terms import Level
 
 if TYPE_CHECKING:
     from holdfast.devices.examined import Examined
@@ -182,7 +183,7 @@ def worth_showing(verdict: Verdict, *, verbose: bool = False) -> list[Finding]:
     for each in verdict.findings:
         book = each.about.slug in _BOOKS
         told = any(other.about.slug == each.about.slug for other in shown)
-        if each.level != "note" and not (book and (verdict.state == TRUSTED or told)):
+        if each.level != Level.NOTE and not (book and (verdict.state == TRUSTED or told)):
             shown.append(each)
     return shown
 
@@ -288,7 +289,7 @@ def _disk(view: View) -> list[str]:
     disk = view.inventory.disk
     if disk is None:
         return []
-    mine = [each for each in view.machine if each.device == "disk" and (view.verbose or each.level != "note")]
+    mine = [each for each in view.machine if each.device == "disk" and (view.verbose or each.level != Level.NOTE)]
     wide = max([7, *(len(each.verdict.device) for each in view.seen)])
     return [
         f"[{_mark(mine)}] {'disk':<{wide}}  {_disk_words(disk, view)}",
@@ -305,7 +306,7 @@ def _disk_words(disk: Disk, view: View) -> str:
 
 
 def _system(view: View) -> list[str]:
-    mine = [each for each in view.machine if each.device == "system" and (view.verbose or each.level != "note")]
+    mine = [each for each in view.machine if each.device == "system" and (view.verbose or each.level != Level.NOTE)]
     less = [each.code for each in view.machine if each.about.slug in _less_well(view)]
     if not mine and not less:
         return []
@@ -373,7 +374,7 @@ def _next(view: View) -> list[str]:
     """What to type now: codes to look up, then the one sentence a newcomer needs."""
     rows = []
     codes = [each.code for seen in view.seen for each in worth_showing(seen.verdict)]
-    codes += [each.code for each in view.machine if each.level != "note"]
+    codes += [each.code for each in view.machine if each.level != Level.NOTE]
     if codes:
         rows.append((f"  holdfast explain {codes[0]}", "what this finding means and how it was measured"))
     if view.plan and view.usable:

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.base.errors import ExitCode
 from holdfast.console.order import root_of
-from holdfast.console.output import Output, add_flags, count, counted, size, table
+from holdfast.console.output import Output, add_flags, add_folder, add_run, count, counted, size, table
 from holdfast.console.text import without_control
 from holdfast.console.usage import Parser
 from holdfast.record import audit
@@ -46,8 +46,8 @@ examples:
 It checks every tensor of every checkpoint, the weights, the journal and the fault folders.
 """,
     )
-    parser.add_argument("name", metavar="RUN", help="a run: its name such as calm-heron, its folder, or `latest`")
-    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
+    add_run(parser)
+    add_folder(parser)
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser

@@ -275,7 +275,7 @@ def _tell(folder: RunFolder | None, outcome: dict[str, Any], stopped_by: int | N
     from holdfast.cli import supervise
     from holdfast.cli.run_facts import Look
     from holdfast.distributed import rank
-    from holdfast.supervisor.run_state import Outcome
+    from holdfast.supervisor.run_context import Outcome
 
     code = rank._exit_code(outcome)
     if outcome["state"] == RunState.STOPPED and stopped_by == signal.SIGINT:

@@ -18,7 +18,7 @@ from holdfast.console.text import without_control
 from holdfast.console.usage import Parser, similar
 from holdfast.devices.identity import by_key
 from holdfast.devices.ledger import Ledger
-from holdfast.devices.ledger_summary import Line, Standing, Standings, Trust
+from holdfast.devices.ledger_summary import LedgerState, Line, Standing, Standings, Trust
 
 _SHOWN = 20
 _LISTED = 5
@@ -101,7 +101,7 @@ def _page(ledger: Ledger, standings: Standings) -> list[str]:
                 count(len(standing.freezes)),
             )
         )
-        if trust.state in ("probation", "quarantined"):
+        if trust.state in (LedgerState.PROBATION, LedgerState.QUARANTINED):
             reasons += _reason(standing, trust)
         reasons += _suspicions(standing)
     header = ("DEVICE", "NAME", "RUNG", "TRUST", "USED", "STEPS", "FAULTS", "FREEZES")

@@ -15,7 +15,7 @@ from typing import Any
 from holdfast.base import interpreter
 from holdfast.base.errors import ExitCode, UserError
 from holdfast.base.folders import open_growing
-from holdfast.console.output import Output, add_flags
+from holdfast.console.output import Output, add_flags, add_folder
 from holdfast.console.usage import Parser
 from holdfast.run.folder import RunFolder, find_run
 from holdfast.run.settings import Settings, parse_overrides
@@ -42,7 +42,7 @@ Runs notify you by themselves when `notify.webhook` or `notify.command` is set.
     )
     parser.add_argument("words", metavar="KEY=VALUE", nargs="*", default=[], help="settings to use for this command")
     parser.add_argument("--test", action="store_true", help="send a test message now")
-    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
+    add_folder(parser)
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser

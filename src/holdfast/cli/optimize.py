@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.base.errors import ExitCode, UserError
-from holdfast.console.output import Output, add_flags
+from holdfast.console.output import Output, add_flags, add_folder
 from holdfast.console.usage import Parser, UsageError
 from holdfast.run.settings import Settings
 
@@ -43,7 +43,7 @@ installed. It refuses a candidate that loses score or gives other answers. The b
     )
     parser.add_argument("--verify", action="store_true", help="check a bundle instead of making one")
     parser.add_argument("--out", metavar="PATH", help="folder to write (default: `bundle` in the run folder, or here)")
-    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
+    add_folder(parser)
     model = parser.add_argument_group("a module of your own")
     model.add_argument("--weights", metavar="FILE", help="weights of your module (safetensors)")
     model.add_argument("--data", metavar="FILE", help="inputs as .npy, or inputs and `targets` as .npz")

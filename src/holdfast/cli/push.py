@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.base.errors import ExitCode, UserError
 from holdfast.console.order import root_of
-from holdfast.console.output import Output, add_flags, count, counted, size
+from holdfast.console.output import Output, add_flags, add_folder, add_run, count, counted, size
 from holdfast.console.usage import Parser
 from holdfast.record import transfer
 from holdfast.run.folder import RunFolder, find_run
@@ -36,7 +36,7 @@ Every checkpoint is verified before it is sent and after it has arrived. If the 
 stays as it is.
 """,
     )
-    parser.add_argument("name", metavar="RUN", help="a run: its name such as calm-heron, its folder, or `latest`")
+    add_run(parser)
     parser.add_argument("place", metavar="PLACE", help="target: a folder, or HOST:FOLDER")
     parser.add_argument(
         "--live", action="store_true", help="copy a run that is still running: what it has saved so far"
@@ -66,7 +66,7 @@ Every checkpoint is verified after it has arrived.
 
 
 def _add_common(parser: Parser, run: Any) -> None:
-    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
+    add_folder(parser)
     add_flags(parser)
     parser.set_defaults(run=run)
 

@@ -18,6 +18,7 @@ from holdfast.cli import doctor_text
 from holdfast.console.output import Output, print_error
 from holdfast.console.text import without_control
 from holdfast.devices import advice, consultation, inspection, knowledge_file, recorded, words
+from holdfast.faults.terms import Level
 
 if TYPE_CHECKING:
     from holdfast.devices.consultation import Opinion
@@ -42,7 +43,7 @@ def show(args: argparse.Namespace, output: Output) -> int:
             width = min(doctor_text.WIDTH, max(output.out.width - 1, 40))
             for line in page(there.name, here, found, opinion, steps, width, verbose=bool(output.verbose)):
                 output.print(without_control(line))
-    bad = any(each.level == "error" for each in found) or opinion is not None
+    bad = any(each.level == Level.ERROR for each in found) or opinion is not None
     return int(ExitCode.NO if bad else ExitCode.OK)
 
 
@@ -77,11 +78,7 @@ def plan_page(name: str, script: str, world: World, steps: Sequence[str], width:
         state = each.refused or ("it works now, and is slow" if each.id == "cpu" else "")
         yield from _wrapped(f"{each.id:<9} ", f"{each.name}: {state}", width)
     usable = [each.id for each in world.devices if not each.refused]
-    if steps:
-        yield ""
-        yield "What to do today:"
-        for number, step in enumerate(steps, 1):
-            yield from _wrapped(f"{number:>3}. ", step, width)
+    yield from _today(steps, width)
     yield ""
     first = usable[0] if usable else "cpu"
     yield from _wrapped("", f"Until then: `holdfast train {script} --device {first}`.", width)
@@ -107,22 +104,26 @@ def page(
     for device in here.devices:
         yield f"{device.id:<9} {words.describe(device, here.cpu)}"
         for each in found:
-            if each.device == device.id and (verbose or each.level != "note"):
+            if each.device == device.id and (verbose or each.level != Level.NOTE):
                 yield from _wrapped(f"    {_SIGNS[each.level]} {each.code}  ", each.sentence(), width)
     for each in found:
-        if each.device == inspection.SYSTEM and (verbose or each.level != "note"):
+        if each.device == inspection.SYSTEM and (verbose or each.level != Level.NOTE):
             yield from _wrapped(f"    {_SIGNS[each.level]} {each.code}  ", each.sentence(), width)
     if opinion is not None:
         yield ""
         yield from _wrapped(f"The cause, as far as is known: {opinion.code}, ", opinion.sentence, width, indent="  ")
         yield from (f"  try    {command}" for command in opinion.commands)
+    yield from _today(steps, width)
+    yield ""
+    yield from _wrapped("", knowledge_file.sentence(knowledge_file.current(), date.today()), width)
+
+
+def _today(steps: Sequence[str], width: int) -> Iterator[str]:
     if steps:
         yield ""
         yield "What to do today:"
         for number, step in enumerate(steps, 1):
             yield from _wrapped(f"{number:>3}. ", step, width)
-    yield ""
-    yield from _wrapped("", knowledge_file.sentence(knowledge_file.current(), date.today()), width)
 
 
 def _wrapped(head: str, text: str, width: int, indent: str | None = None) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.base.errors import ExitCode, UserError
 from holdfast.console.order import root_of
-from holdfast.console.output import Output, add_flags, size
+from holdfast.console.output import Output, add_flags, add_folder, size
 from holdfast.console.usage import Parser, UsageError
 from holdfast.monitor import reader
 from holdfast.run.folder import find_run
@@ -45,7 +45,7 @@ The HTML file contains charts, faults, receipt, environment and log. It opens wi
         default="latest",
         help="a run: its name such as calm-heron, its folder, or `latest`",
     )
-    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
+    add_folder(parser)
     parser.add_argument(
         "-o", "--output", metavar="FILE", action="append", help="file to write: .html, .csv, .json or .png (repeatable)"
     )

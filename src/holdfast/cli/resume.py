@@ -29,7 +29,7 @@ from holdfast.cli.run_facts import Look
 from holdfast.cli.run_settings import settings_of
 from holdfast.cli.runs import supervisor_pid
 from holdfast.console.order import add_device, root_of, threads_for
-from holdfast.console.output import Output, add_flags, count
+from holdfast.console.output import Output, add_flags, add_folder, add_run, count
 from holdfast.console.text import without_control
 from holdfast.console.usage import Parser, UsageError
 from holdfast.record.receipt import Accounts
@@ -60,7 +60,7 @@ examples:
 The run continues from its newest checkpoint that is intact.
 """,
     )
-    parser.add_argument("name", metavar="RUN", help="a run: its name such as calm-heron, its folder, or `latest`")
+    add_run(parser)
     parser.add_argument(
         "words",
         nargs="*",
@@ -69,7 +69,7 @@ The run continues from its newest checkpoint that is intact.
         help="a setting of holdfast (see `holdfast config`)",
     )
     add_device(parser, default="where the run was")
-    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
+    add_folder(parser)
     parser.add_argument("--script", metavar="PATH", help="path of the script, for a run from another machine")
     parser.add_argument("--detach", action="store_true", help="start the run in the background and return")
     parser.add_argument("--background", action="store_true", help=argparse.SUPPRESS)
@@ -363,7 +363,8 @@ def with_last_word(accounts: Accounts, last: dict[str, Any], saved: int) -> Acco
 
 def _record_death(folder: RunFolder, accounts: Accounts, last: dict[str, Any]) -> None:
     from holdfast.faults.classification import Fault, Kind
-    from holdfast.faults.ladder import Action, Move
+    from holdfast.faults.ladder import Move
+    from holdfast.faults.terms import Action
     from holdfast.record import evidence
     from holdfast.run.events import Event
 

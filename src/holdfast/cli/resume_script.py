@@ -22,12 +22,13 @@ from holdfast.console.output import Output
 from holdfast.run import kept_arguments
 from holdfast.run.folder import RunFolder
 from holdfast.run.settings import Settings
+from holdfast.run.states import RunKind
 from holdfast.state import checkpoint
 
 
 def is_one(folder: RunFolder) -> bool:
     """Was this run made by `holdfast run`?"""
-    return folder.info.get("kind") == "external"
+    return folder.info.get("kind") == RunKind.SCRIPT
 
 
 def read_command(folder: RunFolder, words: list[str]) -> tuple[list[str], Path]:

@@ -29,11 +29,11 @@ from holdfast.run import kept_arguments
 from holdfast.run.events import Event, utc_now
 from holdfast.run.folder import RunFolder, redact
 from holdfast.run.settings import Settings, parse_overrides
-from holdfast.run.states import RunState
+from holdfast.run.states import RunKind, RunState
 
 if TYPE_CHECKING:
     from holdfast.supervisor.scripts.script_order import Order
-    from holdfast.supervisor.scripts.stage import Process, Stage
+    from holdfast.supervisor.scripts.script_setup import Process, ScriptSetup
 
 
 def add_parser(subparsers: Any) -> Parser:
@@ -137,7 +137,7 @@ def _info(command: list[str], args: argparse.Namespace, settings: Settings) -> d
     return {
         "created": utc_now(),
         "state": RunState.STARTING,
-        "kind": "external",
+        "kind": RunKind.SCRIPT,
         **about(command),
         "arguments": {},
         "resume_with": args.resume_with,
@@ -154,14 +154,14 @@ def _info(command: list[str], args: argparse.Namespace, settings: Settings) -> d
 def conduct(folder: RunFolder, order: Order, settings: Settings, output: Output) -> int:
     """Supervise it to its end; the run is locked by the caller."""
     from holdfast.supervisor.scripts.exact_output import Gate
-    from holdfast.supervisor.scripts.stage import Stage
+    from holdfast.supervisor.scripts.script_setup import ScriptSetup
 
     start = Event.now("start", run=folder.name, command=redact(order.command), holdfast=__version__)
     folder.append(start)
     if settings.notify.webhook or settings.notify.command:
         from holdfast.cli import notify
 
-        notify.start(folder, settings)  # before the stage: what it finds running is no part of the script
+        notify.start(folder, settings)  # before the setup: what it finds running is no part of the script
     if settings.track.to:
         from holdfast.cli import track
 
@@ -169,10 +169,10 @@ def conduct(folder: RunFolder, order: Order, settings: Settings, output: Output)
             folder.append(Event.now("note", text=problem))
             output.note(f"! {problem}")
     try:
-        with _own_stdout(output), Stage(folder, settings) as stage:
-            stage.gate = Gate() if order.exact else None
-            first = stage.first(order)
-            outcome, shown = _supervise(folder, order, settings, output, stage, first)
+        with _own_stdout(output), ScriptSetup(folder, settings) as setup:
+            setup.gate = Gate() if order.exact else None
+            first = setup.first(order)
+            outcome, shown = _supervise(folder, order, settings, output, setup, first)
     finally:
         folder.close()
     shown.conclude(outcome)
@@ -199,7 +199,7 @@ def _own_stdout(output: Output) -> Iterator[None]:
 
 
 def _supervise(
-    folder: RunFolder, order: Order, settings: Settings, output: Output, stage: Stage, first: Process | None
+    folder: RunFolder, order: Order, settings: Settings, output: Output, setup: ScriptSetup, first: Process | None
 ) -> Any:
     """What is imported here is imported while the script begins."""
     from holdfast.cli.faces import Careful
@@ -209,7 +209,7 @@ def _supervise(
     shown = RunFace(output, folder)
     face = Careful(shown)
     try:
-        supervisor = ScriptSupervisor(folder, order, settings, stage, face)
+        supervisor = ScriptSupervisor(folder, order, settings, setup, face)
         shown.supervisor = supervisor
         return supervisor.run(first), shown
     finally:

@@ -19,7 +19,7 @@ from holdfast.run.events import Event
 from holdfast.run.folder import RunFolder
 from holdfast.run.reference import shown
 from holdfast.run.states import RunState
-from holdfast.supervisor.run_state import Outcome
+from holdfast.supervisor.run_context import Outcome
 
 if TYPE_CHECKING:
     from holdfast.supervisor.scripts.script_supervisor import ScriptSupervisor

@@ -26,14 +26,25 @@ from holdfast.base.errors import ExitCode, UserError
 from holdfast.cli import summary
 from holdfast.cli.run_facts import Look, local_time
 from holdfast.console.order import root_of
-from holdfast.console.output import Output, add_flags, count, counted, duration, metric, percent, size, table
+from holdfast.console.output import (
+    Output,
+    add_flags,
+    add_folder,
+    count,
+    counted,
+    duration,
+    metric,
+    percent,
+    size,
+    table,
+)
 from holdfast.console.text import without_control
 from holdfast.console.usage import Parser
 from holdfast.run.events import Event
 from holdfast.run.folder import RunFolder, find_run, list_runs
 from holdfast.run.reference import handle, shown
 from holdfast.run.settings import known
-from holdfast.run.states import LIVE_STATES, UNFINISHED_STATES, RunState
+from holdfast.run.states import LIVE_STATES, UNFINISHED_STATES, RunKind, RunState
 
 _RUN_HELP = "a run: its name such as calm-heron, its folder, or `latest`"
 _STALE = 10.0
@@ -108,7 +119,7 @@ def _add(
         parser.add_argument("name", metavar="RUN", help=_RUN_HELP, **how)
     for flag, text in (flags or {}).items():
         parser.add_argument(flag, action="store_true", help=text)
-    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
+    add_folder(parser)
     add_flags(parser, plain=True)
     parser.set_defaults(run=run)
     return parser
@@ -296,7 +307,7 @@ def _identity(look: Look) -> list[tuple[str, str]]:
     rows = [("script", shown(Path(str(info.get("script") or "-"))))]
     if isinstance(arguments, dict) and arguments:
         rows.append(("arguments", " ".join(f"{key}={value}" for key, value in arguments.items())))
-    external = info.get("kind") == "external"  # of `holdfast run`: seed and threads are the script's own business
+    external = info.get("kind") == RunKind.SCRIPT  # of `holdfast run`: seed and threads are the script's own business
     argv = info.get("command") if external else info.get("argv")
     if argv and isinstance(argv, list):
         rows.append(("command" if external else "argv", " ".join(map(str, argv))))

@@ -16,7 +16,7 @@ from holdfast.monitor.planned import dollars, planned
 from holdfast.record.receipt import cadence_words
 from holdfast.run import machine
 from holdfast.run.reference import handle, shown
-from holdfast.run.states import UNFINISHED_STATES, RunState
+from holdfast.run.states import UNFINISHED_STATES, RunKind, RunState
 
 _SIGNS: dict[str, str] = {RunState.FINISHED: "✓", RunState.FAILED: "✗", RunState.GAVE_UP: "✗", RunState.CRASHED: "✗"}
 _MOST_METRICS = 6
@@ -87,7 +87,7 @@ def _done(look: Look) -> str:
 
 def _foreign(look: Look) -> bool:
     """Of `holdfast run`, and nothing of its state was handed to us."""
-    return look.info.get("kind") == "external" and (look.receipt or {}).get("exact") is not True
+    return look.info.get("kind") == RunKind.SCRIPT and (look.receipt or {}).get("exact") is not True
 
 
 def curves(look: Look) -> list[str]:

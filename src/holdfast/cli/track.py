@@ -17,7 +17,7 @@ from holdfast.base import interpreter, locks, planted
 from holdfast.base.errors import ExitCode, UserError
 from holdfast.base.folders import Folder
 from holdfast.cli.run_settings import settings_of
-from holdfast.console.output import Output, add_flags
+from holdfast.console.output import Output, add_flags, add_folder, add_run
 from holdfast.console.usage import Parser
 from holdfast.run.folder import RunFolder, find_run
 from holdfast.run.settings import Settings, parse_overrides
@@ -42,9 +42,9 @@ A run sends its numbers by itself while it trains, to the trackers of the settin
 tracker was away when the run ended, or if the run was made without it.
 """,
     )
-    parser.add_argument("name", metavar="RUN", help="a run: its name such as calm-heron, its folder, or `latest`")
+    add_run(parser)
     parser.add_argument("words", metavar="KEY=VALUE", nargs="*", default=[], help="settings to use for this command")
-    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
+    add_folder(parser)
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser

@@ -22,7 +22,7 @@ from typing import Any
 from holdfast.base import compile_cache, state_folder
 from holdfast.base.errors import ExitCode, UserError
 from holdfast.console.order import root_of
-from holdfast.console.output import Output, add_flags, counted, shorten, size, table
+from holdfast.console.output import Output, add_flags, add_folder, counted, shorten, size, table
 from holdfast.console.text import without_control
 from holdfast.console.usage import Parser
 from holdfast.monitor import index
@@ -68,7 +68,7 @@ Run folders stay. After it, devices have no history, and `holdfast resume` asks 
     )
     parser.add_argument("--dry-run", action="store_true", help="show what would be removed and change nothing")
     parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
+    add_folder(parser)
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.base.errors import ExitCode, HoldfastError, UserError
-from holdfast.console.output import Output, add_flags
+from holdfast.console.output import Output, add_flags, add_folder
 from holdfast.console.usage import Parser
 from holdfast.monitor import reader
 from holdfast.monitor.devices import behave
@@ -49,7 +49,7 @@ This command only reads. It also shows runs that have finished, crashed or come 
 """,
     )
     parser.add_argument("names", metavar="RUN", nargs="*", help="runs: names such as calm-heron, folders, or `latest`")
-    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
+    add_folder(parser)
     parser.add_argument("-1", "--once", action="store_true", help="print one picture and exit")
     parser.add_argument(
         "--every",

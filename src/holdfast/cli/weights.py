@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.base.errors import ExitCode, UserError
 from holdfast.console.order import root_of
-from holdfast.console.output import Output, add_flags, counted, size
+from holdfast.console.output import Output, add_flags, add_folder, add_run, counted, size
 from holdfast.console.usage import Parser
 from holdfast.run.folder import find_run
 from holdfast.run.reference import handle, shown
@@ -37,7 +37,7 @@ Without --best or --step it takes the best weights, or else the final ones, or e
 It verifies them before it writes the file.
 """,
     )
-    parser.add_argument("name", metavar="RUN", help="a run: its name such as calm-heron, its folder, or `latest`")
+    add_run(parser)
     parser.add_argument("out", metavar="OUT", help="file to write: .safetensors, .pt or .pth")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--best", action="store_true", help="the weights of the best epoch; an error if there are none")
@@ -46,7 +46,7 @@ It verifies them before it writes the file.
     part.add_argument("--ema", action="store_true", help="the protected average of the weights (ema, average or swa)")
     part.add_argument("--module", metavar="NAME", help="which module, if the run protects several")
     parser.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
-    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
+    add_folder(parser)
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser

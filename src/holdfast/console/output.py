@@ -253,6 +253,16 @@ def add_flags(
     group.add_argument("--ascii", action="store_true", help="use ASCII signs instead of Unicode")
 
 
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """The run that a command is about."""
+    parser.add_argument("name", metavar="RUN", help="a run: its name such as calm-heron, its folder, or `latest`")
+
+
+def add_folder(parser: argparse.ArgumentParser) -> None:
+    """Where it is looked for."""
+    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
+
+
 def print_error(error: HoldfastError, screen: Screen | None = None) -> None:
     """error / cause / saved, then the hints after a blank line."""
     screen = screen or Screen.of(sys.stderr)

@@ -30,6 +30,7 @@ from holdfast.devices.battery import Host, ProbeResult
 from holdfast.devices.examined import Examined, Listener, Patient
 from holdfast.devices.findings import Finding
 from holdfast.devices.ledger import Ledger
+from holdfast.devices.ledger_summary import LedgerState
 from holdfast.devices.own_step import OwnStep
 from holdfast.devices.remedies import BAD, Found
 from holdfast.devices.remedy_trials import RemedyTrials
@@ -289,7 +290,7 @@ class Doctor:
         """What runs have seen of it."""
         trust = self.ledger.trust(device, device)
         faults = self.ledger.history(device).faults
-        if not faults or trust.state not in ("probation", "quarantined"):
+        if not faults or trust.state not in (LedgerState.PROBATION, LedgerState.QUARANTINED):
             return []
         evidence = {"faults": counted(faults, "fault"), "since": (trust.since or "")[:10] or None, "kinds": trust.why}
         return [registry.finding("faults-in-runs", device, evidence)]

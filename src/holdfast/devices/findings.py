@@ -22,9 +22,8 @@ from typing import Any
 
 from holdfast.base import toml_file
 from holdfast.base.human import duration, percent, size
+from holdfast.faults.terms import Level
 
-LEVELS = ("note", "warning", "error")
-"""From what is good to know to what makes a device useless."""
 _TEXTS = Path(__file__).with_name("findings.toml")
 
 
@@ -80,8 +79,8 @@ class Finding:
         return explained(self.code)
 
     @property
-    def level(self) -> str:
-        return self.about.level
+    def level(self) -> Level:
+        return Level(self.about.level)
 
     @property
     def title(self) -> str:
@@ -135,9 +134,9 @@ def explained(name: str) -> Explanation:
     return _by_name()[name]
 
 
-def worst(findings: list[Finding]) -> str | None:
+def worst(findings: list[Finding]) -> Level | None:
     """The most serious level among them, or None if there are none."""
-    return max((each.level for each in findings), key=LEVELS.index, default=None)
+    return max((each.level for each in findings), key=list(Level).index, default=None)
 
 
 @lru_cache(maxsize=1)

@@ -150,12 +150,6 @@ def version_of(arch: str) -> tuple[int, int, int] | None:
     return (int(match[1]), int(match[2], 16), int(match[3], 16)) if match else None
 
 
-def arch_of(version: str) -> str | None:
-    """What HSA_OVERRIDE_GFX_VERSION=10.3.0 makes of a card: gfx1030."""
-    match = re.fullmatch(r"\s*(\d{1,2})\.(\d{1,2})\.(\d{1,2})\s*", version)
-    return f"gfx{int(match[1])}{int(match[2]):x}{int(match[3]):x}" if match else None
-
-
 def platform_notes(os: str, vendor: str) -> list[Note]:
     """What is known of a maker's cards under `windows` or `wsl2`."""
     return [facts.note(row) for row in facts.data()["platforms"] if row["os"] == os and row["vendor"] == vendor]

@@ -215,8 +215,8 @@ def suspects(lines: Iterable[str]) -> list[Named]:
 
     What a program did wrong on a card, and a reset that went well, are no reason for a machine to go down.
     """
-    from holdfast.faults.classification import Health
     from holdfast.faults.kernel_messages import parse
+    from holdfast.faults.terms import Health
 
     found: list[Named] = []
     panic: Named | None = None

@@ -36,6 +36,7 @@ from holdfast.devices.device_lock import Alive
 from holdfast.devices.identity import DeviceId, identify, machine_key
 from holdfast.devices.last_boot import READERS, Readers
 from holdfast.devices.ledger_summary import (
+    Decision,
     History,
     Line,
     Standings,
@@ -57,7 +58,6 @@ PATIENCE = 2.0
 """Seconds to wait for another process that writes; then it is taken for stopped, and we write beside it."""
 CLOCKS = 60.0
 """Seconds that the clocks of two boots may be apart."""
-_BINARY = getattr(os, "O_BINARY", 0)
 HOW = ("finished", "moved", "fault", "stopped")
 
 
@@ -78,6 +78,9 @@ class Opened:
     act: str
 
 
+_SAID = {Decision.PROBATION: "it is on probation", Decision.QUARANTINE: "it is in quarantine"}
+
+
 @dataclass(frozen=True, slots=True)
 class Settled:
     """An entry that was left open, and what that meant."""
@@ -91,7 +94,7 @@ class Settled:
     def sentence(self) -> str:
         """For the journal and the screen."""
         rung = f" ({self.rung})" if self.rung else ""
-        end = {"probation": "it is on probation", "quarantine": "it is in quarantine"}.get(self.judgement.decision)
+        end = _SAID.get(self.judgement.decision)
         return f"{self.label}{rung} in {self.run}: {self.judgement.why}; {end or 'it is not blamed'}"
 
 
@@ -219,7 +222,7 @@ class Ledger:
         left = [line for line in _left_open(self.lines(), self.machine) if not self._in_use(line, boot_id)]
         before = [line for line in left if boot_id is not None and line.boot not in (boot_id, None)]
         settled = [
-            *((line, Judgement("killed", "its supervisor was killed")) for line in left if line not in before),
+            *((line, Judgement(Decision.KILLED, "its supervisor was killed")) for line in left if line not in before),
             *self._judge([line for line in before if not _of_another_machine(line, boot_id)]),
         ]
         written = []

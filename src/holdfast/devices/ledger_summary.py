@@ -18,13 +18,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from holdfast.base.text_enum import TextEnum
 from holdfast.run.folder import number, whole
 
 KINDS = ("open", "close", "note", "settled", "forget", "pardon", "total")
 METHOD = 2
 """Of judging a device's numbers. 1 compared whole steps, and accused healthy devices; its verdicts count no longer."""
 WRONG_NUMBERS = "F018"
-STATES = ("trusted", "probation", "quarantined", "unknown")
 INNOCENT = frozenset({"data", "code", "precision", "memory", "outside"})
 """Blame that is not the device's, in the words of faults/blame.py."""
 QUARANTINE_AT = 2
@@ -33,6 +33,32 @@ FORGIVEN_AFTER = 24 * 3600.0
 _SOFTWARE = ("driver", "torch", "kernel")
 _MOST = 50
 """Boots remembered by name in one standing."""
+
+
+class LedgerState(TextEnum):
+    """What the ledger says about a device on a rung."""
+
+    TRUSTED = "trusted"
+    PROBATION = "probation"
+    QUARANTINED = "quarantined"
+    UNKNOWN = "unknown"
+
+
+class Decision(TextEnum):
+    """What an entry that an earlier boot left open means for the device."""
+
+    CLEAN = "clean"
+    MACHINE = "machine"
+    OTHER = "other"
+    POWER = "power"
+    DOWN = "down"
+    BESIDE = "beside"
+    PROBATION = "probation"
+    QUARANTINE = "quarantine"
+    KILLED = "killed"
+
+
+BLAMED = (Decision.PROBATION, Decision.QUARANTINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +108,7 @@ _OWN = ("kind", "id", "time", "machine", "device", "label", "rung", "boot")
 class Trust:
     """How far a rung of a device is trusted, across runs."""
 
-    state: str = "unknown"
+    state: str = LedgerState.UNKNOWN.value
     """trusted, probation, quarantined, or unknown."""
     since: str | None = None
     until: str | None = None
@@ -128,7 +154,7 @@ class Standing:
     seconds_since_freeze: float = 0.0
     downs: list[str] = field(default_factory=list)
     """Boots that ended uncleanly with this device in use and not blamed: for the CPU, with nothing else in use."""
-    state: str = "unknown"
+    state: str = LedgerState.UNKNOWN.value
     since: str = ""
     why: str = ""
     software: dict[str, Any] = field(default_factory=dict)
@@ -174,8 +200,8 @@ class Standing:
         self.steps += steps
         if line.data.get("how") == "fault" and not self.fault_noted:
             self._fault(line, "it failed")
-        elif steps and self.state == "unknown":
-            self._set("trusted", line, "it was used without a fault")
+        elif steps and self.state == LedgerState.UNKNOWN:
+            self._set(LedgerState.TRUSTED, line, "it was used without a fault")
 
     def _note(self, line: Line) -> None:
         what, facts = line.text("what"), line.facts()
@@ -196,15 +222,15 @@ class Standing:
                 self._blame(line, str(facts.get("verdict")), said)
             self.outdated = False
         elif what == "probe" and facts.get("ok") is False:
-            self._set("probation", line, f"its probe failed{f': {said}' if said else ''}")
-        elif what == "trust" and facts.get("state") in STATES:
+            self._set(LedgerState.PROBATION, line, f"its probe failed{f': {said}' if said else ''}")
+        elif what == "trust" and facts.get("state") in tuple(LedgerState):
             self._set(str(facts["state"]), line, said)
 
     def _fault(self, line: Line, why: str) -> None:
         self.faults += 1
         self.before = [*self.before, [self.state, self.since, self.why]][-_MOST:]
-        if self.state != "quarantined":
-            self._set("probation", line, why)
+        if self.state != LedgerState.QUARANTINED:
+            self._set(LedgerState.PROBATION, line, why)
 
     def _blame(self, line: Line, verdict: str, said: str) -> None:
         if verdict not in INNOCENT:
@@ -216,7 +242,7 @@ class Standing:
 
     def _settled(self, line: Line) -> None:
         decision, boot = line.text("decision"), line.boot or ""
-        if decision in ("probation", "quarantine"):
+        if decision in BLAMED:
             if all(freeze.get("boot") != boot for freeze in self.freezes):
                 software = line.data.get("software")
                 under = software if isinstance(software, dict) else self.software
@@ -224,7 +250,7 @@ class Standing:
                 act = line.text("act") or None
                 self.freezes = [*before, {"boot": boot, "time": line.time, "software": under, "act": act}][-_MOST:]
                 self.seconds_since_freeze = 0.0
-            self._set("probation", line, line.text("why") or "the machine went down while it was in use")
+            self._set(LedgerState.PROBATION, line, line.text("why") or "the machine went down while it was in use")
         elif decision in ("power", "down") and boot not in self.downs:
             self.downs = [*self.downs, boot][-_MOST:]
 
@@ -234,12 +260,12 @@ class Standing:
         if self.method:
             self.faults = max(0, self.faults - 1)
             self.method, self.before = 0, []
-            self._set("unknown", line, "pardoned on request")
+            self._set(LedgerState.UNKNOWN, line, "pardoned on request")
 
     def _forget(self, line: Line) -> None:
         self.freezes = []
         self.method = 0
-        self._set("unknown", line, "forgotten on request")
+        self._set(LedgerState.UNKNOWN, line, "forgotten on request")
 
     def _total(self, line: Line) -> None:
         """A standing that was written down: it takes this one's place."""
@@ -247,11 +273,15 @@ class Standing:
         if isinstance(saved, dict):
             for name, value in _checked(saved).items():
                 setattr(self, name, value)
-            if "method" not in saved and _of_whole_steps(self.why) and self.state in ("probation", "quarantined"):
-                self._set("unknown", line, "what was held against it came from an older way to compare")
+            if (
+                "method" not in saved
+                and _of_whole_steps(self.why)
+                and self.state in (LedgerState.PROBATION, LedgerState.QUARANTINED)
+            ):
+                self._set(LedgerState.UNKNOWN, line, "what was held against it came from an older way to compare")
 
     def _set(self, state: str, line: Line, why: str) -> None:
-        self.state, self.since, self.why = state, line.time, why
+        self.state, self.since, self.why = str(state), line.time, why
         self.decided_under = self.software
 
     def to_json(self) -> dict[str, Any]:
@@ -275,8 +305,8 @@ def _checked(saved: Mapping[str, Any]) -> dict[str, Any]:
     for name, kind in (("freezes", dict), ("downs", str), ("before", list), ("suspicions", dict)):
         right[name] = [value for value in right.get(name, []) if isinstance(value, kind)]
     right["before"] = [each for each in right["before"] if [type(word) for word in each] == [str] * 3]
-    if right.get("state") not in STATES:
-        right["state"] = "unknown"
+    if right.get("state") not in tuple(LedgerState):
+        right["state"] = LedgerState.UNKNOWN.value
     return right
 
 
@@ -322,28 +352,28 @@ def trust_of(standings: Standings, device: str, rung: str, software: Mapping[str
     standing = standings.get((device, rung), Standing())
     faults, hours = standing.faults, standing.seconds / 3600
     if device == "cpu":
-        return Trust("trusted", None, None, "what is left when everything else fails", faults, hours)
+        return Trust(LedgerState.TRUSTED, None, None, "what is left when everything else fails", faults, hours)
     state, why, since = standing.state, standing.why, standing.since or None
     until = None
     frozen = freezes_that_count(standing, software)
     changed = not same_software(standing.decided_under, dict(software))
     if len(frozen) >= QUARANTINE_AT:
-        state, since = "quarantined", str(frozen[-1].get("time"))
+        state, since = LedgerState.QUARANTINED, str(frozen[-1].get("time"))
         why = f"the machine went down {len(frozen)} times while it was in use"
-    elif state == "quarantined" and changed:
-        state, why = "probation", f"the software has changed since its quarantine: {why}"
+    elif state == LedgerState.QUARANTINED and changed:
+        state, why = LedgerState.PROBATION, f"the software has changed since its quarantine: {why}"
     elsewhere = [
         other
         for (key, name), other in standings.items()
         if key == device and name != rung and freezes_that_count(other, software)
     ]
-    if state in ("trusted", "unknown") and elsewhere and not frozen:
+    if state in (LedgerState.TRUSTED, LedgerState.UNKNOWN) and elsewhere and not frozen:
         other = elsewhere[-1]
-        state, since = "probation", str(other.freezes[-1].get("time"))
+        state, since = LedgerState.PROBATION, str(other.freezes[-1].get("time"))
         why = f"the machine went down while it was in use with {other.rung or 'another rung'}"
-    if state == "quarantined":
+    if state == LedgerState.QUARANTINED:
         until = f"driver, torch or kernel changes, or `holdfast ledger --forget {standing.label or device}`"
-    elif state == "probation":
+    elif state == LedgerState.PROBATION:
         until = "a probe passes and its steps agree with the CPU"
     return Trust(state, since, until, why, faults, hours)
 

@@ -25,7 +25,7 @@ from holdfast.base.errors import UserError
 
 MORE = "holdfast.probes.more"
 """The folder whose files are probes. Found by its name: what runs in a probe's process is a floor above this one."""
-_SHARES = ("conduct.first_step", "memory.transfer", "compare.train", "compare.double")
+_SHARES = ("behaviour.first_step", "memory.transfer", "compare.train", "compare.double")
 ACCELERATORS = ("cuda", "xpu", "mps", "pretend")
 TRAIN = ("forward", "backward", "training")
 DEADLINE = 60.0
@@ -107,7 +107,7 @@ def script_probe(script: Path, arguments: Mapping[str, str] | None = None, calle
     """One real step of the user's own script, or of a workload that is `called` so. From now on `find` knows it."""
     name = f"script {called or script.name}"
     options = {"script": str(script), "arguments": dict(arguments or {}), "name": called or script.name}
-    _OWN[name] = Probe(name, "own.script", "model", ("",), deadline_s=600.0, options=options)
+    _OWN[name] = Probe(name, "script_step.script", "model", ("",), deadline_s=600.0, options=options)
     return _OWN[name]
 
 
@@ -213,7 +213,7 @@ _LONG: dict[str, Any] = {"batch": 32, "deadline_s": 180.0, "options": {"seconds"
 
 PROBES: tuple[Probe, ...] = (
     # Can it be used at all, and how long does that take?
-    _one("first step", "conduct.first_step", "launch", quick=True, deadline_s=180.0),
+    _one("first step", "behaviour.first_step", "launch", quick=True, deadline_s=180.0),
     _one("memory pattern", "memory.pattern", "memory"),
     Probe(
         "transfer",
@@ -265,12 +265,14 @@ PROBES: tuple[Probe, ...] = (
     ),
     # Conduct.
     *(
-        _one(f"same {layer} twice", "conduct.same", _FAMILIES[layer], layer=layer, batch=8, situation="deterministic")
+        _one(f"same {layer} twice", "behaviour.same", _FAMILIES[layer], layer=layer, batch=8, situation="deterministic")
         for layer in ("linear", "conv2d", "attention", "scatter")
     ),
-    Probe("random numbers", "conduct.chance", "random", ("uniform", "normal", "dropout", "same seed")),
+    Probe("random numbers", "behaviour.chance", "random", ("uniform", "normal", "dropout", "same seed")),
     _one("memory limit", "memory.fill", "memory", quick=True, deadline_s=120.0),
     _one("recovery after out of memory", "memory.recover", "memory", situation="recovery"),
-    _one("network in company", "conduct.steps", "training", situation="company", company=True, quick=True, **_NETWORK),
-    _one("sustained load", "conduct.load", "training", situation="sustained", **{**_NETWORK, **_LONG}),
+    _one(
+        "network in company", "behaviour.steps", "training", situation="company", company=True, quick=True, **_NETWORK
+    ),
+    _one("sustained load", "behaviour.load", "training", situation="sustained", **{**_NETWORK, **_LONG}),
 )

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.base import interpreter, processes
+from holdfast.base import child_process, interpreter, processes
 from holdfast.base.broken_torch import broken_torch
 from holdfast.base.channel import Channel, Closed
 from holdfast.base.files import write_json
@@ -92,19 +92,10 @@ class Host:
         self.close()
 
     def _serve(self) -> None:
-        ours, theirs = Channel.pair()
-        os.set_inheritable(theirs.fileno(), True)
-        self._server = subprocess.Popen(
-            interpreter.module(self.module, "serve", str(theirs.fileno()), str(os.getpid())),
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # what a probe says goes to its own folder
-            start_new_session=True,
-            env={**os.environ, **self.env},
+        quiet = subprocess.DEVNULL  # what a probe says goes to its own folder
+        self._server, self._channel = child_process.start(
+            self.module, "serve", child_process.FD, str(os.getpid()), env=self.env, output=quiet
         )
-        theirs.close()
-        self._channel = ours
 
     def start(self, config: dict[str, Any]) -> Child:
         """A probe begins, as soon as torch is imported."""
@@ -220,12 +211,7 @@ class Host:
             self._channel.close()
             self._channel = None
         if self._server is not None:
-            try:
-                self._server.wait(2.0)
-            except subprocess.TimeoutExpired:
-                self._server.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):  # one that cannot be killed is left behind
-                    self._server.wait(2.0)
+            child_process.wait_or_kill(self._server)
             self._server = None
 
     def end(self, child: Child, patience: float) -> bool:

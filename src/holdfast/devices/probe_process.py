@@ -1,6 +1,6 @@
 """Starting a probe and waiting for its word, without waiting: whoever supervises a run has other things to do.
 
-    probe = Probe.start("cuda:0", deadline_s=120.0)       # a child of its own, in a process group of its own
+    probe = ProbeProcess.start("cuda:0", deadline_s=120.0)       # a child of its own, in a process group of its own
     result = probe.poll()                                 # None while it works
     result.ok, result.why, result.seconds                 # False, "it was killed by SIGSEGV", 4.2
     probe.close()                                         # never mind
@@ -46,7 +46,7 @@ class ProbeResult:
     """The process that could not be killed."""
 
 
-class Probe:
+class ProbeProcess:
     """A probe under way."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Probe:
         env: Mapping[str, str] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
-    ) -> Probe:
+    ) -> ProbeProcess:
         """Start it and return at once. `env` comes on top of this process's own: the remedies of a rung."""
         out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - read when the child has ended
         child = subprocess.Popen(
@@ -137,7 +137,7 @@ class Probe:
 
 def run_probe(device: str, deadline_s: float = 120.0, env: Mapping[str, str] | None = None) -> ProbeResult:
     """A probe from its start to its result."""
-    probe = Probe.start(device, deadline_s, env)
+    probe = ProbeProcess.start(device, deadline_s, env)
     try:
         while (result := probe.poll()) is None:
             time.sleep(0.02)

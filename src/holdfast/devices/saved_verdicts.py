@@ -26,7 +26,7 @@ from holdfast.base.files import read_json, write_json
 from holdfast.base.folders import make_private
 from holdfast.devices.identity import DeviceId
 from holdfast.devices.ledger import Ledger, software
-from holdfast.devices.ledger_summary import INNOCENT, Line
+from holdfast.devices.ledger_summary import BLAMED, INNOCENT, Line
 from holdfast.devices.verdict import TRAINABLE, Verdict
 
 FILE = "verdicts.json"
@@ -159,7 +159,7 @@ def _fault_in(lines: Sequence[Line], device: DeviceId, verdict: Verdict) -> str:
 def _accuses(line: Line) -> bool:
     """A fault that is the device's, or a boot that ended with it in use."""
     if line.kind == "settled":
-        return line.text("decision") in ("probation", "quarantine")
+        return line.text("decision") in BLAMED
     return line.kind == "note" and line.text("what") == "fault" and line.facts().get("blame") not in INNOCENT
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from holdfast.devices.ledger_summary import QUARANTINE_AT
+from holdfast.devices.ledger_summary import BLAMED, QUARANTINE_AT, Decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,48 +59,50 @@ class Case:
 class Judgement:
     """A decision with its reason and its evidence."""
 
-    decision: str
-    """clean, machine, other, power, down, beside, probation or quarantine; `killed` is decided without a case."""
+    decision: Decision
+    """KILLED is decided without a case."""
     why: str
     evidence: tuple[str, ...] = ()
 
     @property
     def blamed(self) -> bool:
-        return self.decision in ("probation", "quarantine")
+        return self.decision in BLAMED
 
 
 def judge(case: Case) -> Judgement:
     """What an open entry of an earlier boot means."""
     seen = [case.ended.evidence] if case.ended.evidence else []
     if case.ended.how == "clean":
-        return Judgement("clean", "the machine was shut down while it was in use", tuple(seen))
+        return Judgement(Decision.CLEAN, "the machine was shut down while it was in use", tuple(seen))
     if case.on_cpu:
         return _of_the_cpu(case, seen)
     first = next(iter(case.named), None)
     if first is not None and first.whose == "machine":
-        return Judgement("machine", "the machine itself failed while it was in use", (*seen, first.text))
+        return Judgement(Decision.MACHINE, "the machine itself failed while it was in use", (*seen, first.text))
     if first is not None and _another(first.pci, case.pci):
-        return Judgement("other", "another card failed while it was in use", (*seen, first.text))
+        return Judgement(Decision.OTHER, "another card failed while it was in use", (*seen, first.text))
     if first is None and case.downs > case.excused:
         times = "once" if case.downs == 1 else f"{case.downs} times"
         text = f"this machine also went down {times} with nothing but the CPU in use"
-        return Judgement("power", "a power cut is as likely as the device", (*seen, text))
+        return Judgement(Decision.POWER, "a power cut is as likely as the device", (*seen, text))
     if first is not None:
         seen.append(first.text)
         why = "the machine went down while it was in use, and the kernel named it"
     else:
         why = "the machine went down while it was in use"
         seen += [f"also in use: {', '.join(case.others)}"] if case.others else []
-    return Judgement("quarantine" if case.froze_before + 1 >= QUARANTINE_AT else "probation", why, tuple(seen))
+    return Judgement(
+        Decision.QUARANTINE if case.froze_before + 1 >= QUARANTINE_AT else Decision.PROBATION, why, tuple(seen)
+    )
 
 
 def _of_the_cpu(case: Case, seen: list[str]) -> Judgement:
     """The CPU is never blamed; that the machine went down with nothing else in use is worth knowing."""
     if case.others:
         text = f"also in use: {', '.join(case.others)}"
-        return Judgement("beside", "the machine went down with other devices in use", (*seen, text))
+        return Judgement(Decision.BESIDE, "the machine went down with other devices in use", (*seen, text))
     named = [each.text for each in case.named[:1]]
-    return Judgement("down", "the machine went down with nothing but the CPU in use", (*seen, *named))
+    return Judgement(Decision.DOWN, "the machine went down with nothing but the CPU in use", (*seen, *named))
 
 
 def _another(named: str | None, ours: str | None) -> bool:

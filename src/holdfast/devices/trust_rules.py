@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 
 from holdfast.base.human import counted, duration
 from holdfast.base.text_enum import TextEnum
+from holdfast.devices.ledger_summary import LedgerState
 from holdfast.run.setting_groups import ProbationSettings
 
 
@@ -74,14 +75,14 @@ class DeviceTrust:
 
 
 def begin(
-    device: str, rules: ProbationSettings, known: str = "unknown", why: str = "", *, now: float = 0.0
+    device: str, rules: ProbationSettings, known: str = LedgerState.UNKNOWN, why: str = "", *, now: float = 0.0
 ) -> DeviceTrust:
-    """A device at the start of a run; `known` is what the ledger says: trusted, probation, quarantined, unknown."""
+    """A device at the start of a run; `known` is what the ledger says."""
     reason = f": {why}" if why else ""
     trust = DeviceTrust(device, rules)
-    if known == "quarantined":
+    if known == LedgerState.QUARANTINED:
         return replace(trust, state=State.LEFT, says=f"{device} is in quarantine{reason}")
-    if known == "probation" and rules.enabled:
+    if known == LedgerState.PROBATION and rules.enabled:
         return replace(
             trust,
             state=State.FAILED,

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.base import dataclass_json
+from holdfast.base.dataclass_json import Count
 from holdfast.devices import flags, remedies
 from holdfast.devices.findings import Finding
-from holdfast.devices.ledger_summary import Trust
+from holdfast.devices.ledger_summary import LedgerState, Trust
 from holdfast.devices.remedies import BAD, Cure, Found
 from holdfast.devices.traits import FAILED, FP32, LOW, PASSED, STATUSES, Result, froze, traits
+from holdfast.faults.terms import Level
 
 TRUSTED, CARE, INFERENCE, REFUSED = STATES = ("trusted", "use_with_care", "inference_only", "refused")
 TRAINABLE = (TRUSTED, CARE)
@@ -43,9 +45,9 @@ class Policy:
     precisions: tuple[str, ...] = ()
     """Those that were checked and are right; the script chooses among them."""
     sdpa_off: tuple[str, ...] = ()
-    memory_headroom_bytes: int | None = None
+    memory_headroom_bytes: Count | None = None
     """Kept free."""
-    microbatch: int | None = None
+    microbatch: Count | None = None
     """The most samples at once."""
     avoid: tuple[str, ...] = ()
     """channels_last, compile, a second process, changing shapes, double backward."""
@@ -75,17 +77,8 @@ class Policy:
     @classmethod
     def from_json(cls, data: object) -> Policy:
         """From a file that anybody may have edited: what is not of the right type is left out."""
-        said = data if isinstance(data, dict) else {}
-        env = said.get("env")
-        return cls(
-            _words(said.get("precisions")),
-            _words(said.get("sdpa_off")),
-            _natural(said.get("memory_headroom_bytes")),
-            _natural(said.get("microbatch")),
-            _words(said.get("avoid")),
-            _words(said.get("remedies")),
-            remedies.known_environment(env if isinstance(env, dict) else {}),
-        )
+        found = dataclass_json.read(cls, data) or cls()
+        return replace(found, env=remedies.known_environment(found.env))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +91,7 @@ class Verdict:
     """In words that can stand after the state."""
     policy: Policy = field(default_factory=Policy)
     findings: tuple[Finding, ...] = ()
-    probes: Mapping[str, int] = field(default_factory=dict)
+    probes: Mapping[str, Count] = field(default_factory=dict)
     """How many ended in which way."""
     measured_at: str | None = None
     valid_while: Mapping[str, Any] = field(default_factory=dict)
@@ -136,23 +129,13 @@ class Verdict:
         """None for what is no verdict."""
         if not isinstance(data, dict) or data.get("verdict") not in STATES or not isinstance(data.get("id"), str):
             return None
-        device, probes, listed = data["id"], data.get("probes"), data.get("findings")
+        device, listed = data["id"], data.get("findings")
         found = [Finding.from_json(device, each) for each in (listed if isinstance(listed, list) else [])]
-        counts = probes if isinstance(probes, dict) else {}
-        while_ = data.get("valid_while")
-        return cls(
-            device,
-            data["verdict"],
-            _text(data.get("why")) or "",
-            Policy.from_json(data.get("policy")),
-            tuple(each for each in found if each is not None),
-            {name: value for name in STATUSES if (value := _natural(counts.get(name))) is not None},
-            _text(data.get("measured_at")),
-            while_ if isinstance(while_, dict) else {},
-            data.get("full") is True,
-            _text(data.get("name")),
-            _text(data.get("arch")),
-        )
+        verdict = dataclass_json.read(cls, {**data, "device": device, "state": data["verdict"], "findings": []})
+        if verdict is None:
+            return None
+        probes = {name: count for name, count in verdict.probes.items() if name in STATUSES}
+        return replace(verdict, findings=tuple(each for each in found if each is not None), probes=probes)
 
 
 # Judging ------------------------------------------------------------------------------------------------------------
@@ -188,7 +171,7 @@ def _cannot_be_used(case: Case) -> str | None:
 
 
 def _is_quarantined(case: Case) -> str | None:
-    return case.trust.why if case.trust.state == "quarantined" else None
+    return case.trust.why if case.trust.state == LedgerState.QUARANTINED else None
 
 
 def _froze_the_machine(case: Case) -> str | None:
@@ -224,7 +207,7 @@ def _was_cured(case: Case) -> str | None:
 
 
 def _is_on_probation(case: Case) -> str | None:
-    return case.trust.why if case.trust.state == "probation" else None
+    return case.trust.why if case.trust.state == LedgerState.PROBATION else None
 
 
 def _low_precision_froze(case: Case) -> str | None:
@@ -264,13 +247,10 @@ def judge(device: str, case: Case, findings: Iterable[Finding] = (), **about: An
         state,
         why,
         policy_for(case),
-        tuple(sorted(findings, key=lambda each: (_LEVELS.get(each.level, 3), each.code))),
+        tuple(sorted(findings, key=lambda each: (-list(Level).index(each.level), each.code))),
         Counter(each.status for each in case.results),
         **about,
     )
-
-
-_LEVELS = {"error": 0, "warning": 1, "note": 2}
 
 
 def _first(case: Case, matters: Callable[[Result], bool]) -> str | None:
@@ -353,13 +333,5 @@ def _headroom(case: Case) -> int | None:
 # Untrusted input ----------------------------------------------------------------------------------------------------
 
 
-def _words(value: object) -> tuple[str, ...]:
-    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()
-
-
 def _natural(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None

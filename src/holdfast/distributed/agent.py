@@ -35,7 +35,7 @@ from holdfast.distributed import roster
 from holdfast.distributed.job import Job
 from holdfast.distributed.rank_nursery import Forker
 from holdfast.distributed.roster import Roster
-from holdfast.run.messages import Exited, Forked, Message, Unsafe
+from holdfast.run.messages import Exited, Forked, Message, RankWanted, Unsafe
 
 LOG = "ranks.log"
 PATIENCE = 40.0
@@ -253,7 +253,7 @@ class RankAgent:
         missing = next((each for each in wanted if each.pause_until <= now), None)
         if missing is not None:
             self._forking, missing.begun = missing, now
-            self._forker.fork({"words": self._words, "env": self._env_of(missing), "cwd": os.getcwd()})
+            self._forker.fork(RankWanted(tuple(self._words), self._env_of(missing), os.getcwd()))
 
     def _start_fresh(self, member: Member) -> None:
         """A process that imports torch itself, where forking is not safe."""

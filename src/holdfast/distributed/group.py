@@ -49,7 +49,8 @@ from holdfast.distributed.roster import ask, await_next, gather, invited, store_
 from holdfast.distributed.shared_votes import SharedVotes
 from holdfast.distributed.wrapped import Wrapped
 from holdfast.faults.classification import Fault, Kind
-from holdfast.faults.ladder import Action, Move
+from holdfast.faults.ladder import Move
+from holdfast.faults.terms import Action
 from holdfast.run.commit_points import CommitPoint
 from holdfast.state.shared_out import is_shared_out
 from holdfast.worker.peers import PeerFault

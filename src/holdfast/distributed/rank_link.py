@@ -27,7 +27,8 @@ from holdfast.distributed.job import Job
 from holdfast.distributed.place import Place
 from holdfast.distributed.torchrun import AGENT_LOG
 from holdfast.faults.classification import Fault, Kind, classify_exit
-from holdfast.faults.ladder import Action, Move
+from holdfast.faults.ladder import Move
+from holdfast.faults.terms import Action
 from holdfast.record import evidence
 from holdfast.record.reporter import Face
 from holdfast.run.folder import RunFolder

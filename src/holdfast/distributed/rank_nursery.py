@@ -1,7 +1,7 @@
 """New ranks in a moment: a process that has torch forks them. No torch here.
 
     forker = Forker(preload=["torchvision"])     # the nursery of an agent of ours (agent.py)
-    forker.fork(config); forker.news()           # its answers: who was forked, who has ended
+    forker.fork(rank); forker.news()             # its answers: who was forked, who has ended
 
     nest = Nest(job, preload=["torchvision"])    # holdfast launch with torchrun below it
     nest.serve()                                 # ten times a second: who asks, who has ended, who is wanted no more
@@ -19,17 +19,30 @@ import importlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.base import interpreter, processes
+from holdfast.base import child_process, processes
 from holdfast.base.channel import Channel, Closed
+from holdfast.base.dataclass_json import read_strictly
 from holdfast.distributed.job import Job
-from holdfast.run.messages import Broken, Exited, Fork, Forked, Message, Ready, Unsafe, Warm, received
+from holdfast.run.messages import (
+    Broken,
+    Exited,
+    Fork,
+    Forked,
+    Message,
+    RankEnded,
+    RankWanted,
+    Ready,
+    Unsafe,
+    Warm,
+    heard,
+    received,
+)
 from holdfast.worker.nursery import Nursery
 
 NESTED = "HOLDFAST_NESTED"
@@ -42,7 +55,7 @@ class Guest:
     """One process of the agent's, and the rank that was forked for it."""
 
     channel: Channel
-    asked: dict[str, Any] | None = None
+    asked: RankWanted | None = None
     pid: int = 0
 
 
@@ -63,28 +76,20 @@ class Forker:
         return not processes.portable() and hasattr(socket, "AF_UNIX")
 
     def _begin(self) -> None:
-        ours, theirs = Channel.pair()
-        os.set_inheritable(theirs.fileno(), True)
         self.ready = False
-        self._channel = ours
-        words = [str(theirs.fileno()), str(os.getpid()), *self.preload]
-        self._process = subprocess.Popen(
-            interpreter.module("holdfast.distributed.rank_nursery", *words),
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
+        self._process, self._channel = child_process.start(
+            "holdfast.distributed.rank_nursery", child_process.FD, str(os.getpid()), *self.preload
         )
-        theirs.close()
         if self.preload:
-            ours.send(Warm().to_json())
+            self._channel.send(Warm().to_json())
 
     def fileno(self) -> int:
         return self._channel.fileno()
 
-    def fork(self, config: dict[str, Any]) -> None:
+    def fork(self, rank: RankWanted) -> None:
         """Ask for a rank: `forked` or `unsafe` is the answer. The nursery takes one request at a time."""
         with contextlib.suppress(Closed):
-            self._channel.send(Fork({"generation": 0, **config}).to_json())
+            self._channel.send(Fork(rank.to_json()).to_json())
 
     def news(self) -> Iterator[Message | None]:
         """What the nursery has said since the last call; None where it is another one from here on."""
@@ -102,11 +107,7 @@ class Forker:
 
     def close(self) -> None:
         self._channel.close()
-        try:
-            self._process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(2.0)
+        child_process.wait_or_kill(self._process)
 
 
 class Nest:
@@ -150,16 +151,16 @@ class Nest:
                 processes.send_group(guest.pid, processes.KILL)
         elif isinstance(message, Unsafe) and self._forking:  # without torch it ends, and its guests hear of that
             guest = self._forking.pop(0)
-            self._answer(guest, {"alone": True})
+            self._answer(guest, None)
         elif isinstance(message, Exited):
             for guest in [each for each in self._guests if each.pid == message.pid]:
                 self.job.note(f"exit-{guest.pid}", {"code": message.known_code})
-                self._answer(guest, {"code": message.known_code})
+                self._answer(guest, message.known_code)
 
     def _attend(self, guest: Guest) -> None:
         try:
-            for message in guest.channel.pending():
-                guest.asked = message
+            for message in heard(guest.channel.pending()):
+                guest.asked = message if isinstance(message, RankWanted) else guest.asked
         except Closed:  # the agent has ended it, or somebody has: its rank goes too
             self._guests.remove(guest)
             guest.channel.close()
@@ -170,9 +171,9 @@ class Nest:
             self._forking.append(guest)  # one at a time: the nursery reads one message each time it looks
             self._forker.fork(guest.asked)
 
-    def _answer(self, guest: Guest, message: dict[str, Any]) -> None:
+    def _answer(self, guest: Guest, code: int | None) -> None:
         with contextlib.suppress(Closed):
-            guest.channel.send(message)
+            guest.channel.send(RankEnded(code).to_json())
         guest.channel.close()
         if guest in self._guests:
             self._guests.remove(guest)
@@ -180,7 +181,7 @@ class Nest:
     def _nursery_died(self) -> None:
         """Its ranks have ended with it; new ones come from a new one."""
         for guest in list(self._guests):
-            self._answer(guest, {"code": -int(processes.KILL)} if guest.pid else {"alone": True})
+            self._answer(guest, -int(processes.KILL) if guest.pid else None)
         self._forking.clear()
 
     def close(self) -> None:
@@ -212,9 +213,10 @@ class RankNursery(Nursery):
         for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
             signal.signal(number, signal.SIG_DFL)
         os.environ.clear()
-        os.environ.update({**config["env"], NESTED: str(os.getppid())})
-        os.chdir(config["cwd"])
-        return int(main(config["words"]))
+        rank = read_strictly(RankWanted, config)
+        os.environ.update({**rank.env, NESTED: str(os.getppid())})
+        os.chdir(rank.cwd)
+        return int(main(list(rank.words)))
 
 
 def _unix_socket() -> socket.socket:
@@ -231,11 +233,11 @@ def ask(job: Path, words: Sequence[str]) -> int | None:
     try:
         sock.connect(str(job / _SOCKET))
         channel = Channel(sock)
-        channel.send({"words": list(words), "env": dict(os.environ), "cwd": os.getcwd()})
+        channel.send(RankWanted(tuple(words), dict(os.environ), os.getcwd()).to_json())
         answer, _ = channel.receive()
     except (OSError, Closed):
         return 1  # whoever forked it is gone, and so is the rank
-    return None if answer.get("alone") else int(answer["code"])
+    return read_strictly(RankEnded, answer).code
 
 
 if __name__ == "__main__":

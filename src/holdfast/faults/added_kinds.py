@@ -34,28 +34,11 @@ from typing import Any
 
 from holdfast.base import additions
 from holdfast.base.errors import UserError
-from holdfast.base.text_enum import TextEnum
+from holdfast.faults.terms import Action, Family, Health, Level
 
 TEXTS = ("slug", "level", "title", "seen", "means", "does", "you_can")
 _HERE = Path(__file__).with_name("more")
-_LEVELS = ("note", "warning", "error")
-_HEALTHS = ("alive", "dead", "machine")
-_ACTIONS = ("retry", "split", "cpu_batch", "replace", "next_rung", "fail", "give_up")
-_LAST = ("fail", "give_up")
-
-
-class Family(TextEnum):
-    """Kinds of fault that count against each other: a crash after a hang at one step is the second time."""
-
-    MEMORY = "memory"
-    DEVICE = "device"
-    OUTSIDE = "outside"
-    HOST = "host"
-    LOADER = "loader"
-    UNFIT = "unfit"
-    SCRIPT = "script"
-    NUMBERS = "numbers"
-    STORAGE = "storage"
+_LAST = (Action.FAIL, Action.GIVE_UP)
 
 
 _FIELDS: Mapping[str, type] = {
@@ -114,7 +97,7 @@ def read(kinds: Collection[str], codes: Collection[str]) -> dict[str, Added]:
 def _row(name: str, table: Mapping[str, Any], where: str) -> Added:
     needed = [field for field in _FIELDS if field != "messages"]
     additions.check_fields(where, table, _FIELDS, needed)
-    for field, allowed in (("level", _LEVELS), ("health", _HEALTHS), ("family", tuple(Family))):
+    for field, allowed in (("level", tuple(Level)), ("health", tuple(Health)), ("family", tuple(Family))):
         if table[field] not in allowed:
             raise UserError(f"{where}: `{field}` is `{table[field]}`", hints=[f"use {', '.join(allowed)}"])
     try:
@@ -146,10 +129,10 @@ def _ending(words: list[Any], where: str) -> list[Any]:
 
 def _entry(word: object, where: str) -> tuple[str, int]:
     action, _, times = str(word).partition(" ")
-    if action not in _ACTIONS or not (times == "" or (times.isdigit() and int(times) > 0)):
+    if action not in tuple(Action) or not (times == "" or (times.isdigit() and int(times) > 0)):
         raise UserError(
             f"{where}: `ladder` has `{word}`",
-            hints=[f"use {', '.join(_ACTIONS)}, with a number of tries behind it where one is not enough"],
+            hints=[f"use {', '.join(Action)}, with a number of tries behind it where one is not enough"],
         )
     return action, int(times or 1)
 

@@ -23,8 +23,9 @@ from dataclasses import dataclass, field, replace
 from holdfast.base import dataclass_json
 from holdfast.base.cgroup import Limit
 from holdfast.base.human import count
-from holdfast.faults.kinds import CODES, ByKind, Explanation, Health, Kind, added, explanations, health_of
+from holdfast.faults.kinds import CODES, ByKind, Explanation, Kind, added, explanations, health_of
 from holdfast.faults.signatures import Signature, match_text, signature, signatures
+from holdfast.faults.terms import Health
 
 __all__ = [
     "CODES",
@@ -32,7 +33,6 @@ __all__ = [
     "ByKind",
     "Explanation",
     "Fault",
-    "Health",
     "Kind",
     "Signature",
     "added",

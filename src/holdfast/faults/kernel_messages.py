@@ -18,7 +18,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from holdfast.faults.classification import CODES, Health, Kind
+from holdfast.faults.classification import CODES, Kind
+from holdfast.faults.terms import Health, Level
 
 _HERE = Path(__file__).parent
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\).*?: (\d+),?")
@@ -55,7 +56,7 @@ NVIDIA = {
 }
 """The words of NVIDIA's catalogue for what to do at once, in ours."""
 _WORST = {Health.ALIVE: 0, Health.DEAD: 1, Health.MACHINE: 2}
-_LEVELS = {Health.ALIVE: "note", Health.DEAD: "warning", Health.MACHINE: "error"}
+_LEVELS = {Health.ALIVE: Level.NOTE, Health.DEAD: Level.WARNING, Health.MACHINE: Level.ERROR}
 
 
 @dataclass(frozen=True, slots=True)

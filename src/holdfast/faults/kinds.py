@@ -21,6 +21,7 @@ from holdfast.base.errors import UserError
 from holdfast.base.text_enum import TextEnum
 from holdfast.faults.added_kinds import Added
 from holdfast.faults.added_kinds import read as read_added
+from holdfast.faults.terms import Health
 
 _HERE = Path(__file__).parent
 
@@ -130,17 +131,6 @@ _CODES = {
 }
 CODES: Mapping[Kind, str] = ByKind(_CODES, "code")
 """Public and stable: a new kind takes the next number, and none is ever used again."""
-
-
-class Health(TextEnum):
-    """What is left of the worker's process after a fault."""
-
-    ALIVE = "alive"
-    """Still usable."""
-    DEAD = "dead"
-    """Needs a new process."""
-    MACHINE = "machine"
-    """A new process is not enough: the device needs a reset or the machine a reboot."""
 
 
 _HEALTH = {

@@ -17,29 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.base import dataclass_json
-from holdfast.base.text_enum import TextEnum
-from holdfast.faults.added_kinds import Family
-from holdfast.faults.classification import ByKind, Fault, Health, Kind, added
-
-
-class Action(TextEnum):
-    """What the supervisor and the worker know how to do."""
-
-    RETRY = "retry"
-    """Roll back, free memory, the same step whole in the same process."""
-    SPLIT = "split"
-    """Roll back, then the same step in `pieces` microbatches of exact weight."""
-    CPU_BATCH = "cpu_batch"
-    """This batch on the CPU, then back."""
-    REPLACE = "replace"
-    """A new worker from the snapshot, on the same rung."""
-    NEXT_RUNG = "next_rung"
-    """A new worker from the snapshot, on another rung."""
-    FAIL = "fail"
-    """Stop: the script's own error."""
-    GIVE_UP = "give_up"
-    """Stop: nothing is left to try. The state is saved."""
-
+from holdfast.faults.classification import ByKind, Fault, Kind, added
+from holdfast.faults.terms import Action, Family, Health
 
 PLUMBING = frozenset(
     {

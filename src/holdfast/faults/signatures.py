@@ -15,7 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from holdfast.faults.kinds import Health, Kind, added
+from holdfast.faults.kinds import Kind, added
+from holdfast.faults.terms import Health
 
 _FILE = Path(__file__).with_name("signatures.json")
 

@@ -22,7 +22,6 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from holdfast.base.errors import UserError
 from holdfast.run.folder import read_json
@@ -84,9 +83,9 @@ def read(path: Path) -> list[Ailment]:
         raise UserError(f"{path} cannot be understood", cause=str(error)) from None
 
 
-def find(config: dict[str, Any] | None = None) -> Path | None:
+def find(named: str | None = None) -> Path | None:
     """The file for this process: named by the supervisor, or by the environment."""
-    named = (config or {}).get("pretend") or os.environ.get(VARIABLE)
+    named = named or os.environ.get(VARIABLE)
     return Path(named) if named else None
 
 

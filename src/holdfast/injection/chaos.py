@@ -134,20 +134,20 @@ def from_environment() -> dict[str, Any] | None:
 # -- in the worker ------------------------------------------------------------------------------------------
 
 
-def arm(session: Trained, plan: dict[str, Any], config: dict[str, Any]) -> None:
-    """Watch the session's phases and fire what is due."""
+def arm(session: Trained, plan: dict[str, Any], pids: dict[str, int | None]) -> None:
+    """Watch the session's phases and fire what is due. `pids`: the processes of the run, by name."""
     faults = FaultPlan.from_json(plan).faults
     if faults:
-        session._phase_hooks.append(_Injector(session, faults, Path(plan["claims"]), config))
+        session._phase_hooks.append(_Injector(session, faults, Path(plan["claims"]), pids))
 
 
 class _Injector:
     def __init__(
-        self, session: Trained, faults: tuple[InjectedFault, ...], claims: Path, config: dict[str, Any]
+        self, session: Trained, faults: tuple[InjectedFault, ...], claims: Path, pids: dict[str, int | None]
     ) -> None:
         self.session = session
         self.claims = claims
-        self.pids: dict[str, int | None] = config.get("pids", {})
+        self.pids = pids
         claims.mkdir(parents=True, exist_ok=True)
         self.waiting = {number: fault for number, fault in enumerate(faults) if not self._claimed(number)}
 

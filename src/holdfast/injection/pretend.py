@@ -51,9 +51,9 @@ class PretendMemory:
 # -- ailments -----------------------------------------------------------------------------------------------
 
 
-def arm(session: Trained, label: str, config: dict[str, Any]) -> None:
+def arm(session: Trained, label: str, named: str | None) -> None:
     """Let the device of this worker fail as its ailments say; one that has none, or is none of ours, is well."""
-    path = ailments.find(config)
+    path = ailments.find(named)
     if path is None or not label.startswith(NAME):
         return
     patient = Patient(path, label)

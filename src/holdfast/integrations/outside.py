@@ -21,8 +21,9 @@ import torch
 
 from holdfast.base.board import Board, Phase
 from holdfast.base.channel import Channel, Closed, connect_back
-from holdfast.base.errors import InternalError, UserError, from_json
-from holdfast.run.messages import Attach, Message, SlotsWanted
+from holdfast.base.dataclass_json import read_strictly
+from holdfast.base.errors import InternalError, UserError
+from holdfast.run.messages import Attach, AttachAnswer, Message, SlotsWanted
 from holdfast.run.settings import Settings
 from holdfast.state import snapshot
 from holdfast.state.protected import Protected
@@ -41,25 +42,22 @@ ENDED_TO_STOP = 75
 class Outside:
     """One attached process, seen from inside. It is what `Snapshots` calls a link."""
 
-    def __init__(self, channel: Channel, board: Board, told: dict[str, Any]) -> None:
+    def __init__(self, channel: Channel, board: Board, told: AttachAnswer) -> None:
         self.board = board
-        self.generation = int(told.get("generation") or 0)
-        self.settings = Settings.from_json(told.get("settings") or {})
-        self.run = str(told.get("run") or "")
+        self.generation = told.generation
+        self.settings = Settings.from_json(told.settings)
+        self.run = told.run
         self.told = told
         self._channel = channel
-        self._arenas = [Arena.open_paths([Path(path) for path in each["paths"]]) for each in told.get("arenas") or []]
-        self._checkpoint = told.get("checkpoint")
+        self._arenas = [Arena.open_at(each, []) for each in told.arenas]
+        self._checkpoint = told.checkpoint
 
     def arena(self, capacity: int) -> Arena:
         """Slots of at least this size."""
         if self._arenas and self._arenas[-1].capacity >= capacity:
             return self._arenas[-1]
         self._channel.send(SlotsWanted(capacity).to_json())
-        answer, _ = self._channel.receive()
-        if answer.get("error"):
-            raise from_json(answer)
-        self._arenas.append(Arena.open_paths([Path(path) for path in answer["paths"]]))
+        self._arenas.append(Arena.open_answer(*self._channel.receive()))
         return self._arenas[-1]
 
     def newest(self) -> memoryview | None:
@@ -106,7 +104,7 @@ def connect() -> Outside | None:
         board = Board.open_path(Path(folder) / "board")
         channel = connect_back(int(port), token)
         channel.send(Attach().to_json())
-        told, _ = channel.receive(ANSWERS)
+        told = read_strictly(AttachAnswer, channel.receive(ANSWERS)[0])
     except (OSError, ValueError, Closed) as error:
         raise InternalError("the supervisor of `holdfast run` does not answer", cause=str(error)) from None
     board.identify(os.getpid())

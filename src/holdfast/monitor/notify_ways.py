@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from holdfast.base import dataclass_json
 from holdfast.base.control_characters import without_control
 
 LEVELS = ("note", "result", "alert")
@@ -46,7 +47,7 @@ class Message:
     folder: str
 
     def to_json(self) -> dict[str, Any]:
-        return {"schema": 1, **asdict(self)}
+        return {"schema": 1, **dataclass_json.write(self)}
 
     @property
     def whole(self) -> str:
@@ -84,10 +85,10 @@ class Ways:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Ways:
-        return cls(**{key: data[key] for key in ("level", "command", "webhook", "format", "digest") if key in data})
+        return dataclass_json.read(cls, data) or cls()
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return dataclass_json.write(self)
 
     def __bool__(self) -> bool:
         return bool(self.command or self.webhook)

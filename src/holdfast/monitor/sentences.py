@@ -14,7 +14,7 @@ from holdfast.base.human import count, counted, duration, metric, percent
 from holdfast.monitor.reader import Run
 from holdfast.monitor.tail import LONGEST
 from holdfast.record.receipt import cadence_words
-from holdfast.run.states import RunState
+from holdfast.run.states import RunKind, RunState
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
@@ -62,7 +62,7 @@ def _recovering(run: Run, now: float) -> str:
 def _finished(run: Run, now: float) -> str:
     epochs, steps = run.story.epochs_done, counted(run.step or 0, "step")
     done = f"{counted(epochs, 'epoch')}, {steps}," if epochs else steps
-    if not run.step and run.info.get("kind") == "external":  # a program that makes no steps
+    if not run.step and run.info.get("kind") == RunKind.SCRIPT:  # a program that makes no steps
         done = ""
     devices = list(dict.fromkeys(str(row.get("device")) for row in run.device_timeline))
     where = f" on {', then '.join(devices)}" if devices else ""

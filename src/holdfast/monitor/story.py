@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+
+from holdfast.base import dataclass_json
 
 MOST = 2000
 """Faults and lanes that are kept, the newest; all of them are counted."""
@@ -247,16 +249,12 @@ class Story:
     # -- for the index -------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(replace(self, faults_by=Counter())), "faults_by": dict(self.faults_by)}
+        return dataclass_json.write(self)
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> Story:
-        """What `to_json` gave; TypeError or KeyError if it is not that."""
-        story = cls(**{each.name: saved[each.name] for each in fields(cls)})
-        story.faults_by = Counter(saved["faults_by"])
-        story.faults = [Fault(**each) for each in saved["faults"]]
-        story.lanes = [Lane(**each) for each in saved["lanes"]]
-        return story
+        """What `to_json` gave; ValueError if it is not that."""
+        return dataclass_json.read_strictly(cls, saved)
 
 
 _TELLERS = {

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.devices import inventory
 from holdfast.devices.ledger import Ledger
 from holdfast.devices.saved_verdicts import Verdicts
+from holdfast.faults.terms import Level
 from holdfast.planning import history
 from holdfast.planning.measured_jobs import LEAST_S, Bench, Job, Way
 from holdfast.planning.measurement import MEASURED, Measurement
@@ -83,7 +84,7 @@ def recorded(world: World, here: Inventory, found: Sequence[Finding]) -> World:
     """The same job on a machine that was written down: its devices as the doctor would refuse them, none measured."""
     devices = []
     for each in sorted(here.devices, key=lambda each: each.kind == "cpu"):
-        errors = [one for one in found if one.device == each.id and one.level == "error"]
+        errors = [one for one in found if one.device == each.id and one.level == Level.ERROR]
         why = errors[0].sentence() if errors else "" if each.visible else "; ".join(each.notes)
         verdict = "refused" if errors or not each.visible else "trusted" if each.kind == "cpu" else ""
         devices.append(Device(each.id, each.name or "", verdict, why, tuple(one.code for one in errors)))

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from holdfast.base.human import duration
+from holdfast.devices.ledger_summary import LedgerState
 from holdfast.planning import history, rented_options, unmeasured
 from holdfast.planning.estimate import Estimate, in_a_row, whole_run
 from holdfast.planning.measurement import PARTLY, Measurement, grown
@@ -196,7 +197,7 @@ def _risk(device: Device, faults: float) -> str:
     """By the doctor's verdict, the ledger, and the faults that are to be expected in this run."""
     if device.freezes or faults >= 5:
         return "high"
-    if device.verdict == "use_with_care" or device.trust == "probation" or faults >= 0.5:
+    if device.verdict == "use_with_care" or device.trust == LedgerState.PROBATION or faults >= 0.5:
         return "medium"
     return "low"
 

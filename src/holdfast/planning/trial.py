@@ -44,7 +44,7 @@ def run(config: dict[str, Any]) -> int:
             os.setsid()  # a group of its own, to be ended as one
     began = time.perf_counter()
     folder = Path(config["folder"])
-    _redirect(folder)
+    processes.redirect_output(folder / OUTPUT)  # what the script prints belongs to no table
     with open(folder / WORDS, "a", encoding="utf-8", buffering=1) as file:
 
         def say(**words: Any) -> None:
@@ -62,15 +62,6 @@ def run(config: dict[str, Any]) -> int:
             say(**_told(error))
         say(end=True)
     return 0
-
-
-def _redirect(folder: Path) -> None:
-    """What the script prints belongs to no table."""
-    fd = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    sys.stdout.flush()
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
 
 
 def _told(error: BaseException) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def conduct(config: dict[str, Any], say: Say, began: float) -> None:
     if label.startswith("pretend"):
         from holdfast.injection import pretend
 
-        pretend.arm(session, label, config)
+        pretend.arm(session, label, config.get("pretend"))
     session.tuning_s = float(config["seconds"]) * float(config.get("tuning", 0.5))
     wait = _waiting(device)
     session.watch = Watch(say, float(config["seconds"]), window_s=0.0 if device.type == "cpu" else WINDOW_S, wait=wait)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.devices.ledger_summary import LedgerState
 from holdfast.planning.history import Past
 from holdfast.planning.presets import Preset
 from holdfast.planning.prices import Price
@@ -57,7 +58,7 @@ class Device:
             return f"refused by the doctor: {code}{self.why or self.verdict.replace('_', ' ')}"
         if not self.verdict and self.id != "cpu":
             return "no verdict: run `holdfast doctor` first"
-        if self.trust == "quarantined":
+        if self.trust == LedgerState.QUARANTINED:
             return "in quarantine: `holdfast ledger` says why"
         return ""
 

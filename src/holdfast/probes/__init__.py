@@ -5,8 +5,8 @@
     layers.py      the small networks
     compare.py     forward, backward and training, against float64 on the CPU
     memory.py      allocation and transfers
-    own.py         one step of the user's own script
-    conduct.py     the same twice, random numbers, load, the first step
+    script_step.py one step of the user's own script
+    behaviour.py   the same twice, random numbers, load, the first step
     short_training.py   a training of a few seconds, for a device that comes back in a run
     wrong_kernels.py    kernels that are wrong on purpose, and a bench for tests of probes
     more/          probes that are a file each, row and function in one

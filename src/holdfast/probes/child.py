@@ -59,7 +59,7 @@ class ProbeNursery(Nursery):
     first = (
         *(["numpy"] if importlib.util.find_spec("numpy") else []),
         "torch",
-        *(f"{_HERE}.{name}" for name in ("compare", "memory", "conduct")),
+        *(f"{_HERE}.{name}" for name in ("compare", "memory", "behaviour")),
         "holdfast.probes.wrong_kernels",
     )
     _complete = False
@@ -97,7 +97,9 @@ def run(config: dict[str, Any]) -> int:
     _switch()
     orders = _orders(Path(config["stay"])) if config.get("stay") else iter(())
     for each in itertools.chain([config], orders):
-        _redirect(Path(each["folder"]))
+        processes.redirect_output(
+            Path(each["folder"]) / OUTPUT
+        )  # whatever libraries print is evidence, and belongs nowhere else
         with open(Path(each["folder"]) / WORDS, "a", encoding="utf-8", buffering=1) as file:
             Speaker(each, file).speak()
     return 0
@@ -119,15 +121,6 @@ def _orders(folder: Path) -> Iterator[dict[str, Any]]:
                 return
             time.sleep(0.002)
         yield json.loads(path.read_text(encoding="utf-8"))
-
-
-def _redirect(folder: Path) -> None:
-    """Whatever libraries print is evidence, and belongs nowhere else."""
-    fd = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    sys.stdout.flush()
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
 
 
 class Speaker:
@@ -154,7 +147,7 @@ class Speaker:
         return 0
 
     def _run(self) -> None:
-        from holdfast.probes import conduct, wrong_kernels
+        from holdfast.probes import behaviour, wrong_kernels
 
         self._prepare()
         if not self.config.get("occupy"):
@@ -164,7 +157,7 @@ class Speaker:
         if self.config.get("occupy"):
             device.wait()
             self._say(check="occupying")
-            conduct.occupy(device, float(self.config["occupy"]))
+            behaviour.occupy(device, float(self.config["occupy"]))
             return
         for outcome in self._function()(device, self.spec):
             self._done(outcome)

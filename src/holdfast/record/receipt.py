@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.base import dataclass_json
+from holdfast.base.dataclass_json import Count
 from holdfast.base.human import duration
 from holdfast.run.folder import number, whole
 from holdfast.run.messages import CadenceTold
@@ -38,16 +39,16 @@ def cadence_words(receipt: Mapping[str, Any]) -> str:
 class Accounts:
     """Running totals, saved in run.json so that a resume goes on counting."""
 
-    attempts: int = 0
+    attempts: Count = 0
     """Steps begun, by all workers that have ended."""
-    steps: int = 0
+    steps: Count = 0
     """Steps committed."""
-    lost: int = 0
+    lost: Count = 0
     """Committed steps that a later worker did not start from: must stay 0."""
-    undone: int = 0
+    undone: Count = 0
     """Committed steps that were taken back, because the device had computed them wrongly."""
     seconds_lost: float = 0.0
-    recoveries: int = 0
+    recoveries: Count = 0
     faults: Counter[str] = field(default_factory=Counter)
     timeline: list[dict[str, Any]] = field(default_factory=list)
     cadence: dict[str, Any] | None = None
@@ -125,22 +126,6 @@ class Accounts:
     @classmethod
     def from_json(cls, data: object) -> Accounts:
         """What `to_json` gave; the file may be somebody else's, so what is not a count counts nothing."""
-        found = data if isinstance(data, dict) else {}
-        faults = found.get("faults")
-        timeline = found.get("timeline")
-        seconds = found.get("recovery_s")
-        cadence = found.get("cadence")
-        return cls(
-            attempts=whole(found.get("attempts")),
-            steps=whole(found.get("steps")),
-            lost=whole(found.get("lost")),
-            undone=whole(found.get("undone")),
-            seconds_lost=number(found.get("seconds_lost")),
-            recoveries=whole(found.get("recoveries")),
-            faults=Counter({str(k): whole(v) for k, v in faults.items()} if isinstance(faults, dict) else {}),
-            timeline=[row for row in timeline if isinstance(row, dict) and "device" in row]
-            if isinstance(timeline, list)
-            else [],
-            cadence=cadence if isinstance(cadence, dict) else None,
-            recovery_s=[number(value) for value in seconds] if isinstance(seconds, list) else [],
-        )
+        found = dataclass_json.read(cls, data) or cls()
+        found.timeline = [row for row in found.timeline if "device" in row]
+        return found

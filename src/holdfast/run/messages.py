@@ -21,6 +21,7 @@ from holdfast.base.processes import KILL
 from holdfast.faults.blame import Finding
 from holdfast.faults.classification import Fault
 from holdfast.faults.ladder import Move
+from holdfast.run.commit_points import Wish
 
 _KINDS: dict[str, type[Message]] = {}
 
@@ -69,8 +70,17 @@ def made(kind: str, **fields: Any) -> Message:
 
 
 @dataclass(frozen=True)
+class SlotsAt:
+    """Where the slots of one arena are: their files, or as many descriptors, which come with the message."""
+
+    paths: tuple[str, ...] = ()
+    slots: int = 0
+    where: str = "memory"
+
+
+@dataclass(frozen=True)
 class SlotsWanted(Message):
-    """It needs slots of this size, and waits for the answer."""
+    """It needs slots of this size. The answer is a SlotsAt, or an error as `to_json` of a HoldfastError gives it."""
 
     kind = "arena"
     capacity: int
@@ -78,7 +88,20 @@ class SlotsWanted(Message):
 
 @dataclass(frozen=True)
 class Attach(Message):
-    """A script hands its state out from here on, and waits to be told what there is."""
+    """A script hands its state out from here on, and waits to be told what there is: AttachAnswer."""
+
+
+@dataclass(frozen=True)
+class AttachAnswer(Message):
+    """What a script that attached itself goes on from."""
+
+    generation: int
+    run: str
+    settings: dict[str, Any]
+    arenas: tuple[SlotsAt, ...] = ()
+    checkpoint: str | None = None
+    exact: dict[str, Any] | None = None
+    """For `holdfast run --exact`: steps to rehearse, files to look after."""
 
 
 @dataclass(frozen=True)
@@ -379,6 +402,96 @@ class Exited(Message):
     def known_code(self) -> int:
         """As of a process that was killed where nobody knows it: most of those were."""
         return -int(KILL) if self.code is None else self.code
+
+
+# -- ranks that torchrun starts ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RankWanted(Message):
+    """A process of torchrun's agent asks for a rank that is forked in its place; RankEnded is the answer."""
+
+    words: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+
+
+@dataclass(frozen=True)
+class RankEnded(Message):
+    code: int | None
+    """None: no rank could be forked, and the process that asked is the rank itself."""
+
+
+# -- the keeper, which saves ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KeeperBegins(Message):
+    """To the keeper, first of all."""
+
+    scratch: str
+    info: dict[str, Any]
+    """run.json, for the time when it cannot be read."""
+
+
+@dataclass(frozen=True)
+class ArenasKept(Message):
+    """To the keeper: the slots there are now. Adopted is the answer."""
+
+    arenas: tuple[SlotsAt, ...]
+
+
+@dataclass(frozen=True)
+class Adopted(Message):
+    arenas: int
+
+
+@dataclass(frozen=True)
+class BoardKept(Message):
+    """To the keeper: the board of the worker there is now, by path or as a descriptor that comes with this."""
+
+    path: str | None
+
+
+@dataclass(frozen=True)
+class Save(Message):
+    """To the keeper. SaveReport is the answer."""
+
+    wish: Wish
+
+
+@dataclass(frozen=True)
+class Owed(Message):
+    """To the keeper: saves of snapshots that are held, which will be asked for unless the supervisor dies."""
+
+    wishes: tuple[Wish, ...]
+
+
+@dataclass(frozen=True)
+class RunEnds(Message):
+    """To the keeper: the run has come to its end with this step, and a save of another one is not waited for."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Quit(Message):
+    """To the keeper: nothing more will be asked."""
+
+
+@dataclass(frozen=True)
+class SaveReport(Message):
+    """What was written, and why something was not: both, if only the checkpoint did not fit."""
+
+    reason: str
+    weights: tuple[str, ...]
+    seconds: float
+    saved: dict[str, Any] | None = None
+    """Step, path, digests; None if nothing was written."""
+    why: str | None = None
+    """Why something was not."""
+    errno: int | None = None
+    """Of the disk that refused it; None if the reason is another one."""
 
 
 # -- holdfast run --exact ------------------------------------------------------------------------------------------

@@ -27,6 +27,13 @@ class RunState(TextEnum):
     """The ladder had nothing left to try."""
 
 
+class RunKind(TextEnum):
+    """Who supervised the run: `kind` in run.json, which a run of `holdfast train` does not have."""
+
+    SCRIPT = "external"
+    """`holdfast run`: seed, steps and checkpoints are the script's own business."""
+
+
 LIVE_STATES = frozenset({RunState.STARTING, RunState.RUNNING, RunState.RECOVERING, RunState.MOVED, RunState.PAUSED})
 ENDED_STATES = frozenset({RunState.STOPPED, RunState.FINISHED, RunState.FAILED, RunState.GAVE_UP})
 """Those in which a run has written its receipt."""

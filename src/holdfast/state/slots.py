@@ -24,10 +24,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
-from holdfast.base.errors import UserError
+from holdfast.base.dataclass_json import read_strictly
+from holdfast.base.errors import UserError, from_json
 from holdfast.base.files import remove
 from holdfast.base.folders import Folder, open_growing
+from holdfast.run.messages import SlotsAt
 
 HEADER = 4096
 LARGE = 64 << 20
@@ -249,6 +252,26 @@ class Arena:
     @classmethod
     def open_paths(cls, paths: list[Path]) -> Arena:
         return cls.open([_open(path) for path in paths], "file")
+
+    @classmethod
+    def open_at(cls, at: SlotsAt, fds: list[int]) -> Arena:
+        """Slots that another process has told of. Their descriptors are taken from the front of `fds`."""
+        if at.paths:
+            return cls.open_paths([Path(path) for path in at.paths])
+        return cls.open([fds.pop(0) for _ in range(at.slots)], at.where)
+
+    @classmethod
+    def open_answer(cls, answer: dict[str, Any], fds: list[int]) -> Arena:
+        """The slots that were asked for with SlotsWanted; the error that came instead is raised."""
+        if answer.get("error"):
+            raise from_json(answer)
+        return cls.open_at(read_strictly(SlotsAt, answer), fds)
+
+    def at(self, *, by_path: bool) -> SlotsAt:
+        """For another process. `by_path`: it takes no descriptors, and opens the files, or ours in /proc."""
+        if not by_path:
+            return SlotsAt(slots=len(self.slots), where=self.where)
+        return SlotsAt(tuple(str(slot.path or f"/proc/{os.getpid()}/fd/{slot.fd}") for slot in self.slots))
 
     @property
     def capacity(self) -> int:

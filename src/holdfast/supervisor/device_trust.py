@@ -22,15 +22,17 @@ from holdfast.base.board import Board
 from holdfast.devices import trust_rules as rules
 from holdfast.devices.guards import lost_when_ended
 from holdfast.devices.ledger import Ledger, Opened
+from holdfast.devices.ledger_summary import Decision, LedgerState
 from holdfast.devices.trust_rules import DeviceTrust, State
 from holdfast.faults.blame import Blame, Verdict
 from holdfast.faults.classification import Fault, Kind
-from holdfast.faults.ladder import OFF_RECORD, Action, Move, Rung
+from holdfast.faults.ladder import OFF_RECORD, Move, Rung
+from holdfast.faults.terms import Action
 from holdfast.run.messages import Suspicion
-from holdfast.supervisor.run_state import Affairs
+from holdfast.supervisor.run_context import RunContext
 
 if TYPE_CHECKING:
-    from holdfast.devices.probe_process import Probe
+    from holdfast.devices.probe_process import ProbeProcess
 
 _OF_THE_DEVICE = frozenset(
     {
@@ -51,8 +53,8 @@ _INNOCENT = frozenset({Blame.DATA, Blame.CODE, Blame.PRECISION})
 class Trusting:
     """Every device of the plan but the CPU, which is where a run goes when it trusts nothing else."""
 
-    def __init__(self, affairs: Affairs, board: Callable[[], Board | None], *, compares: bool = True) -> None:
-        self.affairs = affairs
+    def __init__(self, context: RunContext, board: Callable[[], Board | None], *, compares: bool = True) -> None:
+        self.context = context
         self.ledger = Ledger()
         self.returning: int | None = None
         """The rung the run is going back to, while its worker comes to a boundary."""
@@ -72,56 +74,56 @@ class Trusting:
         """By device, why it is not tried again after a hang; asked at the start, while the device still answers."""
         self._opened: Opened | None = None
         self._since = (0.0, 0)
-        self._probe: tuple[str, Probe] | None = None
+        self._probe: tuple[str, ProbeProcess] | None = None
 
     # -- the start of a run --------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """What was left open is judged. A device in quarantine is not started on; one on probation is probed first."""
         for settled in self.ledger.settle(processes.boot_id()):
-            if settled.judgement.decision != "killed":
-                self.affairs.teller.emit("trust", device=settled.label, text=settled.sentence)
+            if settled.judgement.decision != Decision.KILLED:
+                self.context.teller.emit("trust", device=settled.label, text=settled.sentence)
         now = time.monotonic()
-        rungs = [(number, rung) for number, rung in enumerate(self.affairs.plan.rungs) if not rung.on_cpu]
+        rungs = [(number, rung) for number, rung in enumerate(self.context.plan.rungs) if not rung.on_cpu]
         known = {number: self.ledger.trust(rung.device, rung.label) for number, rung in rungs}
-        bad = {(rung.device, rung.env) for number, rung in rungs if known[number].state == "quarantined"}
+        bad = {(rung.device, rung.env) for number, rung in rungs if known[number].state == LedgerState.QUARANTINED}
         self._held = frozenset(number for number, rung in rungs if (rung.device, rung.env) in bad)
         for number, rung in sorted(rungs, key=lambda each: each[0] in self._held):
             if rung.device in self._trust:
                 continue
-            state = "quarantined" if number in self._held else known[number].state
+            state = LedgerState.QUARANTINED if number in self._held else known[number].state
             trust = rules.begin(rung.device, self._rules, state, known[number].why or "", now=now)
             self._trust[rung.device] = trust
             self._home[rung.device] = number
             self._lost_when_ended[rung.device] = lost_when_ended(rung.device)
             self._say(trust, rung.device)
-        wanted = self.affairs.rung
-        self.affairs.rung = self._first_usable(wanted)
-        if self.affairs.rung != wanted:
-            before, after = self.affairs.plan.rungs[wanted], self.rung
+        wanted = self.context.rung
+        self.context.rung = self._first_usable(wanted)
+        if self.context.rung != wanted:
+            before, after = self.context.plan.rungs[wanted], self.rung
             text = f"training begins on {after.label}; `holdfast ledger --forget {before.device}` lifts it"
-            self.affairs.teller.emit("trust", device=before.device, text=f"{text} against {before.device}")
+            self.context.teller.emit("trust", device=before.device, text=f"{text} against {before.device}")
 
     def _first_usable(self, start: int) -> int:
-        rungs = self.affairs.plan.rungs
+        rungs = self.context.plan.rungs
         barred = self.barred()
         return next((number for number in range(start, len(rungs)) if number not in barred), start)
 
     def barred(self) -> frozenset[int]:
         """Rungs no worker may be started on now: in quarantine themselves, or their device is not to be used."""
-        rungs = enumerate(self.affairs.plan.rungs)
+        rungs = enumerate(self.context.plan.rungs)
         unfit = {number for number, rung in rungs if not rung.on_cpu and not self._trust[rung.device].usable}
         return self._held | unfit
 
     @property
     def _rules(self) -> Any:
-        return self.affairs.settings.probation
+        return self.context.settings.probation
 
     # -- in use --------------------------------------------------------------------------------------------
 
     @property
     def rung(self) -> Rung:
-        return self.affairs.plan.rungs[self.affairs.rung]
+        return self.context.plan.rungs[self.context.rung]
 
     @property
     def probation(self) -> int:
@@ -139,14 +141,14 @@ class Trusting:
         ):
             return
         self.leaving("moved")
-        self._opened = self.ledger.open(rung.device, rung.label, self.affairs.run_folder.name, processes.boot_id())
-        self._since = (time.monotonic(), self.affairs.accounts.steps)
+        self._opened = self.ledger.open(rung.device, rung.label, self.context.run_folder.name, processes.boot_id())
+        self._since = (time.monotonic(), self.context.accounts.steps)
 
     def leaving(self, how: str) -> None:
         if self._opened is None:
             return
         began, steps = self._since
-        done = max(0, self.affairs.accounts.steps - steps)
+        done = max(0, self.context.accounts.steps - steps)
         self.ledger.close(self._opened, how, steps=done, seconds=time.monotonic() - began)
         self._opened = None
 
@@ -164,7 +166,7 @@ class Trusting:
         """A fault was answered. If the run leaves the device because of it, the device has to earn its way back."""
         device = self.rung.device
         trust = self._trust.get(device)
-        after = self.affairs.plan.rungs[move.rung]
+        after = self.context.plan.rungs[move.rung]
         if trust is None or fault.kind not in _OF_THE_DEVICE or _slow_cpu(fault):
             return
         if fault.blame is None:  # otherwise it was noted when it came, and judged since
@@ -172,7 +174,7 @@ class Trusting:
             self.ledger.note(device, self.rung.label, "fault", code=fault.code, why=fault.sentence(), **by)
         if move.action is not Action.NEXT_RUNG or after.device == device:
             return
-        self._home[device] = self.affairs.rung
+        self._home[device] = self.context.rung
         if fault.evidence.get("abandoned"):
             trust = rules.leave(trust, f"process {fault.evidence['abandoned']} holds it and cannot be killed")
         elif fault.evidence.get("lost_when_ended"):
@@ -193,7 +195,7 @@ class Trusting:
         done = "confirmed" if look.get("confirmed") else "not confirmed"
         who = f"by {look['by']}" if look.get("by") else "it could not be tried again"
         told = f"{device} is suspected at step {message.step}: {text}; {done} ({who}: {look.get('why')})"
-        self.affairs.teller.emit("trust", device=device, state="suspected", text=told, suspicion=message.told)
+        self.context.teller.emit("trust", device=device, state="suspected", text=told, suspicion=message.told)
         facts = {"why": text, "confirmed": bool(look.get("confirmed")), "by": look.get("by") or "nobody"}
         self.ledger.note(device, self.rung.label, "suspicion", **facts, method=look.get("method"))
 
@@ -210,7 +212,7 @@ class Trusting:
             self._set(device, rules.acquit(before, time.monotonic(), verdict.blame.value))
         once = verdict.blame is Blame.DEVICE and verdict.repeatable is False
         if once and self._trust[device].state is State.TRUSTED:  # it counts, and it is no reason to start elsewhere
-            self.ledger.note(device, label, "trust", state="trusted", why=verdict.why)
+            self.ledger.note(device, label, "trust", state=LedgerState.TRUSTED, why=verdict.why)
 
     def on_probation(self) -> bool:
         trust = self._trust.get(self.rung.device)
@@ -228,15 +230,15 @@ class Trusting:
 
     def _begin_probe(self, now: float) -> None:
         for device, trust in self._trust.items():
-            better = self._home[device] < self.affairs.rung
+            better = self._home[device] < self.context.rung
             if better and rules.due(trust, now):
-                from holdfast.devices.probe_process import Probe
+                from holdfast.devices.probe_process import ProbeProcess
 
                 self._set(device, rules.begin_probe(trust))
-                env = dict(self.affairs.plan.rungs[self._home[device]].env)
+                env = dict(self.context.plan.rungs[self._home[device]].env)
                 env = {name: value for name, value in env.items() if not name.endswith("VISIBLE_DEVICES")}
                 try:
-                    self._probe = (device, Probe.start(device, deadline_s=self._rules.probe, env=env))
+                    self._probe = (device, ProbeProcess.start(device, deadline_s=self._rules.probe, env=env))
                 except OSError as error:
                     self._set(device, rules.after_probe(self._trust[device], False, now, str(error)))
                 return
@@ -275,7 +277,7 @@ class Trusting:
         trust = rules.after_agreed_step(trust, steps, compared=not self.blind)
         self._set(device, trust)
         if trust.state is State.TRUSTED:
-            self.ledger.note(device, self.rung.label, "trust", state="trusted", why=trust.says)
+            self.ledger.note(device, self.rung.label, "trust", state=LedgerState.TRUSTED, why=trust.says)
 
     def committed(self, steps: int) -> None:
         device = self.rung.device
@@ -292,10 +294,10 @@ class Trusting:
 
     def _say(self, trust: DeviceTrust, device: str) -> None:
         if trust.says:
-            self.affairs.teller.emit("trust", device=device, state=trust.state.value, text=trust.says)
+            self.context.teller.emit("trust", device=device, state=trust.state.value, text=trust.says)
 
     def _label(self, device: str) -> str:
-        return self.affairs.plan.rungs[self._home[device]].label
+        return self.context.plan.rungs[self._home[device]].label
 
 
 def _slow_cpu(fault: Fault) -> bool:

@@ -11,31 +11,31 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.faults.added_kinds import Family
 from holdfast.faults.classification import Fault
 from holdfast.faults.ladder import FAMILIES, Limits, Move, Past, Rung, next_move
-from holdfast.supervisor.run_state import Affairs
+from holdfast.faults.terms import Family
+from holdfast.supervisor.run_context import RunContext
 
 
 class FaultHistory:
     """Of one run, since its supervisor began."""
 
-    def __init__(self, affairs: Affairs) -> None:
-        self.affairs = affairs
+    def __init__(self, context: RunContext) -> None:
+        self.context = context
         self.past: list[Past] = []
 
     def ask(self, fault: Fault, *, past: Sequence[Past] = (), rungs: Sequence[Rung] | None = None, **more: Any) -> Move:
         """The ladder's answer. `past`: what counts as done beside what was."""
-        retry, affairs = self.affairs.settings.retry, self.affairs
+        retry, context = self.context.settings.retry, self.context
         limits = Limits(tries=retry.same_step, outside=retry.without_progress, crowd=retry.in_a_row)
-        ways = affairs.plan.rungs if rungs is None else rungs
-        return next_move(fault, [*self.past, *past], ways, affairs.rung, limits=limits, **more)
+        ways = context.plan.rungs if rungs is None else rungs
+        return next_move(fault, [*self.past, *past], ways, context.rung, limits=limits, **more)
 
     def remember(self, fault: Fault, move: Move, *, counted: bool = True) -> None:
         """`counted`: it is a fault of its own, and not the verdict on one that was counted."""
         if counted:
-            self.affairs.accounts.fault(fault.kind.value)
-        self.past.append(Past(fault, move, self.affairs.rung))
+            self.context.accounts.fault(fault.kind.value)
+        self.past.append(Past(fault, move, self.context.rung))
 
     def progressed(self, steps: int) -> None:
         """Progress since the last fault is what the ladder looks at."""

@@ -23,13 +23,14 @@ from typing import Any
 
 from holdfast.faults.blame import REPLAYED, Blame, Case, Cpu, Finding, Verdict, judge, worth_a_replay
 from holdfast.faults.classification import Fault, Kind
-from holdfast.faults.ladder import Action, Move
+from holdfast.faults.ladder import Move
+from holdfast.faults.terms import Action
 from holdfast.record import evidence
 from holdfast.run.messages import Found, Quarantined
 from holdfast.supervisor.opinions import Opinion
 from holdfast.supervisor.process_start import WorkerProcess
-from holdfast.supervisor.run_state import Affairs
-from holdfast.supervisor.workers import Crew
+from holdfast.supervisor.run_context import RunContext
+from holdfast.supervisor.workers import Workers
 
 _TRIES = (Action.RETRY, Action.REPLACE, Action.SPLIT, Action.CPU_BATCH, Action.NEXT_RUNG)
 """Moves after which the same step is computed again, where it failed or elsewhere."""
@@ -53,12 +54,12 @@ class Late:
 class Inquest:
     """At most one case in which the device may still speak: the next fault closes it, or leaves it to the CPU."""
 
-    def __init__(self, affairs: Affairs, crew: Crew, note: Callable[[Fault, Verdict], None]) -> None:
-        self.affairs = affairs
+    def __init__(self, context: RunContext, workers: Workers, note: Callable[[Fault, Verdict], None]) -> None:
+        self.context = context
         self.case: Case | None = None
         self.decided: list[tuple[Fault, Path, Opinion]] = []
         """Faults of the data that are known only now, when the run is past the step: recovery.py goes back."""
-        self._crew = crew
+        self._workers = workers
         self._folder: Path | None = None
         self._beside = False
         """Whether the CPU is asked beside the worker."""
@@ -76,7 +77,7 @@ class Inquest:
     def _asks(self) -> bool:
         """Whether what the CPU makes of the step is wanted, and not known."""
         case = self.case
-        if case is None or not self.affairs.settings.blame.replay or not worth_a_replay(case.fault):
+        if case is None or not self.context.settings.blame.replay or not worth_a_replay(case.fault):
             return False
         if case.on_cpu and case.fault.kind is not Kind.NON_FINITE:
             return False  # it would only do what it does anyway
@@ -98,15 +99,15 @@ class Inquest:
         self._beside = False
         if case is None or case.step is None or not self._asks:
             return
-        if case.fault.kind is Kind.NON_FINITE or self.affairs.portable:
+        if case.fault.kind is Kind.NON_FINITE or self.context.portable:
             return
-        self._beside = Opinion.fits(self._crew)
+        self._beside = Opinion.fits(self._workers)
         if self._beside:
-            found = self.affairs.memory.keep_step(case.step - 1)  # if a slot holds it already
+            found = self.context.memory.keep_step(case.step - 1)  # if a slot holds it already
             self._kept = None if found is None else found[1].sequence
-        elif Opinion.can_fork(self._crew):
+        elif Opinion.can_fork(self._workers):
             text = "memory for another copy of the state is short: the failed step is computed on the CPU first"
-            self.affairs.teller.emit("note", text=text)
+            self.context.teller.emit("note", text=text)
 
     @property
     def pending(self) -> list[Opinion]:
@@ -153,7 +154,7 @@ class Inquest:
         if self._opinion is not None or not (self._beside and self._asks):
             return
         assert self.case is not None
-        self._opinion = Opinion.begin(self._crew, self.case.fault, setup_s=setup_s)
+        self._opinion = Opinion.begin(self._workers, self.case.fault, setup_s=setup_s)
         self._beside = self._opinion is not None
         self._let_kept_go()
 
@@ -161,13 +162,13 @@ class Inquest:
         """The snapshot that was held at first is not the one that is used, or none is."""
         kept, self._kept = self._kept, None
         if kept is not None and kept not in [opinion.commit.sequence for opinion in self.pending]:
-            self.affairs.memory.let_evidence_go(kept)
+            self.context.memory.let_evidence_go(kept)
 
     def _ask_again(self, opinion: Opinion) -> Opinion | None:
         """A process that was ended from outside has said nothing: another one is asked, once."""
-        if not opinion.cut_short or opinion.number >= MOST_BEGUN or not Opinion.fits(self._crew):
+        if not opinion.cut_short or opinion.number >= MOST_BEGUN or not Opinion.fits(self._workers):
             return None
-        return Opinion.begin(self._crew, opinion.fault, setup_s=opinion.setup_s, number=opinion.number + 1)
+        return Opinion.begin(self._workers, opinion.fault, setup_s=opinion.setup_s, number=opinion.number + 1)
 
     def _hear_opinion(self, *, waiting: bool) -> None:
         opinion, case, folder = self._opinion, self.case, self._folder
@@ -186,7 +187,7 @@ class Inquest:
         assert opinion.finding is not None
         case.replayed(opinion.finding)
         case.leave_out = opinion.leave_out
-        self.affairs.teller.emit("replayed", step=case.step, **opinion.finding.to_json())
+        self.context.teller.emit("replayed", step=case.step, **opinion.finding.to_json())
 
     def _decide(self, late: Late) -> None:
         """The CPU has spoken: the verdict. If the data are at fault, the run goes back to before the step."""
@@ -214,7 +215,7 @@ class Inquest:
         """Nobody waits for the CPU any longer."""
         late.opinion.end()
         text = f"step {late.case.step}: what the CPU makes of it was not waited for any longer"
-        self.affairs.teller.emit("note", text=text)
+        self.context.teller.emit("note", text=text)
         self._tell(late.case.fault, late.case.verdict(), late.folder)
 
     # -- the case ------------------------------------------------------------------------------------------
@@ -273,7 +274,7 @@ class Inquest:
                 self._tell(fault, plain, folder)
             return
         if move.action in _TRIES and fault.step is not None and fault.blame is None and _open(fault):
-            rung = self.affairs.plan.rungs[self.affairs.rung]
+            rung = self.context.plan.rungs[self.context.rung]
             self.case, self._folder = Case(fault, on_cpu=rung.on_cpu, moved=move.action is Action.NEXT_RUNG), folder
         else:
             self._tell(fault, plain, folder)
@@ -282,7 +283,7 @@ class Inquest:
         """What the CPU made of the step."""
         if self.case is not None:
             self.case.replayed(message.finding)
-            self.affairs.teller.emit("replayed", step=self.case.step, **message.told)
+            self.context.teller.emit("replayed", step=self.case.step, **message.told)
 
     def quarantined(self, message: Quarantined) -> None:
         """A sample has ended a process that was there to try it: then it has ended the one before, too."""
@@ -294,7 +295,7 @@ class Inquest:
     def committed(self, step: int) -> None:
         """Steps up to this one are done: the one that failed has passed."""
         if self.case is not None and self.case.step is not None and step >= self.case.step:
-            worker = self._crew.worker  # a fast one may be past the step before anybody has looked
+            worker = self._workers.worker  # a fast one may be past the step before anybody has looked
             self._begin_opinion(time.monotonic() - worker.started if worker is not None else 0.0)
             self.case.passed()
             if not self._leave_to_cpu():
@@ -322,7 +323,7 @@ class Inquest:
 
     def _tell(self, fault: Fault, verdict: Verdict, folder: Path) -> None:
         evidence.add_verdict(folder, {**verdict.to_json(), "sentence": verdict.sentence()})
-        self.affairs.teller.emit(
+        self.context.teller.emit(
             "verdict",
             step=fault.step,
             code=fault.code,

@@ -26,13 +26,25 @@ from typing import Any
 
 from holdfast.base.board import Board
 from holdfast.base.channel import Channel, Closed
-from holdfast.base.dataclass_json import read_strictly
 from holdfast.base.files import remove
 from holdfast.base.scratch import Scratch
 from holdfast.run import seal
 from holdfast.run.commit_points import SaveReason, Wish
 from holdfast.run.digests import Origin
 from holdfast.run.folder import LAST_WORD, write_json
+from holdfast.run.messages import (
+    Adopted,
+    ArenasKept,
+    BoardKept,
+    KeeperBegins,
+    Message,
+    Owed,
+    Quit,
+    RunEnds,
+    Save,
+    SaveReport,
+    received,
+)
 from holdfast.state import checkpoint, layout
 from holdfast.state.slots import Arena, Commit, Slot, fence
 from holdfast.state.weights_file import link_weights, write_weights
@@ -89,7 +101,7 @@ class Keeper:
         self.saved: Saved | None = None
         """The newest checkpoint in the run's own folder."""
         self.best: Best | None = None
-        self.inbox: deque[tuple[dict[str, Any], list[int]]] = deque()
+        self.inbox: deque[tuple[Message | None, list[int]]] = deque()
         """Messages that came while something was written."""
         self._listening = threading.Lock()
         self.board: Board | None = None
@@ -109,59 +121,60 @@ class Keeper:
 
     def serve(self) -> None:
         """Answer until told to quit or until the supervisor is gone."""
+        rows: dict[type[Message], Callable[[Any, list[int]], None]] = {
+            KeeperBegins: self._begin,
+            ArenasKept: self._adopt,
+            BoardKept: self._watch,
+            Save: lambda asked, _: self._say(self._answer(asked.wish)),
+            Owed: self._owe,
+        }
         try:
             while True:
-                message, fds = self.inbox.popleft() if self.inbox else self.channel.receive()
-                if "arenas" in message:
-                    self._adopt(message, fds)
-                elif "board" in message:
-                    self._watch(message["board"], fds)
-                elif "scratch" in message:
-                    self.scratch = Scratch(Path(message["scratch"]))
-                    self.info = message.get("info") or {}
-                elif "save" in message:
-                    self._say(self._answer(read_strictly(Wish, message["save"])))
-                elif "owed" in message:
-                    self.owed = [read_strictly(Wish, each) for each in message["owed"]]
-                elif "quit" in message:
+                message, fds = self.inbox.popleft() if self.inbox else self._receive()
+                if isinstance(message, Quit):
                     return
+                row = None if message is None else rows.get(type(message))
+                if row is not None:
+                    row(message, fds)
         except Closed:
             self._last_rites()
 
-    def _adopt(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Take the slots the supervisor owns now; older ones are let go."""
-        old, self.arenas = self.arenas, []
-        for arena in message["arenas"]:
-            if arena.get("paths"):
-                self.arenas.append(Arena.open_paths([Path(path) for path in arena["paths"]]))
-            else:
-                count = int(arena["slots"])
-                taken, fds = fds[:count], fds[count:]
-                self.arenas.append(Arena.open(taken))
-        for arena_object in old:
-            arena_object.close()
-        self._say({"adopted": len(self.arenas)})
+    def _receive(self) -> tuple[Message | None, list[int]]:
+        data, fds = self.channel.receive()
+        return received(data), fds
 
-    def _say(self, answer: dict[str, Any]) -> None:
+    def _begin(self, message: KeeperBegins, fds: list[int]) -> None:
+        self.scratch, self.info = Scratch(Path(message.scratch)), message.info
+
+    def _owe(self, message: Owed, fds: list[int]) -> None:
+        self.owed = list(message.wishes)
+
+    def _adopt(self, message: ArenasKept, fds: list[int]) -> None:
+        """Take the slots the supervisor owns now; older ones are let go."""
+        old, self.arenas = self.arenas, [Arena.open_at(each, fds) for each in message.arenas]
+        for arena in old:
+            arena.close()
+        self._say(Adopted(len(self.arenas)))
+
+    def _say(self, answer: Message) -> None:
         """To a supervisor that may have died meanwhile: what it still asked for before is heard first."""
         with contextlib.suppress(Closed):
-            self.channel.send(answer)
+            self.channel.send(answer.to_json())
 
-    def _watch(self, path: str | None, fds: list[int]) -> None:
+    def _watch(self, message: BoardKept, fds: list[int]) -> None:
         """The board of the worker there is now: what it says at the end is the dead supervisor's last count."""
         if self.board is not None:
             self.board.close(unlink=False)
-        self.board = Board.open_path(Path(path)) if path else Board.open(fds[0])
+        self.board = Board.open_path(Path(message.path)) if message.path else Board.open(fds[0])
 
-    def _answer(self, request: Wish) -> dict[str, Any]:
-        """What was written, and why something was not: both, if only the checkpoint did not fit."""
+    def _answer(self, request: Wish) -> SaveReport:
         began = time.monotonic()
-        report, refused = self._save(request)
-        answer: dict[str, Any] = {"reason": request.reason, "weights": request.weights}
-        answer |= {"saved": report, "seconds": time.monotonic() - began}
-        if refused is not None:
-            answer |= {"not_saved": str(refused.strerror or refused), "errno": refused.errno}
-        return answer
+        saved, refused = self._save(request)
+        seconds = time.monotonic() - began
+        if refused is None:
+            return SaveReport(request.reason, request.weights, seconds, saved)
+        why = str(refused.strerror or refused)
+        return SaveReport(request.reason, request.weights, seconds, saved, why, refused.errno)
 
     def _save(self, request: Wish) -> tuple[dict[str, Any] | None, OSError | None]:
         """Copy the newest snapshot, or the one that was held; (None, None) if there is none yet."""
@@ -260,8 +273,8 @@ class Keeper:
         """The last step of the run, if it has come to its end while something is written."""
         with self._listening, contextlib.suppress(Closed):  # that is heard again when this is done
             while self.channel.has_news():
-                self.inbox.append(self.channel.receive())
-        return next((int(message["ending"]) for message, _ in list(self.inbox) if "ending" in message), None)
+                self.inbox.append(self._receive())
+        return next((message.step for message, _ in list(self.inbox) if isinstance(message, RunEnds)), None)
 
     def _aside(self, *, last: bool) -> bool:
         """Whether somebody trains, and nobody waits for what is written."""

@@ -10,21 +10,32 @@ What the disk refuses is asked for again, after a growing while: it may have roo
 
 from __future__ import annotations
 
-import contextlib
 import select
 import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.base import dataclass_json
 from holdfast.base.board import Board
 from holdfast.base.channel import Channel, Closed
+from holdfast.base.child_process import wait_or_kill
 from holdfast.base.scratch import Scratch
 from holdfast.run.commit_points import SaveReason, Wish
 from holdfast.run.folder import RunFolder
+from holdfast.run.messages import (
+    ArenasKept,
+    BoardKept,
+    KeeperBegins,
+    Message,
+    Owed,
+    Quit,
+    RunEnds,
+    Save,
+    SaveReport,
+    received,
+)
 from holdfast.run.settings import Settings
 from holdfast.state.slot_memory import Memory
 from holdfast.supervisor import process_start
@@ -35,9 +46,6 @@ PATIENCE = 600.0
 """Seconds the last save of a run may take."""
 FIRST_RETRY, SLOWEST_RETRY = 5.0, 60.0
 """Seconds until a save that the disk refused is tried again; they double each time."""
-LEAVE = 2.0
-"""Seconds a killed keeper has to be gone: on a dead network disk it never is."""
-
 
 _END = Wish(SaveReason.END, last=True)
 
@@ -48,19 +56,6 @@ class KeeperDied(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(f"the keeper ended with {code}")
         self.code = code
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The keeper's answer to one wish."""
-
-    saved: dict[str, Any] | None
-    """What was written: step, path, digests; None if nothing was, and then `why` says it."""
-    why: str | None
-    seconds: float
-    reason: str
-    errno: int | None = None
-    """Of the disk that refused it; None if the reason is another one."""
 
 
 class Keeping:
@@ -107,8 +102,7 @@ class Keeping:
             self.run.path, self.settings.checkpoint.keep, self.run.lock_fd, portable=self.portable
         )
         self.run.hold_with(self._process.pid)
-        with contextlib.suppress(Closed):
-            self.channel.send({"scratch": str(self.scratch.path), "info": self.run.info})
+        self._say(KeeperBegins(str(self.scratch.path), self.run.info))
         if self._busy is not None:
             self._wishes.insert(0, self._busy)
             self._busy = None
@@ -119,24 +113,25 @@ class Keeping:
 
     def tell_arenas(self) -> None:
         """Hand over the slots there are now."""
-        if self.channel is None:
-            return
         arenas = self.memory.arenas
-        described = [
-            {"paths": process_start.slot_paths(arena)} if self.portable else {"slots": len(arena.slots)}
-            for arena in arenas
-        ]
         fds = [] if self.portable else [fd for arena in arenas for fd in arena.fds]
-        with contextlib.suppress(Closed):
-            self.channel.send({"arenas": described}, fds)
+        self._say(ArenasKept(tuple(arena.at(by_path=self.portable) for arena in arenas)), fds)
+
+    def _say(self, message: Message, fds: Sequence[int] = ()) -> bool:
+        """To the keeper, if there is one; False if it has not been sent."""
+        if self.channel is None:
+            return False
+        try:
+            self.channel.send(message.to_json(), fds)
+        except Closed:  # `hear` will find that out
+            return False
+        return True
 
     def tell_board(self, board: Board) -> None:
         """A new worker, a new board: the keeper reads it should this process die."""
         self._board = board
-        if self.channel is not None:
-            path = str(board.path) if board.path else None
-            with contextlib.suppress(Closed):
-                self.channel.send({"board": path}, [] if path else [board.fd])
+        path = str(board.path) if board.path else None
+        self._say(BoardKept(path), [] if path else [board.fd])
 
     def wish(
         self,
@@ -164,10 +159,9 @@ class Keeping:
 
     def _tell_owed(self) -> None:
         """The weights of a snapshot that is held, while the keeper is busy: should this process die, it saves them."""
-        owed = [dataclass_json.write(wish) for wish in self._wishes if wish.weights and wish.sequence is not None]
-        if owed and self.channel is not None:
-            with contextlib.suppress(Closed):
-                self.channel.send({"owed": owed})
+        owed = tuple(wish for wish in self._wishes if wish.weights and wish.sequence is not None)
+        if owed:
+            self._say(Owed(owed))
 
     @property
     def awaited(self) -> set[int]:
@@ -181,9 +175,7 @@ class Keeping:
             return
         if time.monotonic() < self._retry_at and not self._ending:
             return
-        wish = self._wishes[0]
-        with contextlib.suppress(Closed):  # then it stays for the next keeper
-            self.channel.send({"save": dataclass_json.write(wish)})
+        if self._say(Save(self._wishes[0])):  # otherwise it stays for the next keeper
             self._busy = self._wishes.pop(0)
             self.last_wish = time.monotonic()
 
@@ -200,16 +192,16 @@ class Keeping:
         if self._process is not None:
             self._process.kill()
 
-    def hear(self) -> list[Report]:
+    def hear(self) -> list[SaveReport]:
         """What the keeper has answered; KeeperDied if it will not answer any more."""
         if self.channel is None:
             return []
         reports = []
         try:
-            for message in self.channel.pending():
-                report = self._heed(message)
-                if report is not None:
-                    reports.append(report)
+            for message in map(received, self.channel.pending()):
+                if isinstance(message, SaveReport):
+                    self._heed(message)
+                    reports.append(message)
         except Closed:
             assert self._process is not None
             self.channel.close()
@@ -218,24 +210,20 @@ class Keeping:
         self.send()
         return reports
 
-    def _heed(self, message: dict[str, Any]) -> Report | None:
-        if "adopted" in message:
-            return None
+    def _heed(self, report: SaveReport) -> None:
         wish, self._busy = self._busy, None
-        report: dict[str, Any] | None = message.get("saved")
-        why, errno = message.get("not_saved"), message.get("errno")
-        if not self._ending or message.get("reason") == SaveReason.END:
-            self.problem = why or (None if report is not None else "it found no snapshot to save")
-            self.by_disk = errno is not None
-        if report is not None and "path" in report:
-            self.saved = report
-        if report is not None and "final" in message.get("weights", ()) and "weights_sha256" in report:
-            self.final = report
-        if why is None or errno is None:
+        saved = report.saved
+        if not self._ending or report.reason == SaveReason.END:
+            self.problem = report.why or (None if saved is not None else "it found no snapshot to save")
+            self.by_disk = report.errno is not None
+        if saved is not None and "path" in saved:
+            self.saved = saved
+        if saved is not None and "final" in report.weights and "weights_sha256" in saved:
+            self.final = saved
+        if report.why is None or report.errno is None:
             self._delay = self._retry_at = 0.0
         elif wish is not None:
-            self._postpone(wish, report or {})
-        return Report(report, why, float(message.get("seconds", 0.0)), str(message.get("reason")), errno)
+            self._postpone(wish, saved or {})
 
     def _postpone(self, wish: Wish, done: dict[str, Any]) -> None:
         """What the disk refused is owed: the weights of the snapshot that is held, and a checkpoint of the newest."""
@@ -258,7 +246,7 @@ class Keeping:
 
     def finish(
         self, weights: list[str] | None = None, *, hurry: Callable[[], bool], folder: Path | None = None
-    ) -> list[Report]:
+    ) -> list[SaveReport]:
         """The state as it is now, on disk and verified. Waits for what is under way first, until `hurry()`.
 
         With `folder` it goes there: the run's own folder has refused it.
@@ -282,11 +270,10 @@ class Keeping:
     def _tell_ending(self) -> None:
         """A checkpoint that is being written now is of an older step, as a rule: then it is not waited for."""
         newest = self.memory.newest()
-        if self._busy is not None and self.channel is not None and newest is not None:
-            with contextlib.suppress(Closed):
-                self.channel.send({"ending": newest.step})
+        if self._busy is not None and newest is not None:
+            self._say(RunEnds(newest.step))
 
-    def _drain(self, deadline: float, hurry: Callable[[], bool]) -> list[Report]:
+    def _drain(self, deadline: float, hurry: Callable[[], bool]) -> list[SaveReport]:
         reports = []
         while (self._busy is not None or self._wishes) and self.channel is not None:
             if time.monotonic() > deadline or hurry():
@@ -300,15 +287,9 @@ class Keeping:
     def close(self, *, patience: float = 60.0, save: bool = False) -> None:
         """End the keeper; with `save` it does what it does for a supervisor that was killed."""
         if self.channel is not None:
-            with contextlib.suppress(Closed):
-                if not save:
-                    self.channel.send({"quit": True})
+            if not save:
+                self._say(Quit())
             self.channel.close()
             self.channel = None
         if self._process is not None:
-            try:
-                self._process.wait(patience)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):  # one that cannot be killed is left behind
-                    self._process.wait(LEAVE)
+            wait_or_kill(self._process, patience)

@@ -1,6 +1,6 @@
 """Processes that compute failed steps on the CPU, beside the worker that goes on. No torch here.
 
-    opinion = Opinion.begin(crew, fault, setup_s=2.0)        # None: no slot holds the state before the step
+    opinion = Opinion.begin(workers, fault, setup_s=2.0)        # None: no slot holds the state before the step
     if opinion.over():                                       # asked now and then; it is ended when it takes too long
         opinion.finding, opinion.leave_out
     opinion.end()
@@ -12,6 +12,7 @@ snapshot is held in its slot until the opinion is there: if the data turn out to
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from holdfast.base import processes
@@ -21,8 +22,8 @@ from holdfast.faults.classification import Fault, Kind, classify_exit
 from holdfast.run.messages import Copied, Found, heard
 from holdfast.state.slots import Commit
 from holdfast.supervisor.process_start import NurseryDied, SpawnLauncher, WorkerProcess
-from holdfast.supervisor.run_state import Affairs
-from holdfast.supervisor.workers import Crew, kill_group
+from holdfast.supervisor.run_context import RunContext
+from holdfast.supervisor.workers import Workers, kill_group
 
 MEMORY = 3
 """Times the size of a snapshot that has to be free: a copy of it, what is restored from it, and gradients."""
@@ -37,7 +38,9 @@ SPARE = 10.0
 class Opinion:
     """One such process."""
 
-    def __init__(self, process: WorkerProcess, fault: Fault, commit: Commit, affairs: Affairs, setup_s: float) -> None:
+    def __init__(
+        self, process: WorkerProcess, fault: Fault, commit: Commit, context: RunContext, setup_s: float
+    ) -> None:
         self.process = process
         self.fault = fault
         self.commit = commit
@@ -46,48 +49,50 @@ class Opinion:
         self.number = 1
         self.cut_short = False
         """It was ended from outside, and may be begun again."""
-        self._affairs = affairs
+        self._affairs = context
         self.setup_s = setup_s
-        self.bound_s = affairs.settings.blame.budget + SETUPS * setup_s + SPARE
+        self.bound_s = context.settings.blame.budget + SETUPS * setup_s + SPARE
         """Seconds after which it is ended."""
         self._deadline = time.monotonic() + self.bound_s
         self._closed = False
 
     @classmethod
-    def begin(cls, crew: Crew, fault: Fault, *, setup_s: float, number: int = 1) -> Opinion | None:
+    def begin(cls, workers: Workers, fault: Fault, *, setup_s: float, number: int = 1) -> Opinion | None:
         """None if the state before the step is in no slot, or no process can be forked.
 
         `setup_s` is what the worker took to come to the step, `number` how many were asked before, and this one.
         """
         assert fault.step is not None
-        affairs = crew.affairs
-        if crew.launcher is None or not cls.can_fork(crew):  # asked first: whoever holds a snapshot must let it go
+        context = workers.context
+        if workers.launcher is None or not cls.can_fork(
+            workers
+        ):  # asked first: whoever holds a snapshot must let it go
             return None
-        found = affairs.memory.keep_step(fault.step - 1)
+        found = context.memory.keep_step(fault.step - 1)
         if found is None:
             return None
         arena, commit = found
-        config = {**crew.config(None), "opinion": commit.sequence, "fault": fault.to_json()}
+        config = replace(workers.config(None), opinion=commit.sequence, fault=fault)
         try:
-            process = crew.launcher.start(config, [arena])
+            process = workers.launcher.start(config, [arena])
         except NurseryDied:
-            affairs.memory.let_evidence_go(commit.sequence)
+            context.memory.let_evidence_go(commit.sequence)
             return None
-        opinion = cls(process, fault, commit, affairs, setup_s)
+        opinion = cls(process, fault, commit, context, setup_s)
         opinion.number = number
         return opinion
 
     @staticmethod
-    def can_fork(crew: Crew) -> bool:
+    def can_fork(workers: Workers) -> bool:
         """Whether workers come from a nursery: a fresh interpreter would keep the supervisor waiting."""
-        return not crew.affairs.portable and not isinstance(crew.launcher, SpawnLauncher)
+        return not workers.context.portable and not isinstance(workers.launcher, SpawnLauncher)
 
     @classmethod
-    def fits(cls, crew: Crew) -> bool:
+    def fits(cls, workers: Workers) -> bool:
         """Whether there is a nursery, memory for another copy of the state, and for what is computed from it."""
-        newest, available = crew.affairs.memory.newest(), processes.available_memory()
+        newest, available = workers.context.memory.newest(), processes.available_memory()
         fits = newest is not None and (available is None or available >= MEMORY * newest.size)
-        return fits and cls.can_fork(crew)
+        return fits and cls.can_fork(workers)
 
     def over(self) -> bool:
         """Whether nothing more will come of it. What came is `finding`."""

@@ -17,49 +17,40 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from holdfast.base import compile_cache, interpreter, processes
+from holdfast.base import child_process, compile_cache, interpreter, processes
 from holdfast.base.board import Board
 from holdfast.base.broken_torch import broken_torch, no_torch
 from holdfast.base.channel import CONNECT_TIMEOUT, Channel, Closed
 from holdfast.base.errors import InternalError
 from holdfast.base.folders import Folder
 from holdfast.run.messages import Broken, Exited, Fork, Forked, Message, Note, Ready, Second, Unsafe, Warm, received
+from holdfast.run.worker_config import WorkerConfig
 from holdfast.state.slots import Arena
+from holdfast.supervisor.supervised_process import SupervisedProcess
 
-"""How the loader of shared libraries, and Python, say that there is no address space left."""
 
+@dataclass(kw_only=True)
+class WorkerProcess(SupervisedProcess):
+    """One generation of the worker."""
 
-@dataclass(slots=True)
-class WorkerProcess:
-    """One generation of the worker, seen from outside."""
-
-    generation: int
     board: Board
     channel: Channel
-    pid: int = 0
-    pidfd: int | None = None
-    exit_code: int | None = None
     deaf: bool = False
     """It has closed its end of the channel."""
     gone: bool = False
     """Known to have ended, though its exit code may still be on the way."""
     told: bool = False
     """All that can be known of its end is: an exit code of None is one that nobody knows."""
-    started: float = field(default_factory=time.monotonic)
     popen: subprocess.Popen[bytes] | None = None
 
     @property
     def spawned(self) -> bool:
         """Started over loopback, where no descriptor can be passed: it opens its slots by path."""
         return self.popen is not None
-
-    def identify(self, pid: int) -> None:
-        self.pid = pid
-        self.pidfd = processes.open_pidfd(pid)
 
     def answer(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         """It waits for this, unless it has died meanwhile: that is noticed elsewhere."""
@@ -69,15 +60,13 @@ class WorkerProcess:
     def close(self) -> None:
         self.channel.close()
         self.board.close()
-        if self.pidfd is not None:
-            os.close(self.pidfd)
-            self.pidfd = None
+        super().close()
 
 
 class Launcher(Protocol):
     """How workers come to life."""
 
-    def start(self, config: dict[str, Any], arenas: list[Arena]) -> WorkerProcess: ...
+    def start(self, config: WorkerConfig, arenas: list[Arena]) -> WorkerProcess: ...
     def poll(self) -> list[str]: ...
     def warm(self) -> None: ...
     def close(self) -> None: ...
@@ -104,8 +93,6 @@ class NurseryLauncher:
 
     def __init__(self, env: Mapping[str, str], preload: list[str], *, of: NurseryLauncher | None = None) -> None:
         """`of`: a nursery that is to fork this one, instead of a process that imports torch."""
-        ours, theirs = Channel.pair()
-        self.channel = ours
         self.torch: str | None = None
         self.ready: float | None = None
         self.env = dict(env)
@@ -118,6 +105,7 @@ class NurseryLauncher:
         self._pid: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         if of is not None:
+            self.channel, theirs = Channel.pair()
             try:
                 of.channel.send(Second().to_json(), [theirs.fileno()])
             except Closed:  # this one is never ready then, and its channel is closed
@@ -125,16 +113,14 @@ class NurseryLauncher:
             finally:
                 theirs.close()
             return
-        os.set_inheritable(theirs.fileno(), True)
-        self._process = subprocess.Popen(
-            interpreter.module("holdfast.worker.nursery", str(theirs.fileno()), str(os.getpid()), *preload),
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, **compile_cache.variables(), **env},
+        self._process, self.channel = child_process.start(
+            "holdfast.worker.nursery",
+            child_process.FD,
+            str(os.getpid()),
+            *preload,
+            env={**compile_cache.variables(), **env},
         )
         self._pid = self._process.pid
-        theirs.close()
 
     def second(self) -> NurseryLauncher:
         """A fork of this nursery, which survives it. Ready in milliseconds, once this one has done what it was told."""
@@ -153,14 +139,14 @@ class NurseryLauncher:
     def channels(self) -> list[Channel]:
         return [self.channel]
 
-    def start(self, config: dict[str, Any], arenas: list[Arena]) -> WorkerProcess:
-        board = Board.create(generation=int(config["generation"]))
+    def start(self, config: WorkerConfig, arenas: list[Arena]) -> WorkerProcess:
+        board = Board.create(generation=config.generation)
         ours, theirs = Channel.pair()
-        worker = WorkerProcess(int(config["generation"]), board, ours)
-        config["arenas"] = [{"slots": len(arena.slots), "where": arena.where} for arena in arenas]
+        worker = WorkerProcess(generation=config.generation, board=board, channel=ours)
+        config = replace(config, arenas=tuple(arena.at(by_path=False) for arena in arenas))
         fds = [theirs.fileno(), board.fd, *(fd for arena in arenas for fd in arena.fds)]
         try:
-            self.channel.send(Fork(config).to_json(), fds)
+            self.channel.send(Fork(config.to_json()).to_json(), fds)
         except Closed as error:
             raise NurseryDied(str(error)) from None
         finally:
@@ -215,16 +201,10 @@ class NurseryLauncher:
 
     def close(self) -> None:
         self.channel.close()
-        if self._process is None:
-            if self._pid is not None and not processes.wait_for_end(self._pid, 2.0):
-                processes.send(self._pid, processes.KILL)
-            return
-        try:
-            self._process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # one that cannot be killed is left behind
-                self._process.wait(2.0)
+        if self._process is not None:
+            child_process.wait_or_kill(self._process)
+        elif self._pid is not None and not processes.wait_for_end(self._pid, child_process.LEAVE):
+            processes.send(self._pid, processes.KILL)
 
 
 class SpawnLauncher:
@@ -246,12 +226,11 @@ class SpawnLauncher:
     def channels(self) -> list[Channel]:
         return []
 
-    def start(self, config: dict[str, Any], arenas: list[Arena]) -> WorkerProcess:
-        generation = int(config["generation"])
+    def start(self, config: WorkerConfig, arenas: list[Arena]) -> WorkerProcess:
+        generation = config.generation
         Folder.at(self.folder, inner=1, make=True).close()
         board = Board.create(generation=generation, path=self.folder / f"board-{generation}")
-        config["board"] = str(board.path)
-        config["arenas"] = [{"paths": slot_paths(arena)} for arena in arenas]
+        config = replace(config, board=str(board.path), arenas=tuple(arena.at(by_path=True) for arena in arenas))
         popen, channel = spawn(
             ["holdfast.worker.worker"],
             self._server,
@@ -262,8 +241,8 @@ class SpawnLauncher:
                 "HOLDFAST_PORTABLE": "1",  # its loaders, too
             },
         )
-        channel.send(config)
-        worker = WorkerProcess(generation, board, channel, popen=popen)
+        channel.send(config.to_json())
+        worker = WorkerProcess(generation=generation, board=board, channel=channel, popen=popen)
         worker.identify(popen.pid)
         self._workers.append(worker)
         return worker
@@ -282,34 +261,19 @@ class SpawnLauncher:
         self._server.close()
         for worker in self._workers:
             if worker.popen is not None and worker.popen.poll() is None:
-                worker.popen.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):  # one that cannot be killed is left behind
-                    worker.popen.wait(2.0)
-
-
-def slot_paths(arena: Arena) -> list[str]:
-    """Where another process can open the slots: their files, or ours through /proc where they have none."""
-    return [str(slot.path or f"/proc/{os.getpid()}/fd/{slot.fd}") for slot in arena.slots]
+                child_process.wait_or_kill(worker.popen, 0.0)
 
 
 def start_keeper(
     run: Path, keep: int, lock_fd: int | None, *, portable: bool
 ) -> tuple[subprocess.Popen[bytes], Channel]:
     """The keeper, holding the run's lock beside us."""
+    kept = [] if lock_fd is None else [lock_fd]
     if portable:
         command = ["holdfast.supervisor.keeper", "port:{port}", str(run), str(keep)]
         with socket.create_server(("127.0.0.1", 0)) as server:
-            return spawn(command, server, {}, keep_open=[] if lock_fd is None else [lock_fd])
-    ours, theirs = Channel.pair()
-    fds = [theirs.fileno()] + ([lock_fd] if lock_fd is not None else [])
-    popen = subprocess.Popen(
-        interpreter.module("holdfast.supervisor.keeper", str(theirs.fileno()), str(run), str(keep)),
-        pass_fds=fds,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    theirs.close()
-    return popen, ours
+            return spawn(command, server, {}, keep_open=kept)
+    return child_process.start("holdfast.supervisor.keeper", child_process.FD, str(run), str(keep), keep_open=kept)
 
 
 def spawn(

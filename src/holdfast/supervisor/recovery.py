@@ -1,6 +1,6 @@
 """What follows when a worker is lost: count it, keep the evidence, ask the ladder, do what it says. No torch here.
 
-    recovery = Recovery(affairs, crew, ending, watch, trusting)
+    recovery = Recovery(context, workers, ending, watch, trusting)
     recovery.after_death(worker, fault)      # a new worker, on the rung the ladder chose, or the end of the run
     recovery.in_process(fault, move)         # the worker mended it by itself: it counts all the same
     recovery.tick()                          # what the CPU makes of failed steps is heard, and what follows is done
@@ -15,69 +15,42 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.base.board import Beat
 from holdfast.base.files import MAX_JSON, read_bounded, remove
 from holdfast.faults.classification import Fault, Kind
-from holdfast.faults.ladder import Action, Move
+from holdfast.faults.ladder import Move
 from holdfast.run.commit_points import CommitPoint
 from holdfast.run.states import RunState
-from holdfast.state.slots import Commit
 from holdfast.supervisor.device_trust import Trusting
-from holdfast.supervisor.fault_history import FaultHistory
 from holdfast.supervisor.fault_inquiry import Inquest
+from holdfast.supervisor.fault_response import Crisis, FaultResponse, Loss
 from holdfast.supervisor.opinions import Opinion
 from holdfast.supervisor.process_start import NurseryDied, WorkerProcess
+from holdfast.supervisor.run_context import RunContext
 from holdfast.supervisor.run_end import Ending
-from holdfast.supervisor.run_state import Affairs
 from holdfast.supervisor.undo import undo
 from holdfast.supervisor.worker_watch import Watch
-from holdfast.supervisor.workers import Crew
+from holdfast.supervisor.workers import Workers
 
 CALM = 600.0
 """Seconds without a fault that a run is taken to have behind it when it begins."""
 
 
-@dataclass(slots=True)
-class Crisis:
-    """From a fault to the next commit."""
+class Recovery(FaultResponse):
+    """What is done about the faults of workers."""
 
-    since: float
-    last_commit_ns: int
-    sequence: int
-    """Of the last snapshot there was. Steps do not tell: a worker may be lost after the last of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A worker that was lost, and what it left: for a fault that is answered later."""
-
-    fault: Fault
-    beat: Beat
-    words: str
-    stacks: dict[str, str] | None
-    crash: str
-
-
-class Recovery:
-    """The faults of a run so far, and the crisis it may be in."""
-
-    def __init__(self, affairs: Affairs, crew: Crew, ending: Ending, watch: Watch, trusting: Trusting) -> None:
-        self.affairs = affairs
-        self.history = FaultHistory(affairs)
-        self.crisis: Crisis | None = None
-        self._crew = crew
+    def __init__(self, context: RunContext, workers: Workers, ending: Ending, watch: Watch, trusting: Trusting) -> None:
+        super().__init__(context, trusting)
+        self._workers = workers
         self._ending = ending
         self._watch = watch
-        self.trusting = trusting
         self._compares = True
         """Until the CPU turns out to be too slow for it."""
         self._left_out: list[Any] = []
         """Samples that make a step fail wherever it is computed. Every worker is told: its state may be older."""
-        self.inquest = Inquest(affairs, crew, trusting.blamed)
+        self.inquest = Inquest(context, workers, trusting.blamed)
         self._postponed: Loss | None = None
         """The same step has failed again, and the CPU has not spoken yet."""
         self.finishing = False
@@ -85,13 +58,17 @@ class Recovery:
         self._began = time.monotonic()
         self._workers_lost = 0
         """Since then. The accounts of a resumed run also hold what an earlier supervisor has seen."""
-        crew.orders = self._orders
+        workers.orders = self._orders
+
+    @property
+    def ending(self) -> Ending:
+        return self._ending
 
     def _orders(self) -> dict[str, Any]:
         return {
             "trial": self.inquest.trial,
             "probation": self.trusting.probation,
-            "leave_out": self._left_out,
+            "leave_out": tuple(self._left_out),
             "sentinel": self._compares,
             **self._losses(),
         }
@@ -110,47 +87,45 @@ class Recovery:
         self._watch.learn(beat)
         self.notice_commit()  # the last look may be older than what it committed before it was ended
         took = time.monotonic() - worker.started
-        self._crew.account_for(worker)
+        self._workers.account_for(worker)
         if self.inquest.concludes(fault):
             self._after_verdict(fault)
             return
         self._workers_lost += 1
-        words, crash = self.affairs.teller.last_words(), self._crash_stack(worker.generation)
+        words, crash = self.context.teller.last_words(), self._crash_stack(worker.generation)
         loss = Loss(fault, beat, words, stacks, crash)
         if self._ending.stopping is None and self.inquest.must_wait(fault, took):
             self._postponed = loss
             self._begin_crisis()
-            self.affairs.set_state(RunState.RECOVERING)
+            self.context.set_state(RunState.RECOVERING)
         else:
             self._answer(loss)
 
     def _answer(self, loss: Loss) -> None:
-        self._carry_out(*self._tell(loss))
+        known = self._as_known(loss)
+        self.carry_out(known.fault, *self.tell(known))
 
-    def _tell(self, loss: Loss) -> tuple[Fault, Move, Path]:
-        """The fault, as it is known by now, is counted and written down, with the ladder's answer."""
-        fault = self.trusting.known_loss(self.inquest.hear(loss.fault))
-        move = self._ask(fault)  # which belongs to the history it is asked about the next time
-        self.history.remember(fault, move)
-        folder = self.affairs.tell_fault(fault, move, loss.beat, words=loss.words, stacks=loss.stacks, crash=loss.crash)
+    def _as_known(self, loss: Loss) -> Loss:
+        """With the fault as it is known by now."""
+        return dataclasses.replace(loss, fault=self.trusting.known_loss(self.inquest.hear(loss.fault)))
+
+    def told(self, fault: Fault, move: Move, folder: Path) -> None:
         self.inquest.begin(fault, move, folder)
-        self.trusting.lost(fault, move)
-        return fault, move, folder
 
     def tell_postponed(self) -> None:
         """The run is to stop while a fault waits for the CPU: the fault is told, and nothing is done about it."""
         loss, self._postponed = self._postponed, None
         if loss is not None:
-            self._tell(loss)
+            self.tell(self._as_known(loss))
 
     def tick(self) -> None:
         """What the CPU makes of failed steps, and what waits for that."""
         inquest = self.inquest
-        inquest.tick(self._crew.worker, waiting=self._postponed is not None)
+        inquest.tick(self._workers.worker, waiting=self._postponed is not None)
         if self._postponed is not None and not inquest.waits:
             loss, self._postponed = self._postponed, None
             self._answer(loss)
-        worker = self._crew.worker
+        worker = self._workers.worker
         if inquest.decided and self._postponed is None and (worker is None or worker.pid):
             self._go_back_to_before(*inquest.decided.pop(0))
         elif self.finishing and not inquest.pending:
@@ -158,22 +133,22 @@ class Recovery:
 
     def _go_back_to_before(self, fault: Fault, folder: Path, opinion: Opinion) -> None:
         """The run is past a step that its data make wrong: it is computed again without them, or the run stops."""
-        worker = self._crew.worker
+        worker = self._workers.worker
         if worker is not None:
-            if not self._crew.end(worker, gently=False):
-                self._crew.abandon(worker)
-            self._crew.account_for(worker)
+            if not self._workers.end(worker, gently=False):
+                self._workers.abandon(worker)
+            self._workers.account_for(worker)
         self.finishing = False
-        undone = undo(self.affairs, opinion.commit.sequence)
+        undone = undo(self.context, opinion.commit.sequence)
         if undone is None:
             text = f"the state before step {fault.step} is not kept any more: the run cannot go back to it"
-            self.affairs.teller.emit("note", text=text)
+            self.context.teller.emit("note", text=text)
         elif undone.from_step != undone.to_step:
-            self.affairs.teller.emit("undone", from_step=undone.from_step, to_step=undone.to_step)
+            self.context.teller.emit("undone", from_step=undone.from_step, to_step=undone.to_step)
         opinion.end()
-        move = self._ask(fault)
+        move = self.ask(fault)
         self.history.remember(fault, move, counted=False)
-        self._carry_out(fault, move, folder)
+        self.carry_out(fault, move, folder)
 
     def finish(self) -> None:
         """`train` has returned. What the CPU is computing is waited for: the data may turn out to be at fault."""
@@ -185,7 +160,7 @@ class Recovery:
         bound = max((opinion.bound_s for opinion in pending), default=0.0)
         steps = " and ".join(str(opinion.fault.step) for opinion in pending)
         text = f"training is over; what the CPU makes of step {steps} is waited for, at most {bound:.0f} s"
-        self.affairs.teller.emit("note", text=text)
+        self.context.teller.emit("note", text=text)
 
     def finish_now(self) -> None:
         """The end of a run that waited for the CPU, or that somebody does not want to wait for."""
@@ -195,35 +170,31 @@ class Recovery:
     def _after_verdict(self, fault: Fault) -> None:
         """The worker computed the failed step again and knows whose fault it was: that is the answer, not a fault."""
         folder = self.inquest.conclude(fault)
-        move = self._ask(fault)
+        move = self.ask(fault)
         self.history.remember(fault, move, counted=False)
         self.trusting.lost(fault, move)
-        self._carry_out(fault, move, folder)
+        self.carry_out(fault, move, folder)
 
     def in_process(self, fault: Fault, move: Move) -> None:
         """The worker mended it by itself; it counts, and is told, like any other."""
         self.history.remember(fault, move)
-        self.affairs.keep_accounts()
+        self.context.keep_accounts()
         fault = self.inquest.hear(fault)
-        folder = self.affairs.tell_fault(fault, move, self._crew.read_board())
+        folder = self.context.tell_fault(fault, move, self._workers.read_board())
         self.inquest.begin(fault, move, folder)
 
-    def _ask(self, fault: Fault) -> Move:
-        """The ladder's answer."""
+    def ask(self, fault: Fault) -> Move:
         return self.history.ask(fault, probation=self.trusting.on_probation(), barred=self.trusting.barred())
 
-    def _carry_out(self, fault: Fault, move: Move, folder: Path) -> None:
+    def carry_out(self, fault: Fault, move: Move, folder: Path) -> None:
         if fault.kind is Kind.HANG and fault.phase == "sentinel":
             self._compares = False
         if "leave_out" in fault.evidence:
             self._left_out.append(fault.evidence["leave_out"])
-        if self._ending.stopping is not None:
-            self._ending.stopped(self._ending.stopping)
-        elif move.action is Action.GIVE_UP:
-            self._ending.gave_up(fault, move, tries=self.history.tries(fault))
-        elif move.action is Action.FAIL:
-            self._ending.script_is_at_fault(fault, folder)
-        elif self.affairs.memory.session_numbers().get("at") == CommitPoint.END:  # lost after `train` had returned
+        super().carry_out(fault, move, folder)
+
+    def go_on(self, fault: Fault, move: Move) -> None:
+        if self.context.memory.session_numbers().get("at") == CommitPoint.END:  # lost after `train` had returned
             self._ending.finish()
         else:
             if fault.kind is Kind.WRONG_NUMBERS:
@@ -233,16 +204,16 @@ class Recovery:
 
     def _undo(self) -> None:
         """Back to the last step at which device and CPU agreed."""
-        undone = undo(self.affairs)
+        undone = undo(self.context)
         if undone is None:
             text = "no snapshot is left from before the numbers went wrong: the run goes on from the newest"
-            self.affairs.teller.emit("note", text=text)
+            self.context.teller.emit("note", text=text)
         else:
-            self.affairs.teller.emit("undone", from_step=undone.from_step, to_step=undone.to_step)
+            self.context.teller.emit("undone", from_step=undone.from_step, to_step=undone.to_step)
 
     def _crash_stack(self, generation: int) -> str:
         """What faulthandler wrote when the worker crashed."""
-        path = self.affairs.run_folder.path / f"stacks-{generation}.txt"
+        path = self.context.run_folder.path / f"stacks-{generation}.txt"
         with contextlib.suppress(OSError):
             text = read_bounded(path, MAX_JSON).decode(errors="replace")
             remove(path)
@@ -253,78 +224,74 @@ class Recovery:
 
     def _replace(self, move: Move) -> None:
         """A new worker from the newest snapshot, on the rung the ladder chose."""
-        affairs = self.affairs
-        step = affairs.newest_step
-        affairs.accounts.restored(affairs.accounts.steps, step)
+        context = self.context
+        step = context.newest_step
+        context.accounts.restored(context.accounts.steps, step)
         self._begin_crisis()
-        affairs.set_state(RunState.RECOVERING)
+        context.set_state(RunState.RECOVERING)
         back = self.trusting.returned()  # it was lost on its way to the boundary: then it goes back from here
         self._start_on(move.rung if back is None else back, step, move)
 
     def go_back(self, rung: int) -> None:
         """The worker has made room at a boundary: the run returns to a device that has earned it."""
-        self._start_on(rung, self.affairs.newest_step, None)
+        self._start_on(rung, self.context.newest_step, None)
 
     def _start_on(self, rung: int, step: int, move: Move | None) -> None:
-        affairs = self.affairs
-        if rung != affairs.rung:
+        context = self.context
+        if rung != context.rung:
             self._change_rung(rung, step)
-        affairs.memory.release_leases(keep=affairs.keeping.awaited)
+        context.memory.release_leases(keep=context.keeping.awaited)
         try:
-            self._crew.start(move)
+            self._workers.start(move)
         except NurseryDied:  # while the last worker was being ended, and nobody listened
-            self._crew.renew_launcher()
-            self._crew.start(move)
+            self._workers.renew_launcher()
+            self._workers.start(move)
 
     def _change_rung(self, rung: int, step: int) -> None:
-        affairs = self.affairs
-        before, after = affairs.change_rung(rung, step)
+        context = self.context
+        before, after = context.change_rung(rung, step)
         if before.on_cpu:
-            affairs.memory.agree_on_newest()
+            context.memory.agree_on_newest()
         self._watch.forget()
         if before.env != after.env:
-            self._crew.renew_launcher()
+            self._workers.renew_launcher()
 
     # -- the crisis ----------------------------------------------------------------------------------------
 
     def begin_after_crash(self, last_commit_ns: int) -> None:
         """The supervisor before this one died: the time since then is lost as well."""
-        self.crisis = Crisis(time.monotonic(), last_commit_ns, sequence=0)  # the memory is new, and empty
+        self.crisis = Crisis(time.monotonic(), 0, last_commit_ns)  # the memory is new, and empty
 
     def _begin_crisis(self) -> None:
-        """One that is not over goes on: the time is counted from its first fault."""
-        newest = self.affairs.memory.newest()
+        """One that is not over goes on: the time is counted from its first fault.
+
+        Steps do not tell when it is over: a worker may be lost after the last of them. Sequences of snapshots do.
+        """
+        newest = self.context.memory.newest()
         sequence = newest.sequence if newest else 0
         if self.crisis is not None:
-            self.crisis = dataclasses.replace(self.crisis, sequence=sequence)
+            self.crisis.reached = sequence
         else:
-            self.crisis = Crisis(time.monotonic(), newest.time_ns if newest else time.time_ns(), sequence)
+            self.crisis = Crisis(time.monotonic(), sequence, newest.time_ns if newest else time.time_ns())
 
     def notice_commit(self) -> None:
         """The first commit of a new worker ends the crisis its predecessor left."""
-        affairs = self.affairs
-        newest = affairs.newest_commit()
+        context = self.context
+        newest = context.newest_commit()
         if newest is None:
             return
-        if newest.step > affairs.accounts.steps:
+        if newest.step > context.accounts.steps:
             self._count(newest.step)
-        mine = newest.generation == self._crew.generation - 1
+        mine = newest.generation == self._workers.generation - 1
         if mine:
             self.inquest.committed(newest.step)
-        crisis = self.crisis
-        if crisis is not None and mine and newest.sequence > crisis.sequence:
-            self._end_crisis(crisis, newest)
+        if self.crisis is not None and mine and newest.sequence > self.crisis.reached:
+            self.end_crisis(newest.step, newest.time_ns)
 
     def _count(self, step: int) -> None:
         """Steps were committed: progress since the last fault is what the ladder looks at."""
-        affairs = self.affairs
-        affairs.teller.rate.note(step)
-        self.history.progressed(step - affairs.accounts.steps)
-        self.trusting.committed(step - affairs.accounts.steps)
-        affairs.accounts.steps = step
-
-    def _end_crisis(self, crisis: Crisis, newest: Commit) -> None:
-        seconds = time.monotonic() - crisis.since
-        lost_s = (newest.time_ns - crisis.last_commit_ns) / 1e9
-        self.crisis = None
-        self.affairs.recovered(newest.step, seconds, lost_s)
+        context = self.context
+        context.teller.rate.note(step)
+        self.history.progressed(step - context.accounts.steps)
+        self.trusting.committed(step - context.accounts.steps)
+        context.accounts.steps = step

@@ -3,7 +3,7 @@
     ending.ask_to_stop(signal.SIGTERM)     # the first signal: the worker may reach its next commit
     ending.stop_at_once(signal.SIGTERM)    # the second: nothing is waited for
     ending.finish()                        # `train` has returned
-    ending.gave_up(fault, move, tries)     # the ladder has no rung left
+    ending.gave_up(fault, reason, tries)   # the ladder has no rung left
     ending.outcome                         # None as long as the run goes on
 
 Whichever way, the state in memory is on disk and verified before the outcome is there, unless somebody does not want
@@ -24,17 +24,16 @@ from holdfast.base.errors import ExitCode, GaveUp, ScriptFailed, Stopped, from_j
 from holdfast.base.folders import write_whole
 from holdfast.faults.blame import Blame, judge
 from holdfast.faults.classification import CODES, Fault, Kind
-from holdfast.faults.ladder import Move
 from holdfast.run.events import Event
 from holdfast.run.messages import Failed, Refused
 from holdfast.run.states import RunState
 from holdfast.state import checkpoint
 from holdfast.supervisor.process_start import WorkerProcess
+from holdfast.supervisor.run_context import RunContext
 from holdfast.supervisor.run_loop import RunEnd
-from holdfast.supervisor.run_state import Affairs
 from holdfast.supervisor.saves import Saving
 from holdfast.supervisor.signal_queue import Signals
-from holdfast.supervisor.workers import Crew
+from holdfast.supervisor.workers import Workers
 
 STOP_PATIENCE = 30.0
 """Seconds a worker has to reach its next commit when the run is asked to stop."""
@@ -46,13 +45,11 @@ worker that evaluates or compiles may need longer than that."""
 class Ending(RunEnd):
     """The way out, and whether the run is on it."""
 
-    def __init__(self, affairs: Affairs, crew: Crew, saving: Saving, signals: Signals) -> None:
-        super().__init__(affairs)
-        self.stopping: int | None = None
-        """The signal that asked the run to stop."""
+    def __init__(self, context: RunContext, workers: Workers, saving: Saving, signals: Signals) -> None:
+        super().__init__(context)
         self.at_once = False
         """Nobody wants to wait for anything."""
-        self._crew = crew
+        self._workers = workers
         self._saving = saving
         self._signals = signals
         self._deadline = 0.0
@@ -62,32 +59,31 @@ class Ending(RunEnd):
     # -- stopping ------------------------------------------------------------------------------------------
 
     def ask_to_stop(self, number: int) -> None:
-        self.stopping = number
+        super().ask_to_stop(number)
         self._deadline = time.monotonic() + STOP_PATIENCE
         self._save_at = time.monotonic() + SAVE_AFTER
-        self.affairs.teller.emit("stopping", signal=signal.Signals(number).name, step=self.affairs.accounts.steps)
-        worker = self._crew.worker
+        worker = self._workers.worker
         if worker is not None and worker.pid == 0 and not processes.exists(worker.board.read().pid):
-            self._crew.drop()  # not born yet: the nursery, which may still import torch, is ended with its wish
+            self._workers.drop()  # not born yet: the nursery, which may still import torch, is ended with its wish
             worker = None
         if worker is None:
             self.stopped(number)
             return
         worker.board.request_stop()
         if worker.pid and worker.board.read().phase is Phase.SETUP:
-            self._crew.end(worker, gently=True)  # there is no boundary to wait for
+            self._workers.end(worker, gently=True)  # there is no boundary to wait for
 
     def stop_at_once(self, number: int) -> None:
         """The second signal: nothing is waited for; the last verified checkpoint is named."""
         self.at_once = True
-        worker = self._crew.worker
+        worker = self._workers.worker
         if worker is not None:
             if worker.pid:
-                self._crew.end(worker, gently=False)
-            self._crew.account_for(worker)
+                self._workers.end(worker, gently=False)
+            self._workers.account_for(worker)
         code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
-        good, _ = checkpoint.newest_good(self.affairs.run_folder.path / "checkpoints")
-        error = Stopped("stopped at once", saved=_named(good), hints=[self.affairs.resume_hint()])
+        good, _ = checkpoint.newest_good(self.context.run_folder.path / "checkpoints")
+        error = Stopped("stopped at once", saved=_named(good), hints=[self.context.resume_hint()])
         self.end(RunState.STOPPED, code, error)
 
     def stop_if_late(self, worker: WorkerProcess) -> None:
@@ -97,9 +93,9 @@ class Ending(RunEnd):
             self._saving.now()
         if self.stopping is None or time.monotonic() <= self._deadline:
             return
-        if not self._crew.end(worker, gently=False):
-            self._crew.abandon(worker)
-            self._crew.account_for(worker)
+        if not self._workers.end(worker, gently=False):
+            self._workers.abandon(worker)
+            self._workers.account_for(worker)
             self.stopped(self.stopping)
 
     def stopped(self, number: int) -> None:
@@ -107,12 +103,12 @@ class Ending(RunEnd):
             self.stop_at_once(self._signals.newest)
             return
         code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.RESUME_ME
-        sentence = f"stopped at step {self.affairs.accounts.steps}"
+        sentence = f"stopped at step {self.context.accounts.steps}"
         if self._saving.refused is not None:
             self.end_with(self._not_saved(f"{sentence}, but that could not be saved"))
             return
         self.end(
-            RunState.STOPPED, code, Stopped(sentence, saved=self.affairs.saved(), hints=[self.affairs.resume_hint()])
+            RunState.STOPPED, code, Stopped(sentence, saved=self.context.saved(), hints=[self.context.resume_hint()])
         )
 
     def save_last(self, weights: list[str] | None = None) -> bool:
@@ -135,24 +131,24 @@ class Ending(RunEnd):
             self.end(RunState.FINISHED, ExitCode.OK, None)
 
     def _no_weights(self) -> bool:
-        return self.affairs.memory.newest() is not None and "weights_sha256" not in self.affairs.keeping.final
+        return self.context.memory.newest() is not None and "weights_sha256" not in self.context.keeping.final
 
     def _not_saved(self, sentence: str) -> GaveUp:
         """Not where it belongs: in another folder, or nowhere."""
-        affairs, run, saved = self.affairs, self.affairs.run_folder, self.affairs.keeping.saved
-        cause = self._saving.refused or affairs.keeping.problem or "the process that saves ended repeatedly"
+        context, run, saved = self.context, self.context.run_folder, self.context.keeping.saved
+        cause = self._saving.refused or context.keeping.problem or "the process that saves ended repeatedly"
         if run.left is None or not Path(saved.get("path", "")).is_relative_to(run.path):
-            hints = [f"free disk space in {run.left or run.path}", affairs.resume_hint()]
-            return GaveUp(sentence, cause=cause, saved=affairs.saved(), hints=hints)
+            hints = [f"free disk space in {run.left or run.path}", context.resume_hint()]
+            return GaveUp(sentence, cause=cause, saved=context.saved(), hints=hints)
         weights = run.path / "final.safetensors"
         return GaveUp(
             f"{sentence} in {run.left}",
             cause=cause,
-            saved=affairs.saved(),
+            saved=context.saved(),
             hints=[
                 *([f"the weights are in {weights}"] if weights.exists() else []),
                 f"the whole run is now in {run.path}: move it to a safe place",
-                affairs.resume_hint(),
+                context.resume_hint(),
             ],
         )
 
@@ -160,19 +156,19 @@ class Ending(RunEnd):
 
     def failed(self, said: Failed) -> None:
         """The script raised an error of its own."""
-        affairs = self.affairs
-        affairs.accounts.fault(Kind.USER_ERROR.value)
+        context = self.context
+        context.accounts.fault(Kind.USER_ERROR.value)
         self.save_last()
         error = ScriptFailed(
-            f"{affairs.plan.script.name} raised {said.summary}",
+            f"{context.plan.script.name} raised {said.summary}",
             cause=said.where,
-            saved=affairs.saved(),
-            hints=[f"its traceback and output are in {affairs.run_folder.path / 'output.log'}"],
+            saved=context.saved(),
+            hints=[f"its traceback and output are in {context.run_folder.path / 'output.log'}"],
         )
         error.blame = said.blame
         with contextlib.suppress(OSError):  # it stands in output.log too
             text = f"{said.traceback}\n"
-            write_whole(affairs.run_folder.path / "traceback.txt", text.encode(errors="backslashreplace"))
+            write_whole(context.run_folder.path / "traceback.txt", text.encode(errors="backslashreplace"))
         self.end(RunState.FAILED, ExitCode.NO, error)
 
     def refused(self, said: Refused) -> None:
@@ -180,7 +176,7 @@ class Ending(RunEnd):
         self.save_last()
         self.end_with(from_json(said.error))
 
-    def script_is_at_fault(self, fault: Fault, folder: Path) -> None:
+    def script_is_at_fault(self, fault: Fault, reason: str, tries: int, folder: Path) -> None:
         """A fault that would come again on every device."""
         self.save_last()
         verdict = judge(fault, None, None)
@@ -194,26 +190,25 @@ class Ending(RunEnd):
         error = ScriptFailed(
             str(found.get("sentence") or sentence),
             cause=str(found.get("cause") or cause),
-            saved=self.affairs.saved(),
+            saved=self.context.saved(),
             hints=[*map(str, found.get("hints") or ()), *hints],
         )
         error.blame = {**verdict.to_json(), **found} if proven or found else None
         self.end_with(error)
 
-    def gave_up(self, fault: Fault, move: Move, tries: int) -> None:
-        """There is nothing left to try."""
+    def gave_up(self, fault: Fault, reason: str, tries: int) -> None:
         self.save_last()
-        affairs = self.affairs
-        saved = affairs.saved()
+        context = self.context
+        saved = context.saved()
         self.end_with(
             GaveUp(
                 f"gave up: {fault.sentence()}, {tries} times",
-                cause=f"{fault.code}; {move.reason}",
+                cause=f"{fault.code}; {reason}",
                 saved=f"{saved} (verified)" if saved else None,
                 hints=[
-                    *([] if affairs.plan.rungs[affairs.rung].on_cpu else [affairs.resume_hint(" --device cpu")]),
+                    *([] if context.plan.rungs[context.rung].on_cpu else [context.resume_hint(" --device cpu")]),
                     f"`holdfast explain {fault.code}` says what this means",
-                    f"the worker's last output is in {affairs.run_folder.path / 'faults'}",
+                    f"the worker's last output is in {context.run_folder.path / 'faults'}",
                 ],
             )
         )
@@ -221,10 +216,10 @@ class Ending(RunEnd):
     # -- the end -------------------------------------------------------------------------------------------
 
     def receipt(self, state: RunState) -> dict[str, Any]:
-        affairs = self.affairs
-        receipt = self.counted(state, affairs.memory.session_numbers())
-        at_once = affairs.plan.resume is None  # what lies between two sittings is not what it took
-        return {**receipt, **(_compared(affairs.run_folder.info, state) if at_once else {})}
+        context = self.context
+        receipt = self.counted(state, context.memory.session_numbers())
+        at_once = context.plan.resume is None  # what lies between two sittings is not what it took
+        return {**receipt, **(_compared(context.run_folder.info, state) if at_once else {})}
 
 
 def _compared(info: dict[str, Any], state: RunState) -> dict[str, Any]:

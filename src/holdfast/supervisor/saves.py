@@ -1,6 +1,6 @@
 """Saves while a run goes on: what the keeper reports is told, a keeper that dies is replaced. No torch here.
 
-saving = Saving(affairs, crew.read_board)
+saving = Saving(context, workers.read_board)
 saving.hear()                                    # reports told; a dead keeper is a fault, and another starts
 saving.epoch(message)                            # an epoch is over: the best so far, or due
 saving.tick()                                    # a checkpoint every now and then
@@ -18,13 +18,14 @@ from pathlib import Path
 
 from holdfast.base.board import Beat
 from holdfast.faults.classification import Fault, Kind
-from holdfast.faults.ladder import Action, Move
+from holdfast.faults.ladder import Move
+from holdfast.faults.terms import Action
 from holdfast.run.commit_points import SaveReason
 from holdfast.run.disk_trouble import Storage
-from holdfast.run.messages import EpochEnded, ScriptEpoch
+from holdfast.run.messages import EpochEnded, SaveReport, ScriptEpoch
 from holdfast.supervisor import rescue_folder
-from holdfast.supervisor.keeper_client import KeeperDied, Report
-from holdfast.supervisor.run_state import Affairs
+from holdfast.supervisor.keeper_client import KeeperDied
+from holdfast.supervisor.run_context import RunContext
 
 MIN_EPOCH_SAVE = 5.0
 """Epochs shorter than this do not each get a checkpoint."""
@@ -35,15 +36,15 @@ LAST_TRIES = 3
 class Saving:
     """When to save, and what became of it."""
 
-    def __init__(self, affairs: Affairs, read_board: Callable[[], Beat | None]) -> None:
-        self.affairs = affairs
-        self.keeping = affairs.keeping
+    def __init__(self, context: RunContext, read_board: Callable[[], Beat | None]) -> None:
+        self.context = context
+        self.keeping = context.keeping
         self._read_board = read_board
         self._deaths = 0
         """Keepers that died since one last wrote a checkpoint."""
         self.refused: str | None = None
         """Why the last save was not possible in the run folder."""
-        self._storage = Storage(affairs.run_folder, affairs.teller.emit, lambda: self.keeping.saved.get("step"))
+        self._storage = Storage(context.run_folder, context.teller.emit, lambda: self.keeping.saved.get("step"))
 
     def hear(self) -> None:
         try:
@@ -53,40 +54,40 @@ class Saving:
 
     def epoch(self, message: EpochEnded | ScriptEpoch) -> None:
         """Its snapshot is held until it is known whether it is the best; then it is saved or let go."""
-        affairs, teller = self.affairs, self.affairs.teller
-        best, sequence = teller.epoch(message, device=affairs.device), message.sequence
-        due = affairs.settings.checkpoint.at_epochs and time.monotonic() - self.keeping.last_wish >= MIN_EPOCH_SAVE
+        context, teller = self.context, self.context.teller
+        best, sequence = teller.epoch(message, device=context.device), message.sequence
+        due = context.settings.checkpoint.at_epochs and time.monotonic() - self.keeping.last_wish >= MIN_EPOCH_SAVE
         if best:
             known, why = teller.best.known, SaveReason.EPOCH
             self.keeping.wish(why, weights=["best"], best=known, checkpoint=due, sequence=sequence)
             return
         if sequence not in self.keeping.awaited:  # an epoch without steps ends with the snapshot of the one before
-            affairs.memory.let_go(sequence)
+            context.memory.let_go(sequence)
         if due:
             self.keeping.wish(SaveReason.EPOCH)
 
     def weights(self, step: int, sequence: int) -> None:
         """Weights that belong to no end of an epoch: the snapshot is a savepoint, and held for them alone."""
-        best = self.affairs.teller.best
+        best = self.context.teller.best
         if best.taken(step):
             self.keeping.wish(SaveReason.BEST, weights=["best"], best=best.known, checkpoint=False, sequence=sequence)
         else:
-            self.affairs.memory.let_go(sequence)
+            self.context.memory.let_go(sequence)
 
     def tick(self) -> None:
-        affairs = self.affairs
+        context = self.context
         self._storage.look()
         if self.keeping.stuck():
             self.keeping.kill()
         waited = time.monotonic() - self.keeping.last_wish
-        if waited >= affairs.settings.checkpoint.every and affairs.memory.newest() is not None:
+        if waited >= context.settings.checkpoint.every and context.memory.newest() is not None:
             self.keeping.wish(SaveReason.TIME)
         else:
             self.keeping.send()
 
     def now(self) -> None:
         """The newest snapshot, if there is one: the run may be killed before its worker comes to a commit."""
-        if self.affairs.memory.newest() is not None:
+        if self.context.memory.newest() is not None:
             self.keeping.wish(SaveReason.STOP)
 
     def last(self, weights: list[str] | None = None, *, hurry: Callable[[], bool]) -> bool:
@@ -111,7 +112,7 @@ class Saving:
     def _why_refused(self, weights: list[str] | None) -> str | None:
         """None if the run folder has everything: the result of a run that is over, or else the state."""
         self._storage.look(now=True)
-        if self.affairs.memory.newest() is None:
+        if self.context.memory.newest() is None:
             return None
         has_result = bool(weights) and "weights_sha256" in self.keeping.final
         refused = None if has_result or not self.keeping.by_disk else self.keeping.problem
@@ -119,7 +120,7 @@ class Saving:
 
     def _move_away(self) -> Path | None:
         """Another folder for the whole run; None if there is none."""
-        run, newest = self.affairs.run_folder, self.affairs.memory.newest()
+        run, newest = self.context.run_folder, self.context.memory.newest()
         assert newest is not None
         place = rescue_folder.find(run.path.name, need=2 * newest.size)
         try:
@@ -128,32 +129,32 @@ class Saving:
         except OSError:
             place = None
         if place is None:
-            self.affairs.teller.emit("note", text="no other folder has space for the run")
+            self.context.teller.emit("note", text="no other folder has space for the run")
         else:
-            self.affairs.teller.emit("rescued", text=f"the run is saved in {place} instead", path=str(place))
+            self.context.teller.emit("rescued", text=f"the run is saved in {place} instead", path=str(place))
         return place
 
-    def _note(self, reports: list[Report]) -> None:
+    def _note(self, reports: list[SaveReport]) -> None:
         for report in reports:
             if report.saved is not None and "path" in report.saved:
                 self._deaths = 0
                 saved, seconds = report.saved, round(report.seconds, 3)
-                self.affairs.teller.emit("checkpoint", step=saved["step"], path=saved["path"], seconds=seconds)
+                self.context.teller.emit("checkpoint", step=saved["step"], path=saved["path"], seconds=seconds)
             if report.why is None:
                 self._storage.saved()
             elif report.errno is None:
-                self.affairs.teller.emit("not_saved", text=report.why, reason=report.reason)
+                self.context.teller.emit("not_saved", text=report.why, reason=report.reason)
             else:
                 self._storage.failed(report.why, report.reason)
 
     def _keeper_died(self, died: KeeperDied) -> None:
         """Checkpoints stop, training does not: start another keeper."""
-        affairs = self.affairs
+        context = self.context
         self._deaths += 1
         fault = Fault(Kind.KEEPER_DIED, message=str(died), evidence={"status": died.code})
-        move = Move(Action.REPLACE, affairs.rung, reason="the process that saves was replaced; training continued")
-        affairs.accounts.fault(fault.kind.value)
-        affairs.memory.release_leases(keep=self.keeping.awaited)
-        if self._deaths <= affairs.settings.retry.without_progress:
+        move = Move(Action.REPLACE, context.rung, reason="the process that saves was replaced; training continued")
+        context.accounts.fault(fault.kind.value)
+        context.memory.release_leases(keep=self.keeping.awaited)
+        if self._deaths <= context.settings.retry.without_progress:
             self.keeping.start()
-        affairs.tell_fault(fault, move, self._read_board())
+        context.tell_fault(fault, move, self._read_board())

@@ -6,17 +6,19 @@ One loop, one thread: wait for something to happen, hear what the processes say,
 Whatever touches a device is in a child; the state is in slots this process owns: no child's death loses it.
 Every decision is the ladder's, every limit the watchdog's. Here is what is noticed; what follows is elsewhere:
 
-    run_loop.py       the loop and the end of a run, shared with `holdfast run`
-    fault_history.py  the faults so far, and the question to the ladder, shared as well
-    run_state.py      what all of them work on: folder, plan, memory, accounts, teller
+    run_loop.py        the loop and the end of a run, shared with `holdfast run`
+    fault_response.py  what is done about a fault: ask the ladder, tell it, act on it, shared as well
+    fault_history.py   the faults so far, and the question to the ladder, shared as well
+    run_context.py     what all of them work on: folder, plan, memory, accounts, teller
     workers.py         the worker there is now: starting it, ending it
     worker_mail.py     what it says, message by message
-    recovery.py   after a death: evidence, the ladder, a new worker
-    fault_inquiry.py      whose fault it was; opinions.py asks the CPU, beside the worker
-    device_trust.py     which devices are trusted, and how one comes back
-    saves.py       checkpoints, and the keeper that writes them
-    throttle.py      sensors and limits: warn, slow down, pause
-    run_end.py       stopping, finishing, failing; the receipt
+    worker_watch.py    how long it has been silent; watchdog.py says how long it may be
+    recovery.py        after a death: evidence, the ladder, a new worker
+    fault_inquiry.py   whose fault it was; opinions.py asks the CPU, beside the worker
+    device_trust.py    which devices are trusted, and how one comes back
+    saves.py           checkpoints, and the keeper that writes them
+    throttle.py        sensors and limits: warn, slow down, pause
+    run_end.py         stopping, finishing, failing; the receipt
 """
 
 from __future__ import annotations
@@ -38,17 +40,18 @@ from holdfast.run.messages import Done, Failed, LastWords, Lost, Refused, SlotsW
 from holdfast.run.settings import Settings
 from holdfast.supervisor import process_start
 from holdfast.supervisor.device_trust import Trusting
+from holdfast.supervisor.fault_response import Crisis
 from holdfast.supervisor.process_start import CannotFork, Launcher, NurseryDied, WorkerProcess
-from holdfast.supervisor.recovery import Crisis, Recovery
+from holdfast.supervisor.recovery import Recovery
+from holdfast.supervisor.run_context import Outcome, Plan, RunContext
 from holdfast.supervisor.run_end import Ending
 from holdfast.supervisor.run_loop import RunLoop
-from holdfast.supervisor.run_state import Affairs, Outcome, Plan
 from holdfast.supervisor.saves import Saving
 from holdfast.supervisor.signal_queue import TO_TRAINING, URGENT, Signals
-from holdfast.supervisor.throttle import Holding
+from holdfast.supervisor.throttle import Throttle
 from holdfast.supervisor.worker_mail import WorkerMail
 from holdfast.supervisor.worker_watch import Watch
-from holdfast.supervisor.workers import Crew, kill_group
+from holdfast.supervisor.workers import Workers, kill_group
 
 __all__ = ["Outcome", "Plan", "Supervisor"]
 
@@ -64,39 +67,39 @@ class Supervisor(RunLoop):
 
     def __init__(self, run: RunFolder, plan: Plan, settings: Settings, face: Face | None = None) -> None:
         super().__init__()
-        affairs = Affairs.open(run, plan, settings, face or Face())
-        self.affairs = affairs
+        context = RunContext.open(run, plan, settings, face or Face())
+        self.context = context
         self.run_folder = run
         self.plan = plan
         self.settings = settings
-        self.teller = affairs.teller
-        self.memory = affairs.memory
-        self.keeping = affairs.keeping
-        self.accounts = affairs.accounts
-        self.crew = Crew(affairs, self._make_launcher)
+        self.teller = context.teller
+        self.memory = context.memory
+        self.keeping = context.keeping
+        self.accounts = context.accounts
+        self.workers = Workers(context, self._make_launcher)
         self._signals = Signals(TO_TRAINING, ignored=("SIGHUP",))
-        self._saving = Saving(affairs, self.crew.read_board)
-        self._ending = Ending(affairs, self.crew, self._saving, self._signals)
+        self._saving = Saving(context, self.workers.read_board)
+        self._ending = Ending(context, self.workers, self._saving, self._signals)
         self._watch = Watch(settings.watchdog, self.teller.emit)
-        self._trusting = Trusting(affairs, lambda: self.crew.board)
-        self._recovery = Recovery(affairs, self.crew, self._ending, self._watch, self._trusting)
-        self._mail = WorkerMail(affairs, self.crew, self._saving, self._recovery, self._trusting)
-        self.crew.entering = self._trusting.entering
-        self._holding = Holding(affairs, self.crew)
+        self._trusting = Trusting(context, lambda: self.workers.board)
+        self._recovery = Recovery(context, self.workers, self._ending, self._watch, self._trusting)
+        self._mail = WorkerMail(context, self.workers, self._saving, self._recovery, self._trusting)
+        self.workers.entering = self._trusting.entering
+        self._throttle = Throttle(context, self.workers)
         self._limit_in = TICK
         """Seconds until the worker's silence would be too long: the next look comes no later."""
 
     @property
     def worker(self) -> WorkerProcess | None:
-        return self.crew.worker
+        return self.workers.worker
 
     @property
     def generation(self) -> int:
-        return self.crew.generation
+        return self.workers.generation
 
     @property
     def rung(self) -> int:
-        return self.affairs.rung
+        return self.context.rung
 
     @property
     def ending(self) -> Ending:
@@ -124,8 +127,8 @@ class Supervisor(RunLoop):
             self._recovery.begin_after_crash(self.plan.crashed_ns)
         self._trusting.begin()
         self.keeping.start()
-        self.crew.open()
-        self.crew.start()
+        self.workers.open()
+        self.workers.start()
 
     def turn(self) -> None:
         self._wait()
@@ -143,38 +146,38 @@ class Supervisor(RunLoop):
 
     def _make_launcher(self) -> Launcher:
         env = dict(self.plan.rungs[self.rung].env)
-        if self.affairs.portable:
+        if self.context.portable:
             return process_start.SpawnLauncher(env, self.run_folder.path / "slots")
         return process_start.NurseryLauncher(env, self.plan.preload)
 
     def _wait(self) -> None:
-        sources: list[Any] = [self._signals.wake, *self.crew.sources]
+        sources: list[Any] = [self._signals.wake, *self.workers.sources]
         if self.keeping.channel is not None:
             sources.append(self.keeping.channel)
         patience = QUICK if self._crisis is not None or (self.worker and self.worker.gone) else TICK
         ready, _, _ = select.select(sources, [], [], max(0.001, min(patience, self._limit_in)))
-        self.crew.notice_exit(ready)
+        self.workers.notice_exit(ready)
 
     def _tick(self) -> None:
         """Every now and then: what the script printed, a beat for readers elsewhere, a checkpoint."""
         self.teller.pump_output()
-        beat = self.crew.read_board()
+        beat = self.workers.read_board()
         if beat is not None and self.beat_due():
-            self.mirror(beat, self.affairs.device)
+            self.mirror(beat, self.context.device)
         self._saving.tick()
         if self._stopping is None and self._crisis is None:
-            self.crew.tick()
+            self.workers.tick()
         if self._stopping is None:
-            self._holding.tick()
+            self._throttle.tick()
         self.tell_gathered()
         if self._stopping is None:
             self._trusting.tick()
 
     def close_processes(self) -> None:
         self.teller.pump_output()
-        self._holding.close()
+        self._throttle.close()
         self._recovery.inquest.close()
-        self.crew.close()
+        self.workers.close()
         self._trusting.close(self._ending.how_left(by_device=self._recovery.history.left_by_device))
         # Without an outcome something here failed: the keeper then saves what is in memory, as if we had been killed.
         patience = KEEPER_HURRY if self._ending.at_once else KEEPER_PATIENCE
@@ -198,15 +201,15 @@ class Supervisor(RunLoop):
                 self._ending.stop_at_once(number)
 
     def _hear_launcher(self) -> None:
-        if self.crew.launcher is None:
+        if self.workers.launcher is None:
             return
         try:
-            for note in self.crew.launcher.poll():
+            for note in self.workers.launcher.poll():
                 self.teller.emit("note", text=note)
         except NurseryDied:
             self._nursery_died()
         except CannotFork as error:
-            self.crew.spawn_instead(error)
+            self.workers.spawn_instead(error)
 
     def _hear_worker(self) -> None:
         worker = self.worker
@@ -226,7 +229,7 @@ class Supervisor(RunLoop):
         if closed:
             worker.deaf = True  # its end is closed: that stays readable, and only its death is left to notice
             if worker.pidfd is None and worker.pid and not processes.exists(worker.pid):
-                self.crew.note_gone(worker)
+                self.workers.note_gone(worker)
 
     # -- looking -------------------------------------------------------------------------------------------
 
@@ -240,7 +243,7 @@ class Supervisor(RunLoop):
         if worker is None or self.outcome is not None:
             return
         if worker.gone:
-            if self.crew.exit_known(worker):
+            if self.workers.exit_known(worker):
                 self._worker_ended(worker)
             return
         beat = worker.board.read()
@@ -257,8 +260,8 @@ class Supervisor(RunLoop):
 
     def _look_at_birth(self, worker: WorkerProcess, beat: Beat) -> None:
         """A fork takes milliseconds once torch is there, unless the nursery hangs in a module it imports ahead."""
-        assert self.crew.launcher is not None
-        ready = self.crew.launcher.ready
+        assert self.workers.launcher is not None
+        ready = self.workers.launcher.ready
         if ready is None:
             if time.monotonic() - worker.started > self.settings.watchdog.setup:
                 raise InternalError("no worker could be started", cause="the nursery process did not answer")
@@ -277,13 +280,13 @@ class Supervisor(RunLoop):
     def _worker_hangs(self, worker: WorkerProcess, beat: Beat, limit: float) -> None:
         """Silent for too long: keep its stacks, end it, and let the ladder decide."""
         info = processes.inspect(worker.pid)
-        fault = self._watch.hung(beat, limit, self.affairs.device, info.state if info else None)
+        fault = self._watch.hung(beat, limit, self.context.device, info.state if info else None)
         path = self.run_folder.path / f"stacks-{worker.generation}.txt"
         stacks = evidence.ask_for_stacks(worker.pid, path, native=True) if self.settings.run.stacks else {}
         if worker.board.read().beats != beat.beats:
             return  # asking took a while, and meanwhile it has gone on: it was only slow
-        if not self.crew.end(worker, gently=True):
-            self.crew.abandon(worker)
+        if not self.workers.end(worker, gently=True):
+            self.workers.abandon(worker)
             fault = fault.at(abandoned=worker.pid)
         self._recovery.after_death(worker, fault, stacks)
 
@@ -292,9 +295,9 @@ class Supervisor(RunLoop):
         self._hear_worker()
         kill_group(worker)
         self._recovery.notice_commit()
-        said = self.crew.said
+        said = self.workers.said
         if isinstance(said, Done | Failed | Refused | StoppedAt) or self._stopping is not None:
-            self.crew.account_for(worker)
+            self.workers.account_for(worker)
             self._end_as_said(said)
         elif isinstance(said, Lost):
             self._recovery.after_death(worker, said.fault)
@@ -318,27 +321,27 @@ class Supervisor(RunLoop):
         return classify_exit(
             exitcode=worker.exit_code,
             last_words=self.teller.last_words(),
-            oom_kills=self.crew.memory_kills,
-            device=self.affairs.device,
+            oom_kills=self.workers.memory_kills,
+            device=self.context.device,
             limit=cgroup.exhausted(),
         ).at(step=beat.at, phase=beat.phase.label)
 
     def _nursery_died(self, message: str = "the nursery ended") -> None:
         """The nursery is gone and the kernel ended its worker: a new nursery, then a new worker."""
         worker = self.worker
-        self.crew.nursery_ended()
-        self.crew.renew_launcher()
+        self.workers.nursery_ended()
+        self.workers.renew_launcher()
         if worker is None or self.outcome is not None:
             return
         self._hear_worker()
-        ended = not worker.pid or self.crew.end(worker, gently=False)
-        if ended and self.crew.said:  # it had come to its end by itself
+        ended = not worker.pid or self.workers.end(worker, gently=False)
+        if ended and self.workers.said:  # it had come to its end by itself
             self._worker_ended(worker)
             return
         beat = worker.board.read()
         fault = Fault(Kind.NURSERY_DIED, step=beat.at, phase=beat.phase.label, message=message)
         if not ended:  # it holds its device, so the run cannot go on there: that weighs more than the nursery
-            self.crew.abandon(worker)
-            fault = self._watch.hung(beat, self.settings.watchdog.kill_grace, self.affairs.device, None)
+            self.workers.abandon(worker)
+            fault = self._watch.hung(beat, self.settings.watchdog.kill_grace, self.context.device, None)
             fault = fault.at(abandoned=worker.pid)
         self._recovery.after_death(worker, fault)

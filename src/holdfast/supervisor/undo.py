@@ -1,7 +1,7 @@
 """Going back: the device's numbers were wrong, and what was computed since the last agreement is not believed.
 
-    undone = undo(affairs)                # the newest snapshot is the one both agreed on; None if there is no such
-    undone = undo(affairs, sequence)      # the newest snapshot is this one; None if no slot holds it
+    undone = undo(context)                # the newest snapshot is the one both agreed on; None if there is no such
+    undone = undo(context, sequence)      # the newest snapshot is this one; None if no slot holds it
     undone.from_step, undone.to_step
 
 Checkpoints and best weights from the doubtful steps are set aside in `doubtful/`, not deleted. No torch here.
@@ -16,7 +16,7 @@ from pathlib import Path
 from holdfast.base.folders import Folder
 from holdfast.record.best_weights import FILE
 from holdfast.state import checkpoint
-from holdfast.supervisor.run_state import Affairs
+from holdfast.supervisor.run_context import RunContext
 
 DOUBTFUL = "doubtful"
 
@@ -29,23 +29,23 @@ class Undone:
     to_step: int
 
 
-def undo(affairs: Affairs, sequence: int | None = None) -> Undone | None:
+def undo(context: RunContext, sequence: int | None = None) -> Undone | None:
     """Make a snapshot the one the run goes on from: by default the last one that device and CPU agreed on."""
-    memory = affairs.memory
+    memory = context.memory
     agreed = memory.back_to_agreed() if sequence is None else memory.back_to(sequence)
-    if agreed is None and (affairs.plan.resume is None or sequence is not None):
+    if agreed is None and (context.plan.resume is None or sequence is not None):
         return None
     if agreed is None:  # nothing was compared since the run was resumed: back to where that was
-        affairs.memory.undo_all()
-    step = affairs.newest_step
-    undone = Undone(affairs.accounts.steps, step)
-    affairs.accounts.undo(step)
-    _set_aside(affairs, step, best=affairs.teller.undo(step))
+        context.memory.undo_all()
+    step = context.newest_step
+    undone = Undone(context.accounts.steps, step)
+    context.accounts.undo(step)
+    _set_aside(context, step, best=context.teller.undo(step))
     return undone
 
 
-def _set_aside(affairs: Affairs, step: int, *, best: bool) -> None:
-    folder = affairs.run_folder.path
+def _set_aside(context: RunContext, step: int, *, best: bool) -> None:
+    folder = context.run_folder.path
     for path in checkpoint.candidates(folder / "checkpoints"):
         if path.name.isdigit() and int(path.name) > step:
             _move(folder, path, inner=1)

@@ -1,6 +1,6 @@
 """What a worker says to the supervisor: one row for each kind of message, and what is done about it.
 
-    mail = WorkerMail(affairs, crew, saving, recovery, trusting)
+    mail = WorkerMail(context, workers, saving, recovery, trusting)
     mail.heed(worker, Log(step=12, epoch=0, values={"loss": 0.3}))
 
 The worker sends them with `link.send(…)`; they are the records of holdfast.run.messages. One without a row is passed
@@ -18,19 +18,21 @@ from holdfast.run.states import RunState
 from holdfast.supervisor.device_trust import Trusting
 from holdfast.supervisor.process_start import WorkerProcess
 from holdfast.supervisor.recovery import Recovery
-from holdfast.supervisor.run_state import Affairs
+from holdfast.supervisor.run_context import RunContext
 from holdfast.supervisor.saves import Saving
-from holdfast.supervisor.workers import Crew
+from holdfast.supervisor.workers import Workers
 
 
 class WorkerMail:
     """The table, and a method for each row that does more than hand the message on."""
 
-    def __init__(self, affairs: Affairs, crew: Crew, saving: Saving, recovery: Recovery, trusting: Trusting) -> None:
-        self.affairs = affairs
-        self.teller = affairs.teller
-        self.accounts = affairs.accounts
-        self.crew = crew
+    def __init__(
+        self, context: RunContext, workers: Workers, saving: Saving, recovery: Recovery, trusting: Trusting
+    ) -> None:
+        self.context = context
+        self.teller = context.teller
+        self.accounts = context.accounts
+        self.workers = workers
         self._saving = saving
         self._recovery = recovery
         self._trusting = trusting
@@ -73,7 +75,7 @@ class WorkerMail:
 
     def _last_words(self, worker: WorkerProcess, said: LastWords) -> None:
         """Kept until the worker has ended: then they say how."""
-        self.crew.said = said
+        self.workers.said = said
 
     def _numbers(self, worker: WorkerProcess, said: messages.Log | messages.Restored) -> None:
         self.teller.heed(said, worker.board)
@@ -82,13 +84,13 @@ class WorkerMail:
 
     def _slots_wanted(self, worker: WorkerProcess, said: messages.SlotsWanted) -> None:
         """It waits for the answer."""
-        self.affairs.give_slots(said.capacity, worker.answer, by_path=worker.spawned)
+        self.context.give_slots(said.capacity, worker.answer, by_path=worker.spawned)
 
     def _started(self, worker: WorkerProcess, said: messages.Started) -> None:
-        self.affairs.set_state(RunState.RUNNING)
+        self.context.set_state(RunState.RUNNING)
         self.teller.emit("worker", generation=worker.generation, **said.told)
-        if self.crew.launcher is not None:
-            self.crew.launcher.warm()
+        if self.workers.launcher is not None:
+            self.workers.launcher.warm()
 
     def _instead(self, worker: WorkerProcess, said: messages.Instead) -> None:
         """The checkpoint it was given could not be used, an older one could."""

@@ -6,6 +6,9 @@
         fault = watch.hung(beat, limit, device, state)     # its step is allowed four times as long again
     watch.learn(beat)                            # the worker is gone; its successor inherits what it taught
 
+For a script of somebody else scripts/silence.py finds limits of its own; the clock of a silence, the warning, the
+fault and the longer limit after it are these.
+
 The judgement itself is pure and in watchdog.py; here is what is remembered between two looks. Where nothing was
 learned, and in the user's own code, it is looked at what a silent worker waits for: one that waits for something
 outside (a socket, a file, a child, its own timer) is not called hung, and somebody is told before any worker is ended.
@@ -15,7 +18,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from holdfast.base import process_tree
 from holdfast.base.board import Beat, Phase, PhaseTimes
@@ -31,6 +35,28 @@ PAUSE = 1.0
 """Seconds between two looks from which on this process itself was stopped: a closed lid, a paused container."""
 
 
+class SilenceClock:
+    """Seconds of silence while this process was there to hear: if all of us were paused, nobody hung."""
+
+    def __init__(self, pause: float, since: float = 0.0) -> None:
+        """`pause`: seconds between two looks from which on this process itself was stopped."""
+        self._pause = pause
+        self._heard_since = since
+        self._last_look = time.monotonic()
+
+    def begins(self) -> None:
+        """A new process, or everything was stopped and goes on."""
+        self._heard_since = self._last_look = time.monotonic()
+
+    def heard(self, silence: float) -> float:
+        """At every look."""
+        now = time.monotonic()
+        if now - self._last_look > self._pause:
+            self._heard_since = now
+        self._last_look = now
+        return min(silence, now - self._heard_since)
+
+
 class Watch:
     """Memory of the watchdog."""
 
@@ -44,18 +70,21 @@ class Watch:
         self._beats = -1
         self._known: dict[Phase, PhaseTimes] = {}
         self._stretch: dict[int | None, float] = {}
-        self._last_look = time.monotonic()
-        self._heard_since = 0.0
+        self._clock = SilenceClock(PAUSE)
 
     def limit(self, beat: Beat) -> float:
-        return allowed_silence(beat, self._known, self.settings, stretch=self._stretch.get(beat.at, 1.0))
+        return allowed_silence(beat, self._known, self.settings, stretch=self.stretch(beat))
+
+    def stretch(self, beat: Beat) -> float:
+        """How many times as long a step may take that was called hung before."""
+        return self._stretch.get(beat.at, 1.0)
 
     def weighed(self, beat: Beat, silence: float) -> float:
         """As `limit`; longer where the worker waits for something outside, in a phase of unknown length."""
         limit = self.limit(beat)
         if beat.beats != self._beats:
             self._beats, self._finding, self._looked = beat.beats, None, 0.0
-            self._told.clear()
+            self.heard()
             self._waits.forget()
         if silence <= limit / 2 or beat.pid <= 0 or not is_open(beat, self._known):
             return limit
@@ -76,38 +105,46 @@ class Watch:
 
     def _warn(self, beat: Beat, silence: float, limit: float, finding: Finding) -> None:
         """Somebody hears of it before anything is ended."""
-        if self._tell is None or finding.grade in self._told or limit < self.settings.floor:
+        if self.warned(finding) or limit < self.settings.floor:
             return
-        self._told.add(finding.grade)
         waits, after = finding.grade is Grade.WAITS, f"after {duration(limit)}"
         next_ = "holdfast waits" if waits else f"holdfast will treat it as hung and end it {after}"
         text = f"no sign of life for {duration(silence)} in {beat.phase.label}; {finding.words}; {next_}"
-        end = None if math.isinf(limit) else round(limit, 1)
-        self._tell("silent", text=text, seconds=round(silence, 1), limit_s=end, waits=waits)
+        self.warn(text, finding, silence, limit)
+
+    def warned(self, finding: Finding) -> bool:
+        """Whether this silence was told already, for what was found."""
+        return finding.grade in self._told
+
+    def warn(self, text: str, finding: Finding, silence: float, limit: float) -> None:
+        """The event of a long silence, once for each grade of what is found."""
+        self._told.add(finding.grade)
+        if self._tell is not None:
+            end = None if math.isinf(limit) else round(limit, 1)
+            waits = finding.grade is Grade.WAITS
+            self._tell("silent", text=text, seconds=round(silence, 1), limit_s=end, waits=waits)
+
+    def heard(self) -> None:
+        """It has said something: the next silence is told anew."""
+        self._told.clear()
 
     def silence(self, beat: Beat) -> float:
-        """The worker's silence while we were there to hear it: if all of us were paused, nobody hung."""
-        now = time.monotonic()
-        if now - self._last_look > PAUSE:
-            self._heard_since = now
-        self._last_look = now
-        return min(beat.silence, now - self._heard_since)
+        """The worker's silence while we were there to hear it."""
+        return self._clock.heard(beat.silence)
 
     def hung(self, beat: Beat, limit: float, device: str, process_state: str | None) -> Fault:
+        """The fault of a worker that was silent for longer than `limit`."""
+        message = f"silent for {beat.silence:.1f} s in {beat.phase.label}, allowed {limit:.1f} s"
+        found = {"process_state": process_state}
+        return self.hang(beat, beat.silence, limit, device, message, found).at(step=beat.at, phase=beat.phase.label)
+
+    def hang(
+        self, beat: Beat, silence: float, limit: float, device: str, message: str, found: Mapping[str, Any]
+    ) -> Fault:
         """The fault of a silence longer than `limit`. If the step was only slow, it passes the second time."""
-        self._stretch[beat.at] = 4.0 * self._stretch.get(beat.at, 1.0)
-        return Fault(
-            Kind.HANG,
-            device=device,
-            step=beat.at,
-            phase=beat.phase.label,
-            message=f"silent for {beat.silence:.1f} s in {beat.phase.label}, allowed {limit:.1f} s",
-            evidence={
-                "silence_s": round(beat.silence, 3),
-                "limit_s": round(limit, 3),
-                "process_state": process_state,
-            },
-        )
+        self._stretch[beat.at] = 4.0 * self.stretch(beat)
+        measured = {"silence_s": round(silence, 3), "limit_s": round(limit, 3)}
+        return Fault(Kind.HANG, device=device, message=message, evidence={**measured, **found})
 
     def learn(self, beat: Beat) -> None:
         """What a worker that is gone taught."""

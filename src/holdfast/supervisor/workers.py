@@ -1,12 +1,12 @@
-"""The crew: the worker there is now, and the launcher its successor comes from. No torch here.
+"""The workers of a run: the one there is now, and the launcher its successor comes from. No torch here.
 
-    crew = Crew(affairs, make_launcher)
-    crew.open()                              # a nursery, or what does its work where forking is not safe
-    crew.start(move)                         # the next generation, from the newest snapshot
-    if not crew.end(worker, gently=True):    # SIGTERM, then SIGKILL, to everything it started
-        crew.abandon(worker)                 # it cannot be killed: its slots stay with it
-    crew.account_for(worker)                 # counted, then dropped
-    crew.tick()                              # a second nursery, in case this one dies
+    workers = Workers(context, make_launcher)
+    workers.open()                              # a nursery, or what does its work where forking is not safe
+    workers.start(move)                         # the next generation, from the newest snapshot
+    if not workers.end(worker, gently=True):    # SIGTERM, then SIGKILL, to everything it started
+        workers.abandon(worker)                 # it cannot be killed: its slots stay with it
+    workers.account_for(worker)                 # counted, then dropped
+    workers.tick()                              # a second nursery, in case this one dies
 
 It says nothing about when or why: that is decided in supervisor.py, recovery.py and run_end.py.
 """
@@ -24,13 +24,15 @@ from holdfast.base import processes
 from holdfast.base.board import Beat, Board
 from holdfast.base.broken_torch import no_torch
 from holdfast.base.errors import UserError
-from holdfast.faults.ladder import Action, Move
+from holdfast.faults.ladder import Move
+from holdfast.faults.terms import Action
 from holdfast.injection import chaos
 from holdfast.run.folder import whole
 from holdfast.run.messages import LastWords
+from holdfast.run.worker_config import WorkerConfig
 from holdfast.supervisor import process_start
 from holdfast.supervisor.process_start import CannotFork, Launcher, NurseryDied, NurseryLauncher, WorkerProcess
-from holdfast.supervisor.run_state import Affairs
+from holdfast.supervisor.run_context import RunContext
 
 EXIT_PATIENCE = 10.0
 """Seconds the exit status of a worker that is gone may take to arrive: a nursery that imports something looks late,
@@ -43,14 +45,14 @@ SPARE_MEMORY = 8
 """Times what a nursery takes that must be free for a second one."""
 
 
-class Crew:
+class Workers:
     """One worker at a time."""
 
-    def __init__(self, affairs: Affairs, make_launcher: Callable[[], Launcher]) -> None:
-        self.affairs = affairs
+    def __init__(self, context: RunContext, make_launcher: Callable[[], Launcher]) -> None:
+        self.context = context
         self.worker: WorkerProcess | None = None
         self.launcher: Launcher | None = None
-        self.generation = whole(affairs.run_folder.info.get("generations"))
+        self.generation = whole(context.run_folder.info.get("generations"))
         """Of the next worker."""
         self.said: LastWords | None = None
         """The worker's last words, once it has spoken them."""
@@ -90,7 +92,7 @@ class Crew:
         self.launcher = self._make_launcher()
 
     def _env(self) -> dict[str, str]:
-        return dict(self.affairs.plan.rungs[self.affairs.rung].env)
+        return dict(self.context.plan.rungs[self.context.rung].env)
 
     @property
     def spare(self) -> NurseryLauncher | None:
@@ -125,7 +127,7 @@ class Crew:
         nursery = self.launcher
         if not isinstance(nursery, NurseryLauncher) or nursery.took_s is None:
             return False
-        share = SPARE_SHARE[self.affairs.plan.rungs[self.affairs.rung].on_cpu]
+        share = SPARE_SHARE[self.context.plan.rungs[self.context.rung].on_cpu]
         earned = (time.monotonic() - self._spare_from) * (os.cpu_count() or 1) * share
         return earned >= nursery.took_s and self._has_room(nursery)
 
@@ -152,56 +154,56 @@ class Crew:
         assert self.launcher is not None
         self.said = None
         self._memory_kills = processes.memory_kills()
-        affairs = self.affairs
-        affairs.teller.worker_begins()
-        step = affairs.newest_step
+        context = self.context
+        context.teller.worker_begins()
+        step = context.newest_step
         self.entering()
-        self.worker = self.launcher.start(self.config(move), affairs.memory.arenas)
-        affairs.gathering.worker_begins(dict(affairs.plan.rungs[affairs.rung].env))
-        affairs.accounts.on_device(affairs.device, step)
+        self.worker = self.launcher.start(self.config(move), context.memory.arenas)
+        context.gathering.worker_begins(dict(context.plan.rungs[context.rung].env))
+        context.accounts.on_device(context.device, step)
         self.generation += 1
-        affairs.keeping.tell_board(self.worker.board)
-        affairs.keep_accounts(generations=self.generation)
+        context.keeping.tell_board(self.worker.board)
+        context.keep_accounts(generations=self.generation)
 
-    def config(self, move: Move | None) -> dict[str, Any]:
+    def config(self, move: Move | None) -> WorkerConfig:
         """All that a process which runs the script is told."""
-        affairs, plan = self.affairs, self.affairs.plan
-        newest = affairs.memory.newest()
-        return {
-            "generation": self.generation,
-            "name": affairs.run_folder.name,
-            "folder": str(affairs.run_folder.path.resolve()),
-            "script": str(plan.script),
-            "argv": plan.argv,
-            "arguments": plan.arguments,
-            "settings": affairs.settings.to_json(),
-            "rungs": [each.to_json() for each in plan.rungs],
-            "rung": affairs.rung,
-            "seed": plan.seed,
-            "threads": plan.threads,
-            "pieces": move.pieces if move else 1,
-            "cpu_batch": move is not None and move.action is Action.CPU_BATCH,
-            "chaos": plan.chaos or chaos.from_environment(),
-            "pretend": os.environ.get("HOLDFAST_PRETEND"),
-            "scratch": str(affairs.scratch.path),
-            "pids": self._pids(),
-            "checkpoint": str(plan.resume.state) if plan.resume and newest is None else None,
+        context, plan = self.context, self.context.plan
+        newest = context.memory.newest()
+        return WorkerConfig(
+            generation=self.generation,
+            name=context.run_folder.name,
+            folder=str(context.run_folder.path.resolve()),
+            scratch=str(context.scratch.path),
+            script=str(plan.script),
+            argv=tuple(plan.argv),
+            arguments=plan.arguments,
+            settings=context.settings.to_json(),
+            rungs=tuple(plan.rungs),
+            rung=context.rung,
+            seed=plan.seed,
+            threads=plan.threads,
+            checkpoint=str(plan.resume.state) if plan.resume and newest is None else None,
+            pieces=move.pieces if move else 1,
+            cpu_batch=move is not None and move.action is Action.CPU_BATCH,
+            chaos=plan.chaos or chaos.from_environment(),
+            pretend=os.environ.get("HOLDFAST_PRETEND"),
+            pids=self._pids(),
             **self.orders(),
-        }
+        )
 
     def _pids(self) -> dict[str, int | None]:
         """Who is who, for the chaos kit: it ends only processes of its own run."""
         nursery = self.launcher.pid if self.launcher else None
-        return {"supervisor": os.getpid(), "keeper": self.affairs.keeping.pid, "nursery": nursery}
+        return {"supervisor": os.getpid(), "keeper": self.context.keeping.pid, "nursery": nursery}
 
     def spawn_instead(self, why: CannotFork) -> None:
         """Forking is not safe here: a slower launcher, and the same worker from it."""
-        affairs = self.affairs
-        affairs.teller.emit("note", text=f"workers are spawned instead of forked: {why}")
+        context = self.context
+        context.teller.emit("note", text=f"workers are spawned instead of forked: {why}")
         if self.launcher is not None:
             self.launcher.close()
-        env = dict(affairs.plan.rungs[affairs.rung].env)
-        self.launcher = process_start.SpawnLauncher(env, affairs.run_folder.path / "slots")
+        env = dict(context.plan.rungs[context.rung].env)
+        self.launcher = process_start.SpawnLauncher(env, context.run_folder.path / "slots")
         self.drop()
         self.start(self._move)
 
@@ -253,52 +255,51 @@ class Crew:
 
     def end(self, worker: WorkerProcess, *, gently: bool) -> bool:
         """SIGTERM, SIGKILL to everything it started; False if it cannot be killed."""
-        watchdog = self.affairs.settings.watchdog
-        if gently:
-            processes.send_group(worker.pid, signal.SIGTERM)
-            if self._await_death(worker, watchdog.term_grace):
-                return True
-        info = processes.inspect(worker.pid)
-        kill_group(worker)
-        grace = watchdog.kill_grace + (info.rss_bytes / (4 << 30) if info else 0.0)
-        return self._await_death(worker, grace)
+        watchdog, info = self.context.settings.watchdog, processes.inspect(worker.pid)
+        kill = watchdog.kill_grace + (info.rss_bytes / (4 << 30) if info else 0.0)
+        sent: set[int] = set()
 
-    def _await_death(self, worker: WorkerProcess, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            with contextlib.suppress(NurseryDied, CannotFork):
-                if self.launcher is not None:
-                    self.launcher.poll()
-            if worker.gone or not processes.exists(worker.pid) or _is_zombie(worker.pid):
-                worker.gone = True
-                kill_group(worker)
-                return True
-            time.sleep(0.005)
-        return False
+        def look(number: int) -> list[int]:
+            if number not in sent:
+                sent.add(number)
+                processes.send_group(worker.pid, number)
+            return [] if self._is_dead(worker) else [worker.pid]
+
+        return not processes.end_in_turn(look, term=watchdog.term_grace if gently else 0.0, kill=kill)
+
+    def _is_dead(self, worker: WorkerProcess) -> bool:
+        with contextlib.suppress(NurseryDied, CannotFork):
+            if self.launcher is not None:
+                self.launcher.poll()
+        if not (worker.gone or not processes.exists(worker.pid) or _is_zombie(worker.pid)):
+            return False
+        worker.gone = True
+        kill_group(worker)
+        return True
 
     def abandon(self, worker: WorkerProcess) -> None:
         """It cannot be killed and may still write: its slots stay with it, the newest snapshot is copied."""
-        affairs = self.affairs
-        device = None if affairs.plan.rungs[affairs.rung].on_cpu else affairs.device
-        text = f"process {worker.pid} cannot be killed; the run continues without it"
+        context = self.context
+        device = None if context.plan.rungs[context.rung].on_cpu else context.device
+        so = "the run continues without it"
         if device is not None:
-            text += f" and without {device}, which it holds until the machine is restarted"
-        affairs.teller.emit("abandoned", pid=worker.pid, device=device, text=text)
-        affairs.memory.abandon()
-        affairs.keeping.tell_arenas()
+            so += f" and without {device}, which it holds until the machine is restarted"
+        context.tell_abandoned(worker.pid, so, device=device)
+        context.memory.abandon()
+        context.keeping.tell_arenas()
 
     def account_for(self, worker: WorkerProcess) -> None:
         """Its attempts count; then nothing of it is needed any more."""
-        self.affairs.accounts.attempts += worker.board.read().attempts
-        self.affairs.keep_accounts()
+        self.context.accounts.attempts += worker.board.read().attempts
+        self.context.keep_accounts()
         self.drop()
 
     def drop(self) -> None:
         worker, self.worker = self.worker, None
         if worker is not None:
-            self.affairs.teller.pump_output()
+            self.context.teller.pump_output()
             worker.close()
-            self.affairs.scratch.sweep()
+            self.context.scratch.sweep()
 
     def close(self) -> None:
         if self.worker is not None:

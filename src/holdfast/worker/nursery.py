@@ -24,7 +24,9 @@ from typing import Any
 
 from holdfast.base import processes
 from holdfast.base.channel import Channel, Closed
+from holdfast.base.dataclass_json import read_strictly
 from holdfast.run.messages import Broken, Exited, Fork, Forked, Message, Note, Ready, Second, Unsafe, Warm, received
+from holdfast.run.worker_config import WorkerConfig
 
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Libraries that start their threads at import; a fork would lose those threads and keep their locks.
@@ -225,12 +227,13 @@ class Nursery:
         """What the child is there for; returns its exit code."""
         from holdfast.worker import worker
 
-        given = worker.open_forked(config, fds)
-        if "opinion" in config:
+        told = read_strictly(WorkerConfig, config)
+        given = worker.open_forked(told, fds)
+        if told.opinion is not None:
             from holdfast.worker.opinion import form_opinion
 
-            return form_opinion(config, *given)
-        return worker.live(config, *given)
+            return form_opinion(told, *given)
+        return worker.live(told, *given)
 
     def _reap(self) -> None:
         if sys.platform == "win32":

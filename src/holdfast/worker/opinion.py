@@ -27,9 +27,10 @@ from holdfast.faults.ladder import PLUMBING, Rung
 from holdfast.run.digests import NICE
 from holdfast.run.messages import Copied, Found, Message
 from holdfast.run.settings import Settings
+from holdfast.run.worker_config import WorkerConfig
 from holdfast.state.slots import LEAST, Arena, fence
-from holdfast.worker.session import LostWorker, Run, Session, StopRun
-from holdfast.worker.worker import bind, load_train, seed_everything
+from holdfast.worker.session import LostWorker, Session, StopRun
+from holdfast.worker.worker import begin_run, bind, load_train
 
 CPU = Rung("cpu")
 
@@ -65,32 +66,33 @@ class OpinionLink:
             self.finding = message.finding
 
 
-def form_opinion(config: dict[str, Any], channel: Channel, board: Board, arenas: list[Arena]) -> int:
+def form_opinion(config: WorkerConfig, channel: Channel, board: Board, arenas: list[Arena]) -> int:
     """Copy, compute, tell. The exit status says how it ended if nothing was told."""
+    assert config.opinion is not None
     board.identify(os.getpid())
     _step_back()
     _be_quiet()
-    Scratch(Path(config["scratch"])).adopt()
+    Scratch(Path(config.scratch)).adopt()
     with contextlib.suppress(Closed):  # then nobody wants to know any more
         try:
-            evidence = _copied(arenas, int(config["opinion"]))
+            evidence = _copied(arenas, config.opinion)
         except Gone:
             channel.send(Found(Finding(Cpu.UNKNOWN, "the snapshot before the step was overwritten")).to_json())
             return 0
         for arena in arenas:
             arena.close()
         channel.send(Copied().to_json())
-        link = OpinionLink(channel, board, int(config["generation"]), evidence)
+        link = OpinionLink(channel, board, config.generation, evidence)
         channel.send(_computed(config, link).to_json())
     return 0
 
 
-def _computed(config: dict[str, Any], link: OpinionLink) -> Found:
+def _computed(config: WorkerConfig, link: OpinionLink) -> Found:
     """The message that tells what the CPU made of the step."""
     leave_out: Any = None
     why = "the script did not come to the step again on the CPU"
     try:
-        with tempfile.TemporaryDirectory(dir=config["scratch"]) as folder:
+        with tempfile.TemporaryDirectory(dir=config.scratch) as folder:
             _run_script(config, link, Path(folder))
     except StopRun:
         pass
@@ -103,31 +105,24 @@ def _computed(config: dict[str, Any], link: OpinionLink) -> Found:
     return Found(link.finding or Finding(Cpu.UNKNOWN, why), leave_out)
 
 
-def _run_script(config: dict[str, Any], link: OpinionLink, folder: Path) -> None:
+def _run_script(config: WorkerConfig, link: OpinionLink, folder: Path) -> None:
     """Up to the step. Raises StopRun or LostWorker once the step was computed."""
-    settings = Settings.from_json(config["settings"])
-    seed_everything(int(config["seed"]))
-    torch.set_num_threads(max(1, (config.get("threads") or os.cpu_count() or 1) // 2))
-    run = Run(
-        name=config["name"],
-        folder=Path(config["folder"]),
-        seed=int(config["seed"]),
-        generation=int(config["generation"]),
-        resumed=True,
-    )
+    assert config.fault is not None
+    settings = Settings.from_json(config.settings)
+    run = begin_run(config, threads=max(1, (config.threads or os.cpu_count() or 1) // 2), resumed=True)
     session = Session(link, run=run, rungs=[CPU], rung=0, settings=settings, device=torch.device("cpu"))
     session.begin_with(
         pieces=1,
         cpu_batch=False,
-        trial={"fault": config["fault"], "only": True},
+        trial={"fault": config.fault.to_json(), "only": True},
         sentinel=False,
-        leave_out=config.get("leave_out") or (),
+        leave_out=config.leave_out,
     )
     # The marks of the worker that trains are in the run folder; those of this process are nobody's business.
     sample_marks.begin(folder, policy=sample_marks.Policy.of(settings.data), beat=link.board.beat)
     try:
-        train = load_train(Path(config["script"]), config["argv"])
-        train(session, **bind(train, config["arguments"]))
+        train = load_train(Path(config.script), list(config.argv))
+        train(session, **bind(train, config.arguments))
     finally:
         sample_marks.end()
 

@@ -24,8 +24,9 @@ from holdfast.data.sample_order import Indices
 from holdfast.data.sample_sources import source_of
 from holdfast.devices import flags
 from holdfast.faults.blame import Verdict
-from holdfast.faults.classification import Fault, Health, Kind, classify_exception
-from holdfast.faults.ladder import Action, Limits, Move, Past, Rung, next_move
+from holdfast.faults.classification import Fault, Kind, classify_exception
+from holdfast.faults.ladder import Limits, Move, Past, Rung, next_move
+from holdfast.faults.terms import Action, Health
 from holdfast.run.commit_points import CommitPoint
 from holdfast.run.messages import FaultMended, Note, Recovered
 from holdfast.state.rng import capture_rng, restore_rng

@@ -33,6 +33,7 @@ import torch
 from holdfast.base import processes
 from holdfast.base.board import Board
 from holdfast.base.channel import Channel, Closed, connect_back
+from holdfast.base.dataclass_json import read_strictly
 from holdfast.base.errors import HoldfastError, InternalError, UserError
 from holdfast.base.folders import open_growing
 from holdfast.base.scratch import Scratch
@@ -42,10 +43,10 @@ from holdfast.data.loader_child import FromChild
 from holdfast.devices import flags
 from holdfast.faults.bad_samples import BadSamples, charge_of
 from holdfast.faults.classification import Fault, Kind, classify_exception
-from holdfast.faults.ladder import Rung
 from holdfast.run import script
 from holdfast.run.messages import Done, Failed, Instead, Lost, Message, Note, Refused, SlotsWanted, Started
 from holdfast.run.settings import Settings
+from holdfast.run.worker_config import WorkerConfig
 from holdfast.state import checkpoint
 from holdfast.state.slots import Arena
 from holdfast.worker.precision import force_fp32
@@ -72,13 +73,7 @@ class SupervisedLink:
             if arena.capacity >= capacity:
                 return arena
         self.send(SlotsWanted(capacity))
-        reply, fds = self.channel.receive()
-        if "error" in reply:
-            raise UserError(reply["message"], cause=reply.get("cause"), hints=reply.get("hints", ()))
-        if reply.get("paths"):
-            arena = Arena.open_paths([Path(path) for path in reply["paths"]])
-        else:
-            arena = Arena.open(fds, reply["where"])
+        arena = Arena.open_answer(*self.channel.receive())
         self.arenas.append(arena)
         return arena
 
@@ -119,17 +114,14 @@ def map_file(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
 
-def open_forked(config: dict[str, Any], fds: list[int]) -> tuple[Channel, Board, list[Arena]]:
+def open_forked(config: WorkerConfig, fds: list[int]) -> tuple[Channel, Board, list[Arena]]:
     """What a process that came from the nursery was given: its way to the supervisor, its board, and the slots."""
     if sys.platform != "win32":
         os.setpgid(0, 0)
     channel = Channel.from_fd(fds[0])
     board = Board.open(fds[1])
     rest = fds[2:]
-    arenas = []
-    for arena in config["arenas"]:
-        arenas.append(Arena.open(rest[: arena["slots"]], arena["where"]))
-        rest = rest[arena["slots"] :]
+    arenas = [Arena.open_at(each, rest) for each in config.arenas]
     multiprocessing.set_start_method("fork", force=True)
     return channel, board, arenas
 
@@ -137,10 +129,11 @@ def open_forked(config: dict[str, Any], fds: list[int]) -> tuple[Channel, Board,
 def run_spawned() -> int:
     """The life of a worker that is a fresh interpreter: the configuration comes over loopback."""
     channel = connect_back(int(os.environ["HOLDFAST_PORT"]), os.environ.pop("HOLDFAST_TOKEN"))
-    config, _ = channel.receive()
+    config = read_strictly(WorkerConfig, channel.receive()[0])
     _end_without_supervisor(int(os.environ["HOLDFAST_SUPERVISOR"]))
-    board = Board.open_path(Path(config["board"]))
-    arenas = [Arena.open_paths([Path(path) for path in arena["paths"]]) for arena in config["arenas"]]
+    assert config.board is not None
+    board = Board.open_path(Path(config.board))
+    arenas = [Arena.open_at(each, []) for each in config.arenas]
     return live(config, channel, board, arenas)
 
 
@@ -156,20 +149,19 @@ def _end_without_supervisor(pid: int) -> None:
     threading.Thread(target=watch, daemon=True, name="holdfast-parent").start()
 
 
-def live(config: dict[str, Any], channel: Channel, board: Board, arenas: list[Arena]) -> int:
+def live(config: WorkerConfig, channel: Channel, board: Board, arenas: list[Arena]) -> int:
     """The life of a worker; returns its exit code."""
     board.identify(os.getpid())
-    folder = Path(config["folder"])
+    folder = Path(config.folder)
     _redirect_output(folder / "output.log")
-    Scratch(Path(config["scratch"])).adopt()
-    _prepare_stacks(folder / f"stacks-{config['generation']}.txt")
-    link = SupervisedLink(channel, board, int(config["generation"]), arenas)
-    if config.get("checkpoint"):
-        link.checkpoint = Path(config["checkpoint"])
-    rungs = [Rung.from_json(rung) for rung in config["rungs"]]
+    Scratch(Path(config.scratch)).adopt()
+    _prepare_stacks(folder / f"stacks-{config.generation}.txt")
+    link = SupervisedLink(channel, board, config.generation, arenas)
+    if config.checkpoint:
+        link.checkpoint = Path(config.checkpoint)
     code = LOST
     try:
-        code = _train(config, link, rungs)
+        code = _train(config, link)
     except StopRun:
         code = STOPPED
     except Closed:  # nobody listens: this worker was abandoned and has come back; its run goes on without it
@@ -177,12 +169,12 @@ def live(config: dict[str, Any], channel: Channel, board: Board, arenas: list[Ar
     except LostWorker as lost:
         link.send(Lost(lost.fault))
     except (LoaderFailed, BadSamples) as error:  # the ladder decides: a new worker, and new children, may read it
-        code = _last_words(link, error, rungs[config["rung"]].device)
+        code = _last_words(link, error, config.device)
     except HoldfastError as error:
         code = FAILED
         link.send(Refused(error.to_json()))
     except BaseException as error:  # the edge of the process: keep everything, decide nothing
-        code = _last_words(link, error, rungs[config["rung"]].device)
+        code = _last_words(link, error, config.device)
     _end_children()
     return code
 
@@ -282,50 +274,54 @@ def _is_of_runtime(filename: str) -> bool:
     return Path(filename).parent in _RUNTIME
 
 
-def _train(config: dict[str, Any], link: SupervisedLink, rungs: list[Rung]) -> int:
-    settings = Settings.from_json(config["settings"])
-    rung = int(config["rung"])
-    flags.apply()
-    device = open_device(rungs[rung].device)
-    flags.keep_free(device)
-    seed_everything(int(config["seed"]))
-    threads = config.get("threads")
+def begin_run(config: WorkerConfig, *, threads: int | None, resumed: bool) -> Run:
+    """The run as its script sees it; random numbers and threads are as they are to be."""
+    seed_everything(config.seed)
     if threads:
-        torch.set_num_threads(int(threads))
-    run = Run(
-        name=config["name"],
-        folder=Path(config["folder"]),
-        seed=int(config["seed"]),
-        generation=int(config["generation"]),
-        resumed=link.newest() is not None,
+        torch.set_num_threads(threads)
+    return Run(
+        name=config.name,
+        folder=Path(config.folder),
+        seed=config.seed,
+        generation=config.generation,
+        resumed=resumed,
     )
-    session = Session(link, run=run, rungs=rungs, rung=rung, settings=settings, device=device)
+
+
+def _train(config: WorkerConfig, link: SupervisedLink) -> int:
+    settings = Settings.from_json(config.settings)
+    rung = config.rungs[config.rung]
+    flags.apply()
+    device = open_device(rung.device)
+    flags.keep_free(device)
+    run = begin_run(config, threads=config.threads, resumed=link.newest() is not None)
+    session = Session(link, run=run, rungs=list(config.rungs), rung=config.rung, settings=settings, device=device)
     session.begin_with(
-        pieces=int(config.get("pieces", 1)),
-        cpu_batch=bool(config.get("cpu_batch")),
-        trial=config.get("trial"),
-        probation=int(config.get("probation") or 0),
-        sentinel=bool(config.get("sentinel", True)),
-        leave_out=config.get("leave_out") or (),
-        between_faults=config.get("between_faults"),
-        workers_lost=int(config.get("workers_lost") or 0),
-        watched_s=float(config.get("watched_s") or 0.0),
+        pieces=config.pieces,
+        cpu_batch=config.cpu_batch,
+        trial=config.trial,
+        probation=config.probation,
+        sentinel=config.sentinel,
+        leave_out=config.leave_out,
+        between_faults=config.between_faults,
+        workers_lost=config.workers_lost,
+        watched_s=config.watched_s,
     )
-    if rungs[rung].precision == "fp32":
+    if rung.precision == "fp32":
         force_fp32()
-    if config.get("chaos"):
+    if config.chaos:
         from holdfast.injection.chaos import arm
 
-        arm(session, config["chaos"], config)
-    if rungs[rung].device.startswith("pretend"):
+        arm(session, config.chaos, config.pids)
+    if rung.device.startswith("pretend"):
         from holdfast.injection import pretend
 
-        pretend.arm(session, rungs[rung].device, config)
+        pretend.arm(session, rung.device, config.pretend)
     sample_marks.begin(run.folder, policy=sample_marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
-    train = load_train(Path(config["script"]), config["argv"])
-    link.send(Started(os.getpid(), str(rungs[rung].device), torch.__version__))
+    train = load_train(Path(config.script), list(config.argv))
+    link.send(Started(os.getpid(), rung.device, torch.__version__))
     try:
-        train(session, **bind(train, config["arguments"]))
+        train(session, **bind(train, config.arguments))
     except Exception as error:
         session._explain(error)
         raise

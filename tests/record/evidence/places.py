@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.faults.classification import Fault, Kind
-from holdfast.faults.ladder import Action, Move
+from holdfast.faults.ladder import Move
+from holdfast.faults.terms import Action
 from holdfast.run.folder import RunFolder
 
 LOST = Fault(Kind.DEVICE_LOST, "cuda:0", step=3862, phase="backward", message="CUDA error: unspecified launch failure")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.faults.classification import Health
+from holdfast.faults.terms import Health
 from holdfast.record.evidence.drm import METHODS, WedgedListener, coredumps, understand
 
 from .test_kernel_log import as_nobody

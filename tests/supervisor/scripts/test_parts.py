@@ -369,7 +369,7 @@ def test_an_exception_is_judged_as_in_our_own_workers(tmp_path: Path, types: lis
     ],
 )
 def test_a_file_of_the_c_library_is_the_disk_only_where_torch_saves(text: str, where: str, full: bool) -> None:
-    error = hook_notes.rebuild([{"types": ["builtins.RuntimeError"], "text": text, "where": where}])
+    error = hook_notes.rebuild([hook_notes.Raised(("builtins.RuntimeError",), text, where)])
     assert hook_notes.full_disk(error) is full
 
 

@@ -400,7 +400,7 @@ def start() -> Callable[[Any, types.FrameType | None], None] | None:
     outside = connect()
     if outside is None:
         return None
-    told = outside.told.get("exact")
+    told = outside.told.exact
     if not isinstance(told, dict):
         return None
     engine = Engine(outside, told)

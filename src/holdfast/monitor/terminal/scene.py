@@ -22,6 +22,7 @@ from holdfast.monitor.reader import Run
 from holdfast.monitor.terminal.notes import Note, clean, clock, notes, number
 from holdfast.run import machine
 from holdfast.run.metric_direction import smaller_is_better
+from holdfast.run.states import RunKind
 
 T = TypeVar("T")
 
@@ -196,7 +197,7 @@ def _facts(run: Run) -> list[str]:
     saved = run.story.checkpoint_time
     if saved is not None:
         facts.append(f"saved {duration(max(0.0, time.time() - saved))} ago" if run.live else f"saved {clock(saved)}")
-    elif run.live and run.info.get("kind") != "external":  # what a foreign script saves is its own business
+    elif run.live and run.info.get("kind") != RunKind.SCRIPT:  # what a foreign script saves is its own business
         facts.append("nothing saved yet")
     return facts
 

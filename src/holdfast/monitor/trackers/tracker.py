@@ -17,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
+from holdfast.base import dataclass_json
 from holdfast.base.errors import UserError
 from holdfast.monitor.trackers.rows import Row, Rows
 from holdfast.run.folder import name_of
@@ -43,11 +44,10 @@ class Target:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Target:
-        known = {key: data[key] for key in cls.__dataclass_fields__ if key in data}
-        return cls(**{**known, "to": tuple(known.get("to", ()))})
+        return dataclass_json.read(cls, data) or cls()
 
     def to_json(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in self.__dataclass_fields__}
+        return dataclass_json.write(self)
 
 
 @dataclass(slots=True)

@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.faults.classification import Health, Kind
+from holdfast.faults.classification import Kind
 from holdfast.faults.kernel_messages import Entry
+from holdfast.faults.terms import Health
 
 _KOBJECT_UEVENT = 15  # NETLINK_KOBJECT_UEVENT, which Python does not name
 _KERNEL_GROUP = 1

@@ -25,8 +25,9 @@ from typing import Any
 from holdfast.base import processes
 from holdfast.devices import nvidia
 from holdfast.devices.identity import identify
-from holdfast.faults.classification import Fault, Health, Kind
+from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.kernel_messages import Entry, worst
+from holdfast.faults.terms import Health
 from holdfast.record.evidence import counters, environment, kernel_log
 from holdfast.record.evidence.drm import WedgedListener
 from holdfast.record.evidence.folder import add, write_counters, write_json, write_readme, write_text

@@ -1,6 +1,6 @@
 """Is a silent script computing? CPU time of everything it started, and of the GPU's engines where the kernel tells.
 
-    activity = Activity(kin)
+    activity = Activity(script_processes)
     activity.look()                      # every few seconds while it is silent
     activity.busy()                      # True, False, or None where nothing can be known
 
@@ -18,7 +18,7 @@ from collections import deque
 
 from holdfast.devices import nvidia
 from holdfast.record.evidence.reader import Reader
-from holdfast.supervisor.scripts.script_processes import Kin
+from holdfast.supervisor.scripts.script_processes import ScriptProcesses
 
 EVERY = 2.0
 """Seconds between two looks."""
@@ -33,9 +33,9 @@ _USE = nvidia.query("utilization.gpu")
 class Activity:
     """What a silent script did in the last seconds."""
 
-    def __init__(self, kin: Kin) -> None:
-        self.kin = kin
-        self.known = kin.adopts
+    def __init__(self, script_processes: ScriptProcesses) -> None:
+        self.script_processes = script_processes
+        self.known = script_processes.adopts
         self._marks: deque[tuple[float, float, float, bool]] = deque(maxlen=64)
         self._looked = 0.0
         self._nvidia: Reader | None = None
@@ -52,9 +52,9 @@ class Activity:
         if not self.known or now - self._looked < EVERY:
             return
         self._looked = now
-        members = self.kin.members()
+        members = self.script_processes.members()
         ready = any(member.state == "R" for member in members.values())
-        self._marks.append((now, self.kin.cpu_seconds(members), _gpu_seconds(list(members)), ready))
+        self._marks.append((now, self.script_processes.cpu_seconds(members), _gpu_seconds(list(members)), ready))
         self._ask_nvidia()
 
     def _ask_nvidia(self) -> None:

@@ -1,6 +1,6 @@
 """The other end of `holdfast.attach`: a script that hands its state out, into slots this process owns.
 
-    attached = Attached(affairs, door)          # door.py: where we listen, and the word that proves it is the script
+    attached = Attached(context, port)          # attach_port.py: where we listen, and the word of the script
     attached.hear(supervisor)                   # a script attaches, asks for slots, logs, ends an epoch
     attached.exact                              # the state is outside the process: a restart repeats a step at most
 
@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from holdfast.base.board import Beat, Board
 from holdfast.base.channel import Channel, Closed
 from holdfast.run.messages import (
     Attach,
+    AttachAnswer,
     EpochEnded,
     Log,
     Loggers,
@@ -28,10 +30,9 @@ from holdfast.run.messages import (
     SlotsWanted,
     received,
 )
-from holdfast.supervisor import process_start
-from holdfast.supervisor.run_state import Affairs
+from holdfast.supervisor.run_context import RunContext
 from holdfast.supervisor.saves import Saving
-from holdfast.supervisor.scripts.door import Door
+from holdfast.supervisor.scripts.attach_port import AttachPort
 
 if TYPE_CHECKING:
     from holdfast.supervisor.scripts.script_parts import ScriptRun
@@ -43,9 +44,9 @@ STOP_PATIENCE = 30.0
 class Attached:
     """What is known of a script that attached itself, if one did."""
 
-    def __init__(self, affairs: Affairs, door: Door) -> None:
-        self.affairs = affairs
-        self._door = door
+    def __init__(self, context: RunContext, port: AttachPort) -> None:
+        self.context = context
+        self._port = port
         self.exact = False
         """A process of this run has attached itself: what it committed is in our slots."""
         self.alive = False
@@ -55,11 +56,21 @@ class Attached:
         self._generation = 0
         self._saving: Saving | None = None
         self._stop_at: float | None = None
+        self._rows: dict[type[Message], Callable[[Any, ScriptRun], None]] = {
+            Attach: self._attach,
+            SlotsWanted: lambda said, _: context.give_slots(said.capacity, self._send, by_path=True),
+            Log: lambda said, _: context.teller.log(said.step, said.epoch, said.values),
+            ScriptEpoch: self._epoch,
+            EpochEnded: self._epoch,  # an older holdfast in the script says this
+            Loggers: self._told,
+            Note: self._told,
+            **dict.fromkeys(OfExact.__subclasses__(), self._of_exact),
+        }
 
     @property
     def sources(self) -> list[Any]:
-        keeper = self.affairs.keeping.channel
-        return [each for each in (self._door.server, self._channel, keeper) if each is not None]
+        keeper = self.context.keeping.channel
+        return [each for each in (self._port.server, self._channel, keeper) if each is not None]
 
     def process_begins(self, generation: int, board: Board) -> None:
         """A new process, which may attach itself or not."""
@@ -68,8 +79,8 @@ class Attached:
         self._stop_at = None
         self._generation, self._board = generation, board
         if self._saving is not None:
-            self.affairs.memory.release_leases(keep=self.affairs.keeping.awaited)
-            self.affairs.keeping.tell_board(board)
+            self.context.memory.release_leases(keep=self.context.keeping.awaited)
+            self.context.keeping.tell_board(board)
 
     def read_board(self) -> Beat | None:
         return None if self._board is None or self._board.closed else self._board.read()
@@ -78,7 +89,7 @@ class Attached:
 
     def hear(self, supervisor: ScriptRun) -> None:
         if self._channel is None:
-            self._channel = self._door.answer()
+            self._channel = self._port.answer()
         if self._channel is not None:
             messages, closed = self._channel.mail()
             for data in messages:
@@ -86,7 +97,7 @@ class Attached:
                 try:
                     self._heed(received(data), supervisor)
                 except (OSError, ValueError, KeyError, TypeError) as error:  # it is no reason to stop hearing the rest
-                    self.affairs.teller.failed_over(kind, error)
+                    self.context.teller.failed_over(kind, error)
             if closed:
                 self._drop_channel()
         if self._saving is not None:
@@ -97,41 +108,40 @@ class Attached:
             supervisor.script.send(supervisor.stopping or 15)
 
     def _heed(self, message: Message | None, supervisor: ScriptRun) -> None:
-        if isinstance(message, OfExact):
-            answer = supervisor.exact.heed(message)
-            if answer is not None:
-                self._send(answer)
-        elif isinstance(message, Attach):
-            self._attach(supervisor.exact.told())
-        elif isinstance(message, SlotsWanted):
-            self.affairs.give_slots(message.capacity, self._send, by_path=True)
-        elif isinstance(message, Log):
-            self.affairs.teller.log(message.step, message.epoch, message.values)
-        elif isinstance(message, ScriptEpoch | EpochEnded) and self._saving is not None:
-            self._saving.epoch(ScriptEpoch(message.epoch, message.step))  # an older holdfast in the script says "epoch"
-        elif isinstance(message, Loggers | Note):
-            self.affairs.teller.emit(message.kind, **message.told)
+        row = None if message is None else self._rows.get(type(message))
+        if row is not None:
+            row(message, supervisor)
 
-    def _attach(self, exact: dict[str, Any] | None) -> None:
+    def _told(self, said: Message, supervisor: ScriptRun) -> None:
+        self.context.teller.emit(said.kind, **said.told)
+
+    def _epoch(self, said: ScriptEpoch | EpochEnded, supervisor: ScriptRun) -> None:
+        if self._saving is not None:
+            self._saving.epoch(ScriptEpoch(said.epoch, said.step))
+
+    def _of_exact(self, said: OfExact, supervisor: ScriptRun) -> None:
+        answer = supervisor.exact.heed(said)
+        if answer is not None:
+            self._send(answer)
+
+    def _attach(self, said: Attach, supervisor: ScriptRun) -> None:
         """It hands its state out from here on: a keeper is needed, and it is told what there is already."""
-        assert self._channel is not None
         if self._saving is None:
-            self.affairs.keeping.start()
-            self._saving = Saving(self.affairs, self.read_board)
+            self.context.keeping.start()
+            self._saving = Saving(self.context, self.read_board)
             if self._board is not None:
-                self.affairs.keeping.tell_board(self._board)
+                self.context.keeping.tell_board(self._board)
         self.exact = self.alive = True
-        newest, resume = self.affairs.memory.newest(), self.affairs.plan.resume
-        self._send(
-            {
-                "generation": self._generation,
-                "exact": exact,
-                "run": self.affairs.run_folder.name,
-                "settings": self.affairs.settings.to_json(),
-                "arenas": [{"paths": process_start.slot_paths(arena)} for arena in self.affairs.memory.arenas],
-                "checkpoint": str(resume.state) if resume is not None and newest is None else None,
-            }
+        newest, resume = self.context.memory.newest(), self.context.plan.resume
+        answer = AttachAnswer(
+            self._generation,
+            self.context.run_folder.name,
+            self.context.settings.to_json(),
+            tuple(arena.at(by_path=True) for arena in self.context.memory.arenas),
+            str(resume.state) if resume is not None and newest is None else None,
+            supervisor.exact.told(),
         )
+        self._send(answer.to_json())
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._channel is not None:
@@ -140,10 +150,10 @@ class Attached:
 
     def _count(self, supervisor: ScriptRun) -> None:
         """Commits are what counts here, not what the optimizer did."""
-        accounts, newest = self.affairs.accounts, self.affairs.newest_commit()
+        accounts, newest = self.context.accounts, self.context.newest_commit()
         if newest is not None and newest.step > accounts.steps:
             supervisor.answering.progressed(newest.step)
-            self.affairs.teller.rate.note(newest.step)
+            self.context.teller.rate.note(newest.step)
             accounts.steps = newest.step
 
     # -- saving and ending ---------------------------------------------------------------------------------
@@ -165,7 +175,7 @@ class Attached:
         self.exact = self.alive = False
         if self._saving is not None:
             self._saving = None
-            self.affairs.keeping.close(save=False)
+            self.context.keeping.close(save=False)
 
     def save_last(self, weights: list[str] | None = None) -> None:
         """What was committed last, on disk and verified."""
@@ -180,4 +190,4 @@ class Attached:
     def close(self, *, save: bool) -> None:
         self._drop_channel()
         if self._saving is not None:
-            self.affairs.keeping.close(save=save)
+            self.context.keeping.close(save=save)

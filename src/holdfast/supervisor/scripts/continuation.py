@@ -74,11 +74,11 @@ class GoingOn:
         return start
 
     def _newest_state(self, history: Sequence[Past]) -> Start:
-        supervisor, affairs = self.supervisor, self.supervisor.affairs
-        command, steps = list(supervisor.order.command), affairs.accounts.steps
+        supervisor, context = self.supervisor, self.supervisor.context
+        command, steps = list(supervisor.order.command), context.accounts.steps
         reached = max(steps, history[-1].fault.step - 1 if history and history[-1].fault.step else 0)
         if supervisor.attached.exact:
-            step = affairs.newest_step
+            step = context.newest_step
             return Start(command, {}, step, f"from step {step}; {repeats(max(0, reached - step) + 1)}")
         way, found = self._newest_checkpoint()
         self._began_from = found.path if way is not None and found is not None and not way.chooses else None
@@ -114,7 +114,7 @@ class GoingOn:
         found = search(places, way.patterns, since_ns or order.since_ns)
         newest, passed = newest_whole([each for each in found if each.path not in self._unfit])
         for each, why in passed:
-            supervisor.affairs.teller.emit("note", text=f"{short(each.path)} is skipped: {why}")
+            supervisor.context.teller.emit("note", text=f"{short(each.path)} is skipped: {why}")
         if way.chooses and passed:
             return way, None
         return way, newest

@@ -16,7 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from holdfast.base.files import read_json
-from holdfast.faults.ladder import Action, Move
+from holdfast.faults.ladder import Move
+from holdfast.faults.terms import Action
 from holdfast.run.messages import ExactCost, ExactOff, Mark, OfExact, Reached, Rehearse, Rehearsed
 from holdfast.supervisor.scripts.exact_files import Asides
 from holdfast.supervisor.scripts.exact_output import Gate
@@ -53,7 +54,7 @@ class Exact:
 
     @property
     def gate(self) -> Gate | None:
-        return self.supervisor.stage.gate
+        return self.supervisor.setup.gate
 
     def environment(self) -> dict[str, str]:
         return exact_environment(self.supervisor.order.hash_seed) if self.wanted else {}
@@ -63,7 +64,7 @@ class Exact:
         gate = self.gate
         if gate is None:
             return
-        newest = self.supervisor.affairs.memory.newest()
+        newest = self.supervisor.context.memory.newest()
         if self.wanted and newest is not None:
             gate.shut()
             self._asides.put(newest.sequence)
@@ -83,7 +84,7 @@ class Exact:
             return None
         if self._trail:
             return {"trail": self._trail, "files": self._asides.found}
-        wanted = self._rehearse and self.rehearsed is None and self.supervisor.affairs.memory.newest() is None
+        wanted = self._rehearse and self.rehearsed is None and self.supervisor.context.memory.newest() is None
         rehearse = {"rehearse": {"steps": STEPS, "seconds": SECONDS}} if wanted else {}
         return {"files": self._asides.found, **rehearse}
 
@@ -92,7 +93,7 @@ class Exact:
         said = read_json(notes.folder / "exact.json") if self.wanted else None
         if not said:
             return
-        if self.supervisor.affairs.memory.newest() is not None:
+        if self.supervisor.context.memory.newest() is not None:
             self._fall_back(str(said.get("reason")))
         else:
             self._off(str(said.get("reason")), led=True)
@@ -126,7 +127,7 @@ class Exact:
     def _heard(self, equal: bool, step: int) -> None:
         self.rehearsed = equal
         steps, self._trail = len(self._trail), []
-        teller = self.supervisor.affairs.teller
+        teller = self.supervisor.context.teller
         if equal:
             text = f"rehearsal: the script was killed and led back; {steps} steps were repeated with equal weights"
             teller.emit("exact", exact=True, text=text, steps=steps)
@@ -141,7 +142,7 @@ class Exact:
         self.wanted = False
         self.reason = reason
         text = f"not exact: {reason}; after a fault the script goes on as without --exact"
-        self.supervisor.affairs.teller.emit("exact", exact=False, text=text, reason=reason)
+        self.supervisor.context.teller.emit("exact", exact=False, text=text, reason=reason)
         if led:
             self.supervisor.attached.forget()
 
@@ -167,7 +168,7 @@ class Exact:
             self.supervisor.attached.forget()
         reason = "rehearsal" if step == "replace" else "not exact"
         self.supervisor.answering.replace(
-            Move(Action.REPLACE, self.supervisor.affairs.rung, reason=reason, new_worker=True)
+            Move(Action.REPLACE, self.supervisor.context.rung, reason=reason, new_worker=True)
         )
 
     def not_led(self, code: int) -> bool:

@@ -5,7 +5,8 @@
     answering.lost(script, fault, words, stacks)         # it hung and was ended
     answering.tick()                                     # is a disk free again, may a device be returned to?
 
-Where it begins again is found by continuation.py; how a run is over is in script_end.py; room.py waits for a full disk.
+Where it begins again is found by continuation.py; how a run is over is in script_end.py; disk_space.py waits for a
+full disk. What is the same for `holdfast train` is in fault_response.py.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,17 +21,18 @@ from holdfast.base import cgroup
 from holdfast.base.board import Board
 from holdfast.base.errors import ScriptFailed
 from holdfast.faults.classification import Fault, Kind
-from holdfast.faults.ladder import Action, Move, Past, Rung
+from holdfast.faults.ladder import Move, Past, Rung
+from holdfast.faults.terms import Action
 from holdfast.run.states import RunState
 from holdfast.supervisor.device_trust import Trusting
-from holdfast.supervisor.fault_history import FaultHistory
+from holdfast.supervisor.fault_response import Crisis, FaultResponse, Loss
 from holdfast.supervisor.scripts import batches, hook_notes
 from holdfast.supervisor.scripts.continuation import GoingOn, Start, short
+from holdfast.supervisor.scripts.disk_space import DiskSpace
 from holdfast.supervisor.scripts.repetition import BY_ITSELF, ends_by_itself
-from holdfast.supervisor.scripts.room import Room
 from holdfast.supervisor.scripts.script_end import Ending
+from holdfast.supervisor.scripts.script_setup import Process
 from holdfast.supervisor.scripts.script_start import Script
-from holdfast.supervisor.scripts.stage import Process
 from holdfast.supervisor.scripts.words import fault_sentence
 
 if TYPE_CHECKING:
@@ -45,31 +46,24 @@ _PEOPLE = tuple(getattr(signal, name) for name in ("SIGINT", "SIGQUIT", "SIGHUP"
 """Signals that come from somebody at a keyboard: an end by one of them is wanted."""
 
 
-@dataclass(slots=True)
-class Crisis:
-    """From a fault until the script is again where it was."""
-
-    since: float
-    step: int
-
-
-class Answering:
-    """The faults of a run so far, and what was done about them."""
+class Answering(FaultResponse):
+    """What is done about the faults of a script, and about its end."""
 
     def __init__(self, supervisor: ScriptRun) -> None:
+        super().__init__(supervisor.context, Trusting(supervisor.context, self._board, compares=False))
         self.supervisor = supervisor
-        self.affairs = supervisor.affairs
-        self.ending = Ending(supervisor)
+        self._ending = Ending(supervisor)
         self.going_on = GoingOn(supervisor)
-        self.history = FaultHistory(self.affairs)
-        self._trusting = Trusting(self.affairs, self._board, compares=False)
         self._restarts = 0
         self._trains = False
         """It was seen to use torch: then steps say where it is, and not what it prints."""
-        self._crisis: Crisis | None = None
         self._farthest = 0
-        self._room = Room(supervisor.order, supervisor.settings.external.room)
+        self._disk = DiskSpace(supervisor.order, supervisor.settings.external.room)
         self._looked_back = 0.0
+
+    @property
+    def ending(self) -> Ending:
+        return self._ending
 
     def _board(self) -> Board | None:
         """Of the attached process, which can be asked to stop at its next commit; no other can."""
@@ -78,24 +72,24 @@ class Answering:
 
     def pids(self) -> set[int]:
         """Probes that are under way."""
-        probe = self._trusting._probe
+        probe = self.trusting._probe
         return {probe[1].pid} if probe is not None else set()
 
     def begin(self, first: Process | None = None) -> None:
         """The first process of the run; it may be on its way already."""
-        self._trusting.begin()
-        self._trusting.blind = True
+        self.trusting.begin()
+        self.trusting.blind = True
         order = self.supervisor.order
         for text in order.notes:
-            self.affairs.teller.emit("note", text=text)
+            self.context.teller.emit("note", text=text)
         if first is not None:
             self._enter()
             self.supervisor.take(first, step=0)
             return
-        start = Start(list(order.command), {}, self.affairs.newest_step, "")
+        start = Start(list(order.command), {}, self.context.newest_step, "")
         if order.going_on and order.resume is None:
             start = self.going_on.where([])
-            self.affairs.teller.emit("note", text=start.text)
+            self.context.teller.emit("note", text=start.text)
         self._go(start)
 
     def _go(self, start: Start) -> None:
@@ -103,8 +97,8 @@ class Answering:
         self.supervisor.start(start.command, start.env, step=start.step)
 
     def _enter(self) -> None:
-        self._trusting.entering()
-        self._trusting.blind = True
+        self.trusting.entering()
+        self.trusting.blind = True
 
     # -- how it ended --------------------------------------------------------------------------------------
 
@@ -118,9 +112,9 @@ class Answering:
             self.ending.stopped(supervisor.stopping or -code, code)
             return
         if supervisor.exact.not_led(code):
-            self._restart(Move(Action.REPLACE, self.affairs.rung, reason="not exact", new_worker=True))
+            self._restart(Move(Action.REPLACE, self.context.rung, reason="not exact", new_worker=True))
             return
-        returning = self._trusting.returned()
+        returning = self.trusting.returned()
         if returning is not None and code != 0:
             self._return_to(returning)
             return
@@ -144,7 +138,7 @@ class Answering:
         said = hook_notes.device_words(self.supervisor.notes, words) if code > 0 else None
         if said is not None:
             text = f'its last message is a device error, "{said}", while it computed on {self.supervisor.device}'
-            self.affairs.teller.emit(
+            self.context.teller.emit(
                 "note", text=f"{text}: holdfast takes this as the script's own error and does not retry"
             )
 
@@ -163,12 +157,12 @@ class Answering:
         assert self.supervisor.notes is not None
         own = hook_notes.own_error(self.supervisor.notes)
         text = f"{short(self.going_on.failed())} is skipped: the script cannot resume from it"
-        self.affairs.teller.emit("note", text=f"{text} ({own[0]})" if own else text)
-        self._restart(Move(Action.REPLACE, self.affairs.rung, reason="from another checkpoint", new_worker=True))
+        self.context.teller.emit("note", text=f"{text} ({own[0]})" if own else text)
+        self._restart(Move(Action.REPLACE, self.context.rung, reason="from another checkpoint", new_worker=True))
 
     def _passed_on(self, code: int) -> None:
         """The script itself decided to end."""
-        supervisor, affairs = self.supervisor, self.affairs
+        supervisor, context = self.supervisor, self.context
         assert supervisor.notes is not None
         self._recovered()
         if code == 0:
@@ -176,7 +170,7 @@ class Answering:
             self.ending.end(RunState.FINISHED, 0, None)
             return
         supervisor.attached.save_last()
-        affairs.accounts.fault(Kind.USER_ERROR.value)
+        context.accounts.fault(Kind.USER_ERROR.value)
         own = hook_notes.own_error(supervisor.notes)
         name = Path(supervisor.order.command[0]).name
         sentence = f"the script raised {own[0]}" if own else f"{name} ended with exit status {code}"
@@ -185,7 +179,7 @@ class Answering:
 
     def _account(self) -> None:
         """The steps of the process that is gone."""
-        supervisor, accounts = self.supervisor, self.affairs.accounts
+        supervisor, accounts = self.supervisor, self.context.accounts
         assert supervisor.notes is not None
         beat = supervisor.notes.board.read()
         supervisor.silence.watch.learn(beat)
@@ -193,37 +187,27 @@ class Answering:
         supervisor.steps.process_ended(supervisor.notes)
         accounts.attempts += beat.attempts
         if supervisor.attached.exact:
-            accounts.steps = self.affairs.newest_step
-        self.affairs.keep_accounts()
+            accounts.steps = self.context.newest_step
+        self.context.keep_accounts()
 
     # -- a fault -------------------------------------------------------------------------------------------
 
     def lost(self, script: Script, fault: Fault, words: str, stacks: dict[str, str], *, counted: bool = False) -> None:
         """Count it, keep the evidence, ask the ladder, do what it says."""
-        supervisor, affairs = self.supervisor, self.affairs
+        supervisor = self.supervisor
         assert supervisor.notes is not None
         if not counted:
             self._account()
         if fault.kind is Kind.OUT_OF_MEMORY:
             fault = fault.at(pieces=self.going_on.pieces)
-        move = self._ask(fault)
-        self.history.remember(fault, move)
         beat = supervisor.notes.board.read()
-        affairs.tell_fault(
-            fault,
-            move,
-            beat,
-            words=words,
-            stacks=stacks,
-            crash=supervisor.notes.crash(),
-            sentence=fault_sentence(fault, script, time.monotonic() - script.began),
-        )
-        self._trusting.lost(fault, move)
+        sentence = fault_sentence(fault, script, time.monotonic() - script.started)
+        move, folder = self.tell(Loss(fault, beat, words, stacks, supervisor.notes.crash(), sentence))
         self._begin_crisis(beat.silence)
-        self._carry_out(fault, move)
+        self.carry_out(fault, move, folder)
 
-    def _ask(self, fault: Fault) -> Move:
-        """The ladder's answer. One batch on the CPU is nothing an unknown script can do: the next entry is asked."""
+    def ask(self, fault: Fault) -> Move:
+        """One batch on the CPU is nothing an unknown script can do: the next entry is asked."""
         supervisor = self.supervisor
         batch = batches.divisible(supervisor.order.command, supervisor.notes)
         done: list[Past] = []
@@ -234,33 +218,29 @@ class Answering:
                 rungs=self._usable_rungs(),
                 batch=batch,
                 splittable=batch is not None,
-                probation=self._trusting.on_probation(),
+                probation=self.trusting.on_probation(),
             )
             if move.action is not Action.CPU_BATCH:
                 break
-            done.append(Past(fault, move, self.affairs.rung))
+            done.append(Past(fault, move, self.context.rung))
         if ends_by_itself(fault, self.history.past) >= BY_ITSELF and move.action is not Action.FAIL:
             status = fault.evidence.get("exitcode")
-            return Move(Action.GIVE_UP, self.affairs.rung, reason=f"it ended with code {status}, {BY_ITSELF} times")
+            return Move(Action.GIVE_UP, self.context.rung, reason=f"it ended with code {status}, {BY_ITSELF} times")
         starts = (Action.RETRY, Action.SPLIT, Action.REPLACE, Action.NEXT_RUNG)
         if not supervisor.settings.external.restart and move.action in starts:
-            return Move(Action.GIVE_UP, self.affairs.rung, reason="external.restart is off")
+            return Move(Action.GIVE_UP, self.context.rung, reason="external.restart is off")
         return move
 
     def _usable_rungs(self) -> Sequence[Rung]:
         """Other devices are of no use to a program that never touched torch."""
         notes_, every = self.supervisor.notes, self.supervisor.order.rungs
-        if notes_ is not None and not notes_.torch_seen and self.affairs.rung == 0:
+        if notes_ is not None and not notes_.torch_seen and self.context.rung == 0:
             return every[:1]
         return every
 
-    def _carry_out(self, fault: Fault, move: Move) -> None:
-        if self.supervisor.stopping is not None:
-            self.ending.stopped(self.supervisor.stopping)
-        elif move.action in (Action.GIVE_UP, Action.FAIL):
-            self.ending.gave_up(fault, move.reason, self.history.tries(fault))
-        elif fault.kind is Kind.DISK_FULL:
-            self._room.wait(move)
+    def go_on(self, fault: Fault, move: Move) -> None:
+        if fault.kind is Kind.DISK_FULL:
+            self._disk.wait(move)
         else:
             self._restart(move)
 
@@ -270,15 +250,15 @@ class Answering:
         self._restart(move)
 
     def _restart(self, move: Move) -> None:
-        affairs = self.affairs
-        affairs.set_state(RunState.RECOVERING)
+        context = self.context
+        context.set_state(RunState.RECOVERING)
         if move.action is Action.SPLIT:
             self.going_on.pieces = move.pieces
-        if move.rung != affairs.rung:
-            affairs.change_rung(move.rung, affairs.accounts.steps)
+        if move.rung != context.rung:
+            context.change_rung(move.rung, context.accounts.steps)
         start = self.going_on.where(self.history.past)
         self._restarts += move.reason != "rehearsal"
-        affairs.teller.emit("restart", step=start.step, text=start.text, reason=move.reason, tries=self._restarts)
+        context.teller.emit("restart", step=start.step, text=start.text, reason=move.reason, tries=self._restarts)
         self._go(start)
 
     # -- progress ------------------------------------------------------------------------------------------
@@ -289,54 +269,46 @@ class Answering:
         if new > 0:
             self._farthest = step
             self.history.progressed(new)
-            self._trusting.committed(new)
-        if self._crisis is not None and step >= self._crisis.step:
+            self.trusting.committed(new)
+        if self.crisis is not None and step > self.crisis.reached:
             self._recovered()
 
-    @property
-    def in_crisis(self) -> bool:
-        """A fault has come, and it is not yet where it was."""
-        return self._crisis is not None
-
     def _begin_crisis(self, silence: float) -> None:
-        if self._crisis is None:
-            steps = self.affairs.accounts.steps
-            self._crisis = Crisis(time.monotonic() - (silence if steps else 0.0), max(1, steps))
+        """It is over when the step that was under way is done."""
+        if self.crisis is None:
+            steps = self.context.accounts.steps
+            self.crisis = Crisis(time.monotonic() - (silence if steps else 0.0), max(0, steps - 1))
 
     def _recovered(self) -> None:
         """It is again where it was, or it is over: that was the time it cost."""
-        crisis, self._crisis = self._crisis, None
-        if crisis is None:
-            return
-        lost = time.monotonic() - crisis.since
-        self.affairs.recovered(self.affairs.accounts.steps, lost, lost)
+        self.end_crisis(self.context.accounts.steps)
 
     def tick(self) -> None:
-        if self._room.waiting:
+        if self._disk.waiting:
             self._look_for_room()
         elif self.supervisor.stopping is None:
-            self._trusting.tick()
+            self.trusting.tick()
             self._look_back()
         self._note_life()
 
     def _note_life(self) -> None:
         """A program that makes no steps is back when it has lived and said something."""
-        script, crisis = self.supervisor.script, self._crisis
-        if crisis is None or script is None or self._trains or self.affairs.accounts.steps or crisis.step > 1:
+        script, crisis = self.supervisor.script, self.crisis
+        if crisis is None or script is None or self._trains or self.context.accounts.steps or crisis.reached:
             return
-        streams, lived = self.supervisor.streams, time.monotonic() - script.began
-        if lived > LIVES or (streams is not None and streams.last_output > script.began + 0.2):
+        streams, lived = self.supervisor.streams, time.monotonic() - script.started
+        if lived > LIVES or (streams is not None and streams.last_output > script.started + 0.2):
             self._recovered()
 
     def _look_for_room(self) -> None:
         if self.supervisor.stopping is not None:
-            self._room.forget()
+            self._disk.forget()
             self.ending.stopped(self.supervisor.stopping)
             return
-        move = self._room.look(lambda text: self.affairs.teller.emit("note", text=text))
+        move = self._disk.look(lambda text: self.context.teller.emit("note", text=text))
         if move is not None:
             self._restart(move)
-        elif self._room.over:
+        elif self._disk.over:
             fault = self.history.past[-1].fault
             self.ending.gave_up(fault, "the disk is still full", self.history.tries(fault))
 
@@ -344,14 +316,14 @@ class Answering:
 
     def _look_back(self) -> None:
         """A device works again: at the script's next checkpoint it goes back there, and not before."""
-        trusting, supervisor = self._trusting, self.supervisor
+        trusting, supervisor = self.trusting, self.supervisor
         if trusting.returning is None or supervisor.script is None or supervisor.attached.alive:
             return
         now = time.monotonic()
         if now - self._looked_back < RETURN_EVERY:
             return
         self._looked_back = now
-        if not self.going_on.newer_than(supervisor.script.began_ns):
+        if not self.going_on.newer_than(supervisor.script.started_ns):
             return
         rung = trusting.returned()
         supervisor.end_process()
@@ -365,4 +337,4 @@ class Answering:
         self._restart(Move(Action.NEXT_RUNG, rung, reason=f"{device} works again", new_worker=True))
 
     def close(self) -> None:
-        self._trusting.close(self.ending.how_left(by_device=self.history.left_by_device))
+        self.trusting.close(self.ending.how_left(by_device=self.history.left_by_device))

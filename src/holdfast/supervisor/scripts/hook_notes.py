@@ -18,12 +18,13 @@ import itertools
 import mmap
 import os
 import re
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from holdfast.base.board import Board
 from holdfast.base.cgroup import Limit
+from holdfast.base.dataclass_json import read
 from holdfast.base.files import open_regular, read_json, remove
 from holdfast.faults.classification import Fault, Kind, classify_exception, classify_exit
 
@@ -38,6 +39,38 @@ _TORN_SAVE = ("inline_container.cc", "PytorchStreamWriter failed writing file")
 _LAST_LINE = re.compile(
     r"^(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Warning|Interrupt|Failure|Exit))(?:: (?P<text>.*))?$"
 )
+
+
+@dataclass(frozen=True)
+class Who:
+    """The process that makes steps, as it told of itself."""
+
+    pid: int | None = None
+    device: str | None = None
+    frameworks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Raised:
+    """One exception of a chain, as the hook wrote it down."""
+
+    types: tuple[str, ...] = ()
+    """The names of its class and of those it is derived from."""
+    text: str = ""
+    where: str = ""
+    error_code: int | None = None
+    errno: int | None = None
+    returncode: int | None = None
+    """Of a child that it tells of."""
+    by_loader: bool = False
+
+
+@dataclass(frozen=True)
+class ErrorNote:
+    """The exceptions that ended a process of the script; each is the cause of the one before it."""
+
+    chain: tuple[Raised, ...]
+    pid: int | None = None
 
 
 class Notes:
@@ -80,19 +113,18 @@ class Notes:
         """Whose `fit` or `train` was called first; empty if none was."""
         return str((read_json(self.folder / "fitted.json") or {}).get("framework") or "")
 
-    def who(self) -> dict[str, Any]:
-        """The process that makes steps; empty before the first one."""
-        return read_json(self.folder / "who.json") or {}
+    def who(self) -> Who:
+        """The process that makes steps; nothing is known before the first one."""
+        return read(Who, read_json(self.folder / "who.json")) or Who()
 
     @property
     def frameworks(self) -> list[str]:
-        names = self.who().get("frameworks")
-        return [str(name) for name in names] if isinstance(names, list) else []
+        return list(self.who().frameworks)
 
     @property
     def device(self) -> str | None:
-        said = self.who().get("device")
-        return said if isinstance(said, str) and re.fullmatch(r"[a-z]+(:\d+)?", said) else None
+        said = self.who().device
+        return said if said is not None and re.fullmatch(r"[a-z]+(:\d+)?", said) else None
 
     @property
     def batch(self) -> int | None:
@@ -104,14 +136,11 @@ class Notes:
         """Did this process come to its end by itself?"""
         return (self.folder / f"ended-{pid}.json").exists()
 
-    def errors(self) -> list[dict[str, Any]]:
+    def errors(self) -> list[ErrorNote]:
         """Exceptions that ended processes of the script, the first one first."""
-        found = []
-        for path in sorted(self.folder.glob("error-*.json"), key=_age):
-            record = read_json(path)
-            if record and isinstance(record.get("chain"), list) and record["chain"]:
-                found.append(record)
-        return found
+        paths = sorted(self.folder.glob("error-*.json"), key=_age)
+        notes = (read(ErrorNote, read_json(path)) for path in paths)
+        return [note for note in notes if note is not None and note.chain]
 
     def crash(self) -> str:
         """What faulthandler wrote when a process crashed."""
@@ -159,21 +188,21 @@ def judge(
         return replace(known, evidence={**known.evidence, **exited.evidence})
     if exited.kind is Kind.EXIT:
         return None
-    return exited if child is None else exited.at(process=notes.who().get("pid"))
+    return exited if child is None else exited.at(process=notes.who().pid)
 
 
 def _end_of_its_child(notes: Notes) -> int | None:
     """torchrun and `accelerate launch` start the process that trains, and end with a code of their own when a signal
     has ended it. Which one, their exception says. (A shell says it by 128 + signal, which is understood anyway.)"""
-    trains = notes.who().get("pid")
-    if isinstance(trains, int) and notes.ended(trains):
+    trains = notes.who().pid
+    if trains is not None and notes.ended(trains):
         return None
     errors = notes.errors()
-    own = any(record.get("pid") == trains for record in errors)  # one of its own, which is judged
-    for link in (link for record in errors for link in record["chain"] if isinstance(link, dict)):
-        ended = link.get("returncode")
-        by_torchrun = "ChildFailedError" in str(link.get("types"))  # it knows more than any one of its processes
-        if isinstance(ended, int) and ended < 0 and (by_torchrun or (trains is not None and not own)):
+    own = any(note.pid == trains for note in errors)  # one of its own, which is judged
+    for raised in (raised for note in errors for raised in note.chain):
+        ended = raised.returncode
+        by_torchrun = "ChildFailedError" in str(raised.types)  # it knows more than any one of its processes
+        if ended is not None and ended < 0 and (by_torchrun or (trains is not None and not own)):
             return ended
     return None
 
@@ -183,16 +212,15 @@ def own_error(notes: Notes) -> tuple[str, str] | None:
     errors = notes.errors()
     if not errors:
         return None
-    first = errors[0]["chain"][0]
-    types = first.get("types")
-    name = str(types[0]).removeprefix("builtins.") if isinstance(types, list) and types else "an error"
-    text = str(first.get("text") or "").partition("\n")[0]
-    return (f"{name}: {text}" if text else name)[:300], str(first.get("where") or "")
+    first = errors[0].chain[0]
+    name = first.types[0].removeprefix("builtins.") if first.types else "an error"
+    text = first.text.partition("\n")[0]
+    return (f"{name}: {text}" if text else name)[:300], first.where
 
 
 def _by_exception(notes: Notes, words: str, device: str) -> Fault | None:
     """What an exception says that ended a process, or its last line where the hook could not see it."""
-    errors = [rebuild(record["chain"]) for record in notes.errors()]
+    errors = [rebuild(note.chain) for note in notes.errors()]
     if not errors:
         errors = [error for error in [_from_text(words)] if error is not None]
     for error in errors:
@@ -236,17 +264,16 @@ def _kind_of(error: BaseException) -> dict[str, object]:
     return {"exception": f"{type(error).__module__}.{type(error).__qualname__}"}
 
 
-def rebuild(chain: list[Any]) -> BaseException:
+def rebuild(chain: Sequence[Raised]) -> BaseException:
     """Exceptions with the names, texts and numbers that were written down, linked as causes of each other."""
-    links = [_rebuild_one(link) for link in chain if isinstance(link, dict)] or [Exception("unknown")]
+    links = [_rebuild_one(raised) for raised in chain]
     for error, cause in itertools.pairwise(links):
         error.__cause__ = cause
     return links[0]
 
 
-def _rebuild_one(link: dict[str, Any]) -> BaseException:
-    types = link.get("types")
-    names = [str(name) for name in types] if isinstance(types, list) else []
+def _rebuild_one(raised: Raised) -> BaseException:
+    names = raised.types
     base: type[BaseException] = (
         next((_builtin(name) for name in names if _builtin(name) is not None), None) or Exception
     )
@@ -254,16 +281,16 @@ def _rebuild_one(link: dict[str, Any]) -> BaseException:
     for name in reversed(names[: _first_builtin(names)]):
         module, _, qualified = name.rpartition(".")
         made = type(qualified, (made,), {"__module__": module})
-    text = str(link.get("text") or "")
+    text = raised.text
     if issubclass(made, UnicodeError):  # its constructor wants five arguments
         made = type(made.__name__, (ValueError,), {"__module__": made.__module__})
     error = made(text)
-    error.where = str(link.get("where") or "")  # type: ignore[attr-defined]
-    for name in ("error_code", "errno"):
-        if isinstance(link.get(name), int):
+    error.where = raised.where  # type: ignore[attr-defined]
+    for name, number in (("error_code", raised.error_code), ("errno", raised.errno)):
+        if number is not None:
             with contextlib.suppress(AttributeError):
-                setattr(error, name, link[name])
-    if link.get("by_loader") and isinstance(error, ConnectionError | EOFError):
+                setattr(error, name, number)
+    if raised.by_loader and isinstance(error, ConnectionError | EOFError):
         error = _LoaderLost(text)
     return error
 
@@ -281,7 +308,7 @@ def _builtin(name: str) -> type[BaseException] | None:
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
-def _first_builtin(names: list[str]) -> int:
+def _first_builtin(names: Sequence[str]) -> int:
     return next((number for number, name in enumerate(names) if _builtin(name) is not None), len(names))
 
 
@@ -294,9 +321,9 @@ def _from_text(words: str) -> BaseException | None:
         if match:
             name = match["type"]
             full = name if "." in name else f"builtins.{name}"
-            family = [] if _builtin(full) else ["builtins.RuntimeError"]
-            return _rebuild_one({"types": [full, *family], "text": match["text"] or ""})
+            family = () if _builtin(full) else ("builtins.RuntimeError",)
+            return _rebuild_one(Raised((full, *family), match["text"] or ""))
     return None
 
 
-__all__ = ["HOOK", "Notes", "device_words", "judge", "own_error", "rebuild"]
+__all__ = ["HOOK", "Notes", "Raised", "device_words", "judge", "own_error", "rebuild"]

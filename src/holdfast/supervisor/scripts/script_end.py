@@ -25,7 +25,7 @@ class Ending(RunEnd):
     """The end of one run."""
 
     def __init__(self, supervisor: ScriptRun) -> None:
-        super().__init__(supervisor.affairs)
+        super().__init__(supervisor.context)
         self.supervisor = supervisor
 
     def stopped(self, number: int, code: int | None = None) -> None:
@@ -38,8 +38,8 @@ class Ending(RunEnd):
             ending = code
         if exact and ending in (128 + signal.SIGTERM, 75):
             ending = int(ExitCode.RESUME_ME)
-        hints = [self.affairs.resume_hint()]
-        error = Stopped(f"stopped at step {self.affairs.accounts.steps}", saved=self.affairs.saved(), hints=hints)
+        hints = [self.context.resume_hint()]
+        error = Stopped(f"stopped at step {self.context.accounts.steps}", saved=self.context.saved(), hints=hints)
         self.end(RunState.STOPPED, ending, error)
 
     def gave_up(self, fault: Fault, reason: str, tries: int) -> None:
@@ -51,16 +51,16 @@ class Ending(RunEnd):
         error = GaveUp(
             f"gave up: {fault.sentence()}{times}",
             cause="\n".join([f"{fault.code}; {reason}", *words]),
-            saved=self.affairs.saved(),
+            saved=self.context.saved(),
             hints=[
                 f"`holdfast explain {fault.code}` says what this means",
-                f"what was found is in {self.affairs.run_folder.path / 'faults'}",
+                f"what was found is in {self.context.run_folder.path / 'faults'}",
             ],
         )
         self.end_with(error)
 
     def receipt(self, state: RunState) -> dict[str, Any]:
-        accounts, receipt = self.affairs.accounts, self.counted(state)
+        accounts, receipt = self.context.accounts, self.counted(state)
         receipt["exact"] = self.supervisor.attached.exact
         receipt |= self.supervisor.exact.receipt()
         if not receipt["exact"]:  # nobody has counted its samples

@@ -14,13 +14,13 @@ from holdfast.faults.ladder import Move, Rung
 from holdfast.run.folder import RunFolder
 from holdfast.run.messages import OfExact
 from holdfast.run.settings import Settings
-from holdfast.supervisor.run_state import Affairs
+from holdfast.supervisor.run_context import RunContext
 from holdfast.supervisor.scripts.hook_notes import Notes
 from holdfast.supervisor.scripts.script_order import Order
-from holdfast.supervisor.scripts.script_processes import Kin
+from holdfast.supervisor.scripts.script_processes import ScriptProcesses
 from holdfast.supervisor.scripts.script_record import Record
+from holdfast.supervisor.scripts.script_setup import Process, ScriptSetup
 from holdfast.supervisor.scripts.script_start import Script
-from holdfast.supervisor.scripts.stage import Process, Stage
 from holdfast.supervisor.scripts.steps import Steps
 from holdfast.supervisor.scripts.streams import Streams
 from holdfast.supervisor.worker_watch import Watch
@@ -29,20 +29,23 @@ from holdfast.supervisor.worker_watch import Watch
 class ScriptRun(Protocol):
     """One run of a script, as its parts see it."""
 
-    affairs: Affairs
+    context: RunContext
     order: Order
     settings: Settings
     run_folder: RunFolder
-    stage: Stage
+    setup: ScriptSetup
     record: Record
-    kin: Kin
+    script_processes: ScriptProcesses
     steps: Steps
     script: Script | None
     """The process that runs now, with its notes and streams; None between two processes."""
     notes: Notes | None
     streams: Streams | None
-    stopping: int | None
-    """The signal somebody asked the script to end with."""
+
+    @property
+    def stopping(self) -> int | None:
+        """The signal somebody asked the script to end with."""
+        ...
 
     @property
     def rung(self) -> Rung: ...

@@ -1,9 +1,9 @@
 """What a script started: found, counted, and ended with it. Only that, and all of it.
 
-    kin = Kin()                              # from here on orphans of our children become ours (Linux)
-    kin.members()                            # pid -> what the kernel says, of everything the script started
-    kin.daemon(script)                       # the script went into the background by itself: who it is now
-    kin.end(gently=True)                     # SIGTERM, then SIGKILL to whatever is left; returns who cannot be killed
+    started = ScriptProcesses()         # from here on orphans of our children become ours (Linux)
+    started.members()                   # pid -> what the kernel says, of everything the script started
+    started.daemon(script, command)     # the script went into the background by itself: who it is now
+    started.end(script)                 # SIGTERM, then SIGKILL to whatever is left; returns who cannot be killed
 
 A process that loses its parent goes to the nearest one that asked for orphans: with PR_SET_CHILD_SUBREAPER that is us,
 so even a child that has detached itself stays in our family. Processes of our own (probes, readers of logs) are in
@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -32,7 +31,7 @@ LEAVING = 1.0
 """Seconds a child that goes into the background has to take a session of its own after its parent has ended."""
 
 
-class Kin:
+class ScriptProcesses:
     """The family of the script that runs now."""
 
     def __init__(self, ours: Callable[[], set[int]] = set) -> None:
@@ -103,26 +102,19 @@ class Kin:
         if not self.adopts:
             processes.send_group(script.pid, processes.KILL)
             return []
-        left = self._send(script, signal.SIGTERM, term) if term > 0 else self.members()
-        if left:
-            left = self._send(script, processes.KILL, kill)
-        self.reap(script)
-        return sorted(left)
+        sent: set[tuple[int, int]] = set()
 
-    def _send(self, script: Script, number: int, patience: float) -> dict[int, Member]:
-        """The signal to each, again for those that come while others go, until none is left or patience is."""
-        deadline = time.monotonic() + patience
-        told: set[int] = set()
-        while True:
-            left = self.members()
-            for pid in left.keys() - told:
-                processes.send(pid, number)
-                told.add(pid)
+        def look(number: int) -> list[int]:
+            left = list(self.members())  # others may come while some go
+            for pid in left:
+                if (pid, number) not in sent:
+                    sent.add((pid, number))
+                    processes.send(pid, number)
             script.poll()
             self.reap(script)
-            if not left or time.monotonic() > deadline:
-                return left
-            time.sleep(0.01)
+            return left
+
+        return processes.end_in_turn(look, term=term, kill=kill)
 
 
 def _become_subreaper() -> bool:

@@ -18,49 +18,35 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.base import processes
 from holdfast.base.errors import UserError
 from holdfast.supervisor.scripts.streams import Streams, controlling
+from holdfast.supervisor.supervised_process import SupervisedProcess
 
 _PR_SET_PDEATHSIG = 1
 
 
-@dataclass(slots=True)
-class Script:
-    """One process of the user's, from its start to its end."""
+@dataclass(kw_only=True)
+class Script(SupervisedProcess):
+    """One process of the user's."""
 
     popen: subprocess.Popen[bytes]
-    generation: int
-    began: float = field(default_factory=time.monotonic)
-    began_ns: int = field(default_factory=time.time_ns)
-    pidfd: int | None = None
     followed: int | None = None
     """The process it became when it went into the background by itself."""
-    code: int | None = None
-
-    @property
-    def pid(self) -> int:
-        return self.popen.pid
 
     def poll(self) -> int | None:
-        """Its exit code as in `subprocess`, negative for a signal; None while it runs."""
-        if self.code is None:
-            self.code = self.popen.poll()
-        return self.code
+        """Its exit code; None while it runs."""
+        if self.exit_code is None:
+            self.exit_code = self.popen.poll()
+        return self.exit_code
 
     def send(self, number: int) -> bool:
         """A signal to the script and what is in its group, as a terminal would send it."""
         return processes.send_group(self.followed or self.pid, number)
-
-    def close(self) -> None:
-        if self.pidfd is not None:
-            os.close(self.pidfd)
-            self.pidfd = None
 
 
 def check(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
@@ -114,8 +100,8 @@ def launch(command: Sequence[str], streams: Streams, env: Mapping[str, str], *, 
     except OSError as error:
         raise _refused(command[0], error) from None
     streams.started()
-    script = Script(popen, generation)
-    script.pidfd = processes.open_pidfd(popen.pid)
+    script = Script(popen=popen, generation=generation)
+    script.identify(popen.pid)
     return script
 
 

@@ -1,7 +1,7 @@
 """The supervisor of a script that is not ours: starts it, passes everything on, watches it, and answers its end.
 
-    with Stage(run, settings) as stage:
-        outcome = ScriptSupervisor(run, order, settings, stage, face).run(stage.first(order))
+    with ScriptSetup(run, settings) as setup:
+        outcome = ScriptSupervisor(run, order, settings, setup, face).run(setup.first(order))
 
 One loop, one thread: bytes on their way, signals on theirs, the board, silence. No torch, no device. What follows when
 the script ends is in fault_answer.py; the faults, the ladder and the folder of evidence are those of `holdfast train`.
@@ -24,8 +24,8 @@ from holdfast.record.reporter import Face
 from holdfast.run.folder import RunFolder
 from holdfast.run.settings import Settings
 from holdfast.run.states import RunState
+from holdfast.supervisor.run_context import Outcome, Plan, RunContext
 from holdfast.supervisor.run_loop import RunLoop
-from holdfast.supervisor.run_state import Affairs, Outcome, Plan
 from holdfast.supervisor.scripts.attached import Attached
 from holdfast.supervisor.scripts.continuation import Life
 from holdfast.supervisor.scripts.exact import Exact
@@ -35,9 +35,9 @@ from holdfast.supervisor.scripts.loss import printed_epoch, printed_loss
 from holdfast.supervisor.scripts.script_end import Ending
 from holdfast.supervisor.scripts.script_order import Order
 from holdfast.supervisor.scripts.script_processes import command_of
+from holdfast.supervisor.scripts.script_setup import Process, ScriptSetup
 from holdfast.supervisor.scripts.script_start import Script
 from holdfast.supervisor.scripts.silence import Silence
-from holdfast.supervisor.scripts.stage import Process, Stage
 from holdfast.supervisor.scripts.steps import Steps
 from holdfast.supervisor.scripts.streams import Streams
 from holdfast.supervisor.signal_queue import STOPPING
@@ -51,7 +51,7 @@ class ScriptSupervisor(RunLoop):
     """One run of somebody's script, from its first process to its receipt."""
 
     def __init__(
-        self, run: RunFolder, order: Order, settings: Settings, stage: Stage, face: Face | None = None
+        self, run: RunFolder, order: Order, settings: Settings, setup: ScriptSetup, face: Face | None = None
     ) -> None:
         super().__init__()
         plan = Plan(
@@ -61,27 +61,25 @@ class ScriptSupervisor(RunLoop):
             rung=order.rung,
             resume=order.resume,
         )
-        self.affairs = Affairs.open(run, plan, settings, face or Face())
+        self.context = RunContext.open(run, plan, settings, face or Face())
         self.order = order
         self.settings = settings
         self.run_folder = run
-        self.stage = stage
-        self.record = stage.record
+        self.setup = setup
+        self.record = setup.record
         self.script: Script | None = None
         self.notes: Notes | None = None
         self.streams: Streams | None = None
-        self.stopping: int | None = None
-        """The signal somebody asked the script to end with."""
         self.generation = 0
         self.steps = Steps(run)
         self._name = b""
         self._asked = 0
         self._insist: float | None = None
-        self.kin = stage.kin
-        self.kin.ours = self._ours
+        self.script_processes = setup.script_processes
+        self.script_processes.ours = self._ours
         self.silence = Silence(self)
         self.exact = Exact(self, wanted=order.exact, rehearse=order.rehearse and not order.going_on)
-        self.attached = Attached(self.affairs, stage.door)
+        self.attached = Attached(self.context, setup.port)
         self.answering = Answering(self)
         self._last_loss = 0.0
         self._first: Process | None = None
@@ -91,8 +89,8 @@ class ScriptSupervisor(RunLoop):
 
     def _ours(self) -> set[int]:
         """Processes in our family that are no part of the script."""
-        keeper = {self.affairs.keeping.pid} if self.affairs.keeping.pid is not None else set()
-        return {*self.affairs.gathering.pids, *self.silence.activity.pids(), *self.answering.pids(), *keeper}
+        keeper = {self.context.keeping.pid} if self.context.keeping.pid is not None else set()
+        return {*self.context.gathering.pids, *self.silence.activity.pids(), *self.answering.pids(), *keeper}
 
     # -- the loop ------------------------------------------------------------------------------------------
 
@@ -106,7 +104,7 @@ class ScriptSupervisor(RunLoop):
 
     def turn(self) -> None:
         self._wait()
-        for number in self.stage.signals.heard():
+        for number in self.setup.signals.heard():
             self._pass_on(number)
         self.attached.hear(self)
         self.exact.tick()
@@ -118,8 +116,13 @@ class ScriptSupervisor(RunLoop):
         return self.answering.ending
 
     @property
+    def stopping(self) -> int | None:
+        """The signal somebody asked the script to end with."""
+        return self.ending.stopping
+
+    @property
     def rung(self) -> Rung:
-        return self.order.rungs[self.affairs.rung]
+        return self.order.rungs[self.context.rung]
 
     @property
     def device(self) -> str:
@@ -134,31 +137,31 @@ class ScriptSupervisor(RunLoop):
         """A new process of the script, counting its steps from `step` on."""
         self.exact.process_begins()
         full = {**env, **self.exact.environment()}
-        self.take(self.stage.start(command, self.rung, full, generation=self.generation, step=step), step=step)
+        self.take(self.setup.start(command, self.rung, full, generation=self.generation, step=step), step=step)
 
     def take(self, started: Process, *, step: int) -> None:
         """Watch over this process from here on."""
-        affairs = self.affairs
+        context = self.context
         self.script, self.notes, self.streams = started.script, started.notes, started.streams
         self._kills, self._name = started.kills, started.name
-        affairs.gathering.worker_begins(dict(self.rung.env))
+        context.gathering.worker_begins(dict(self.rung.env))
         self.attached.process_begins(self.generation, self.notes.board)
-        affairs.accounts.on_device(affairs.device, step)
-        affairs.accounts.steps = step
+        context.accounts.on_device(context.device, step)
+        context.accounts.steps = step
         self.generation += 1
-        affairs.keep_accounts(generations=self.generation)
-        state = RunState.RECOVERING if self.answering.in_crisis else RunState.RUNNING
-        affairs.set_state(state, script_pid=self.script.pid)
-        affairs.teller.emit("worker", generation=self.script.generation, pid=self.script.pid, device=affairs.device)
+        context.keep_accounts(generations=self.generation)
+        state = RunState.RECOVERING if self.answering.crisis is not None else RunState.RUNNING
+        context.set_state(state, script_pid=self.script.pid)
+        context.teller.emit("worker", generation=self.script.generation, pid=self.script.pid, device=context.device)
         self.silence.begins()
 
     def _wait(self) -> None:
-        sources: list[Any] = [self.stage.signals.wake, *self.attached.sources]
+        sources: list[Any] = [self.setup.signals.wake, *self.attached.sources]
         writable: list[int] = []
         if self.streams is not None:
             readable, writable = self.streams.wants()
             sources += readable
-        if self.script is not None and self.script.pidfd is not None and self.script.code is None:
+        if self.script is not None and self.script.pidfd is not None and self.script.exit_code is None:
             sources.append(self.script.pidfd)
         ready, takes, _ = select.select(sources, writable, [], TICK)
         if self.streams is not None:
@@ -167,7 +170,7 @@ class ScriptSupervisor(RunLoop):
     def _tick(self) -> None:
         if self.notes is not None and self.beat_due():
             if self.script is not None:
-                self.kin.reap_old(self.script)
+                self.script_processes.reap_old(self.script)
             self._see_loss()
             self._see_frameworks(self.notes)
             self.exact.look(self.notes)
@@ -191,18 +194,18 @@ class ScriptSupervisor(RunLoop):
             return
         value = printed_loss(self.record.tail())
         self._last_loss = time.monotonic()
-        step = self.affairs.accounts.steps
+        step = self.context.accounts.steps
         if value is not None and (step, value) != self._loss:
             self._loss = (step, value)
             self.notes.board.loss(value)
-            self.affairs.teller.log(step, 0, {"loss": value})
+            self.context.teller.log(step, 0, {"loss": value})
 
     def close_processes(self) -> None:
         """Leave nothing of the script behind, and the terminal as it was."""
         if self.script is not None and self.script.poll() is None:
-            self.kin.end(self.script, term=0.0)
+            self.script_processes.end(self.script, term=0.0)
         elif self.script is not None:
-            self.kin.end(self.script, term=self.settings.watchdog.term_grace)
+            self.script_processes.end(self.script, term=self.settings.watchdog.term_grace)
         if self.streams is not None:
             self.streams.close()
         if self.script is not None:
@@ -214,7 +217,7 @@ class ScriptSupervisor(RunLoop):
             self.notes.close()
 
     def gathering_patience(self) -> float:
-        return 1.0 if self.affairs.accounts.faults else 0.0
+        return 1.0 if self.context.accounts.faults else 0.0
 
     # -- signals -------------------------------------------------------------------------------------------
 
@@ -230,10 +233,7 @@ class ScriptSupervisor(RunLoop):
         if number in STOPPING:
             self._asked += 1
             if self.stopping is None:
-                self.stopping = number
-                self.affairs.teller.emit(
-                    "stopping", signal=signal.Signals(number).name, step=self.affairs.accounts.steps
-                )
+                self.ending.ask_to_stop(number)
             if self._asked > 1:
                 self._insist = time.monotonic() + INSIST
             if self.attached.stop():
@@ -261,7 +261,7 @@ class ScriptSupervisor(RunLoop):
         if script is None or notes is None or streams is None:
             return
         if streams.interrupted and self.stopping is None:
-            self.stopping = signal.SIGINT
+            self.ending.stopping = signal.SIGINT
         if streams.suspend:
             streams.suspend = False
             self._suspend()
@@ -270,41 +270,41 @@ class ScriptSupervisor(RunLoop):
             return
         if self._insist is not None and time.monotonic() > self._insist:
             self._insist = None
-            self.kin.end(script, term=0.0, kill=self.settings.watchdog.kill_grace)
+            self.script_processes.end(script, term=0.0, kill=self.settings.watchdog.kill_grace)
         self.silence.listen(script, notes, streams)
 
     def _count(self, beat: Beat) -> None:
-        accounts = self.affairs.accounts
+        accounts = self.context.accounts
         if self.attached.exact:
             return
         if beat.step != accounts.steps:
             self.answering.progressed(beat.step)
             accounts.steps = beat.step
-            self.affairs.teller.rate.note(beat.step)
+            self.context.teller.rate.note(beat.step)
         if self.notes is not None:
             self.steps.look(self.notes, beat)
 
     def _ended(self, script: Script) -> bool:
         """Is it over? A script that went into the background by itself is followed there."""
         if script.followed is not None:
-            self.kin.reap(script)
-            if processes.exists(script.followed) and script.followed in self.kin.members():
+            self.script_processes.reap(script)
+            if processes.exists(script.followed) and script.followed in self.script_processes.members():
                 return False
-            self.kin.reap(script)  # it may have ended since the line above
-            code = self.kin.reaped.get(script.followed, 0)
-            further = self.kin.daemon(script, self._name) if code == 0 else None
+            self.script_processes.reap(script)  # it may have ended since the line above
+            code = self.script_processes.reaped.get(script.followed, 0)
+            further = self.script_processes.daemon(script, self._name) if code == 0 else None
             if further is not None:  # a daemon forks twice
                 script.followed = further
                 return False
         elif script.poll() is None:
             return False
         else:
-            code = script.code or 0
-            daemon = self.kin.daemon(script, self._name) if code == 0 else None
+            code = script.exit_code or 0
+            daemon = self.script_processes.daemon(script, self._name) if code == 0 else None
             if daemon is not None:
                 script.followed = daemon
                 text = f"the script went into the background as process {daemon}; holdfast still watches it"
-                self.affairs.teller.emit("note", text=text)
+                self.context.teller.emit("note", text=text)
                 return False
         self._over(script, code)
         return True
@@ -323,26 +323,30 @@ class ScriptSupervisor(RunLoop):
 
     def _end_leftovers(self, script: Script) -> None:
         """What it started and left behind."""
-        left = self.kin.members() if self.kin.adopts else {}
+        left = self.script_processes.members() if self.script_processes.adopts else {}
         if not left:
-            if not self.kin.adopts:
-                self.kin.end(script)
+            if not self.script_processes.adopts:
+                self.script_processes.end(script)
             return
         names = {pid: command_of(pid).replace(b"\0", b" ").decode(errors="replace").strip()[:80] for pid in left}
-        stuck = self.kin.end(script, term=self.settings.watchdog.term_grace, kill=self.settings.watchdog.kill_grace)
+        stuck = self.script_processes.end(
+            script, term=self.settings.watchdog.term_grace, kill=self.settings.watchdog.kill_grace
+        )
         ended = [f"{pid} ({name})" for pid, name in names.items() if pid not in stuck]
         if ended:
             text = f"ended processes that the script left behind: {', '.join(ended[:5])}"
             more = len(ended) - 5
-            self.affairs.teller.emit("note", text=f"{text} and {more} more" if more > 0 else text)
+            self.context.teller.emit("note", text=f"{text} and {more} more" if more > 0 else text)
         for pid in stuck:
-            self.affairs.teller.emit("abandoned", pid=pid, text=f"process {pid} cannot be killed; it is left behind")
+            self.context.tell_abandoned(pid, "it is left behind")
 
     def end_process(self, *, term: float | None = None) -> list[int]:
         """End it with all that it started; returns who cannot be killed. `term`: seconds to end by itself."""
         assert self.script is not None
         grace = self.settings.watchdog
-        stuck = self.kin.end(self.script, term=grace.term_grace if term is None else term, kill=grace.kill_grace)
+        stuck = self.script_processes.end(
+            self.script, term=grace.term_grace if term is None else term, kill=grace.kill_grace
+        )
         self.script.poll()
         if self.streams is not None:
             self.streams.finish(0.1)
@@ -355,7 +359,7 @@ class ScriptSupervisor(RunLoop):
             self.streams = None
         if self.script is not None:
             epoch = printed_epoch(self.record.tail(1 << 15))
-            life = Life(self.script.began_ns, time.time_ns(), self.record.of_process, epoch)
+            life = Life(self.script.started_ns, time.time_ns(), self.record.of_process, epoch)
             self.answering.going_on.life = life
             self.script.close()
             self.script = None

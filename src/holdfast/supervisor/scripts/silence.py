@@ -4,8 +4,9 @@
     silence.begins()                          # a new process, or it was stopped and goes on
     silence.listen(script, notes, streams)    # at every look; a hang ends the script and is told
 
-How long is decided in silence_limit.py. What it waits for is found by holdfast.supervisor.waits, whether it computes
-meanwhile in activity.py. Whoever watches the run hears of a long silence before anything is ended.
+How long is decided in silence_limit.py; the clock, the warning and the fault are those of worker_watch.py. What it
+waits for is found by holdfast.supervisor.waits, whether it computes meanwhile in activity.py. Whoever watches the run
+hears of a long silence before anything is ended.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from holdfast.base import processes
 from holdfast.base.board import Beat
-from holdfast.faults.classification import Fault, Kind
 from holdfast.supervisor.scripts import silence_limit
 from holdfast.supervisor.scripts.activity import Activity
 from holdfast.supervisor.scripts.hook_notes import Notes
@@ -27,7 +27,7 @@ from holdfast.supervisor.scripts.script_start import Script
 from holdfast.supervisor.scripts.streams import Streams
 from holdfast.supervisor.scripts.words import silent_sentence
 from holdfast.supervisor.waits import COMPUTES, UNSEEN, Finding, Grade, Waits
-from holdfast.supervisor.worker_watch import Watch
+from holdfast.supervisor.worker_watch import SilenceClock, Watch
 
 if TYPE_CHECKING:
     from holdfast.supervisor.scripts.script_parts import ScriptRun
@@ -48,18 +48,16 @@ class Silence:
     def __init__(self, supervisor: ScriptRun) -> None:
         self.supervisor = supervisor
         self.settings = supervisor.settings
-        self.activity = Activity(supervisor.kin)
-        self.watch = Watch(supervisor.settings.watchdog, supervisor.affairs.teller.emit)
+        self.activity = Activity(supervisor.script_processes)
+        self.watch = Watch(supervisor.settings.watchdog, supervisor.context.teller.emit)
         self._waits = Waits()
         self._findings: deque[tuple[float, Finding]] = deque(maxlen=64)
         self._by_stack: Finding | None = None
-        self._told: set[Grade] = set()
         self._lost: tuple[float, float] = (-math.inf, 0.0)
-        self._stretch: dict[int | None, float] = {}
-        self._heard_since = self._last_look = time.monotonic()
+        self._clock = SilenceClock(PAUSE, since=time.monotonic())
 
     def begins(self) -> None:
-        self._heard_since = self._last_look = time.monotonic()
+        self._clock.begins()
         self._heard()
 
     def _heard(self) -> None:
@@ -67,21 +65,17 @@ class Silence:
         self.activity.forget()
         self._waits.forget()
         self._findings.clear()
-        self._told.clear()
+        self.watch.heard()
         self._by_stack = None
         self._lost = (-math.inf, 0.0)
 
     def listen(self, script: Script, notes: Notes, streams: Streams) -> None:
-        now = time.monotonic()
-        if now - self._last_look > PAUSE:
-            self._heard_since = now
-        self._last_look = now
-        beat = notes.board.read()
+        beat, now = notes.board.read(), time.monotonic()
+        silence = self._clock.heard(min(beat.silence, now - streams.last_output, now - script.started))
         if self.supervisor.attached.exact and beat.beats > 0:
             silence = self.watch.silence(beat)
             limit = self.watch.weighed(beat, silence)
         else:
-            silence = min(beat.silence, now - streams.last_output, now - self._heard_since, now - script.began)
             if silence < SILENT:
                 self._heard()
                 return
@@ -100,8 +94,8 @@ class Silence:
             limit = self._allowed(notes, beat, silence, finding, blocked, self._work_lost(script, silence))
         soon = loop if finding.grade is Grade.WAITS else limit / 2
         matters = not math.isinf(limit) or (finding.endless and beat.attempts > 0)
-        if silence > min(soon, limit) and matters and finding.grade not in self._told:
-            self._tell(finding, silence, limit)
+        if silence > min(soon, limit) and matters and not self.watch.warned(finding):
+            self.watch.warn(silent_sentence(finding, silence, limit), finding, silence, limit)
         return limit
 
     def _allowed(self, notes: Notes, beat: Beat, silence: float, finding: Finding, blocked: bool, lost: float) -> float:
@@ -113,7 +107,7 @@ class Silence:
             silence=silence,
             lost=lost,
             trains=notes.torch_seen,
-            stretch=self._stretch.get(beat.at, 1.0),
+            stretch=self.watch.stretch(beat),
             waiting=blocked,
         )
 
@@ -124,7 +118,7 @@ class Silence:
         if not self.activity.known:
             return self._by_stack or UNSEEN
         if not self._findings or now - self._findings[-1][0] >= every:
-            members = self.supervisor.kin.members()
+            members = self.supervisor.script_processes.members()
             root = beat.pid if beat.pid in members else script.followed or script.pid
             self._findings.append((now, self._waits.look(root, members)))
         recent = [finding for when, finding in self._findings if when >= now - WINDOW]
@@ -140,32 +134,20 @@ class Silence:
         now = time.monotonic()
         if now - self._lost[0] >= RECKON:
             saved = self.supervisor.answering.going_on.newest_time()
-            since = max(script.began_ns, saved or 0)
+            since = max(script.started_ns, saved or 0)
             self._lost = (now, max(0.0, (time.time_ns() - since) / 1e9 - silence))
         return self._lost[1]
-
-    def _tell(self, finding: Finding, silence: float, limit: float) -> None:
-        self._told.add(finding.grade)
-        text = silent_sentence(finding, silence, limit)
-        self.supervisor.affairs.teller.emit(
-            "silent",
-            text=text,
-            seconds=round(silence, 1),
-            limit_s=None if math.isinf(limit) else round(limit, 1),
-            waits=finding.grade is Grade.WAITS,
-        )
 
     # -- a hang --------------------------------------------------------------------------------------------
 
     def _hangs(self, script: Script, notes: Notes, beat: Beat, silence: float, limit: float) -> None:
         """Keep its stacks, end it with all it started, and let the ladder decide."""
-        place = beat.at if beat.attempts else None
         pid = beat.pid if beat.pid and processes.exists(beat.pid) else script.pid
         info = processes.inspect(pid)
         finding = self._findings[-1][1] if self._findings else UNSEEN
         stacks = ask_for_stacks(pid, notes.stacks_path(pid)) if self.settings.run.stacks else {}
         if notes.board.read().beats != beat.beats or script.poll() is not None:
-            self.supervisor.affairs.teller.emit(
+            self.supervisor.context.teller.emit(
                 "note", text=f"process {pid} was silent for {silence:.0f} s and continues without help"
             )
             return  # asking where it was has woken it, or it was only slow
@@ -175,30 +157,17 @@ class Silence:
                 with contextlib.suppress(OSError):
                     notes.stacks_path(pid).write_text("")
                 return
-        self._stretch[beat.at] = 4.0 * self._stretch.get(beat.at, 1.0)
-        fault = Fault(
-            Kind.HANG,
-            device=self.supervisor.device,
-            step=place,
-            phase=beat.phase.label if self.supervisor.attached.exact else None,
-            message=f"no step and no output for {silence:.0f} s, allowed {limit:.0f} s",
-            evidence={
-                "silence_s": round(silence, 3),
-                "limit_s": round(limit, 3),
-                "busy": self.activity.busy(),
-                "doing": finding.words,
-                "process_state": info.state if info else None,
-                "pid": pid,
-                "process": pid,
-            },
-        )
         supervisor = self.supervisor
+        message = f"no step and no output for {silence:.0f} s, allowed {limit:.0f} s"
+        found = {"busy": self.activity.busy(), "doing": finding.words, "process_state": info.state if info else None}
+        fault = self.watch.hang(beat, silence, limit, supervisor.device, message, found)
+        phase = beat.phase.label if supervisor.attached.exact else None
+        fault = fault.at(step=beat.at if beat.attempts else None, phase=phase, pid=pid, process=pid)
         stuck = supervisor.end_process()
         if stuck:
             fault = fault.at(abandoned=stuck[0])
-            for left in stuck:
-                text = f"process {left} cannot be killed; the run continues without it"
-                self.supervisor.affairs.teller.emit("abandoned", pid=left, text=text)
+        for left in stuck:
+            supervisor.context.tell_abandoned(left)
         supervisor.attached.hear(supervisor)
         words = supervisor.record.last_words()
         supervisor.drop()

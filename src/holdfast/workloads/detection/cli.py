@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.base.errors import ExitCode, UserError
-from holdfast.console.output import Output, add_flags, counted
+from holdfast.console.output import Output, add_flags, add_folder, counted
 from holdfast.console.usage import Parser, UsageError, similar
 
 ABOUT = """\
@@ -195,7 +195,7 @@ If the run has a bundle, predict uses it, unless you give --device, --imgsz or -
     )
     parser.add_argument("--device", default="cpu", metavar="D", help="where to run (default: cpu)")
     parser.add_argument("--trained", action="store_true", help="use the trained weights, even if there is a bundle")
-    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
+    add_folder(parser)
     add_flags(parser)
     parser.set_defaults(run=predict)
     return parser

@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.base.errors import ExitCode, UserError
 from holdfast.console.order import root_of
-from holdfast.console.output import Output, add_flags, counted, size
+from holdfast.console.output import Output, add_flags, add_folder, add_run, counted, size
 from holdfast.console.tools import Tool, Tools
 from holdfast.console.usage import Parser
 from holdfast.run.folder import find_run
@@ -41,7 +41,7 @@ The policies of the run play in a fresh world. The picture shows populations, ca
 It works for runs that are in progress, have ended or have crashed.
 """,
     )
-    parser.add_argument("name", metavar="RUN", help="a run: its name such as calm-heron, its folder, or `latest`")
+    add_run(parser)
     parser.add_argument(
         "--out", metavar="FILE", help="file to write: .gif, .mp4 or .png (default: world.gif in the run folder)"
     )
@@ -51,7 +51,7 @@ It works for runs that are in progress, have ended or have crashed.
     parser.add_argument(
         "--dice", choices=["prey", "predators", "both"], help="who acts at random: prey, predators or both"
     )
-    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
+    add_folder(parser)
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser

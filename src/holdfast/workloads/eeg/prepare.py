@@ -41,8 +41,8 @@ from holdfast.workloads.eeg import (
     making,
     pool,
     response_windows,
-    room,
     sidecars,
+    space_needed,
     suggestions,
 )
 from holdfast.workloads.eeg.bids import DataSet, Recording, Subject
@@ -139,12 +139,12 @@ def _prepare(
         "placed": placed.words,
         "warning": placed.warning,
     }
-    room.guard_disk(target, recordings, recipe, channels)
+    space_needed.guard_disk(target, recordings, recipe, channels)
     files.write_json(target / BUILDING, meta)
     build = _Build(target, meta)
     missing = [(each, subjects[each.name]) for each in recordings if each.name not in build.done]
     work = functools.partial(_work, recipe=recipe, channels=tuple(channels), parts=target / "parts")
-    memory = room.memory_of_one([each for each, _ in missing], recipe, channels)
+    memory = space_needed.memory_of_one([each for each, _ in missing], recipe, channels)
     for item, result in pool.ordered(work, missing, workers, each_bytes=memory):
         build.add(item[0].name, result)
         if progress is not None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast.base.errors import ExitCode, UserError
 from holdfast.console.order import root_of
-from holdfast.console.output import Output, add_flags
+from holdfast.console.output import Output, add_flags, add_folder
 from holdfast.console.usage import Parser, UsageError
 from holdfast.run.folder import find_run, list_runs, read_json
 
@@ -41,7 +41,7 @@ from a bootstrap over subjects.
     parser.add_argument("runs", nargs="*", metavar="RUN", help="runs of a challenge (default: the newest of each)")
     parser.add_argument("--csv", metavar="FILE", help="score these predictions instead of runs")
     parser.add_argument("--decode", metavar="CACHE", help="windows around events: tell the two kinds apart")
-    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
+    add_folder(parser)
     add_flags(parser)
     parser.set_defaults(run=run)
     return parser

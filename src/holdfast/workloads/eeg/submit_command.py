@@ -18,7 +18,7 @@ from typing import Any
 
 from holdfast.base.errors import ExitCode, UserError
 from holdfast.console.order import root_of
-from holdfast.console.output import Output, add_flags, counted, duration, size
+from holdfast.console.output import Output, add_flags, add_folder, counted, duration, size
 from holdfast.console.usage import Parser
 from holdfast.run.folder import find_run, list_runs
 
@@ -48,7 +48,7 @@ training.
         "--out", default="submission.zip", metavar="FILE", help="file to write (default: submission.zip)"
     )
     parser.add_argument("--data", metavar="FOLDER", help="BIDS data set to cut the windows from again")
-    parser.add_argument("--folder", metavar="PATH", help="the folder of the runs (default: the setting run.folder)")
+    add_folder(parser)
     parser.add_argument("--here", action="store_true", help="test it with the installed torch")
     parser.add_argument("--no-try", action="store_true", help="build the zip without testing it")
     parser.add_argument("--device", default="cpu", metavar="D", help="device for the test (default: cpu)")

@@ -1,8 +1,8 @@
 """Where a script that wants to attach itself knocks: a port of 127.0.0.1 and a word, both in its environment.
 
-door = Door()
-env = door.environment(env)                 # HOLDFAST_ATTACH=PORT:TOKEN
-channel = door.answer()                     # a Channel to a script that knew the word; None while nobody knocks
+port = AttachPort()
+env = port.environment(env)                 # HOLDFAST_ATTACH=PORT:TOKEN
+channel = port.answer()                     # a Channel to a script that knew the word; None while nobody knocks
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GREETING = 10.0
 """Seconds somebody who knocks has to say the word: a script on a busy machine may be halted just then."""
 
 
-class Door:
+class AttachPort:
     """One for a run: its processes come and go, the word stays."""
 
     def __init__(self) -> None:

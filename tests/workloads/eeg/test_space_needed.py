@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.workloads.eeg import bids, pool, room
+from holdfast.workloads.eeg import bids, pool, space_needed
 from holdfast.workloads.eeg.recipe import Recipe
 
 from .sets import make_set
@@ -31,7 +31,7 @@ else:
 @pytest.mark.skipif(sys.platform == "win32", reason="needs getrusage")
 def test_a_process_needs_what_was_said_and_not_more(tmp_path: Path) -> None:
     data = make_set(tmp_path / "data", subjects=1, task="RestingState", seconds=4000, channels=NAMES, events=None)
-    said = room.memory_of_one(bids.look(data).recordings, Recipe(kind="challenge2").settled(), NAMES)
+    said = space_needed.memory_of_one(bids.look(data).recordings, Recipe(kind="challenge2").settled(), NAMES)
     words = [sys.executable, "-c", PEAK, str(data), str(tmp_path / "cache")]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert 0.5 * said < int(done.stdout) < said
@@ -40,12 +40,12 @@ def test_a_process_needs_what_was_said_and_not_more(tmp_path: Path) -> None:
 def test_without_a_sidecar_the_size_of_the_file_says_it(tmp_path: Path) -> None:
     data = make_set(tmp_path / "data", subjects=1, task="RestingState", seconds=60, channels=NAMES, events=None)
     recipe = Recipe(kind="challenge2").settled()
-    told = room.memory_of_one(bids.look(data).recordings, recipe, NAMES)
+    told = space_needed.memory_of_one(bids.look(data).recordings, recipe, NAMES)
     for each in data.glob("sub-*/eeg/*.json"):
         each.unlink()
-    guessed = room.memory_of_one(bids.look(data).recordings, recipe, NAMES)
+    guessed = space_needed.memory_of_one(bids.look(data).recordings, recipe, NAMES)
     assert told <= guessed < 1.5 * told
-    assert room.memory_of_one([], recipe, NAMES) == 0.0
+    assert space_needed.memory_of_one([], recipe, NAMES) == 0.0
 
 
 def test_no_more_processes_than_cores_or_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """What preparing will need of a machine, before it begins: space on the disk, and memory for each process.
 
-room.guard_disk(target, recordings, recipe, channels)         # UserError if the cache cannot fit
-room.memory_of_one(recordings, recipe, channels)              # bytes, for the longest recording
+space_needed.guard_disk(target, recordings, recipe, channels)         # UserError if the cache cannot fit
+space_needed.memory_of_one(recordings, recipe, channels)              # bytes, for the longest recording
 
 Both are estimates from what the sidecars and the file system say; nothing is opened.
 """

@@ -1,9 +1,9 @@
-"""What a process of the script needs to start: its streams, the hook's folder, signals, the door for whoever attaches.
+"""What a process of the script needs to start: its streams, the hook's folder, signals, the port for whoever attaches.
 
-    with Stage(run_folder, settings) as stage:
-        first = stage.first(order)                             # before the supervisor itself is imported
+    with ScriptSetup(run_folder, settings) as setup:
+        first = setup.first(order)                             # before the supervisor itself is imported
         ...
-        process = stage.start(command, rung, env, step=120)    # and each one after it
+        process = setup.start(command, rung, env, step=120)    # and each one after it
 
 The command somebody wants to run waits for everything that is imported before it starts. So this is little, and the
 rest (faults, evidence, checkpoints, trust) is imported while the script begins.
@@ -21,11 +21,11 @@ from holdfast.base import processes
 from holdfast.base.errors import HoldfastError
 from holdfast.run.folder import RunFolder
 from holdfast.supervisor.scripts import rungs
-from holdfast.supervisor.scripts.door import Door
+from holdfast.supervisor.scripts.attach_port import AttachPort
 from holdfast.supervisor.scripts.exact_output import Gate
 from holdfast.supervisor.scripts.hook_notes import Notes
 from holdfast.supervisor.scripts.script_order import exact_environment
-from holdfast.supervisor.scripts.script_processes import Kin, command_of
+from holdfast.supervisor.scripts.script_processes import ScriptProcesses, command_of
 from holdfast.supervisor.scripts.script_record import Record
 from holdfast.supervisor.scripts.script_start import Script, launch
 from holdfast.supervisor.scripts.streams import Streams
@@ -50,14 +50,14 @@ class Process:
     """Its command as the kernel shows it: if it goes into the background, it is known by that."""
 
 
-class Stage:
+class ScriptSetup:
     """Everything outside of the script that its processes share."""
 
     def __init__(self, run: RunFolder, settings: Settings) -> None:
         self.record = Record(run.path / "output.log", settings.external.output)
-        self.door = Door()
+        self.port = AttachPort()
         self.signals = Signals(TO_SCRIPTS, ignored=TO_SCRIPTS)
-        self.kin = Kin()
+        self.script_processes = ScriptProcesses()
         self._folder = run.path / "script"
         self._hook = settings.external.hook
         self._newest: Process | None = None
@@ -65,7 +65,7 @@ class Stage:
         """What is shown of processes that print again what was printed before."""
         self._listening = contextlib.ExitStack()
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> ScriptSetup:
         self._listening.enter_context(self.signals.listening())
         return self
 
@@ -74,10 +74,10 @@ class Stage:
         newest = self._newest
         if newest is not None:
             if newest.script.poll() is None:
-                self.kin.end(newest.script, term=0.0)
+                self.script_processes.end(newest.script, term=0.0)
             newest.streams.close()
         self.record.close()
-        self.door.close()
+        self.port.close()
         self._listening.close()
         self.signals.close()
 
@@ -99,7 +99,7 @@ class Stage:
         notes = Notes(self._folder, generation=generation, step=step)
         full = rungs.environment(rung, os.environ)
         if self._hook:
-            full = self.door.environment(notes.environment(full))
+            full = self.port.environment(notes.environment(full))
         streams = Streams.open(self.record)
         streams.gate = self.gate
         self.record.process_begins()

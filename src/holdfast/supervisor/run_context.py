@@ -1,9 +1,9 @@
-"""The affairs of one run: what every part of the supervisor works on. No torch here.
+"""The context of one run: what every part of the supervisor works on. No torch here.
 
-    affairs = Affairs.open(run_folder, plan, settings, face)
-    affairs.device                                        # of the rung the run is on now
-    affairs.set_state(RunState.RUNNING)                   # run.json, for whoever looks
-    folder = affairs.tell_fault(fault, move, beat)        # its evidence kept, its event told
+    context = RunContext.open(run_folder, plan, settings, face)
+    context.device                                        # of the rung the run is on now
+    context.set_state(RunState.RUNNING)                   # run.json, for whoever looks
+    folder = context.tell_fault(fault, move, beat)        # its evidence kept, its event told
 
 Folder, plan, settings, memory, keeper, accounts and teller each know nothing of a supervisor. What follows from
 them is decided elsewhere: workers.py starts and ends workers, recovery.py answers a death, run_end.py ends the run.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.base import processes
+from holdfast.base import dataclass_json, processes
 from holdfast.base.board import Beat
 from holdfast.base.errors import HoldfastError, UserError
 from holdfast.base.scratch import Scratch
@@ -32,7 +32,6 @@ from holdfast.run.states import RunState
 from holdfast.state import checkpoint
 from holdfast.state.slot_memory import Memory
 from holdfast.state.slots import Commit
-from holdfast.supervisor import process_start
 from holdfast.supervisor.keeper_client import Keeping
 
 
@@ -65,7 +64,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Affairs:
+class RunContext:
     """Everything about the run that outlives its workers."""
 
     run_folder: RunFolder
@@ -82,7 +81,7 @@ class Affairs:
     """Where the run is now, of the plan's rungs."""
 
     @classmethod
-    def open(cls, run: RunFolder, plan: Plan, settings: Settings, face: Face) -> Affairs:
+    def open(cls, run: RunFolder, plan: Plan, settings: Settings, face: Face) -> RunContext:
         portable = processes.cannot_fork() or settings.run.portable
         teller = Teller(run, face, settings.checkpoint.best)
         teller.scalars.resume(plan.resume.step if plan.resume else 0)
@@ -145,12 +144,9 @@ class Affairs:
         try:
             arena = self.memory.grow(capacity)
         except UserError as error:
-            answer({"error": True, **error.to_json()})
+            answer(error.to_json())
             return
-        if by_path:
-            answer({"paths": process_start.slot_paths(arena)})
-        else:
-            answer({"where": arena.where, "slots": len(arena.slots)}, arena.fds)
+        answer(dataclass_json.write(arena.at(by_path=by_path)), *([] if by_path else [arena.fds]))
         self.keeping.tell_arenas()
 
     def tell_fault(
@@ -170,6 +166,10 @@ class Affairs:
         )
         self.teller.emit_fault(fault, move, folder, sentence=sentence)
         return folder
+
+    def tell_abandoned(self, pid: int, so: str = "the run continues without it", **more: Any) -> None:
+        """A process cannot be killed; `so` says what follows."""
+        self.teller.emit("abandoned", pid=pid, **more, text=f"process {pid} cannot be killed; {so}")
 
     def resume_hint(self, flags: str = "") -> str:
         return f"continue with `holdfast resume {handle(self.run_folder)}{flags}`"

@@ -1,9 +1,9 @@
 """A full disk is waited for: the script is started again when there is room for what it writes.
 
-room = Room(order, settings.external.room)
-room.wait(move)                        # from here on
-move = room.look(now, tell)            # the move, once there is room; None while it is waited
-room.over                              # nobody made room in time
+space = DiskSpace(order, settings.external.room)
+space.wait(move)                        # from here on
+move = space.look(now, tell)            # the move, once there is room; None while it is waited
+space.over                              # nobody made room in time
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEAST = 64 << 20
 EVERY = 1.0
 
 
-class Room:
+class DiskSpace:
     """A start that waits for room on a disk, or none."""
 
     def __init__(self, order: Order, patience: float) -> None:
@@ -52,7 +52,7 @@ class Room:
         if self._move is None or now - self._looked < EVERY:
             return None
         self._looked = now
-        free, need = self._room()
+        free, need = self._free_and_needed()
         if free >= need:
             move, self._move = self._move, None
             return move
@@ -63,7 +63,7 @@ class Room:
             tell(f"waiting for room on the disk: {free >> 20} MiB are free, {need >> 20} MiB are needed")
         return None
 
-    def _room(self) -> tuple[int, int]:
+    def _free_and_needed(self) -> tuple[int, int]:
         """Bytes free where the script writes, and what it needs: the size of what it wrote before, and some."""
         places = frameworks.places(self._order.command, self._order.cwd)
         found = search(places, (*frameworks.FILES, *frameworks.FOLDERS), self._order.since_ns)
