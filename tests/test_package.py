@@ -24,7 +24,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return package.build(tmp_path_factory.mktemp("dist"))
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_both_have_everything_and_nothing_else(built: tuple[Path, Path]) -> None:
     wheel, sdist = built
     assert wheel.name == f"holdfast-{__version__}-py3-none-any.whl" and sdist.name == f"holdfast-{__version__}.tar.gz"

@@ -305,7 +305,7 @@ def saved(run: RunFolder) -> int:
     return max((int(path.name) for path in (run.path / "checkpoints").glob("[0-9]*")), default=0)
 
 
-@pytest.mark.all
+@pytest.mark.long
 @LINUX
 @pytest.mark.timeout(400)
 def test_a_run_outlives_the_machine(tmp_path_factory: pytest.TempPathFactory, finished: Finished) -> None:
@@ -326,7 +326,7 @@ def test_a_run_outlives_the_machine(tmp_path_factory: pytest.TempPathFactory, fi
     assert not list(cwd.rglob("*.service")), "a finished run is not started again"
 
 
-@pytest.mark.all
+@pytest.mark.long
 @LINUX
 @pytest.mark.timeout(400)
 def test_a_device_that_freezes_the_machine_twice_is_not_used_a_third_time(

@@ -62,7 +62,7 @@ def train(session):
 # The command --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_machine_and_what_is_remembered_of_it(tmp_path: Path) -> None:
     first = holdfast("doctor", "--device", "cpu", cwd=tmp_path)
     assert first.code == 0, first.err
@@ -85,7 +85,7 @@ def test_a_machine_and_what_is_remembered_of_it(tmp_path: Path) -> None:
     assert again.err == ""
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_one_step_of_a_script_of_ones_own(tmp_path: Path) -> None:
     Verdicts().put(Verdict("cpu", "trusted", probes={"passed": 9}))
     (tmp_path / "job.py").write_text(SCRIPT)
@@ -223,7 +223,7 @@ def test_a_refused_device_is_used_if_it_is_asked_for() -> None:
     ]
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_run_trains_with_the_remedies_of_the_verdict(tmp_path: Path) -> None:
     Verdicts().put(CARE)
     (tmp_path / "job.py").write_text(SCRIPT)

@@ -55,7 +55,7 @@ def refusal(cwd: Path) -> str:
 # Whose it is ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_run_of_another_user(finished: Finished, tmp_path: Path) -> None:
     if not hasattr(os, "getuid") or os.getuid() != 0:
         pytest.skip("only root can give a file away")
@@ -111,7 +111,7 @@ def test_a_script_inside_of_the_run(finished: Finished, tmp_path: Path, script: 
 # What it says -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_run_with_nonsense_in_its_books_resumes(finished: Finished, tmp_path: Path) -> None:
     """Every number is a wrong one: it goes on from what was saved, and counts anew."""
     nonsense = {

@@ -51,7 +51,7 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Crashed:
     return Crashed(cwd, run.path, saved[-1])
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_kill_9_of_the_supervisor_costs_nothing(crashed: Crashed, finished: Finished, tmp_path: Path) -> None:
     copy = crashed.copy(tmp_path)
@@ -76,7 +76,7 @@ def test_kill_9_of_the_supervisor_costs_nothing(crashed: Crashed, finished: Fini
     assert events.count("start") == 2
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_damaged_checkpoints_are_passed_over_and_the_loss_is_told(
     crashed: Crashed, finished: Finished, tmp_path: Path

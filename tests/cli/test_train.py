@@ -178,7 +178,7 @@ def _step(job: Path) -> int:
     return int(json.loads((run_folder(job) / "receipt.json").read_text())["steps"])
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_closed_terminal_saves_and_asks_to_be_resumed(job: Path) -> None:
     terminal = Terminal("train", "job.py", "epochs=500", "nap=0.05", cwd=job)
@@ -193,7 +193,7 @@ def test_a_closed_terminal_saves_and_asks_to_be_resumed(job: Path) -> None:
     assert (run_folder(job) / f"checkpoints/{_step(job):06d}").is_dir()
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_broken_pipe_does_not_stop_the_run(job: Path) -> None:
     """`holdfast train job.py | head -1`: the reader leaves, the training goes on."""
@@ -217,7 +217,7 @@ def test_a_broken_pipe_does_not_stop_the_run(job: Path) -> None:
 # The script's own errors ----------------------------------------------------------------------------------
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_script_that_raises_at_its_first_step(job: Path) -> None:
     done = holdfast("train", "job.py", "fail_at=0", "--json", cwd=job)
@@ -232,7 +232,7 @@ def test_a_script_that_raises_at_its_first_step(job: Path) -> None:
     assert data["receipt"]["faults"] == {"user_error": 1}
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_script_that_raises_at_import_is_seen_by_detach(job: Path) -> None:
     (job / "job.py").write_text("import nothing_of_this_name\n\n\ndef train(session):\n    pass\n")

@@ -131,7 +131,7 @@ def test_without_quarantine_the_sample_is_named_and_the_run_ends() -> None:
     loader.close()
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_spawned_children_are_tried_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS and Windows."""
     monkeypatch.setenv("HOLDFAST_PORTABLE", "1")

@@ -182,7 +182,7 @@ def test_less_memory_than_it_says(host: Host, place: Path) -> None:
     assert found.evidence["reported_bytes"] == 64 << 20 and 16 << 20 <= found.evidence["reached_bytes"] <= 24 << 20
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_slow_first_launch(place: Path) -> None:
     """What the first probe had compiled, the next ones have: the caches are those of the host, and go with it."""
     symptoms.write(place, [Symptom("slow", seconds=3.0)])
@@ -313,7 +313,7 @@ def test_what_took_the_machine_down_is_not_done_again(host: Host, place: Path, t
     assert took_machine_down(ledger, DEVICE) == {}
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_host_that_dies_takes_no_result_with_it(place: Path) -> None:
     with Host({ailments.VARIABLE: str(place), "OMP_NUM_THREADS": "1"}) as host:
         while host.torch is None:
@@ -443,7 +443,7 @@ def test_nothing_fails_on_a_cpu_that_is_well(host: Host, group: str) -> None:
     assert sum(result.ok for result in found) >= 15
 
 
-@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.all), DEVICE])
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.long), DEVICE])
 def test_nothing_of_the_quick_set_fails_on_a_device_that_is_well(host: Host, device: str) -> None:
     found = list(run(device, select(device), host))
     assert [result for result in found if result.status not in ("passed", "skipped")] == []

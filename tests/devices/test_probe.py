@@ -47,7 +47,7 @@ def ill(tmp_path: Path, *suffering: Ailment) -> dict[str, str]:
 # Children ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_whatever_a_device_does_is_a_result(tmp_path: Path) -> None:
     """Four devices at once: nothing here waits for one of them."""
     env = ill(

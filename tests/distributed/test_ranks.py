@@ -32,8 +32,8 @@ pytestmark = [
 
 
 def _some(cases: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
-    """These cases as parameters: those that are kept run in `make test`, all of them in `make test-all`."""
-    return [case if case in kept else pytest.param(case, marks=pytest.mark.all) for case in cases]
+    """These cases as parameters: those that are kept run in `make test`, all of them in `make test-long`."""
+    return [case if case in kept else pytest.param(case, marks=pytest.mark.long) for case in cases]
 
 
 def _environment() -> dict[str, str]:
@@ -141,7 +141,7 @@ def test_a_fault_beside_the_exchange_of_a_wrapper(found: Found, where: str) -> N
     assert _samples(result, 0) == Counter(range(60)) == _samples(result, 1)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_fault_between_two_commits_costs_no_bit(found: Found) -> None:
     """Both go back to where the step began; a rank that could not copy that in time goes back to the last commit."""
     result = found["ddp between"]
@@ -150,7 +150,7 @@ def test_a_fault_between_two_commits_costs_no_bit(found: Found) -> None:
     assert _samples(result, 0) == Counter(range(60)) == _samples(result, 1)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_fault_after_the_vote_costs_that_rank_its_process(found: Found) -> None:
     """The other rank may be in the next step: both go back to the last commit, to the same bits."""
     result = found["ddp update"]
@@ -160,7 +160,7 @@ def test_a_fault_after_the_vote_costs_that_rank_its_process(found: Found) -> Non
     assert result["receipt"]["steps_lost"] == 0 and _samples(result, 0) == Counter(range(60)) == _samples(result, 1)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_wrapped_model_is_computed_in_pieces(found: Found) -> None:
     result = found["ddp twice"]
     assert result["codes"] == [[0], [0]] and result["outcome"]["state"] == "FINISHED"
@@ -173,7 +173,7 @@ def test_a_wrapped_model_learns_what_an_unwrapped_one_does(found: Found) -> None
         assert found["ragged wrapped"]["weights"][name] == pytest.approx(values, abs=2e-5)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_death_with_a_wrapped_model_costs_no_bit(found: Found) -> None:
     result = found["ddp death"]
     assert result["codes"] == [[0], [-signal.SIGKILL, 0]] and result["sha256"] == found["ddp whole"]["sha256"]
@@ -289,7 +289,7 @@ def _jobs_of(pid: int) -> list[Path]:
     return found
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="snapshots of ranks are looked for in /dev/shm")
 def test_launch_survives_a_kill_and_a_stop_bit_for_bit(found: Found, tmp_path: Path) -> None:
     words = ["pause=0.03", "watchdog.floor=1s", "run.threads=1", f"run.folder={tmp_path}", "--json", "-q"]
@@ -321,7 +321,7 @@ def test_launch_survives_a_kill_and_a_stop_bit_for_bit(found: Found, tmp_path: P
     assert not _jobs_of(launch.pid), "nothing is left in shared memory"
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_two_machines_and_a_rank_of_the_second_dies(found: Found, tmp_path: Path) -> None:
     """Two agents that meet over loopback, each with folders of its own: what two machines would be."""
     (tmp_path / "seen").mkdir()

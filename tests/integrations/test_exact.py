@@ -53,7 +53,7 @@ def reference(alone: dict[str, Ran]) -> Path:
     return alone["plain"].folder
 
 
-@pytest.mark.all  # make test has a kill in the middle of an epoch below, and hangs in tests/supervisor/scripts
+@pytest.mark.long  # make test has a kill in the middle of an epoch below, and hangs in tests/supervisor/scripts
 @pytest.mark.parametrize("fault", ["kill", "segfault", "hang_gil"])
 def test_a_plain_loop_at_a_random_moment(tmp_path: Path, reference: Path, fault: str) -> None:
     at = random.randrange(2, EPOCHS * BATCHES)
@@ -68,7 +68,7 @@ def test_a_plain_loop_at_a_random_moment(tmp_path: Path, reference: Path, fault:
     assert ran.receipt["weights_sha256"]
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_with_a_commit_now_and_then_more_steps_are_repeated_and_the_weights_are_the_same(
     tmp_path: Path, reference: Path
 ) -> None:
@@ -86,7 +86,7 @@ def test_alone_it_trains_as_before(alone: dict[str, Ran]) -> None:
     assert same_weights(alone["plain"].folder, alone["attached"].folder)
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("module", "script"), [("lightning", "lightning_script.py"), ("transformers", "trainer_script.py")]
 )

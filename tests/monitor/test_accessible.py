@@ -29,7 +29,7 @@ JUDGE = """async (rules) => (await axe.run(document, { runOnly: { type: 'tag', v
     .flatMap((each) => each.nodes.map((node) => `${each.id}: ${node.target.join(' ')}: ${node.failureSummary}`))"""
 DARK_AND_WIDE = [
     pytest.param(False, 1280),
-    *(pytest.param(*each, marks=pytest.mark.all) for each in ((False, 390), (True, 1280), (True, 390))),
+    *(pytest.param(*each, marks=pytest.mark.long) for each in ((False, 390), (True, 1280), (True, 390))),
 ]
 """One of them in each run of the tests; all of them with --everything."""
 

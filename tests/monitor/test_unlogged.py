@@ -70,7 +70,7 @@ def page(unlogged: Unlogged, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     page.close()
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_nothing_is_said_to_have_been_logged(unlogged: Unlogged) -> None:
     assert unlogged.done.code == 0, unlogged.done.err
     assert len(set(unlogged.losses)) == 4 and not [each for each in unlogged.events if each["event"] == "log"]

@@ -21,7 +21,7 @@ def data(folder: Path, count: int = 24) -> Path:
     return folder / "val.npz"
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_from_a_module_to_a_bundle_that_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch = pytest.importorskip("torch")
     from safetensors.torch import save_file
@@ -60,7 +60,7 @@ def test_from_a_module_to_a_bundle_that_answers(tmp_path: Path, capsys: pytest.C
     assert "Where the time goes, before" in page and "<script" not in page
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_an_operator_onnx_has_not_leaves_the_other_engines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "optimize",

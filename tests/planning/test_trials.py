@@ -226,7 +226,7 @@ def train(session: holdfast.Session, imgsz: int = 128, epochs: int = 2) -> None:
 """
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_job_that_is_too_slow_to_measure_leaves_time_for_a_smaller_one(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     done = subprocess.run(

@@ -166,7 +166,7 @@ def test_an_error_is_an_exception_and_not_an_exit(tmp_path: Path) -> None:
     assert run.info["workload"] == "fit" and run.info["state"] == "FAILED"
 
 
-@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.all)], ids=["train", "resume"])
+@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.long)], ids=["train", "resume"])
 def test_a_run_that_fails_before_its_start_is_told_raises_the_same(
     tmp_path: Path, monkeypatch: Any, again: bool
 ) -> None:
@@ -181,7 +181,7 @@ def test_a_run_that_fails_before_its_start_is_told_raises_the_same(
         assert "at import" in "".join(getattr(caught.value, "__notes__", ["at import"]))
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C of another process cannot be sent on Windows")
 def test_an_interrupt_saves_and_stops_and_it_can_go_on(tmp_path: Path) -> None:
     program = tmp_path / "program.py"

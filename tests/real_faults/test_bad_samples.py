@@ -231,7 +231,7 @@ def test_a_score_that_may_miss_samples_says_so(drive: Drive, workers: int) -> No
 # The command line.
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_the_command_line_says_whose_fault_it_is(tmp_path: Path) -> None:
     with Command(tmp_path, "train", POISON, "how=events", "--json") as command:
         out, err = command.process.communicate(timeout=100)

@@ -86,7 +86,7 @@ def _killed_and_resumed(command: Command) -> Run:
     return again.run()
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_also_when_the_supervisor_dies_with_it(tmp_path: Path) -> None:
     """Nobody has heard of the end of the epoch, perhaps not of its value either: the state that is resumed has both."""
     with Command(tmp_path, "train", BEST, "epochs=6", "dies=4", "who=both", "--device", "cpu") as command:
@@ -96,7 +96,7 @@ def test_also_when_the_supervisor_dies_with_it(tmp_path: Path) -> None:
     assert run.receipt["faults"] == {"supervisor_died": 1}
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_resumed_run_does_not_replace_them_by_worse_ones(tmp_path: Path) -> None:
     """A killed supervisor has written nothing down: the file itself says what it holds."""
     with Command(tmp_path, "train", BEST, "epochs=6", "pause=0.02", "--device", "cpu") as command:

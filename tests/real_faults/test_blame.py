@@ -112,7 +112,7 @@ def test_half_precision_that_overflows_goes_on_in_fp32(drive: Drive) -> None:
     assert [event.data["after"] for event in run.of("moved")] == ["pretend:0 fp32"]
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_resumed_run_goes_on_in_the_precision_it_had_come_to(tmp_path: Path) -> None:
     words = (JOB, "half=true", "epochs=200", "waits=20:never", "--device", "pretend:0", "--plain")
     with Command(tmp_path, "train", *words) as command:
@@ -220,7 +220,7 @@ def test_a_suspicion_is_confirmed_in_a_fresh_process_while_the_training_goes_on(
     assert "mm in backward" in (run.evidence() / "README.txt").read_text()
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_suspicion_that_nobody_confirms_costs_a_line_and_nothing_else(drive: Drive, suffering: Any) -> None:
     suffering(Ailment("wrong", how="zero", times=None, probes=False))

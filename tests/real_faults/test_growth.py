@@ -59,7 +59,7 @@ def test_kill_9_of_the_worker_in_the_middle_of_growing(drive: Drive, reference: 
     assert [event.data["step"] for event in run.of("fault")] == [10, 11]
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_kill_9_of_the_supervisor_in_the_middle_of_growing(tmp_path: Path, drive: Drive, reference: Drive) -> None:
     """The keeper has both, and saves what is whole."""
     with Command(tmp_path, "train", GROWING, "wait=true", "--device", "cpu") as command:

@@ -34,7 +34,7 @@ def r9700(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_page_fault_of_a_guarded_card_recovers_with_equal_weights(
     tmp_path: Path, r9700: Path, reference: Drive
 ) -> None:

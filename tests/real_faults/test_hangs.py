@@ -89,7 +89,7 @@ def test_the_second_hang_at_one_step_moves_to_the_next_rung(drive: Drive, refere
     assert second == pytest.approx(4 * first)  # had it only been slow, it would have passed now
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_step_that_was_only_slow_passes_the_second_time(drive: Drive, reference: Drive) -> None:
     """One false alarm, and no harm done: nothing lost, still on its device."""
     settings = {"watchdog.floor": "1s", "run.stacks": "false"}  # asking for them may take longer than the step
@@ -129,7 +129,7 @@ def test_slow_but_healthy_raises_no_alarm(drive: Drive, reference: Drive) -> Non
     assert_exact(run, reference(SLOW), faults=0)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_whoever_waits_for_something_outside_in_a_phase_of_unknown_length_is_left_alone(drive: Drive) -> None:
     """A first step, an evaluation and code after the last batch that sleep for longer than a hang may last."""
     settings = {"watchdog.first_step": "3s", "watchdog.evaluate": "1.5s", "watchdog.loop": "1.5s"}
@@ -143,7 +143,7 @@ def test_whoever_waits_for_something_outside_in_a_phase_of_unknown_length_is_lef
     }, texts
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_work_around_the_batches_is_not_a_snapshot_that_hangs(drive: Drive, reference: Drive) -> None:
     """Before the first batch of an epoch, and after the last epoch, a script may be busy with work of its own."""
     settings = {"watchdog.floor": "0.5s", "watchdog.loop": "8s", "watchdog.evaluate": "8s"}

@@ -22,7 +22,7 @@ def pieces(run: Run) -> dict[int, list[tuple[str, int]]]:
     return found
 
 
-@pytest.mark.parametrize("norm", [pytest.param("none", marks=pytest.mark.all), "batch"])
+@pytest.mark.parametrize("norm", [pytest.param("none", marks=pytest.mark.long), "batch"])
 def test_rolled_back_and_retried_whole(drive: Drive, reference: Drive, norm: str) -> None:
     """In forward, in backward, and inside of optimizer.step() when half of the parameters are updated already."""
     run = drive(faults="oom@5:forward,oom@9:backward,oom_in_step@13", norm=norm)

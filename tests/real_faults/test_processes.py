@@ -33,7 +33,7 @@ def test_keeper_killed(drive: Drive, reference: Drive) -> None:
     assert not list((run.folder / "checkpoints").glob(".*")), "half of a checkpoint was left"
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_nursery_killed(tmp_path: Path, reference: Drive) -> None:
     """The kernel ends its worker with it; a new nursery imports torch, and a new worker goes on."""
     run = drive(tmp_path, nursery=None, faults="nursery_kill@5")
@@ -41,7 +41,7 @@ def test_nursery_killed(tmp_path: Path, reference: Drive) -> None:
     assert run.faults() == ["nursery_died"]
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_nursery_killed_while_another_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Drive) -> None:
     """Once a run is long enough, a second nursery has torch imported: the next worker comes from there."""
     monkeypatch.setattr(workers, "SPARE_SHARE", {True: 1e6, False: 1e6})
@@ -64,7 +64,7 @@ def test_nursery_killed_while_another_waits(tmp_path: Path, monkeypatch: pytest.
     assert run.receipt["weights_sha256"] == reference(job).receipt["weights_sha256"]
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_nursery_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Drive) -> None:
     """It hangs in a module of the script that it imports ahead; the worker that is to be replaced cannot wait."""
     library = tmp_path / "library"
@@ -78,7 +78,7 @@ def test_nursery_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, referenc
     assert "did not answer for" in run.fault(2)["message"]
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_nursery_unfit_to_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Drive) -> None:
     """A library started a thread in it, as some do at import. Then workers are spawned: slower, and as exact."""
     library = tmp_path / "library"
@@ -120,7 +120,7 @@ def test_supervisor_killed_and_resumed(tmp_path: Path, reference: Drive) -> None
     assert_exact(run, reference(), faults=1)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_the_time_since_a_supervisor_died_ends_with_the_first_commit(tmp_path: Path) -> None:
     """Also where snapshots are fewer than steps: they are counted anew after a resume."""
     with Command(tmp_path, "train", JOB, "pause=0.05", "snapshot.every=4", "--device", "cpu") as command:
@@ -169,7 +169,7 @@ def _own_group() -> Path | None:
     return None
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_killed_by_the_kernel_for_memory(tmp_path: Path, memory_group: Path, reference: Drive) -> None:
     """Told from any other SIGKILL by the kernel's own count."""
 
@@ -277,7 +277,7 @@ def test_a_supervisor_that_fails_loses_no_step(drive: Drive, reference: Drive, e
     assert drive(resume=folder).state() == reference().state()
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_nursery_killed_while_a_hung_worker_is_ended(tmp_path: Path, reference: Drive) -> None:
     """The worker does not heed SIGTERM, and before its time is up the nursery is gone that was to fork the next."""
 

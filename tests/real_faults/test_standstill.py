@@ -76,7 +76,7 @@ def test_a_keeper_stuck_in_the_last_save_is_replaced(drive: Drive, reference: Dr
 # Everything at once ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_pause_of_the_whole_run_is_no_hang(tmp_path: Path, reference: Drive) -> None:
     """A closed lid, a paused container: everybody stands still for many times the patience of the watchdog.
 

@@ -220,7 +220,7 @@ def test_a_stop_that_cannot_be_saved_is_rescued_and_not_called_one(
 # The command --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_holdfast_train_on_a_disk_that_fills_up_and_is_cleared(tmp_path: Path, wanted: str) -> None:
     with small_disk(tmp_path / "disk", "2m") as disk:
@@ -241,7 +241,7 @@ def test_holdfast_train_on_a_disk_that_fills_up_and_is_cleared(tmp_path: Path, w
         assert read_run(command.folder).receipt["weights_sha256"] == wanted
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_holdfast_train_whose_disk_stays_full_ends_with_words(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
@@ -268,7 +268,7 @@ def test_holdfast_train_whose_disk_stays_full_ends_with_words(tmp_path: Path) ->
     assert (lines.count("not_saved"), lines.count("rescued")) == (1, 1), said
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_supervisor_that_is_killed_on_a_full_disk_loses_no_step(tmp_path: Path, wanted: str) -> None:
     """Its keeper has nowhere to write but elsewhere, and says where that is."""

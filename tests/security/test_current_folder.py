@@ -95,14 +95,14 @@ def test_the_traps_work(place: Place) -> None:
         place.mark.unlink()
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_doctor_believes_no_torch_of_the_current_folder(place: Place) -> None:
     said = json.loads(holdfast(place, "doctor", "--device", "cpu", "--fresh", "--json"))
     assert said["devices"]
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("portable", ["", "1"], ids=["forked", "spawned"])
 def test_a_run_and_its_start_after_a_boot(place: Place, portable: str) -> None:

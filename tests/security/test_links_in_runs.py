@@ -53,7 +53,7 @@ def test_pipes_are_waited_for_by_nobody(tmp_path: Path) -> None:
     assert planting.seen(outside) == before
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_link_that_comes_while_a_run_goes_on_is_not_followed(tmp_path: Path) -> None:
     """The keeper saves and prunes several times a second; then `checkpoints` leads to somebody's pictures."""
     (tmp_path / "job.py").write_text(SCRIPT)

@@ -160,7 +160,7 @@ def test_nothing_is_kept_where_nothing_is_secret(tmp_path: Path) -> None:
     assert not (Path(os.environ["HOLDFAST_STATE"]) / "arguments").exists()
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_arguments_of_train_are_hidden_and_found_again(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(
         "import sys, holdfast\ndef train(session, api_key=''):\n    assert (api_key, sys.argv[1:]) == "

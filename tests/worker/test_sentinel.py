@@ -238,7 +238,7 @@ def test_a_jump_of_the_loss_calls_for_a_look() -> None:
     assert due == [FIRST_STEP, 61]
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_training_does_not_wait_for_the_comparison(tmp_path: Path) -> None:
     """The checker is another process. While it is busy steps go on without a look; killed, it is started again."""

@@ -366,7 +366,7 @@ def test_a_fault_while_compiling(count: int, tmp_path: Path) -> None:
     assert outcome.moves == ["retry"]
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.skipif(" " in torch.__file__, reason="inductor hands its include paths to the compiler unquoted")
 def test_compiled_for_real(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ def test_a_script_sees_what_the_doctor_left_of_the_devices(monkeypatch: pytest.M
     assert rungs_for("auto", told.append)[0].env == () and len(told) == 1
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_remedies_are_switched_on_in_a_script_that_knows_nothing_of_them(tmp_path: Path) -> None:
     watched = Notes(tmp_path / "notes")
     code = "import torch; print(torch.backends.cudnn.enabled, torch.__spec__.loader.__class__.__name__)"

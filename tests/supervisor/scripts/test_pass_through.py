@@ -59,7 +59,7 @@ def test_with_json_stdout_has_one_object_and_the_script_prints_to_stderr(tmp_pat
     assert sorted(ran.err.splitlines()) == [b"err", b"out"] and said["receipt"]["steps"] == 0
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_many_megabytes_arrive_and_are_not_all_kept(tmp_path: Path) -> None:
     code = "import os\nfor n in range(600): os.write(1, bytes([n % 256]) * 65536)"
     ran = under_run(tmp_path, command=python(tmp_path, code), settings=("external.output=4MB",))
@@ -133,7 +133,7 @@ while True: time.sleep(0.05)
     assert child.wait(100) == 9
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_program_that_ignores_sigterm_is_ended_when_asked_twice(tmp_path: Path) -> None:
     code = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(600)"
     child = start(tmp_path, *python(tmp_path, code), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

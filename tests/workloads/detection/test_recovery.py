@@ -90,7 +90,7 @@ def test_an_image_that_breaks_after_the_check_does_not_stop_the_training(
     assert json.loads((run.folder / "detector.json").read_text())["imgsz"] == 64
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(1800)  # twice 720 steps, on a machine that may be busy
 def test_what_was_tuned_once_is_kept_to_whatever_happens(tmp_path: Path, nursery: NurseryLauncher, data: Path) -> None:
     """The first run measures; the second remembers, is killed twice, and computes the same bits.

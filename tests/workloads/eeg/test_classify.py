@@ -279,7 +279,7 @@ def test_a_parent_that_does_not_fit_is_refused(data: Path, tmp_path: Path, monke
 # A run ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_run_learns_what_csp_learns_and_says_it(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(classify_data.KEPT, str(tmp_path / "windows"))
