@@ -4,9 +4,9 @@ And an end: a test that no time-out can stop shows its stacks and takes its proc
 
 Each test is in one of three tiers, and three targets run them: `make test` the first, `make test-all` (which CI runs)
 the first two, `make test-long` all three. A test without a mark is in the first, one marked `all` in the second, one
-marked `long` in the third. `sample(n)` takes one in n cases of a test into the first tier, always the same ones, and the
-others into the third; `sample(n, m)` also takes the second tier to one in m. `--rest` runs the second tier alone,
-`--long` the third, `--everything` all of them.
+marked `long` in the third. `sample(n)` takes one in n cases of a test into the first tier, always the same ones, and
+the others into the third; with `sample(n, m)` the first two tiers together have one in m. `--rest` runs the second tier
+alone, `--long` the third, `--everything` all of them.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ def _longest_first(items: list[pytest.Item]) -> None:
 
 def _tiers(items: list[pytest.Item]) -> dict[pytest.Item, int]:
     """The tier of each test: 0, 1 or 2. A sample goes by digests of names: it is the same everywhere."""
-    tiers = {item: 2 if item.get_closest_marker("long") else int(bool(item.get_closest_marker("all"))) for item in items}
+    tiers = {
+        item: 2 if item.get_closest_marker("long") else int(bool(item.get_closest_marker("all"))) for item in items
+    }
     cases: dict[str, list[pytest.Item]] = {}
     for item, tier in tiers.items():
         if not tier and item.get_closest_marker("sample"):
