@@ -126,7 +126,7 @@ def holdfast(*words: str, cwd: Path, timeout: float = 240, **env: str) -> Done:
 
 
 def said(*words: str, cwd: Path, **env: str) -> Done:
-    """`holdfast …` in this process: for what a command reads and says. A process of its own imports for half a second."""
+    """`holdfast …` in this process: for what a command reads and says. A process of its own imports first."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     with (
         mock.patch.dict(os.environ, environment(**env), clear=True),

@@ -15,7 +15,7 @@ from holdfast.cli import resume, resume_trust, run_facts
 from holdfast.run.folder import RunFolder
 
 from .conftest import Finished
-from .driving import holdfast
+from .driving import holdfast, said
 
 WRONG: dict[str, Any] = {
     "text": "many",
@@ -47,7 +47,7 @@ def change(folder: Path, name: str, **words: object) -> None:
 
 
 def refusal(cwd: Path) -> str:
-    done = holdfast("resume", "latest", cwd=cwd)
+    done = said("resume", "latest", cwd=cwd)
     assert (done.out, done.code) == ("", 2), done
     return done.err
 
