@@ -18,7 +18,6 @@ from holdfast.cli.main import COMMANDS, FIRST, GROUPS
 from holdfast.console.exit_codes import GENERAL
 from holdfast.console.usage import One
 
-from .conftest import InThisProcess
 from .driving import environment, holdfast, said
 
 HELLO = f"""\
@@ -182,8 +181,8 @@ For more information, try `holdfast --help`
 
 
 @pytest.mark.parametrize("words", USAGE, ids=" ".join)
-def test_usage_errors(words: tuple[str, ...], tmp_path: Path, in_this_process: InThisProcess) -> None:
-    done = in_this_process(*words, cwd=tmp_path)
+def test_usage_errors(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = said(*words, cwd=tmp_path)
     assert (done.out, done.err, done.code) == ("", USAGE[words], 2)
 
 

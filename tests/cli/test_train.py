@@ -16,8 +16,8 @@ from holdfast.devices import inventory
 from holdfast.faults.ladder import Rung
 from holdfast.run import script
 
-from .conftest import Finished, InThisProcess
-from .driving import SCRIPT, Terminal, holdfast, run_folder
+from .conftest import Finished
+from .driving import SCRIPT, Terminal, holdfast, run_folder, said
 
 
 @pytest.fixture
@@ -90,12 +90,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_bad_input_says_what_why_and_what_next(case: str, job: Path, in_this_process: InThisProcess) -> None:
+def test_bad_input_says_what_why_and_what_next(case: str, job: Path) -> None:
     (job / "notes.txt").write_text("buy some milk\n")
     (job / "empty.py").write_text("import torch\n")
     (job / "bare.py").write_text("def train():\n    pass\n")
     words, expected = REFUSED[case]
-    done = in_this_process("train", *words, cwd=job)
+    done = said("train", *words, cwd=job)
     assert done.err == expected.replace("HERE", ", ".join(inventory.candidates()))
     assert (done.out, done.code) == ("", 2)
     assert not (job / "runs").exists()

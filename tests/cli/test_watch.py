@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.run.folder import write_json
-from tests.cli.conftest import InThisProcess
-from tests.cli.driving import Terminal, holdfast
+from tests.cli.driving import Terminal, holdfast, said
 from tests.monitor.folders import make_run
 
 
@@ -111,11 +110,11 @@ def test_without_textual_a_simpler_picture_lives(here: Path) -> None:
         (("./file",), "error: file is not a run folder\n  cause: it is not a folder\n"),
     ],
 )
-def test_what_is_no_run_is_told(here: Path, words: tuple[str, ...], error: str, in_this_process: InThisProcess) -> None:
+def test_what_is_no_run_is_told(here: Path, words: tuple[str, ...], error: str) -> None:
     (here / "empty").mkdir()
     (here / "file").write_text("x")
     for flags in (("-1",), ("--json",), ()):
-        done = in_this_process("watch", *words, *flags, cwd=here)
+        done = said("watch", *words, *flags, cwd=here)
         assert done.code == 2
         assert done.err.startswith(error), done.err
 
