@@ -4,8 +4,8 @@ And an end: a test that no time-out can stop shows its stacks and takes its proc
 
 Each test is in one of three tiers, and three targets run them: `make test` the first, `make test-all` (which CI runs)
 the first two, `make test-long` all three. A test without a mark is in the first, one marked `all` in the second, one
-marked `long` in the third. `sample(n)` takes one in n cases of a test into the first tier, always the same ones, and
-the others into the third; with `sample(n, m)` the first two tiers together have one in m. `--rest` runs the second tier
+marked `long` in the third. `sample(n)` leaves one in n cases of a test in its tier, always the same ones, and takes the
+others into the third; with `sample(n, m)` the first two tiers together have one in m. `--rest` runs the second tier
 alone, `--long` the third, `--everything` all of them.
 """
 
@@ -127,7 +127,7 @@ def _tiers(items: list[pytest.Item]) -> dict[pytest.Item, int]:
     }
     cases: dict[str, list[pytest.Item]] = {}
     for item, tier in tiers.items():
-        if not tier and item.get_closest_marker("sample"):
+        if tier < 2 and item.get_closest_marker("sample"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for of_one_test in cases.values():
         mark = of_one_test[0].get_closest_marker("sample")

@@ -128,8 +128,10 @@ def test_few(number): pass
 @pytest.mark.sample(9, 2)
 def test_matrix(number): pass
 
+@pytest.mark.parametrize("number", range(4))
 @pytest.mark.all
-def test_slow(): pass
+@pytest.mark.sample(2)
+def test_slow(number): pass
 
 @pytest.mark.all
 @pytest.mark.long
@@ -164,8 +166,8 @@ def test_the_tiers_are_everything_and_share_nothing(tmp_path: Path) -> None:
     counted = [Counter(name.partition("::")[2].partition("[")[0] for name in names) for names in tiers]
     assert counted == [
         {"test_cases": 3, "test_few": 1, "test_matrix": 1, "test_patient": 1, "test_short": 1},
-        {"test_matrix": 4, "test_slow": 1},
-        {"test_cases": 4, "test_few": 1, "test_matrix": 4, "test_long": 1},
+        {"test_matrix": 4, "test_slow": 2},
+        {"test_cases": 4, "test_few": 1, "test_matrix": 4, "test_slow": 2, "test_long": 1},
     ]
 
 

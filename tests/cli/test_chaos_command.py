@@ -19,6 +19,7 @@ from tests.supervisor.scripts.driving import SCRIPTS
 from .driving import holdfast
 
 
+@pytest.mark.all
 @pytest.mark.timeout(1800)
 def test_an_unchanged_script_that_is_killed_is_compared_with_itself(tmp_path: Path) -> None:
     """The folder it is started in is left as it was: each run has a copy."""

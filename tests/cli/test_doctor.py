@@ -168,6 +168,7 @@ def test_the_bar_is_drawn_over_and_leaves_nothing() -> None:
     assert drawn(stream.getvalue()).strip() == ""
 
 
+@pytest.mark.all
 @pytest.mark.skipif(not processes.LINUX, reason="needs /proc")
 def test_interrupted_it_leaves_no_process_behind(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "holdfast", "doctor", "--device", "cpu"]

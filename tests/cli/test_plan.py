@@ -119,6 +119,7 @@ def test_a_busy_machine_is_told_in_the_text_and_to_programs(tmp_path: Path, here
         assert (said["busy"], said["load"], said["cores"]) == (told, load or None, 2)
 
 
+@pytest.mark.all
 @pytest.mark.sample(2)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("load", [0.1, 50.0])

@@ -140,6 +140,7 @@ print("done", batch.index)
 """
 
 
+@pytest.mark.all
 def test_full_shared_memory_and_too_few_descriptors_are_survived() -> None:
     """A container gives 64 MB of shared memory; here it is 8 MB, and then 50 open files."""
     small = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$@"', "sh"]

@@ -149,6 +149,7 @@ def test_a_later_batch_that_kills_is_not_blamed_on_a_slow_earlier_one(undisturbe
     loader.close()
 
 
+@pytest.mark.all
 def test_many_respawns_leak_no_descriptors() -> None:
     loader = make(workers=2)
 

@@ -249,6 +249,7 @@ def test_an_index_out_of_bounds_is_noticed(host: Host, place: Path) -> None:
 # Remedies ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 def test_what_cures_it_is_in_the_environment_of_a_host(place: Path) -> None:
     symptoms.write(
         place,
@@ -287,6 +288,7 @@ def test_each_check_is_announced_and_on_record_before_it_begins(host: Host, plac
     assert len([line for line in ledger.lines() if line.kind == "close"]) == 3 and ledger.in_use() == []
 
 
+@pytest.mark.all
 def test_what_took_the_machine_down_is_not_done_again(host: Host, place: Path, tmp_path: Path) -> None:
     """The doctor was killed with the machine during a check: the entry is open, and the boot is another one."""
     name = "conv2d fp16 backward"
@@ -325,6 +327,7 @@ def test_a_host_that_dies_takes_no_result_with_it(place: Path) -> None:
         assert "ended" in host.note
 
 
+@pytest.mark.all
 def test_probes_share_a_process_as_long_as_nothing_fails(host: Host, place: Path) -> None:
     """One that fails there is done again alone, and the next ones have a new process."""
     names = ["first step", "transfer", "linear fp32", "conv2d fp32", "attention fp32", "network in company"]
@@ -356,6 +359,7 @@ def test_probes_share_a_process_as_long_as_nothing_fails(host: Host, place: Path
         host.part()
 
 
+@pytest.mark.all
 def test_without_fork_each_probe_is_a_fresh_process(place: Path) -> None:
     symptoms.write(place, [Symptom("crash", kernel="convolution", part="backward")])
     with Host({ailments.VARIABLE: str(place), "OMP_NUM_THREADS": "1"}, fork=False) as host:
@@ -434,6 +438,7 @@ LONG = ("compile", "sustained")
 """Together they take most of a minute: `make bench`."""
 
 
+@pytest.mark.all
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("group", GROUPS)
 def test_nothing_fails_on_a_cpu_that_is_well(host: Host, group: str) -> None:
@@ -443,6 +448,7 @@ def test_nothing_fails_on_a_cpu_that_is_well(host: Host, group: str) -> None:
     assert sum(result.ok for result in found) >= 15
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.long), DEVICE])
 def test_nothing_of_the_quick_set_fails_on_a_device_that_is_well(host: Host, device: str) -> None:
     found = list(run(device, select(device), host))

@@ -91,6 +91,7 @@ def test_a_healthy_device_is_trusted(clinic: Clinic) -> None:
     assert clinic.tried == []
 
 
+@pytest.mark.all
 def test_a_crash_is_cured_by_a_switch(clinic: Clinic) -> None:
     seen = clinic.examine(("conv2d fp32",), Symptom("crash", kernel="convolution", part="backward", cure="mkldnn-off"))
     assert clinic.tried == ["mkldnn-off"]
@@ -120,6 +121,7 @@ def test_wrong_gradients_without_a_cure_leave_inference(clinic: Clinic) -> None:
     assert len(clinic.tried) >= 3
 
 
+@pytest.mark.all
 def test_a_device_that_does_not_start_is_not_asked_for_more(clinic: Clinic) -> None:
     seen = clinic.examine(("conv2d fp32", "linear fp32"), Symptom("error"))
     assert seen.verdict.state == "refused"
@@ -253,6 +255,7 @@ def test_a_step_that_is_wrong_in_half_precision_is_done_in_fp32(scripted: WithSc
     assert (seen.verdict.policy.precisions, seen.verdict.policy.dtype) == (("fp32",), "float32")
 
 
+@pytest.mark.all
 def test_what_nothing_cures_is_refused_here_and_kept_as_it_was(scripted: WithScript) -> None:
     seen = scripted.examine(Symptom("crash", kernel="tanh_backward"))
     assert (seen.verdict.state, seen.verdict.why) == ("refused", "one step of mine.py fails here")

@@ -22,6 +22,7 @@ from tests.distributed.launched import Launched
 needs_fork = pytest.mark.skipif(processes.portable(), reason="needs fork: torchrun starts the ranks elsewhere")
 
 
+@pytest.mark.all
 @needs_fork
 @pytest.mark.timeout(600)
 def test_a_torch_that_cannot_be_imported_ends_the_launch_and_is_named(tmp_path: Path) -> None:

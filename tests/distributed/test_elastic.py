@@ -18,6 +18,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("seats", "more"),
     [
@@ -77,6 +78,7 @@ def test_a_spare_takes_the_place_of_a_lost_rank(tmp_path: Path) -> None:
     assert reasons == {"a spare process takes its place, the others stay"}
 
 
+@pytest.mark.all
 def test_a_spare_goes_on_where_the_only_rank_was(tmp_path: Path) -> None:
     """Nobody else has its state in memory, and nothing is on disk yet."""
     with Launched(tmp_path, 1, "--spares", "1", wait="8", snapshot="1") as launch:

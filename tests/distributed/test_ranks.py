@@ -103,6 +103,7 @@ def test_a_rank_killed_in_any_phase_costs_no_bit(found: Found, die: str) -> None
     assert receipt["samples_skipped"] == receipt["samples_repeated"] == 0
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("die", _some([*STAYS], ["0:4:optimizer"]))
 def test_the_others_stay_when_one_is_killed(found: Found, die: str) -> None:
     """The same process numbers, a new one for the lost rank alone, and at any cadence the same bits."""
@@ -121,6 +122,7 @@ def test_the_others_stay_when_one_is_killed(found: Found, die: str) -> None:
     assert _samples(result, 0) == Counter(range(60)) == _samples(result, 1)
 
 
+@pytest.mark.all
 def test_a_script_that_works_once_in_a_process_gets_a_new_one(found: Found) -> None:
     """The rank that stays calls the script a second time. What that raises before a commit does not count."""
     result = found["once in a process"]
@@ -128,6 +130,7 @@ def test_a_script_that_works_once_in_a_process_gets_a_new_one(found: Found) -> N
     assert result["sha256"] == found["two"]["sha256"] and result["outcome"]["state"] == "FINISHED"
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("where", _some(["forward", "backward"], ["backward"]))
 def test_a_fault_beside_the_exchange_of_a_wrapper(found: Found, where: str) -> None:
     """One rank runs out of memory while the other waits inside backward for its gradients: both go back, and stay."""
@@ -179,6 +182,7 @@ def test_a_death_with_a_wrapped_model_costs_no_bit(found: Found) -> None:
     assert result["codes"] == [[0], [-signal.SIGKILL, 0]] and result["sha256"] == found["ddp whole"]["sha256"]
 
 
+@pytest.mark.all
 def test_one_rank_out_of_memory_rolls_all_back(found: Found) -> None:
     """The first answer is to try the step whole again: the same bits."""
     assert found["full once"]["codes"] == [[0, 0]]
@@ -187,6 +191,7 @@ def test_one_rank_out_of_memory_rolls_all_back(found: Found) -> None:
     assert fault["fault"]["kind"] == "out_of_memory" and fault["move"]["action"] == "retry"
 
 
+@pytest.mark.all
 def test_one_rank_out_of_memory_twice_splits_all(found: Found) -> None:
     """Told by rank 0, which had room: the fault was rank 1's."""
     first, second = found["full twice"]["faults"]

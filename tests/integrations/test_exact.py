@@ -80,6 +80,7 @@ def test_with_a_commit_now_and_then_more_steps_are_repeated_and_the_weights_are_
     assert ran.receipt["steps_repeated"] <= 9
 
 
+@pytest.mark.all
 def test_alone_it_trains_as_before(alone: dict[str, Ran]) -> None:
     assert alone["attached"].err == b""
     assert alone["attached"].out == alone["plain"].out
@@ -111,6 +112,7 @@ def test_no_integration_changes_more_than_three_lines(script: str) -> None:
     assert 0 < len(changes) <= 3, changes
 
 
+@pytest.mark.all
 def test_importing_an_integration_is_the_users_choice() -> None:
     """`import holdfast` and `holdfast.attach` by name import no framework; ultralytics never is."""
     code = "import sys, holdfast; holdfast.attach; import holdfast.integrations.ultralytics; print(sorted(sys.modules))"
@@ -120,6 +122,7 @@ def test_importing_an_integration_is_the_users_choice() -> None:
     assert not re.search(r"^\s*(from|import) ultralytics", text, re.M)
 
 
+@pytest.mark.all
 @pytest.mark.timeout(600)
 def test_a_kill_in_a_window_of_gradients_in_the_second_epoch(tmp_path: Path, alone: dict[str, Ran]) -> None:
     """Gradients over three batches, generators of the loader and of its dataset, and what the epoch began with go on.

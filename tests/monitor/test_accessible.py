@@ -82,6 +82,7 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("dark", "width"), DARK_AND_WIDE)
 def test_axe_finds_nothing(axe: str, browser: Any, server: Page, runs: Path, dark: bool, width: int) -> None:
     scheme = "dark" if dark else "light"
@@ -120,6 +121,7 @@ def test_axe_would_find_something(axe: str, browser: Any) -> None:
     assert {"color-contrast", "image-alt", "button-name"} <= found
 
 
+@pytest.mark.all
 def test_every_part_of_the_list_is_reached_by_keys(browser: Any, server: Page) -> None:
     """Tab alone leads to the run, and Enter opens it; what has the focus is outlined."""
     tab = browser.new_page()

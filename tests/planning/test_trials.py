@@ -58,6 +58,7 @@ def tried(bench: Bench, folder: Path, body: str, *, seconds: float = 20.0, way: 
     return bench.measure(job, way or Way("cpu", threads=1), seconds / bench.left_s)
 
 
+@pytest.mark.all
 def test_a_loop_is_cut_short_and_every_part_of_it_is_seen(bench: Bench, tmp_path: Path) -> None:
     found = tried(bench, tmp_path, """
         def train(session, epochs=50):
@@ -117,6 +118,7 @@ def test_a_script_that_raises_says_what(bench: Bench, tmp_path: Path) -> None:
     assert "ValueError: no such column" in found.why and "job.py" in found.why
 
 
+@pytest.mark.all
 def test_a_first_step_that_never_ends_is_ended(bench: Bench, tmp_path: Path) -> None:
     found = tried(bench, tmp_path, f"""
         def train(session):

@@ -204,6 +204,7 @@ def test_wrong_gradients_are_found_and_undone(drive: Drive, suffering: Any, how:
     assert run.receipt["steps_lost"] == 0
 
 
+@pytest.mark.all
 @pytest.mark.timeout(600)
 def test_a_suspicion_is_confirmed_in_a_fresh_process_while_the_training_goes_on(drive: Drive, suffering: Any) -> None:
     """As a run is by default: nobody waits for the comparison. The run leaves once a fresh process has seen it too."""

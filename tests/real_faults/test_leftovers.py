@@ -88,6 +88,7 @@ FEW = ("loader killed", "keeper killed", "failed", "stopped at once")
 """What `make test` looks at: one of each process, an error, and a run that is left."""
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("names", [FEW, pytest.param(sorted({*ENDS} - {*FEW}), marks=pytest.mark.long)])
 def test_nothing_is_left_behind(drive: Drive, temporary: Path, names: Iterable[str]) -> None:
     drive()  # whatever is made once, and kept, is made now

@@ -204,6 +204,7 @@ def test_a_killed_worker_takes_its_children_with_it(drive: Drive) -> None:
     assert wait_until(lambda: not alive(pids)), pids
 
 
+@pytest.mark.all
 def test_a_keeper_that_dies_now_and_then_is_replaced_for_ever(drive: Drive, reference: Drive) -> None:
     """What counts is how often in a row: a save that worked begins the count anew."""
     faults = ",".join(f"keeper_kill@{step}" for step in (3, 11, 19))  # a new one has seconds to save in, not tenths

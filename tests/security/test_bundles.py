@@ -406,6 +406,7 @@ def test_an_operator_that_is_not_on_the_list_is_told_when_a_bundle_is_made(tmp_p
         graph_writer.write(program, tmp_path / "model.json")
 
 
+@pytest.mark.all
 def test_a_graph_in_a_bundle_answers_without_holdfast_and_leaves_the_folder_as_it_is(tmp_path: Path) -> None:
     linear = torch.nn.Linear(6, 2).eval()
     (tmp_path / "built").mkdir()

@@ -138,6 +138,7 @@ print(_in_a_child(Path(sys.argv[1])))
 """
 
 
+@pytest.mark.all
 def test_the_look_at_a_checkpoint_of_a_foreign_script(place: Place) -> None:
     """`holdfast run` asks torch whether the script's newest file is whole, in a process of its own."""
     (place.root / "check.py").write_text(CHECK)

@@ -138,6 +138,7 @@ def test_somebody_of_the_group_does_change_it(run: RunFolder, folder: int, file:
     )
 
 
+@pytest.mark.all
 @ROOT
 def test_a_folder_of_another_user_that_holds_my_run(run: RunFolder) -> None:
     """Its owner can put another run.json there at any moment."""

@@ -238,6 +238,7 @@ def pretrained(folder: Path, width: int = 8) -> dict[str, torch.Tensor]:
     return weights
 
 
+@pytest.mark.all
 @pytest.mark.timeout(600)
 def test_every_fold_starts_from_the_weights_of_the_parent(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -254,6 +254,7 @@ def test_a_zip_that_would_be_refused_is_refused_here(tmp_path: Path, members: di
         submission.check(path)
 
 
+@pytest.mark.all
 def test_a_damaged_zip_and_a_submission_that_raises(tmp_path: Path) -> None:
     path = tmp_path / "broken.zip"
     path.write_bytes(b"PK\x03\x04 no")

@@ -81,6 +81,7 @@ def test_coral_draws_the_releases_together(tmp_path: Path, monkeypatch: pytest.M
     assert apart[1] < 0.6 * apart[0]
 
 
+@pytest.mark.all
 def test_challenge2_is_cross_validated_too(tmp_path: Path) -> None:
     place = small.challenge2(tmp_path / "cache", subjects=15, windows=4, releases=RELEASES)
     given = {"data": str(place), "members": 3, "folds": True, "align": 1.0, "epochs": 2, "batch": 16, "width": 8}
