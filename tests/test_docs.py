@@ -200,6 +200,7 @@ def test_there_are_commands_to_run() -> None:
     assert len(looks()) >= 5
 
 
+@pytest.mark.all
 def test_the_documentation_builds_strictly() -> None:
     done = run([str(ROOT / "scripts" / "check_docs.py")], ROOT)
     assert done.returncode == 0, done.stderr

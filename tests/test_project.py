@@ -145,6 +145,14 @@ import pytest
 @pytest.mark.timeout(900)
 def test_patient(): pass
 """
+EACH = """
+import pytest
+
+for number, options in enumerate([[], ["--rest"], ["--long"], ["--everything"]]):
+    if number:
+        print("== next ==")
+    pytest.main(["--collect-only", "-q", "-p", "no:zarr", *options])
+"""
 
 
 def test_the_tiers_are_everything_and_share_nothing(tmp_path: Path) -> None:
@@ -154,14 +162,11 @@ def test_the_tiers_are_everything_and_share_nothing(tmp_path: Path) -> None:
     (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")
     (tmp_path / "test_long.py").write_text(LONG, encoding="utf-8")
 
-    def chosen(*options: str) -> list[str]:
-        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:zarr", *options]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-        return [line for line in done.stdout.splitlines() if "::" in line]
-
-    listed = chosen()
-    tiers = [listed, chosen("--rest"), chosen("--long")]
-    assert sorted(itertools.chain(*tiers)) == sorted(chosen("--everything"))
+    done = subprocess.run([sys.executable, "-c", EACH], cwd=tmp_path, capture_output=True, text=True, check=True)
+    listings = [[line for line in part.splitlines() if "::" in line] for part in done.stdout.split("== next ==")]
+    listed, rest, long, everything = listings
+    tiers = [listed, rest, long]
+    assert sorted(itertools.chain(*tiers)) == sorted(everything)
     assert listed[0] == "test_long.py::test_patient"
     counted = [Counter(name.partition("::")[2].partition("[")[0] for name in names) for names in tiers]
     assert counted == [

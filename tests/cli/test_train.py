@@ -345,6 +345,7 @@ def test_a_board_with_the_gpu_in_its_chip_is_not_refused(tmp_path: Path) -> None
     inventory.check_here("cuda:0", root=tmp_path, build={"version": "2.12.1", "cuda": "12.8"}, env={})
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("command", [["train", "job.py"], ["run", "--device", "xpu:7", "--", "true"]])
 def test_nothing_is_made_where_the_device_is_not(command: list[str], job: Path) -> None:
     words = [*command, "--device", "mps"] if command[0] == "train" else command

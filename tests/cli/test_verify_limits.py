@@ -30,6 +30,7 @@ def test_a_command_that_will_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -
     assert (done.code, done.out, done.errors) == (7, "x\n", "")
 
 
+@pytest.mark.all
 @pytest.mark.timeout(300)
 def test_time_is_over_for_all_of_it() -> None:
     """Neither the doctor nor the training after it goes on; the report says that they were not done with."""

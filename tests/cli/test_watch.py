@@ -51,6 +51,7 @@ def test_json(here: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("columns", "rows", "words"), [(100, 30, ()), (80, 24, ("--ascii", "--color", "never"))])
 def test_the_first_picture_is_what_the_live_view_shows(
     here: Path, columns: int, rows: int, words: tuple[str, ...]
@@ -71,6 +72,7 @@ def test_the_first_picture_is_what_the_live_view_shows(
         assert all(line.isascii() for line in first)
 
 
+@pytest.mark.all
 def test_in_a_terminal(here: Path) -> None:
     pytest.importorskip("textual", reason="the extra `monitor` is not installed")
     terminal = Terminal("watch", cwd=here, columns=100, rows=30, HOME=str(here))

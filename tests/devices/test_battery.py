@@ -153,6 +153,7 @@ def test_wrong_only_in_half_precision(host: Host, place: Path) -> None:
     assert statuses(probed(host, "conv2d fp32", symptom, place=place)) == ["passed"] * 3
 
 
+@pytest.mark.all
 def test_wrong_only_from_a_batch_size_on(host: Host, place: Path) -> None:
     symptom = Symptom("wrong", kernel="convolution", precision="fp16", batch=7, how="nan")
     assert statuses(probed(host, "network fp16 batch 1", symptom, place=place)) == ["passed"] * 3
@@ -194,6 +195,7 @@ def test_a_slow_first_launch(place: Path) -> None:
     assert slow.evidence["second_s"] < 3.0
 
 
+@pytest.mark.all
 def test_a_fault_that_shows_only_under_load(host: Host, place: Path) -> None:
     symptom = Symptom("wrong", kernel="mm", seconds=3.0)
     assert statuses(probed(host, "linear fp32", symptom, place=place)) == ["passed"] * 3
@@ -201,6 +203,7 @@ def test_a_fault_that_shows_only_under_load(host: Host, place: Path) -> None:
     assert found.status == "failed" and found.evidence["situation"] == "sustained" and found.evidence["after_s"] >= 0
 
 
+@pytest.mark.all
 def test_a_fault_that_shows_only_with_a_second_process(host: Host, place: Path) -> None:
     symptom = Symptom("wrong", part="backward", company=True)
     assert statuses(probed(host, "network fp32", symptom, place=place)) == ["passed"] * 3
@@ -235,6 +238,7 @@ def test_a_kernel_that_is_being_compiled_is_no_hang(
     assert part._caches_grow()
 
 
+@pytest.mark.all
 def test_memory_of_the_machine_is_capped(host: Host, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe_turn, "memory_cap", lambda: 1 << 30)
     found = probed(host, "linear fp32", Symptom("greedy", part="forward"), place=place)
@@ -267,6 +271,7 @@ def test_what_cures_it_is_in_the_environment_of_a_host(place: Path) -> None:
 # The whole --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 def test_the_rest_is_left_alone_after_two_hangs(host: Host, place: Path) -> None:
     symptoms.write(place, [Symptom("hang", part="forward")])
     names = ["linear fp32", "conv2d fp32", "lstm fp32", "attention fp32"]

@@ -243,6 +243,7 @@ def test_gradients_are_those_of_the_whole_batch(found: Found, ranks: int) -> Non
         assert together[name] == pytest.approx(values, abs=2e-5)
 
 
+@pytest.mark.all
 def test_an_error_of_one_rank_ends_all_and_names_it(found: Found) -> None:
     failed = found["failed"]
     assert failed["codes"] == [[0, 0]], "code 0: the agent must not start them again"

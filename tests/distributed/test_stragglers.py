@@ -25,6 +25,7 @@ def _alike(draw: random.Random, ranks: int) -> dict[int, list[dict[str, float]]]
     }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_that_are_alike_are_hardly_ever_suspected(ranks: int) -> None:
     """In one set; it takes two in a row to be named."""

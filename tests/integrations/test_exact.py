@@ -136,6 +136,7 @@ def test_a_kill_in_a_window_of_gradients_in_the_second_epoch(tmp_path: Path, alo
     assert ran.receipt["steps"] == EPOCHS * BATCHES and ran.receipt["exact"] and ran.receipt["weights_sha256"]
 
 
+@pytest.mark.all
 def test_a_loop_without_epochs_is_committed_to_its_last_step(tmp_path: Path) -> None:
     """`snapshot.every` is auto: the last second of the training is not one that a commit is due in."""
     steps = 30

@@ -123,6 +123,7 @@ def test_no_content_makes_it_fail(
     assert "".join(export.csv_text(run)).startswith("time,step,epoch")
 
 
+@pytest.mark.all
 def test_while_somebody_writes(tmp_path: Path) -> None:
     """A real writer in another process: every look is whole, and the last one has everything."""
     path = plain(tmp_path / "run")

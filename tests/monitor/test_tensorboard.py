@@ -45,6 +45,7 @@ def test_the_checksum_is_that_of_castagnoli() -> None:
     assert (crc >> 17 | crc << 15) & 0xFFFFFFFF == 0xE3069283
 
 
+@pytest.mark.all
 def test_stock_tensorboard_reads_it(tmp_path: Path) -> None:
     events = EventFile(tmp_path)
     events.scalars(1, 100.5, {"loss": 0.5, "näme <b>": math.inf})

@@ -167,6 +167,7 @@ def test_verify_finds_other_answers(copy: Path, capsys: pytest.CaptureFixture[st
     assert "✗ the answers are those of other inputs" in capsys.readouterr().out
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("alone", [True, False])
 def test_predict_asks_for_names_once_and_has_the_settings_that_were_faster(tmp_path: Path, alone: bool) -> None:
     """As ONNX Runtime comes, where that was measured to be faster for a program of its own; careful otherwise."""

@@ -182,6 +182,7 @@ def test_a_batch_that_does_not_fit_is_measured_in_pieces(bench: Bench, tmp_path:
     assert found.pieces == 4
 
 
+@pytest.mark.all
 def test_preparation_that_says_how_far_it_is_does_not_count(bench: Bench, tmp_path: Path) -> None:
     before = bench.spent_s
     found = tried(bench, tmp_path, """

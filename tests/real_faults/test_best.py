@@ -35,10 +35,12 @@ def test_the_best_weights_are_those_of_the_best_epoch(drive: Drive) -> None:
     assert load_file(run.folder / "final.safetensors")["weight"].tobytes() != best
 
 
+@pytest.mark.all
 def test_also_when_the_worker_dies_right_after_it(drive: Drive) -> None:
     _assert_best(drive(BEST, faults="sigkill@265:forward,sigkill@266:forward"), 0.2)
 
 
+@pytest.mark.all
 def test_also_when_the_worker_dies_before_it_can_say_that_the_epoch_is_over(drive: Drive, reference: Drive) -> None:
     """The next epoch is worse: its weights must not pass for the best ones."""
     run = drive(BEST, epochs=6, dies=4)

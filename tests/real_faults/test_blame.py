@@ -145,6 +145,7 @@ def test_numbers_that_are_not_finite_can_be_allowed(drive: Drive) -> None:
 # Device ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("kind", "fault"), [("crash", "crash"), ("hang", "hang"), ("error", "device_lost")])
 def test_once_is_the_devices_once(drive: Drive, suffering: Any, kind: str, fault: str) -> None:
@@ -232,6 +233,7 @@ def test_a_suspicion_that_nobody_confirms_costs_a_line_and_nothing_else(drive: D
     assert verdicts(run) == []
 
 
+@pytest.mark.all
 def test_a_right_device_is_never_distrusted(drive: Drive) -> None:
     reference = drive(JOB)
     run = drive(JOB, device="pretend:0", settings={"sentinel.cost": "1000000"})

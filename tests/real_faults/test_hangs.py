@@ -74,6 +74,7 @@ def check_stacks(folder: Path, hang: str) -> None:
     assert state in ("T" if hang == "sigstop" else "SR"), "asleep, or just waking up to sleep again"
 
 
+@pytest.mark.all
 def test_hang_in_the_data_and_in_the_evaluation(drive: Drive, reference: Drive) -> None:
     run = drive(faults="hang@11:data,hang@16:evaluate", settings={**SOON, "watchdog.evaluate": "1s"})
     assert_exact(run, reference(), faults=2)
@@ -100,6 +101,7 @@ def test_a_step_that_was_only_slow_passes_the_second_time(drive: Drive, referenc
     assert not run.of("moved")
 
 
+@pytest.mark.all
 def test_a_worker_that_goes_on_while_it_is_asked_for_its_stacks_is_not_ended(
     drive: Drive, reference: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +119,7 @@ def test_a_worker_that_goes_on_while_it_is_asked_for_its_stacks_is_not_ended(
     assert_exact(run, reference(SLOW), faults=0)
 
 
+@pytest.mark.all
 def test_slow_but_healthy_raises_no_alarm(drive: Drive, reference: Drive) -> None:
     """Set-up, first step and evaluation many times as long as the shortest hang; steps that differ by ten."""
     settings = {
@@ -152,6 +155,7 @@ def test_work_around_the_batches_is_not_a_snapshot_that_hangs(drive: Drive, refe
     assert_exact(run, reference(SLOW, epochs=5), faults=0)
 
 
+@pytest.mark.all
 def test_slow_but_healthy_after_a_kill(drive: Drive, reference: Drive) -> None:
     """A new worker's first steps are judged by what the old one has taught, and not as first steps of all."""
     settings = {"watchdog.floor": "0.4s", "watchdog.first_step": "8s"}
@@ -173,6 +177,7 @@ def freezer() -> Iterator[Path]:
     group.rmdir()
 
 
+@pytest.mark.all
 def test_a_worker_that_cannot_be_killed_is_abandoned(drive: Drive, reference: Drive, freezer: Path) -> None:
     """As one in a driver's endless wait: the run goes on without it, from a copy of the state it cannot reach."""
 

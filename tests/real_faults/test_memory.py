@@ -61,6 +61,7 @@ def test_split_while_memory_is_short_and_whole_again_later(drive: Drive, referen
     assert difference is not None and difference <= 1e-5
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("allowed", [False, True])
 def test_batchnorm_is_split_only_where_that_is_allowed(drive: Drive, reference: Drive, allowed: bool) -> None:
     """Its statistics would be those of the pieces. Without leave the batch goes to the CPU, whole and exact."""

@@ -156,6 +156,7 @@ def test_a_wish_to_stop_while_a_worker_is_being_replaced(drive: Drive, reference
     assert_exact(drive(resume=run.folder), reference(), faults=1, stops=1)
 
 
+@pytest.mark.all
 def test_a_wish_to_stop_before_the_first_worker(tmp_path: Path) -> None:
     """torch is still being imported, which takes seconds; nobody has to wait for it."""
     with Command(tmp_path, "train", JOB, "--device", "cpu") as command:

@@ -109,6 +109,7 @@ def test_a_full_disk_is_survived_in_memory_and_left_behind(
         assert (run.folder / "best.safetensors").exists()
 
 
+@pytest.mark.all
 def test_a_disk_that_stays_full_and_the_run_is_rescued(
     tmp_path: Path, nursery: driving.NurseryLauncher, temporary: Path, wanted: str
 ) -> None:
@@ -163,6 +164,7 @@ def test_a_folder_that_is_moved_away_and_comes_back(drive: Drive, wanted: str) -
     assert_whole(run, wanted)
 
 
+@pytest.mark.all
 def test_a_worker_that_dies_while_the_folder_is_gone(drive: Drive, wanted: str) -> None:
     """The new one has no file to print to; it trains all the same."""
 
@@ -179,6 +181,7 @@ def test_a_worker_that_dies_while_the_folder_is_gone(drive: Drive, wanted: str) 
     assert_whole(run, wanted)
 
 
+@pytest.mark.all
 def test_a_folder_that_is_deleted_and_the_run_is_rescued(
     drive: Drive, nursery: driving.NurseryLauncher, temporary: Path, wanted: str, tmp_path: Path
 ) -> None:
@@ -195,6 +198,7 @@ def test_a_folder_that_is_deleted_and_the_run_is_rescued(
     assert again.outcome.state == "FINISHED" and again.receipt["weights_sha256"] == wanted
 
 
+@pytest.mark.all
 def test_a_folder_that_is_deleted_and_made_anew_is_filled_again(drive: Drive, wanted: str) -> None:
     run = drive(JOB, settings=OFTEN, meanwhile=disturbed(delete, lambda path: path.mkdir()))
     assert run.outcome.state == "FINISHED", run.story()
@@ -205,6 +209,7 @@ def test_a_folder_that_is_deleted_and_made_anew_is_filled_again(drive: Drive, wa
     assert RunFolder(run.folder).info["state"] == "FINISHED"
 
 
+@pytest.mark.all
 def test_a_stop_that_cannot_be_saved_is_rescued_and_not_called_one(
     drive: Drive, nursery: driving.NurseryLauncher, temporary: Path, wanted: str, tmp_path: Path
 ) -> None:

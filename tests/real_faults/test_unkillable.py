@@ -173,6 +173,7 @@ leave()
 """Starts one, as the supervisor does, and leaves it as the supervisor does. It is stopped: it hears nothing."""
 
 
+@pytest.mark.all
 def test_nobody_is_waited_for_for_ever(tmp_path: Path) -> None:
     """A keeper in a write to a dead network disk, a nursery in a driver: the supervisor leaves nevertheless."""
     with contextlib.ExitStack() as stack:

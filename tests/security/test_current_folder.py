@@ -183,6 +183,7 @@ def test_both_ways_to_leave_it_out(place: Place, has_flag: bool) -> None:
     assert place.run([sys.executable, str(place.root / "spawn.py")]) == "there\n"
 
 
+@pytest.mark.all
 def test_python_m_holdfast_forgets_where_it_was_typed(tmp_path: Path) -> None:
     """What Python itself imports before that cannot be helped: `holdfast` is the program to type."""
     place = Place(tmp_path, ("torch", "numpy", "json", "hashlib", "platform", "subprocess"))

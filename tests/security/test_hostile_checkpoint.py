@@ -129,6 +129,7 @@ def copied(stopped: Path, to: Path) -> Path:
     return run_folder(to)
 
 
+@pytest.mark.all
 def test_what_is_no_snapshot_is_passed_over_by_its_form(stopped: Path, tmp_path: Path) -> None:
     folder, state = copied(stopped, tmp_path), state_of(stopped)
     good, _ = checkpoint.newest_good(folder / "checkpoints")

@@ -40,6 +40,7 @@ def cells(sample: int) -> list[list[str]]:
     return order.sample(everything[:MANY], int(wanted))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("sample", [FEW, pytest.param(MANY, marks=pytest.mark.long)])
 @pytest.mark.timeout(3600)
 def test_no_command_fails_on_what_somebody_planted(tmp_path: Path, sample: int) -> None:

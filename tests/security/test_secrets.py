@@ -113,6 +113,7 @@ def everywhere(*folders: Path) -> str:
     return "\n".join(path.read_bytes().decode("latin-1") for path in files)
 
 
+@pytest.mark.all
 def test_a_run_of_a_script_keeps_no_secret_and_still_goes_on(tmp_path: Path) -> None:
     state = Path(os.environ["HOLDFAST_STATE"])
     (tmp_path / "job.py").write_text(SCRIPT)

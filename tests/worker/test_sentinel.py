@@ -120,6 +120,7 @@ def test_a_stranger_can_see_it_again(job: Job, sentinel: Sentinel, tmp_path: Pat
     assert said[1:] == ["again agrees", "other numbers agrees", "other numbers agrees"], "here the device is right"
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_and_normalisation_over_four_samples_accuse_nobody(
     sentinel: Sentinel, dtype: torch.dtype

@@ -354,6 +354,7 @@ def test_compiling_is_a_phase_of_its_own_whenever_it_happens(tmp_path: Path) -> 
     assert torch._dynamo.callback.callback_handler.start_callbacks == [], "nothing is left behind"
 
 
+@pytest.mark.all
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_fault_while_compiling(count: int, tmp_path: Path) -> None:

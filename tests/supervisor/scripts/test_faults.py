@@ -40,6 +40,7 @@ def steps_printed(out: bytes) -> list[int]:
     return [int(number) for number in re.findall(rb"^step (\d+) ", out, re.M)]
 
 
+@pytest.mark.all
 @pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("fault", "kind"),
@@ -194,6 +195,7 @@ def test_silence_of_a_plain_program_is_noticed(tmp_path: Path) -> None:
     assert ran.faults == ["hang"] and "it waits for threads of its own" in ran.said
 
 
+@pytest.mark.all
 def test_a_program_that_computes_in_silence_is_left_alone(tmp_path: Path) -> None:
     code = "import time\nend = time.time() + 3\nwhile time.time() < end: pass\nprint('done')"
     (tmp_path / "p.py").write_text(code)

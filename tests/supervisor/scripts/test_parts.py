@@ -55,6 +55,7 @@ def test_a_whole_file_of_torch_is_whole_and_a_damaged_one_is_not(tmp_path: Path)
     assert damage(tmp_path / "empty.pt") == "it is cut short or not a checkpoint"
 
 
+@pytest.mark.all
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
     """A file that would run code when it is loaded: its structure is looked at, its content is not."""
     import pickle

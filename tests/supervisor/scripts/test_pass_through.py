@@ -78,6 +78,7 @@ def test_stdin_is_the_programs(tmp_path: Path) -> None:
     assert ran.out == said[::-1]
 
 
+@pytest.mark.all
 def test_a_reader_that_leaves_ends_the_program(tmp_path: Path) -> None:
     """`holdfast run -- yes | head -1` ends, as `yes | head -1` does."""
     code = "import sys\nwhile True: sys.stdout.write('y\\n')"
@@ -262,6 +263,7 @@ open("pids", "w").write(f"{a.pid} {b.pid}")
         bystander.wait()
 
 
+@pytest.mark.all
 def test_a_program_that_daemonises_itself_is_followed(tmp_path: Path) -> None:
     code = """
 import os, sys, time

@@ -122,6 +122,7 @@ def test_a_policy_that_says_nan_is_named() -> None:
         learner.turn(CPU)
 
 
+@pytest.mark.all
 def test_one_turn_has_one_result() -> None:
     found = []
     for _ in range(2):

@@ -11,6 +11,7 @@ import pytest
 HUNTED = Path(__file__).parent / "jobs" / "hunted.py"
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("name", "faults"),
     [

@@ -129,6 +129,7 @@ def test_nets_that_share_all_subjects_train_in_a_run_beside_a_net_of_braindecode
     assert np.isfinite(rival["nrmse"]) and f"ShallowFBCSPNet in the same {rival['cpu_s']} CPU s " in said
 
 
+@pytest.mark.all
 def test_one_subject_to_validate_and_one_to_test_give_no_score_and_a_trained_net(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
