@@ -86,7 +86,7 @@ keys = [
 events = st.dictionaries(st.sampled_from(keys), anything, max_size=6)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     info=st.dictionaries(
         st.sampled_from(["state", "device", "accounts", "best", "settings", "created", "run"]), anything
