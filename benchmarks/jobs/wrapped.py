@@ -1,4 +1,5 @@
-"""A model in DistributedDataParallel, trained twice in turns: by session.step, and by a loop without holdfast.
+"""A model in DistributedDataParallel, or with `parts` in FSDP2, trained twice in turns: by session.step, and by a loop
+without holdfast.
 
 The second reads the same samples with a DataLoader and a DistributedSampler, as a script for torchrun does.
 Both are in the same ranks, so a busy machine slows both. `folder` gets the seconds of every step of each, by rank, and
@@ -14,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
@@ -27,10 +30,31 @@ def _network(width: int) -> nn.Module:
     )  # fmt: skip
 
 
-def train(session: holdfast.Session, steps: int = 100, width: int = 256, rows: int = 256, folder: str = "") -> None:
+def _shared_out(model: nn.Module, ranks: int) -> nn.Module:
+    mesh = init_device_mesh("cpu", (ranks,))
+    for layer in model.children():
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def train(
+    session: holdfast.Session,
+    steps: int = 100,
+    width: int = 256,
+    rows: int = 256,
+    parts: bool = False,
+    folder: str = "",
+) -> None:
     torch.distributed.init_process_group("gloo")
     x, y = torch.randn(rows * steps, 64), torch.randint(0, 4, (rows * steps,))
-    ours, plain = DistributedDataParallel(_network(width)), DistributedDataParallel(_network(width))
+    ours: nn.Module
+    plain: nn.Module
+    if parts:
+        ours, plain = (_shared_out(_network(width), session.ranks) for _ in range(2))
+    else:
+        ours, plain = (DistributedDataParallel(_network(width)) for _ in range(2))
     optimizer = torch.optim.AdamW(ours.parameters(), lr=1e-3)
     other = torch.optim.AdamW(plain.parameters(), lr=1e-3)
     samples = torch.utils.data.TensorDataset(x, y)

@@ -26,6 +26,7 @@ from holdfast.state import layout
 from holdfast.state.weights_file import read_said
 
 SCRIPT = Path(__file__).parent / "job.py"
+SHARDED = Path(__file__).parent / "sharded_job.py"
 PATIENCE = 180.0
 
 
@@ -34,13 +35,15 @@ class Ranks:
 
     stays = False
 
-    def __init__(self, folder: Path, ranks: int, *words: str, run: RunFolder | None = None) -> None:
+    def __init__(
+        self, folder: Path, ranks: int, *words: str, run: RunFolder | None = None, script: Path = SCRIPT
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.ranks = ranks
         self.seen = folder / "seen"
         self.seen.mkdir(exist_ok=True)
         words = (*words, f"seen={self.seen}", "watchdog.setup=20s", f"run.folder={folder}", "run.threads=1")
-        self.order = read_order(str(SCRIPT), list(words), device="cpu")
+        self.order = read_order(str(script), list(words), device="cpu")
         self.run = run or create(self.order)
         self.job = Job(Path(tempfile.mkdtemp(prefix="holdfast-job-test-", dir=folder)))
         self.starts = 0
@@ -209,9 +212,22 @@ class Scenarios:
             self.results[name] = {"codes": ranks.until_over(), **ranks.result()}
             if isinstance(ranks, Staying):
                 self.results[name]["pids"] = ranks.pids
-            if name.startswith("ragged"):
+            if name.startswith(("ragged", "parts")) and not name.startswith("parts stopped"):
                 self.results[name]["weights"] = ranks.weights()
         return self.results[name]
+
+    def _with_parts(self, folder: Path, of: str) -> Ranks:
+        """Ranks that hold parts of the model (FSDP2)."""
+        if of.startswith("then"):  # "then 3": those that were stopped go on with another number
+            ranks = int(of.split()[1])
+            self.result(f"parts stopped {ranks}")
+            run = RunFolder.open(self.ranks[f"parts stopped {ranks}"].run.path)
+            words = ["whole=true"] if ranks == 1 else []
+            return Staying(self.folder / f"parts-stopped-{ranks}", ranks, *words, run=run, script=SHARDED)
+        if of == "torchrun":
+            return Ranks(folder, 2, "die=1:4:backward", script=SHARDED)
+        count, *given = PARTS[of.partition(" ")[0]]
+        return Staying(folder, int(count), *map(str, given), script=SHARDED)
 
     def _made(self, name: str) -> Ranks:
         kind, _, of = name.partition(" ")
@@ -223,6 +239,8 @@ class Scenarios:
             return Staying(folder, 2, f"die={of}", f"snapshot.every={STAYS[of]}")
         if kind == "ddp":
             return Staying(folder, 2, "ddp=true", *WRAPPED[of])
+        if kind == "parts":
+            return self._with_parts(folder, of)
         if kind == "full":
             return Ranks(folder, 2, f"full=1:4:{FULL[of]}", "plain=true")
         if kind == "ragged":
@@ -234,6 +252,23 @@ class Scenarios:
         if name == "once in a process":
             return Staying(folder, 2, "die=1:4:backward", "once=true")
         return Ranks(folder, 2, *{"two": (), "stopped": ("stop=3",), "failed": ("fail=1",)}[name])
+
+
+PARTS = {
+    "one": (1, "whole=true"),
+    "alone": (1, "whole=true", "epochs=8"),
+    "two": (2,),
+    "forward": (2, "die=1:4:forward", "snapshot.every=1"),
+    "backward": (2, "die=0:4:backward", "snapshot.every=3"),
+    "optimizer": (2, "die=1:4:optimizer", "snapshot.every=1"),
+    "full": (2, "full=1:4:1"),
+    "replicas": (4, "mesh=2"),
+    "replica": (4, "mesh=2", "die=3:4:backward", "snapshot.every=1"),
+    "clipped": (3, "clip=0.5", "look=true"),
+    "looking": (3, "clip=0.5", "look=true", "die=2:7:forward"),
+    "stopped": (2, "stop=3"),
+}
+"""What happens to ranks that share the state out, and how many they are."""
 
 
 def serve(folder: Path) -> None:

@@ -301,9 +301,9 @@ class RankAgent:
         if before and not before.keys() & now.keys():  # nobody is left of those that have trained: their heirs are here
             for lost, heir in zip(before, here, strict=False):
                 self.job.hand_slots(lost, heir.seat)
-        for member in self._members:
-            if member not in here:  # what it had is older than what the others go on from
-                self.job.drop_slots(member.seat)
+        elif before:
+            for seat in now.keys() - before.keys():  # what it had is older than what the others go on from
+                self.job.drop_slots(seat)
         pids = {rank: member.pid for rank, member in enumerate(here)}
         seats = tuple(member.seat for member in here)
         roster.publish(self.job, Roster(self._number, pids, seats, self._ranks))

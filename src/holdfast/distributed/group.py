@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -51,6 +51,7 @@ from holdfast.distributed.wrapped import Wrapped
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Action, Move
 from holdfast.run.commit_points import CommitPoint
+from holdfast.state.shared_out import is_shared_out
 from holdfast.worker.peers import PeerFault
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ _AT_ONCE = 64 << 20
 
 _COMMIT, _MEET = 1, 2
 """What rank 0 wishes for at the end of a body: a commit, or a commit and then the next group."""
+PIECES = "pieces"
+"""A note in the job's folder: in how many pieces ranks that hold parts of the state compute a batch."""
 _LOOK = 0.05
 """Seconds between two looks for a new rank."""
 CONNECT = timedelta(seconds=10.0)
@@ -345,7 +348,8 @@ class Group:
         """The parameters whose gradients no wrapper exchanges, each once."""
         done = self.wrapped.parameters()
         every = (each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"])
-        return list({id(each): each for each in every if each.requires_grad and id(each) not in done}.values())
+        own = (each for each in every if each.requires_grad and id(each) not in done and not is_shared_out(each))
+        return list({id(each): each for each in own}.values())
 
     def _reduce(self, parameters: list[Tensor]) -> None:
         """The sum over all ranks, each with its weight; a parameter that nobody has a gradient for keeps none."""
@@ -413,7 +417,10 @@ class Group:
         not reach them. Then the connections are broken, which ends their waiting, and all vote in a new group.
         """
         self._in_step = False
-        broken = isinstance(error, GroupBroken) or (self._exchanging and self._is_broken())
+        exchanging = self._exchanging or self.wrapped.parts
+        broken = isinstance(error, GroupBroken) or (exchanging and self._is_broken())
+        if self.wrapped.parts and (broken or fault is not None):
+            self._leave_with_parts(error, None if broken else fault)
         if fault is None and not broken:
             return None
         if self._past and fault is not None:  # others may be in the next step: no vote, and no way back to this one
@@ -430,6 +437,24 @@ class Group:
             return peer.fault
         return own or Fault(Kind.TRANSIENT, "ranks", message=f"the connection between the ranks broke: {error}")
 
+    def _leave_with_parts(self, error: Exception, own: Fault | None) -> NoReturn:
+        """FSDP2 keeps to the process group it was made with, so all ranks begin anew in the next one.
+
+        A batch that was too large here is computed in more pieces there, by all.
+        """
+        ground = self._ground
+        if own is not None and ground is not None:
+            if own.kind is not Kind.OUT_OF_MEMORY:
+                ground.lose(own.at(step=ground.position.step + 1))
+            pieces = 2 * max(1, self._board.read().pieces)
+            told = replace(own, device=f"rank {self.place.seat}").at(step=ground.position.step + 1)
+            self._job.note(PIECES, {"pieces": pieces, "fault": told.to_json()})
+        raise PeerLost(str(error).partition("\n")[0]) from error
+
+    def lost_a_rank(self) -> bool:
+        """Whether an error outside of a step may come from a connection that ended: an evaluation exchanges too."""
+        return bool(self.wrapped) and self._is_broken()
+
     def _is_broken(self) -> bool:
         """Whether a connection to another rank has ended."""
         return any(_has_ended(fd, inode) for fd, inode in self._sockets)
@@ -445,12 +470,25 @@ class Group:
     def protect(self, ground: Trained, *, restored: bool) -> None:
         """The same numbers in all ranks, and the same number for the next snapshot."""
         self._ground = ground
+        self.wrapped.parts = any(is_shared_out(each) for module in ground.modules() for each in module.parameters())
         if not restored:
             for module in ground.modules():
-                self._from_first([*module.parameters(), *module.buffers()])
+                own = [each for each in module.parameters() if not is_shared_out(each)]
+                self._from_first([*own, *module.buffers()])
         self._agreed = False
+        if self.wrapped.parts:
+            self._job.note(f"ends-{self.place.restarts}-{self.rank}", {"ends": sorted(_ends(_sockets()).values())})
         rows = self._vote(_SEQUENCE, ground.snapshots.next_sequence - 1)
         ground.snapshots.start_after(int(max(row[0] for row in rows)))
+        if self.wrapped.parts:
+            self._sockets |= self._to_ranks()
+
+    def _to_ranks(self) -> frozenset[tuple[int, int]]:
+        """Connections of groups that the script has made, one for each axis of its mesh: a rank that leaves ends those
+        too. Both ends are known, so that other connections of the script are left alone."""
+        notes = [self._job.noted(f"ends-{self.place.restarts}-{rank}") for rank in range(self.ranks)]
+        others = {str(end) for rank, note in enumerate(notes) if rank != self.rank for end in note.get("ends", ())}
+        return frozenset(each for each, end in _ends(_sockets(), far=True).items() if end in others)
 
     def landed(self, ground: Trained) -> None:
         self._reseed(ground)
@@ -464,6 +502,7 @@ class Group:
             self._agree(rows)
             stop = self._stop
         self._agreed = False
+        _take_parts_back(ground.modules() if self.wrapped.parts else ())
         self._from_first([buffer for module in ground.modules() for buffer in module.buffers()])
         self._reseed(ground)
         return stop
@@ -525,6 +564,15 @@ class Group:
         return memoryview(bytearray(sent.numpy().tobytes())) if wanted else payload
 
 
+def _take_parts_back(modules: Iterable[torch.nn.Module]) -> None:
+    """A forward without backward may leave parameters of FSDP2 whole in every rank: a snapshot is of the parts."""
+    for module in modules:
+        for each in module.modules():
+            reshard = getattr(each, "reshard", None)
+            if reshard is not None and hasattr(each, "set_requires_gradient_sync"):
+                reshard()
+
+
 def _launcher() -> int:
     """The process of the agent, which replaces ranks that are lost."""
     return int(os.environ.get(LAUNCHER) or 0)
@@ -544,6 +592,16 @@ def _sockets() -> frozenset[tuple[int, int]]:
                         found.add((int(name), status.st_ino))
             break
     return frozenset(found)
+
+
+def _ends(sockets: Iterable[tuple[int, int]], *, far: bool = False) -> dict[tuple[int, int], str]:
+    """The address of this end of each connection, or of the other one."""
+    found = {}
+    for fd, inode in sockets:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as own:
+            host, port = (own.getpeername() if far else own.getsockname())[:2]
+            found[fd, inode] = f"{host} {port}"
+    return found
 
 
 def _has_ended(fd: int, inode: int) -> bool:

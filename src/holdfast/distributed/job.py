@@ -101,6 +101,14 @@ class Job:
             by_size.setdefault(status.st_size, []).append(path)
         return [_open(paths) for _, paths in sorted(by_size.items())]
 
+    def seats(self) -> list[int]:
+        """Those that have slots on this machine."""
+        return sorted(int(path.name.partition("-")[2]) for path in self.path.glob("slots-*"))
+
+    def slot_names(self, rank: int) -> list[tuple[str, int]]:
+        """Which files its slots are now."""
+        return [(path.name, status.st_ino) for path, status in in_folder(self.slots(rank), "slot-*")]
+
     def drop_slots(self, rank: int) -> None:
         """Its snapshots are of no use any more, and no process of it lives."""
         shutil.rmtree(self.path / f"slots-{rank}", ignore_errors=True)

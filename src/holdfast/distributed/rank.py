@@ -384,6 +384,7 @@ def _save_what_failed(link: Any, job: Job) -> None:
 
 def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any, device: Any) -> None:
     from holdfast.data import sample_marks
+    from holdfast.distributed.group import PIECES, PeerLost
     from holdfast.distributed.script_calls import group_is_here
     from holdfast.faults.ladder import Rung
     from holdfast.worker import worker
@@ -394,6 +395,9 @@ def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any
     session = Session(
         link, run=described, rungs=[Rung(str(device))], rung=0, settings=settings, device=device, peers=group
     )
+    pieces = int(link.job.noted(PIECES).get("pieces", 1))
+    if pieces > 1:
+        session.begin_with(pieces=pieces, cpu_batch=False, sentinel=False)
     sample_marks.begin(folder, policy=sample_marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
     try:
         train = worker.load_train(order.facts.path, order.argv)
@@ -404,6 +408,8 @@ def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any
     except HoldfastError:
         raise
     except Exception as error:  # the script's own, or an error of the device that came out where nobody tries again
+        if group.lost_a_rank():
+            raise PeerLost(str(error).partition("\n")[0]) from error
         fault = classify_exception(error, device=str(device)) if str(device) != "cpu" else None
         if fault is not None:
             raise _StartAgain("lost", fault=fault.to_json()) from error

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from holdfast.base import processes
 from holdfast.base.board import Board, Phase
 from holdfast.base.files import open_regular
 from holdfast.distributed import roster
-from holdfast.distributed.group import Group
+from holdfast.distributed.group import PIECES, Group
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import Place
 from holdfast.distributed.torchrun import AGENT_LOG
@@ -35,13 +36,16 @@ from holdfast.run.settings import Settings
 from holdfast.run.states import RunState
 from holdfast.state import checkpoint
 from holdfast.state.layout import read_meta
+from holdfast.state.shards import parts_of, put_together
 from holdfast.state.slot_memory import Memory
-from holdfast.state.slots import Arena
+from holdfast.state.slots import Arena, Commit, Slot
 from holdfast.worker.local_run import LocalLink
 from holdfast.worker.worker import map_file
 
 _WRITER, _EMPTY = "writer", "empty"
 """Notes in the job's folder: which process writes, and which seats were empty when it began."""
+_AWAIT_PARTS = 0.005
+"""Seconds between two looks at the snapshots of other ranks."""
 _EXIT = re.compile(r"\(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
 
 
@@ -53,6 +57,9 @@ class Snapshots:
         self.memory.folder = job.slots(place.seat)
         self.memory.arenas = job.arenas(place.seat)
         self.memory.release_leases()  # who held them is gone
+        self.job = job
+        self.seat = place.seat
+        self._others: dict[int, tuple[list[tuple[str, int]], list[Arena]]] = {}
         self.start: memoryview | None = None
         self.whole = False
         """Nothing that all ranks had committed is missing from it."""
@@ -87,6 +94,46 @@ class Snapshots:
         commit = None if mine is None else mine.read()
         payload = None if mine is None or commit is None else mine.payload(commit.size)
         self.start = group.hand_over(payload, holder, wanted=payload is None)
+
+    def all_parts(self, sequence: int | None = None) -> memoryview | None:
+        """A snapshot with the parts of all ranks of this machine put together; None if a part is missing.
+
+        By default the one to go on from.
+        """
+        if sequence is None:
+            if self.start is None:
+                return None
+            sequence = int(read_meta(self.start)["session"]["sequence"])
+        found: dict[tuple[int, int], dict[int, tuple[Slot, memoryview]]] = {}
+        for slot, commit, payload in self._everywhere(sequence):
+            parts = parts_of(payload)
+            of_one_group = found.setdefault((commit.generation, int(parts.get("count", 1))), {})
+            of_one_group.setdefault(int(parts.get("index", 0)), (slot, payload))
+        # A rank that was lost may have been ahead of the others, who have made that snapshot anew since then.
+        for (generation, count), each in sorted(found.items(), reverse=True):
+            if sorted(each) == list(range(count)):
+                made = put_together([each[index][1] for index in range(count)])
+                again = [slot.read(savepoints=True) for slot, _ in each.values()]
+                same = all(now and (now.sequence, now.generation) == (sequence, generation) for now in again)
+                return memoryview(made) if same else None  # or its rank began to write there while it was read
+        return None
+
+    def _everywhere(self, sequence: int) -> Iterator[tuple[Slot, Commit, memoryview]]:
+        """That snapshot in the slots of each rank that has it."""
+        for seat in self.job.seats():
+            for arena in self.memory.arenas if seat == self.seat else self._of(seat):
+                slot = arena.find(sequence)
+                commit = None if slot is None else slot.read(savepoints=True)
+                if slot is not None and commit is not None:
+                    yield slot, commit, slot.payload(commit.size)
+
+    def _of(self, seat: int) -> list[Arena]:
+        """The slots of another rank, opened once."""
+        names = self.job.slot_names(seat)
+        known = self._others.get(seat)
+        if known is None or known[0] != names:
+            known = self._others[seat] = names, self.job.arenas(seat)
+        return known[1]
 
     @property
     def step(self) -> int:
@@ -123,6 +170,9 @@ class Follower:
 
     def newest(self) -> memoryview | None:
         return self.snapshots.start
+
+    def whole(self) -> memoryview | None:
+        return self.snapshots.all_parts()
 
     def committed(self, step: int) -> None:
         if not self.advanced:
@@ -221,6 +271,7 @@ class Writer(LocalLink):
         self.checkpoint = self.saved = saved
         self.snapshots.find(group, saved)
         self._tell_who_was_lost()
+        self._tell_who_was_full()
         self._tell_how_many()
         if self.place.stays and self.snapshots.whole:  # a step is one that all have; this rank may be one ahead
             self.accounts.steps = min(self.accounts.steps, self.snapshots.step)
@@ -233,6 +284,32 @@ class Writer(LocalLink):
 
     def newest(self) -> memoryview | None:
         return self.snapshots.start
+
+    def whole(self) -> memoryview | None:
+        return self.snapshots.all_parts()
+
+    def _payload(self) -> memoryview | None:
+        found = self.memory.newest_slot()
+        return None if found is None else self._with_all_parts(super()._payload(), found[1].sequence)
+
+    def _held(self, sequence: int) -> tuple[memoryview, int] | None:
+        held = super()._held(sequence)
+        payload = None if held is None else self._with_all_parts(held[0], sequence)
+        return None if held is None or payload is None else (payload, held[1])
+
+    def _with_all_parts(self, payload: memoryview | None, sequence: int) -> memoryview | None:
+        """Where each rank holds a part: those of the others are waited for, as long as all of them live."""
+        if payload is None or int(parts_of(payload).get("count", 1)) == 1:
+            return payload
+        self.board.enter(Phase.PEERS)  # waiting for others is no hang of this rank
+        while True:
+            gone = self.place.roster is None or any(
+                not processes.exists(pid) for pid in self.place.roster.pids.values()
+            )
+            whole = self.snapshots.all_parts(sequence)
+            if whole is not None or gone:
+                return whole
+            time.sleep(_AWAIT_PARTS)
 
     def committed(self, step: int) -> None:
         super().committed(step)
@@ -288,6 +365,15 @@ class Writer(LocalLink):
         if self.place.restarts and self._recovering is None and self.snapshots.start is not None:
             self._record(Fault(Kind.EXIT, "another machine", step=self.snapshots.step + 1))
             self._recovering = time.monotonic()
+
+    def _tell_who_was_full(self) -> None:
+        """A rank that holds a part of the state ran out of memory: all compute batches in more pieces from here on."""
+        known = self.job.noted(PIECES)
+        if isinstance(known.get("fault"), dict):
+            fault, pieces = Fault.from_json(known["fault"]), int(known["pieces"])
+            self.job.note(PIECES, {"pieces": pieces})
+            self.accounts.fault(fault.kind.value)
+            self.teller.emit_fault(fault, Move(Action.SPLIT, 0, pieces, reason=f"all ranks, in {pieces} pieces"))
 
     def _fault_of(self, rank: int, pid: int, left: dict[str, Any] | None) -> Fault | None:
         """None for a rank that ended because another had."""

@@ -1,4 +1,4 @@
-"""Modules that the script has put into DistributedDataParallel: they exchange their gradients inside backward.
+"""Modules that the script has put into DistributedDataParallel or FSDP2: they exchange gradients inside backward.
 
     wrapped = Wrapped(active=True)             # before the script runs: it hears of every wrapper that is made
     wrapped.parameters()                       # whose gradients need no exchange of ours
@@ -6,7 +6,8 @@
     wrapped.follow(dist.group.WORLD)           # the process group is another one
 
 A wrapper averages over ranks as if each had an equal part of the batch. Group weighs the loss so that the parts count
-as they are.
+as they are. FSDP2 (`fully_shard`) does the same with parameters of which each rank holds a part; it exchanges in
+forward too, and cannot follow to another process group.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ class Wrapped:
         self._known: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._parameters: set[int] | None = None
         self._counted = 0
+        self.parts = False
+        """Ranks hold parts of the parameters (FSDP2)."""
         self._hook = register_module_module_registration_hook(self._made)
 
     def __bool__(self) -> bool:
-        return self._active and len(self._known) > 0
+        return self.parts or (self._active and len(self._known) > 0)
 
     def _made(self, outer: torch.nn.Module, name: str, inner: Any) -> None:
         if name == "module" and isinstance(outer, DistributedDataParallel):

@@ -23,6 +23,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from holdfast.base.errors import UserError
+from holdfast.state.shared_out import Shard, is_shared_out, local, problem_of
 
 Node = Any
 """A JSON value."""
@@ -59,10 +60,13 @@ class Slot(NamedTuple):
     """Only optimizer.step() changes it."""
     foreign: bool = False
     """Its memory is numpy's: torch does not see it written to."""
+    shard: Shard | None = None
+    """Which part of the tensor this is, where ranks share it out among themselves."""
 
 
 def carrier(tensor: Tensor) -> Tensor:
-    """The tensor itself, or a view of it in a dtype that safetensors can name."""
+    """The tensor itself, this rank's part of it, or a view of that in a dtype that safetensors can name."""
+    tensor = local(tensor)
     if tensor.dtype in DTYPES:
         return tensor
     if tensor.is_complex():
@@ -119,6 +123,8 @@ def check_tensor(tensor: Tensor, place: str) -> None:
 def _tensor_problem(tensor: Tensor) -> tuple[str, str]:
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         return "not initialized yet", "run one forward pass of the lazy module before protect()"
+    if is_shared_out(tensor):
+        return _shared_out_problem(tensor)
     wrapper: bool = is_traceable_wrapper_subclass(tensor)
     if wrapper:
         return f"a `{type(tensor).__name__}`, which has no plain storage", ""
@@ -134,6 +140,11 @@ def _tensor_problem(tensor: Tensor) -> tuple[str, str]:
     if tensor.is_conj() or tensor.is_neg():
         return "a conjugate or negative view", "call .resolve_conj() or .resolve_neg() on it"
     return "", ""
+
+
+def _shared_out_problem(tensor: Tensor) -> tuple[str, str]:
+    problem = problem_of(tensor)
+    return (problem, "") if problem else _tensor_problem(local(tensor))
 
 
 class Flattener:
@@ -246,6 +257,8 @@ class Flattener:
             problem, _ = _tensor_problem(value)
             if problem:
                 raise self._refuse(path, f"is {problem}")
+            if is_shared_out(value):
+                raise self._refuse(path, "is a `DTensor` outside of a module or an optimizer's state")
             name = self._store(carrier(value), path)
             self._seen[id(value)] = name
             self._alive.append(value)

@@ -23,6 +23,7 @@ from holdfast.base.errors import UserError
 from holdfast.state.flatten import Node, Read, Slot, carrier, check_tensor, uncarry
 from holdfast.state.layout import MODULE
 from holdfast.state.parts import CustomModulePart, Part, changed_kind, fill, is_successor
+from holdfast.state.shared_out import local, shard_of
 
 _SAVING = ("state_dict", "load_state_dict", "_save_to_state_dict", "get_extra_state", "set_extra_state")
 _HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_post_hooks")
@@ -65,11 +66,16 @@ def _is_custom(module: Module) -> bool:
         return True
     if any(getattr(cls, key, None) is not getattr(Module, key) or key in module.__dict__ for key in _SAVING):
         return True
-    if any(getattr(module, key, None) for key in _HOOKS):
+    if any(not _is_torchs(hook) for key in _HOOKS for hook in (getattr(module, key, None) or {}).values()):
         return True
     # torch's own layers translate older files there; a user's layer may rebuild what depends on the weights.
     loader: Any = cls._load_from_state_dict
     return not getattr(loader, "__module__", "").startswith("torch.nn.")
+
+
+def _is_torchs(hook: Any) -> bool:
+    """FSDP2 hooks into state_dict() to put its parts in place. A part is read where the optimizer writes it."""
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
 
 
 def _is_param(value: Any) -> bool:
@@ -118,7 +124,7 @@ class ModulePart(Part):
         self._form_at = stop if stop < len(self._forms) else 0
         return all(
             tensor.dtype is dtype and tensor.shape == shape for tensor, dtype, shape in self._forms[start:stop]
-        ) and all(view.data_ptr() == tensor.data_ptr() for view, tensor in self._carried)
+        ) and all(view.data_ptr() == local(tensor).data_ptr() for view, tensor in self._carried)
 
     def _only_drifted(self) -> bool:
         """Buffers may be assigned anew in every forward pass. Note them; that is no reason to start over."""
@@ -161,7 +167,7 @@ class ModulePart(Part):
             view = carrier(tensor)
             if view is not tensor:
                 self._carried.append((view, tensor))
-            self.slots.append(Slot(f"{self.name}.{key}", view))
+            self.slots.append(Slot(f"{self.name}.{key}", view, shard=shard_of(tensor)))
             self._forms.append((tensor, tensor.dtype, tensor.shape))
 
     def _walk(self, module: Module, prefix: str) -> None:

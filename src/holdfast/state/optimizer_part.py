@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from holdfast.base.errors import UserError
 from holdfast.state.flatten import DTYPES, Flattener, Node, Read, Slot, laid_out, order_of, unflatten
 from holdfast.state.parts import ObjectPart, Part, fill, is_same, is_successor
+from holdfast.state.shared_out import is_shared_out, like, local, shard_of
 
 _HOOKS = (
     "_optimizer_state_dict_pre_hooks",
@@ -144,16 +145,28 @@ class OptimizerPart(Part):
         self._orders_node = _runs(self._orders)
 
     def _take_row(self, index: int, row: dict[str, Any]) -> None:
-        if not all(type(value) is Tensor and value.dtype in DTYPES for value in row.values()):
+        if not all(_is_plain_tensor(value) for value in row.values()):
             self._loose.append((index, row))
             return
         self._tensor_rows.append(row)
         self._have[index] = tuple(row)
-        orders = tuple((key, order) for key, tensor in row.items() if (order := order_of(tensor)) is not None)
+        orders = tuple((key, order) for key, tensor in row.items() if (order := order_of(local(tensor))) is not None)
         if orders:
             self._orders[index] = orders
         for key, tensor in row.items():
-            self.slots.append(Slot(self._slot_name(index, key), tensor, lazy=True))
+            self.slots.append(Slot(self._slot_name(index, key), local(tensor), lazy=True, shard=shard_of(tensor)))
+
+    def shared_out_in(self, shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
+        """Of the state tensors with these shapes, those that are shared out as their parameter is."""
+        params, before = self.params(), f"{self.name}.state."
+        found = set()
+        for name, shape in shapes.items():
+            index, dot, _ = name.removeprefix(before).partition(".")
+            if name.startswith(before) and dot and index.isdigit() and int(index) < len(params):
+                param = params[int(index)]
+                if is_shared_out(param) and tuple(param.shape) == shape:
+                    found.add(name)
+        return found
 
     def _slot_name(self, index: int, key: str) -> str:
         return f"{self.name}.state.{index}.{key}"
@@ -284,7 +297,7 @@ class OptimizerPart(Part):
             count = _states_per_param(type(self._optimizer).__name__, group)
             for param in group["params"]:
                 if not self._optimizer.state.get(param):
-                    size = param.numel() * max(param.element_size(), 4)
+                    size = local(param).numel() * max(param.element_size(), 4)
                     missing += int(count * size) + 8
         return missing
 
@@ -322,8 +335,9 @@ def _fill_row(
     for key, value in stored.items():
         live = row.get(key)
         device = _device_of(key, param, group)
-        if not isinstance(live, Tensor) or live.device != device or not is_same(live, value) or not fill(live, value):
-            row[key] = laid_out(value, orders.get(key), device)
+        own = local(live) if isinstance(live, Tensor) else None
+        if own is None or own.device != device or not is_same(own, value) or not fill(own, value):
+            row[key] = like(laid_out(value, orders.get(key), device), param)
 
 
 def _device_of(key: str, param: Tensor, group: Mapping[str, Any]) -> torch.device:
@@ -361,6 +375,10 @@ def _intervals(indices: list[int]) -> list[list[int]]:
         found = [index for _, index in members]
         runs.append([found[0], found[-1] + 1])
     return runs
+
+
+def _is_plain_tensor(value: Any) -> bool:
+    return (type(value) is Tensor or is_shared_out(value)) and value.dtype in DTYPES
 
 
 def _is_plain(value: Any) -> bool:

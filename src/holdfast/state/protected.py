@@ -33,6 +33,8 @@ from holdfast.state.module_part import ModulePart, make_module
 from holdfast.state.optimizer_part import OptimizerPart, make_optimizer
 from holdfast.state.parts import Part, make_other
 from holdfast.state.rng import capture_rng, restore_rng, rng_specs
+from holdfast.state.shards import SHARED_OUT
+from holdfast.state.shared_out import local
 
 __all__ = ["Protected", "capture_rng", "dtype_of", "restore_rng", "rng_specs", "view_bytes"]
 
@@ -58,6 +60,7 @@ class Protected:
         self._tensors: list[Tensor] = []
         self._lazy: list[bool] = []
         self._aliases: dict[str, str] = {}
+        self._shared_out: dict[str, Any] = {}
         self._held: dict[str, Place] = {}
         self._foreign: list[Tensor] = []
         self._unread = 0
@@ -111,7 +114,8 @@ class Protected:
             if not isinstance(target, Optimizer):
                 continue
             params = [param for group in target.param_groups for param in group["params"]]
-            lost = [param for param in params if param.numel() and param.data_ptr() not in known]
+            own = [local(param) for param in params]
+            lost = [part for part in own if part.numel() and part.data_ptr() not in known]
             if lost:
                 raise UserError(
                     f"`{name}` trains parameters that belong to no protected module",
@@ -168,6 +172,8 @@ class Protected:
             meta["aliases"] = self._aliases
         if self.gradients.node:
             meta["gradients"] = self.gradients.node
+        if self._shared_out:
+            meta[SHARED_OUT] = self._shared_out
         return meta
 
     def meta_json(self, extra: Mapping[str, Any] | None = None, *, look: bool = True) -> str:
@@ -230,6 +236,7 @@ class Protected:
         seen: dict[int, str] = {}
         self._aliases = {}
         rows: list[tuple[Spec, Tensor, bool]] = []
+        self._shared_out = _parts_of(slot for part in self._looked_at() for slot in part.slots)
         for part in self._looked_at():
             for slot in part.slots:
                 first = seen.setdefault(id(slot.tensor), slot.name)
@@ -247,7 +254,7 @@ class Protected:
 
     def _trained(self) -> set[int]:
         parts = [part for part in self._parts.values() if isinstance(part, OptimizerPart)]
-        return {id(param) for part in parts for param in part.params()}
+        return {id(local(param)) for part in parts for param in part.params()}
 
     # Now and then -------------------------------------------------------------------------------------------
 
@@ -257,6 +264,14 @@ class Protected:
         self._laid_out = self._tensors
         capacity = capacity_for(len(self.meta_json(look=False))) if meta_capacity is None else meta_capacity
         return plan(self._specs, extra=extra, meta_capacity=capacity)
+
+    def shared_out_in(self, shapes: Mapping[str, Shape]) -> set[str]:
+        """Which tensors of a saved state have to be cut for this rank. Optimizers may have no state yet."""
+        found = set(self.meta().get(SHARED_OUT, {}).get("names", ()))
+        for part in self._parts.values():
+            if isinstance(part, OptimizerPart):
+                found |= part.shared_out_in(shapes)
+        return found & shapes.keys()
 
     def restore(self, read: Read, meta: Mapping[str, Any]) -> None:
         """Become what was saved. Live tensors are written in place, so what refers to them stays right."""
@@ -362,6 +377,21 @@ def view_bytes(data: Tensor, code: str, shape: Shape) -> Tensor:
 def _spec(slot: Slot) -> Spec:
     tensor = slot.tensor
     return slot.name, DTYPES[tensor.dtype], tuple(tensor.shape)
+
+
+def _parts_of(slots: Iterable[Slot]) -> dict[str, Any]:
+    """Which tensors are this rank's parts, and which part of how many; {} for a state that is whole."""
+    found = {slot.name: slot.shard for slot in slots if slot.shard is not None}
+    if not found:
+        return {}
+    if len(set(found.values())) > 1:
+        raise UserError(
+            "the tensors of this run are shared out in different ways",
+            cause=", ".join(sorted({f"part {each.index} of {each.count}" for each in found.values()})),
+            hints=["use one device mesh for every `fully_shard`"],
+        )
+    shard = next(iter(found.values()))
+    return {"index": shard.index, "count": shard.count, "names": list(found)}
 
 
 def _check_name(name: str) -> None:

@@ -29,6 +29,7 @@ from holdfast.state.optimizer_part import OptimizerPart
 from holdfast.state.parts import ObjectPart, ScalerPart
 from holdfast.state.protected import Protected
 from holdfast.state.rng import capture_rng, restore_rng
+from holdfast.state.shared_out import local
 
 _version = attrgetter("_version")
 SMALL = 1 << 20
@@ -125,7 +126,7 @@ class Savepoint:
     def _arrange(self, tensors: list[Tensor]) -> None:
         self._base = tensors
         self._known = self._of_modules()
-        parameters = {id(each) for part in self._modules for each in part.named_params().values()}
+        parameters = {id(local(each)) for part in self._modules for each in part.named_params().values()}
         once = {id(each): each for each in self._known}
         self._parameters = [each for key, each in once.items() if key in parameters]
         buffers = [each for key, each in once.items() if key not in parameters]

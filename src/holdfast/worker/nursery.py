@@ -26,8 +26,8 @@ _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Libraries that start their threads at import; a fork would lose those threads and keep their locks.
 
 OpenMP starts its threads at the first sum, so `OMP_NUM_THREADS` is left alone: libgomp that finds a 1 there when it is
-loaded takes the machine for one with one CPU, and its threads never wait actively again (0.7 ms for each step of a small
-network on two cores)."""
+loaded takes the machine for one with one CPU, and its threads never wait actively again (0.7 ms for each step of a
+small network on two cores)."""
 _FIRST = (
     "numpy",
     "torch",

@@ -20,9 +20,10 @@ from holdfast.faults.classification import classify_exception
 from holdfast.run.commit_points import CommitPoint
 from holdfast.run.messages import Restored, Unheard
 from holdfast.state import snapshot
-from holdfast.state.layout import read_meta
+from holdfast.state.layout import parse_header, read_meta
 from holdfast.state.protected import KEPT
 from holdfast.state.rng import restore_rng
+from holdfast.state.shards import SHARED_OUT, cut, parts_of
 from holdfast.worker import unreported
 from holdfast.worker.position import Loop, Position
 from holdfast.worker.session_base import Ground
@@ -117,8 +118,33 @@ def _told(error: Exception, from_disk: bool) -> Exception:
     return UserError("what was saved of this run cannot be restored", cause=_reason(error), hints=hints)
 
 
+def _fitting(ground: Ground, payload: memoryview) -> memoryview:
+    """The same state, shared out as the objects here are: another number of ranks may have saved it."""
+    have, want = parts_of(payload), ground.protected.meta().get(SHARED_OUT, {})
+    saved = (have.get("index", 0), have.get("count", 1))
+    wanted = (want.get("index", 0), want.get("count", 1))
+    if saved == wanted:
+        return payload
+    whole = payload
+    if saved[1] > 1:
+        put_together = getattr(ground.link, "whole", None)  # only ranks have parts
+        found = None if put_together is None else put_together()
+        if found is None:
+            raise UserError(
+                f"a part of the state of {saved[1]} ranks is missing",
+                cause="the snapshot of a rank that held it is gone",
+                hints=["resume the run: it goes on from its last checkpoint, which is whole"],
+            )
+        whole = found
+    if wanted[1] == 1:
+        return whole
+    names = ground.protected.shared_out_in({entry.name: entry.shape for entry in parse_header(whole)[0]})
+    return memoryview(cut(whole, index=wanted[0], count=wanted[1], names=names))
+
+
 def _restored(ground: Ground, payload: memoryview) -> Landing:
     protected = ground.protected
+    payload = _fitting(ground, payload)
     _check_same_objects(read_meta(payload), ground)
     meta = snapshot.restore(protected, payload)
     session = meta["session"]

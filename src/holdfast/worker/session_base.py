@@ -28,6 +28,7 @@ from holdfast.run.settings import Settings
 from holdfast.state import snapshot
 from holdfast.state.protected import Protected
 from holdfast.state.savepoint import Savepoint
+from holdfast.state.shared_out import local
 from holdfast.worker.cadence import Cadence
 from holdfast.worker.peers import Alone, Peers
 from holdfast.worker.position import Loop, Position
@@ -213,7 +214,7 @@ class Ground:
         return self.norm if found is None else found
 
     def _parameters(self) -> list[torch.Tensor]:
-        return [each for module in self.modules() for each in module.parameters()]
+        return [local(each) for module in self.modules() for each in module.parameters()]
 
     def _quarantined(self) -> dict[str, Any] | None:
         """The samples that are left out, for the receipt; None if there are none, as there should be."""

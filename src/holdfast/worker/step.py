@@ -20,6 +20,7 @@ from torch import Tensor
 from holdfast.base.board import Phase
 from holdfast.base.errors import UserError
 from holdfast.data.batch import Piece, split_batch, to_device
+from holdfast.state.shared_out import local
 
 Splitter = Callable[[Any, int], Sequence[Piece]]
 
@@ -130,7 +131,7 @@ def _update(work: Work) -> None:
                 norms.append(_norm(optimizer))
                 torch.nn.utils.clip_grad_norm_(_parameters(optimizer), work.clip)
             else:
-                norms.append(torch.nn.utils.clip_grad_norm_(_parameters(optimizer), work.clip))
+                norms.append(local(torch.nn.utils.clip_grad_norm_(_parameters(optimizer), work.clip)))
         elif work.watch and scaler is None:
             norms.append(_norm(optimizer))
         if scaler is None:
@@ -145,7 +146,7 @@ def _update(work: Work) -> None:
 
 def _norm(optimizer: torch.optim.Optimizer) -> Tensor:
     """Of all gradients, without waiting for the device; in fp32, where a sum of squares has room."""
-    found = [grad for each in _parameters(optimizer) if (grad := each.grad) is not None]
+    found = [local(grad) for each in _parameters(optimizer) if (grad := each.grad) is not None]
     gradients = [grad.coalesce().values() if grad.is_sparse else grad for grad in found]
     if _half(optimizer):
         gradients = [grad.float() for grad in gradients]
