@@ -147,6 +147,7 @@ def test_wrong_gradients_after_a_right_forward_pass(host: Host, place: Path, nam
     assert "bound" in found["backward"].why
 
 
+@pytest.mark.all
 def test_wrong_only_in_half_precision(host: Host, place: Path) -> None:
     symptom = Symptom("wrong", kernel="convolution", precision="fp16")
     assert statuses(probed(host, "conv2d fp16", symptom, place=place)) == ["failed", "skipped", "skipped"]
@@ -217,6 +218,7 @@ def test_a_crash_of_whoever_comes_second(host: Host, place: Path) -> None:
     assert statuses(found) == ["crashed"] and found[""].why.endswith("was killed by SIGSEGV")
 
 
+@pytest.mark.all
 def test_a_kernel_that_is_being_compiled_is_no_hang(
     host: Host, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,6 +428,7 @@ def test_one_real_step_of_a_script(host: Host, place: Path, script: Path) -> Non
     )
 
 
+@pytest.mark.all
 def test_a_bug_of_a_script_is_told_as_what_it_is(host: Host, script: Path) -> None:
     (raised,) = run("cpu", [script_probe(script, {"fails": "yes"})], host)
     assert raised.status == "failed" and raised.why == "ValueError: a bug of the script"

@@ -170,6 +170,7 @@ def test_a_wrapped_model_is_computed_in_pieces(found: Found) -> None:
     assert [each["move"]["action"] for each in result["faults"]] == ["retry", "split"]
 
 
+@pytest.mark.all
 def test_a_wrapped_model_learns_what_an_unwrapped_one_does(found: Found) -> None:
     """Shares of 5 and 4 samples count as they are, though a wrapper averages over ranks."""
     for name, values in found["ragged 2"]["weights"].items():
@@ -218,6 +219,7 @@ def test_every_sample_once(found: Found, name: str, epoch: int) -> None:
     assert _samples(found[name], epoch) == Counter(range(60))
 
 
+@pytest.mark.all
 def test_a_wish_to_stop_stops_all_at_one_step(found: Found) -> None:
     stopped = found["stopped"]
     assert stopped["outcome"]["state"] == "STOPPED" and stopped["codes"] == [[0, 0]]
@@ -227,6 +229,7 @@ def test_a_wish_to_stop_stops_all_at_one_step(found: Found) -> None:
     assert stopped["checkpoints"] == ["000004"]
 
 
+@pytest.mark.all
 def test_a_checkpoint_goes_on_with_another_number_of_ranks(found: Found) -> None:
     three = found["three"]
     assert three["outcome"]["state"] == "FINISHED" and three["receipt"]["steps"] == 14
@@ -235,6 +238,7 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(found: Found) -> None
     assert _samples(three, 0) == Counter(range(60)) == _samples(three, 1)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("ranks", _some([2, 3], [3]))
 def test_gradients_are_those_of_the_whole_batch(found: Found, ranks: int) -> None:
     alone, together = found["ragged 1"]["weights"], found[f"ragged {ranks}"]["weights"]

@@ -53,6 +53,7 @@ def test_two_ranks_with_parts_learn_what_one_process_does(found: Found) -> None:
     assert _close(found["parts two"], found["parts one"]) < 1e-6
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "phase", ["backward", *(pytest.param(each, marks=pytest.mark.long) for each in ("forward", "optimizer"))]
 )

@@ -110,6 +110,7 @@ def test_axe_finds_nothing(axe: str, browser: Any, server: Page, runs: Path, dar
     assert wrong == []
 
 
+@pytest.mark.all
 def test_axe_would_find_something(axe: str, browser: Any) -> None:
     tab = browser.new_page()
     tab.set_content(

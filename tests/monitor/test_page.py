@@ -36,7 +36,10 @@ ENDS = """node => {
 }"""
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (CHROMIUM names one)")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (CHROMIUM names one)"),
+    pytest.mark.all,  # make test has the server and its answers: test_web.py
+]
 
 
 class Sight:

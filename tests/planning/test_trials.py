@@ -83,6 +83,7 @@ def test_a_loop_is_cut_short_and_every_part_of_it_is_seen(bench: Bench, tmp_path
     assert found.took_s < 20.0
 
 
+@pytest.mark.all
 def test_an_epoch_that_is_one_transaction_is_the_unit(bench: Bench, tmp_path: Path) -> None:
     found = tried(bench, tmp_path, """
         def train(session):
@@ -133,6 +134,7 @@ def test_a_first_step_that_never_ends_is_ended(bench: Bench, tmp_path: Path) -> 
     assert not processes.exists(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.all
 def test_a_script_that_never_gets_to_a_step_is_ended(bench: Bench, tmp_path: Path) -> None:
     found = tried(bench, tmp_path, """
         def train(session):

@@ -44,6 +44,7 @@ def kept(run: Run, number: int = 1) -> Any:
 # Data ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("shows_as", ["error", "hang"])
 def test_a_label_out_of_range_is_the_datas_although_the_device_failed(drive: Drive, shows_as: str) -> None:
@@ -85,6 +86,7 @@ def test_a_bug_in_the_script_is_never_retried(drive: Drive) -> None:
     assert run.outcome.error is not None and "ValueError: a bug in the script" in run.outcome.error.message
 
 
+@pytest.mark.all
 def test_code_that_crashes_the_cpu_as_well_is_not_the_devices(drive: Drive) -> None:
     run = drive(JOB, device="pretend:0", code="crashes")
     assert run.outcome.state == "FAILED", run.story()

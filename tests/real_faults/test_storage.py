@@ -144,6 +144,7 @@ def rescued(temporary: Path) -> Path:
 # Read-only, moved away, deleted -------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 def test_a_folder_that_turns_read_only_and_back(drive: Drive, wanted: str) -> None:
     with contextlib.ExitStack() as mounts:
         meanwhile = disturbed(lambda path: mounts.enter_context(read_only(path)), lambda _: mounts.close())
@@ -153,6 +154,7 @@ def test_a_folder_that_turns_read_only_and_back(drive: Drive, wanted: str) -> No
     assert_whole(run, wanted)
 
 
+@pytest.mark.all
 def test_a_folder_that_is_moved_away_and_comes_back(drive: Drive, wanted: str) -> None:
     def end(path: Path) -> None:
         assert not path.exists(), "nothing was put in its place"

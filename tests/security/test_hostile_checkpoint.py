@@ -141,6 +141,7 @@ def test_what_is_no_snapshot_is_passed_over_by_its_form(stopped: Path, tmp_path:
     assert isinstance(unchanged, checkpoint.Checkpoint), "the way these are made is right"
 
 
+@pytest.mark.all
 @pytest.mark.timeout(300)
 def test_resume_passes_over_every_hostile_one_and_goes_on_from_the_good_one(stopped: Path, tmp_path: Path) -> None:
     folder, state = copied(stopped, tmp_path), state_of(stopped)

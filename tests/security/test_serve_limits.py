@@ -169,6 +169,7 @@ GET = b"GET / HTTP/1.1\r\n\r\n"
 LAST = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n"
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("asked", [GET, LAST, GET * 50])
 def test_who_never_reads_its_answer_is_closed(asked: bytes) -> None:
     with (
@@ -179,6 +180,7 @@ def test_who_never_reads_its_answer_is_closed(asked: bytes) -> None:
         assert server.pending == 0
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("more", [b"", b"." * 100])
 def test_a_body_that_stands_still_is_told_off(more: bytes) -> None:
     limits: Any = Limits(still_s=0.3)

@@ -76,6 +76,7 @@ def test_a_look_changes_nothing(job: Job, sentinel: Sentinel) -> None:
     assert all(torch.equal(one, two) for one, two in zip(looked, other.everything(), strict=True))
 
 
+@pytest.mark.sample(7, 1)
 @pytest.mark.parametrize(
     ("name", "how"),
     [

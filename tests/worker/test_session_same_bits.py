@@ -291,7 +291,7 @@ def test_undisturbed(job: Job, tmp_path: Path) -> None:
     assert outcome.receipt["faults"] == {}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(12, 3)
 def test_resumed_after_deaths(job: Job, tmp_path: Path) -> None:
     results: list[dict[str, Any]] = []
     outcome = survive(tmp_path, job.trainer(results), DEATHS if not isinstance(job, Several) else ["loop 3", "data 4"])
