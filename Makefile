@@ -3,7 +3,7 @@
 #   make demo       doctor, plan, training with three faults, a fast model, a report: 90 seconds after set-up
 #   make test       what has to hold: lint, types, tests (no accelerator needed)
 #   make test-all   `make test`, then the slower tests: what CI runs
-#   make test-long  `make test-all`, then the rest: all cases of what the others take samples of (hours)
+#   make test-long  `make test-all`, then the longest tests, and all cases of what the others take samples of
 #   make check      lint, format, types and documentation alone
 #   make docs       the documentation as a site below build/site/, strictly: a broken link is an error
 #   make fix        let ruff repair what it can

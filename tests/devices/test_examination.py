@@ -113,7 +113,7 @@ def test_a_cure_by_a_variable_is_found_after_one_that_does_not_help(clinic: Clin
     assert seen.verdict.state == "use_with_care"
 
 
-@pytest.mark.long  # a remedy for each environment; make test has one that cures, and one where nothing does
+@pytest.mark.long  # a remedy for each environment; make test has one that cures, make test-all one where nothing does
 def test_wrong_gradients_without_a_cure_leave_inference(clinic: Clinic) -> None:
     seen = clinic.examine(("conv2d fp32",), Symptom("wrong", kernel="convolution", part="backward"))
     assert seen.verdict.state == "inference_only"

@@ -31,7 +31,7 @@ DARK_AND_WIDE = [
     pytest.param(False, 1280),
     *(pytest.param(*each, marks=pytest.mark.long) for each in ((False, 390), (True, 1280), (True, 390))),
 ]
-"""One of them in each run of the tests; all of them with --everything."""
+"""`make test-all` looks at one of them, `make test-long` at all."""
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (CHROMIUM names one)")
 

@@ -85,7 +85,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 FEW = ("loader killed", "keeper killed", "failed", "stopped at once")
-"""What `make test` looks at: one of each process, an error, and a run that is left."""
+"""What `make test-all` looks at: one of each process, an error, and a run that is left."""
 
 
 @pytest.mark.all

@@ -36,7 +36,7 @@ def killed_at(folder: Path, lines: list[str], *words: object) -> Ran:
     return Ran(process.returncode, out, (folder / "err").read_bytes(), 0.0, folder, run, run.receipt() or {})
 
 
-@pytest.mark.long  # make test has the same of `holdfast chaos -- COMMAND`: tests/cli/test_chaos_command.py
+@pytest.mark.long  # make test-all has the same of `holdfast chaos -- COMMAND`: tests/cli/test_chaos_command.py
 @pytest.mark.timeout(1800)
 def test_a_killed_script_has_the_weights_the_log_and_the_files_of_the_undisturbed_one(tmp_path: Path) -> None:
     """The rehearsal is over after two seconds of steps, which take 0.1 s."""
