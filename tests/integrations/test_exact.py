@@ -53,7 +53,7 @@ def reference(alone: dict[str, Ran]) -> Path:
     return alone["plain"].folder
 
 
-@pytest.mark.long  # make test-all has a kill in the middle of an epoch below, and make test hangs in tests/supervisor/scripts
+@pytest.mark.long  # make test-all: a kill in an epoch below; make test: hangs in tests/supervisor/scripts
 @pytest.mark.parametrize("fault", ["kill", "segfault", "hang_gil"])
 def test_a_plain_loop_at_a_random_moment(tmp_path: Path, reference: Path, fault: str) -> None:
     at = random.randrange(2, EPOCHS * BATCHES)

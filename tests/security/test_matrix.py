@@ -1,7 +1,7 @@
 """Every kind of hostile file x every file of a run folder x every command that reads or writes it.
 
 No traceback, no exit code that is not documented, none that says "our bug", no raw escape, nothing outside of the
-folder changed, and an end in time. `make test-all` looks at a few cells, `make test-long` at more, always the same ones;
+folder changed, and an end in time. `make test-all` looks at a few cells, `make test-long` at more, always the same;
 `HOLDFAST_MATRIX=all` takes all 4 760 (some minutes), `HOLDFAST_MATRIX=500` so many.
 """
 
