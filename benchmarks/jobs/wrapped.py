@@ -30,8 +30,8 @@ def _network(width: int) -> nn.Module:
     )  # fmt: skip
 
 
-def _shared_out(model: nn.Module, ranks: int) -> nn.Module:
-    mesh = init_device_mesh("cpu", (ranks,))
+def _shared_out(model: nn.Module, kind: str, ranks: int) -> nn.Module:
+    mesh = init_device_mesh(kind, (ranks,))
     for layer in model.children():
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh)
@@ -48,13 +48,14 @@ def train(
     folder: str = "",
 ) -> None:
     torch.distributed.init_process_group("gloo")
+    device = session.device
     x, y = torch.randn(rows * steps, 64), torch.randint(0, 4, (rows * steps,))
     ours: nn.Module
     plain: nn.Module
     if parts:
-        ours, plain = (_shared_out(_network(width), session.ranks) for _ in range(2))
+        ours, plain = (_shared_out(_network(width).to(device), device.type, session.ranks) for _ in range(2))
     else:
-        ours, plain = (DistributedDataParallel(_network(width)) for _ in range(2))
+        ours, plain = (DistributedDataParallel(_network(width).to(device)) for _ in range(2))
     optimizer = torch.optim.AdamW(ours.parameters(), lr=1e-3)
     other = torch.optim.AdamW(plain.parameters(), lr=1e-3)
     samples = torch.utils.data.TensorDataset(x, y)
@@ -68,8 +69,10 @@ def train(
         began, busy = time.perf_counter(), time.process_time()
         for batch in session.batches(data):
             session.step(lambda b: nn.functional.cross_entropy(ours(b[0]), b[1]), batch)
+            _wait_for(device)
             middle, busy_then = time.perf_counter(), time.process_time()
-            _step(plain, other, next(plain_data))
+            _step(plain, other, [each.to(device) for each in next(plain_data)])
+            _wait_for(device)
             alone.append(time.perf_counter() - middle)
             held.append(middle - began)
             used[0].append(busy_then - busy)
@@ -78,6 +81,11 @@ def train(
     if folder:
         found = {"held": held[10:], "alone": alone[10:], "held_cpu": used[0][10:], "alone_cpu": used[1][10:]}
         Path(folder, f"rank{session.rank}.json").write_text(json.dumps(found))
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:

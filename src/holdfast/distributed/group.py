@@ -91,7 +91,15 @@ class Group:
     """The ranks of a run, as one of them sees the others."""
 
     def __init__(
-        self, place: Place, board: Board, job: Job, *, device: torch.device, seed: int, patience: float
+        self,
+        place: Place,
+        board: Board,
+        job: Job,
+        *,
+        device: torch.device,
+        seed: int,
+        patience: float,
+        one_card: bool = False,
     ) -> None:
         self.place = place
         self.rank = place.rank
@@ -100,7 +108,8 @@ class Group:
         self.wrapped = Wrapped(active=place.stays)
         self._board = board
         self._job = job
-        self._backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        # NCCL refuses two ranks on one card; gloo goes through the memory of the host.
+        self._backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not one_card else "gloo"
         self._patience = patience
         self._share = 1.0 / place.ranks
         self._sockets: frozenset[tuple[int, int]] = frozenset()
@@ -128,9 +137,22 @@ class Group:
         """Of rank 0: whether the agent has invited it to meet a new rank, and when it has looked last."""
 
     @classmethod
-    def join(cls, place: Place, board: Board, job: Job, *, device: torch.device, seed: int, patience: float) -> Group:
-        """Meet the others. Votes go over gloo; gradients on CUDA and ROCm over NCCL and RCCL."""
-        group = cls(place, board, job, device=device, seed=seed, patience=patience)
+    def join(
+        cls,
+        place: Place,
+        board: Board,
+        job: Job,
+        *,
+        device: torch.device,
+        seed: int,
+        patience: float,
+        one_card: bool = False,
+    ) -> Group:
+        """Meet the others. Votes go over gloo; gradients on CUDA and ROCm over NCCL and RCCL.
+
+        With `one_card` the ranks of this machine share an accelerator, and gradients go over gloo.
+        """
+        group = cls(place, board, job, device=device, seed=seed, patience=patience, one_card=one_card)
         try:
             group._meet()
         except BaseException:
@@ -242,6 +264,8 @@ class Group:
         self._board.enter(before)
 
     def _gather(self, mine: Tensor) -> list[Tensor]:
+        if self.ranks == 1:
+            return [mine]
         rows = [torch.empty_like(mine) for _ in range(self.ranks)]
         with self._talking():
             dist.all_gather(rows, mine)
@@ -278,8 +302,8 @@ class Group:
 
     def _hand_in(self, loss: Tensor) -> None:
         """Before the backward that exchanges gradients. A rank that has come through it finds these numbers of all."""
-        if self._shared is not None and loss.device.type == "cpu":
-            self._shared.hand_in(*self._numbers(loss))
+        if self._shared is not None:  # a loss on a device is not read: that would wait for the device
+            self._shared.hand_in(*self._numbers(loss if loss.device.type == "cpu" else None))
 
     def _numbers(self, loss: Tensor | None) -> tuple[float, float, float]:
         """What a rank says of a step: its part of the loss, whether it wants to stop, whether it wants a commit."""
@@ -328,6 +352,11 @@ class Group:
                 shared = self._shared.read(self._check_connections)
             self._end_brief(shared)
             return loss.new_tensor(sum(row[0] for row in shared))
+        if self.wrapped and self._brief and self._shared is not None and not self._own_part(optimizers):
+            self._exchanging = False
+            with self._talking():
+                self._end_brief(self._shared.read(self._check_connections))
+            return self._of_all(loss)
         rows = self._vote(_GRADIENTS, *self._numbers(loss if on_cpu else None))
         self._exchanging = False
         if self._brief:
@@ -335,9 +364,14 @@ class Group:
         self._reduce(self._own_part(optimizers))
         if on_cpu:
             return loss.new_tensor(sum(row[0] for row in rows))
+        return self._of_all(loss)
+
+    def _of_all(self, loss: Tensor) -> Tensor:
+        """The loss of the whole batch, added up on the device without waiting for it."""
         total = loss.detach() * self._share
-        with self._talking():
-            dist.all_reduce(total)
+        if self.ranks > 1:
+            with self._talking():
+                dist.all_reduce(total)
         return total
 
     def _end_brief(self, rows: Iterable[Sequence[float]]) -> None:
@@ -374,8 +408,9 @@ class Group:
             has[index] = 1.0
             if self._share:
                 part.view_as(gradient).copy_(gradient).mul_(self._share)
-        with self._talking():
-            dist.all_reduce(flat)
+        if self.ranks > 1:
+            with self._talking():
+                dist.all_reduce(flat)
         for part, parameter, somebody in zip(parts, parameters, has.tolist(), strict=True):
             if not somebody:
                 parameter.grad = None

@@ -184,6 +184,11 @@ def device_for(asked: str, place: Place) -> str:
     return asked
 
 
+def share_one_card(asked: str, place: Place) -> bool:
+    """`--device cuda:0` names one card, for all ranks of a machine."""
+    return asked.startswith("cuda:") and place.local_ranks > 1
+
+
 # Training ---------------------------------------------------------------------------------------------------
 
 
@@ -260,7 +265,15 @@ class _Life:
             self.groups += 1
             worker.seed_everything(seed)
             patience = self.settings.watchdog.setup
-            group = Group.join(self.place, self.board, self.job, device=self.device, seed=seed, patience=patience)
+            group = Group.join(
+                self.place,
+                self.board,
+                self.job,
+                device=self.device,
+                seed=seed,
+                patience=patience,
+                one_card=share_one_card(self.settings.run.device, self.place),
+            )
             group.begin()
             self._go_on(group)
             return True

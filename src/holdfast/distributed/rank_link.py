@@ -383,7 +383,8 @@ class Writer(LocalLink):
         if left.get("why") == "hung":
             return Fault(Kind.HANG, device, message=str(left.get("text", "")), evidence={"rank": rank, "pid": pid})
         if left.get("why") == "lost" and isinstance(left.get("fault"), dict):
-            return Fault.from_json(left["fault"])
+            fault = Fault.from_json(left["fault"])
+            return replace(fault, device=device, evidence={**fault.evidence, "device": fault.device, "pid": pid})
         return None
 
     def _exit_code(self, pid: int) -> int:
