@@ -48,7 +48,9 @@ def launch(folder: Path, device: str, ranks: int, fault: str, seconds: float) ->
         kept = ("kind", "device", "step", "phase", "sentence", "action", "reason")
         found = [event for event in events if event["event"] == "fault"]
         row["faults"] = [{key: event.get(key) for key in kept} for event in found]
-        row["recovered_s"] = [event["seconds"] for event in events if event["event"] == "recovered" and "seconds" in event]
+        row["recovered_s"] = [
+            event["seconds"] for event in events if event["event"] == "recovered" and "seconds" in event
+        ]
         row["workers"] = sorted(event["pid"] for event in events if event["event"] == "worker")
         receipt = journal.parent / "receipt.json"
         if receipt.exists():

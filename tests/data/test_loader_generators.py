@@ -14,6 +14,9 @@ from torch.utils.data import Dataset, Subset
 
 from holdfast.data.generators import NAMES, Watch, capture, restore, same
 from holdfast.data.loader import Loader
+from holdfast.data.sample_order import sample_seeds
+from holdfast.data.sample_seeding import Twister
+from holdfast.state import rng
 from tests.data.loaders import POSIX, TIDY
 
 pytestmark = [POSIX, TIDY]
@@ -57,6 +60,10 @@ ACTS: dict[str, tuple[Callable[[int], float], set[str]]] = {
     "a look at numpy's state": (lambda index: float(np.random.get_state()[1][5]), {"numpy"}),  # type: ignore[index]
     "a look at Python's state": (lambda index: float(random.getstate()[1][5]), {"python"}),
     "its own seed": (lambda index: float(np.random.default_rng(torch.initial_seed() & 0xFFFF).random()), {"torch"}),
+    "all of numpy's state": (lambda index: float(np.random.get_state()[1].sum()), {"numpy"}),  # type: ignore[index]
+    "all of Python's state": (lambda index: float(sum(random.getstate()[1])), {"python"}),
+    "many of numpy": (lambda index: float(np.random.rand(2000).sum()), {"numpy"}),
+    "many of Python": (lambda index: sum(random.random() for _ in range(2000)), {"python"}),
     "seeding by itself": (lambda index: [np.random.seed(index), float(np.random.rand())][1], {"numpy"}),  # type: ignore[func-returns-value]
 }
 
@@ -202,3 +209,99 @@ def test_a_state_comes_back(name: str) -> None:
     first = list(draw(5))
     restore(name, state)
     assert list(draw(5)) == first
+
+
+# Only the first words of a twister are made: what samples draw beyond them.
+
+
+def unequal(index: int) -> float:
+    """Most samples draw two words, some of them hundreds, and one more than the twister has."""
+    count = {5: 40, 11: 200, 17: 700}.get(index, 1)
+    return sum(random.random() for _ in range(count)) + float(np.random.rand(count).sum())
+
+
+class Unequal(Drawing):
+    def __len__(self) -> int:
+        return 2 * LENGTH
+
+
+def test_a_sample_that_draws_more_than_was_made_for_it_draws_what_it_would_have_drawn() -> None:
+    """The first batches measure what is drawn; the samples in question come last."""
+    here = Loader(Unequal(unequal), 4, sampler=[*range(20, 2 * LENGTH), *range(20)], seed=7)
+    found = {int(index): value for index, value in torch.cat(list(here)).tolist()}
+    assert here._fetcher.seeding.python.count == here._fetcher.seeding.numpy.count == 624
+    assert [here.dataset.reads.count(index) for index in (4, 5, 11, 17)] == [1, 2, 2, 1]
+    plain = Loader(Unequal(unequal), 4, seed=7)
+    for twister in (plain._fetcher.seeding.python, plain._fetcher.seeding.numpy):
+        twister.make_all()
+    assert found == {int(index): value for index, value in torch.cat(list(plain)).tolist()}
+
+
+def test_a_sample_that_raises_after_drawing_more_is_read_again_first() -> None:
+    drawn: list[float] = []
+
+    def act(index: int) -> float:
+        if index == 22:
+            drawn.append(sum(random.random() for _ in range(100)))
+            raise ValueError(f"drew {drawn[-1]}")
+        return random.random()
+
+    here = Loader(Drawing(act), 4, seed=7)
+    with pytest.raises(ValueError, match="drew") as caught:
+        list(here)
+    plain = Loader(Drawing(act), 4, seed=7)
+    plain._fetcher.used.add("python")
+    plain._fetcher.seeding.python.make_all()
+    with pytest.raises(ValueError, match="drew") as right:
+        list(plain)
+    assert str(caught.value) == str(right.value)
+
+
+@pytest.mark.parametrize("name", ["python", "numpy", "numpy in pairs", "python in pairs", "many of numpy"])
+def test_a_generator_whose_memory_is_not_found_gives_the_same_numbers(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    act, _ = ACTS[name]
+    expected = always_seeded(act)
+    for each in (rng.python_global, rng.numpy_global):
+        monkeypatch.setattr(each, "exposed", lambda: None)
+    torch.manual_seed(3), np.random.seed(3), random.seed(3)
+    before = {each: capture(each) for each in NAMES}
+    assert torch.equal(torch.cat(list(loader(act))), expected)
+    assert all(same(state, capture(each)) for each, state in before.items())
+
+
+def test_what_samples_draw_is_pinned() -> None:
+    """A run saved by one version is resumed by another: these numbers must never change."""
+    draw = lambda index: random.random() + float(np.random.rand(400)[-1])  # noqa: E731
+    assert torch.cat(list(Loader(Drawing(draw), 4, seed=7)))[3].tolist() == DREW_7_0_3
+
+
+DREW_7_0_3 = [3.0, 1.432060956953048]
+
+
+def test_words_of_samples_are_independent() -> None:
+    """Of 500 samples: each bit as often 0 as 1, no two samples and no two places alike (normal scores)."""
+    words = sample_seeds(7, 3, np.arange(500))[:, 1]
+    made = np.array([row.tolist() for rows in Twister("numpy")._made(words) for row in rows], dtype=np.uint32)
+    ones = np.array([((made >> np.uint32(bit)) & 1).mean() for bit in range(32)])
+    assert abs(ones - 0.5).max() * 2 * made.size**0.5 < 6
+    values = (made / 2**32 - 0.5) * 12**0.5
+    for several in (values, values.T):
+        alike = several @ several.T / several.shape[1]
+        np.fill_diagonal(alike, 0.0)
+        assert abs(alike).max() * several.shape[1] ** 0.5 < 7
+
+
+def test_a_subset_is_looked_through_and_a_subclass_is_not() -> None:
+    class Marked(Subset[torch.Tensor]):
+        def __getitem__(self, index: Any) -> torch.Tensor:
+            return super().__getitem__(index) + 100
+
+        def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+            return [self[index] for index in indices]
+
+    dataset = Drawing(ACTS["nothing"][0])
+    inner = Subset(Subset(dataset, range(3, LENGTH)), [4, 2, 0])
+    assert torch.cat(list(Loader(inner, 2)))[:, 0].tolist() == [7.0, 5.0, 3.0]
+    assert torch.cat(list(Loader(Marked(dataset, [1, 2]), 2)))[:, 0].tolist() == [101.0, 102.0]

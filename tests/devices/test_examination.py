@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.base import processes
 from holdfast.devices import battery, probe_catalog
-from holdfast.devices.battery import Host
+from holdfast.devices.battery import Host, ProbeResult
 from holdfast.devices.examination import Doctor
 from holdfast.devices.examined import Examined, Listener, Patient
 from holdfast.devices.ledger import Ledger
@@ -21,6 +23,7 @@ from holdfast.devices.saved_verdicts import Verdicts
 from holdfast.devices.verdict import Policy, Verdict
 from holdfast.injection import ailments, symptoms
 from holdfast.injection.symptoms import Symptom
+from tests.waiting import wait_until
 
 DEVICE = "pretend:0"
 pytestmark = pytest.mark.skipif(processes.portable(), reason="these share processes to fork from")
@@ -89,6 +92,81 @@ def test_a_healthy_device_is_trusted(clinic: Clinic) -> None:
     assert (seen.verdict.state, seen.verdict.why, codes(seen)) == ("trusted", "", [])
     assert seen.verdict.policy.plain
     assert clinic.tried == []
+
+
+class Ends(Listener):
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def ends(self, seen: Examined) -> None:
+        self.ended.append(seen.verdict.device)
+
+
+class Meets(Doctor):
+    """The first probe of each device waits for that of the other: that ends only where both are examined at once."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.both = threading.Barrier(2, timeout=300)
+        self.met: set[str] = set()
+
+    def run(self, device: str, *args: Any, **kwargs: Any) -> Iterator[ProbeResult]:
+        if device not in self.met:
+            self.met.add(device)
+            self.both.wait()
+        yield from super().run(device, *args, **kwargs)
+
+
+def test_the_cpu_is_examined_beside_another_device(clinic: Clinic) -> None:
+    symptoms.write(clinic.place, [])
+    heard = Ends()
+    with Meets(listener=heard, host=clinic.host, only=("first step", "linear fp32"), fresh=True, beside=True) as doctor:
+        seen = doctor.examine_all([Patient("cpu"), Patient(DEVICE)])
+    assert [each.verdict.device for each in seen] == ["cpu", DEVICE] == heard.ended
+    assert {each.verdict.state for each in seen} == {"trusted"}
+    assert [each.probe for each in seen[0].results] == [each.probe for each in seen[1].results]
+
+
+def test_a_device_that_hangs_does_not_hold_up_the_verdict_on_the_cpu(
+    clinic: Clinic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device hangs until the verdict on the CPU is in the file, and is ended then: one that waited for the other
+    would wait for its deadline. The device is first in the list, so the listener hears of its end first."""
+    monkeypatch.setattr(battery, "run", functools.partial(battery.run, deadline_s=600.0))
+    monkeypatch.setattr(probe_catalog, "select", functools.partial(_first_step, probe_catalog.select))
+    symptoms.write(clinic.place, [Symptom("hang", part="backward")])
+    ledger, heard = Ledger(tmp_path), Ends()
+    reader, kept = Verdicts(ledger=Ledger(tmp_path)), []
+    host = clinic.host({})
+
+    def end_the_hang() -> None:
+        wait_until(lambda: reader.get("cpu").verdict is not None, 300)
+        kept.append(reader.get("cpu").verdict)
+        for pid in list(host._running):
+            processes.send_group(pid, processes.KILL)
+
+    ending = threading.Thread(target=end_the_hang)
+    ending.start()
+    with Doctor(listener=heard, ledger=ledger, host=lambda env: host, beside=True, budget_s=0.0) as doctor:
+        seen = doctor.examine_all([Patient(DEVICE, backend="cpu"), Patient("cpu")])
+    ending.join()
+    assert [each.verdict.state for each in seen] == ["refused", "trusted"]
+    assert [each.status for each in seen[0].results] == ["crashed"]
+    assert heard.ended == [DEVICE, "cpu"]
+    assert kept[0] is not None and kept[0].state == "trusted"
+
+
+def _first_step(select: Any, device: str, **wanted: Any) -> Any:
+    """The quick set of a test: `only` would keep its verdicts from the file."""
+    return select(device, only=("first step",))
+
+
+def test_beside_each_other_is_for_the_quick_set_on_a_machine_with_cores(
+    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for cores, full, expected in ((16, False, True), (16, True, False), (2, False, False)):
+        monkeypatch.setattr("holdfast.run.machine.usable_cpus", lambda cores=cores: cores)
+        assert Doctor(host=clinic.host, full=full).beside is expected
 
 
 @pytest.mark.all

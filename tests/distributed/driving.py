@@ -193,6 +193,8 @@ WRAPPED = {
     "whole": (),
     "death": ("die=1:4:backward", "snapshot.every=5"),
 }
+FOUR = {"undisturbed": (), "death": ("die=1:4:backward", "snapshot.every=1")}
+"""Of four ranks with a wrapper: with three or more, the order in which numbers are added shows."""
 """What happens to ranks whose model is in DistributedDataParallel."""
 FULL = {"never": 0, "once": 1, "twice": 2}
 """How often one rank runs out of memory in one step."""
@@ -237,6 +239,8 @@ class Scenarios:
             return Ranks(folder, 2, f"die={of}")
         if kind == "stay":
             return Staying(folder, 2, f"die={of}", f"snapshot.every={STAYS[of]}")
+        if kind == "four":
+            return Staying(folder, 4, "ddp=true", "plain=true", *FOUR[of])
         if kind == "ddp":
             return Staying(folder, 2, "ddp=true", *WRAPPED[of])
         if kind == "parts":

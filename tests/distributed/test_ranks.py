@@ -184,6 +184,13 @@ def test_a_death_with_a_wrapped_model_costs_no_bit(found: Found) -> None:
 
 
 @pytest.mark.all
+def test_a_death_among_four_ranks_with_a_wrapped_model_costs_no_bit(found: Found) -> None:
+    """torch would sort gradients into other buckets after the first step of the new process."""
+    assert found["four death"]["sha256"] == found["four undisturbed"]["sha256"] is not None
+    assert sorted(map(len, found["four death"]["pids"])) == [1, 1, 1, 2]
+
+
+@pytest.mark.all
 def test_one_rank_out_of_memory_rolls_all_back(found: Found) -> None:
     """The first answer is to try the step whole again: the same bits."""
     assert found["full once"]["codes"] == [[0, 0]]

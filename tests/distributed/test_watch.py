@@ -49,6 +49,24 @@ def test_who_hangs(phase: Phase, silence: float, stopped: bool, hangs: bool) -> 
     assert [each.rank for each, _ in hung([waiting, seen], {}, WATCHDOG)] == ([1] if hangs else [])
 
 
+@pytest.mark.parametrize(
+    ("other", "attempt", "stopped", "hung_ranks"),
+    [
+        (Phase.FORWARD, 7, False, [1]),  # the others wait for it inside of backward
+        (Phase.DATA, 6, False, [1]),
+        (Phase.BACKWARD, 7, False, [0, 1]),  # nobody can tell who waits for whom
+        (Phase.OPTIMIZER, 7, False, [0]),
+        (Phase.BACKWARD, 7, True, [1]),
+    ],
+)
+def test_a_rank_that_waits_inside_of_backward_is_not_the_one_that_hangs(
+    other: Phase, attempt: int, stopped: bool, hung_ranks: list[int]
+) -> None:
+    waits = Seen(0, 4241, replace(_beat(Phase.BACKWARD, 8.0), attempt=7))
+    hangs = Seen(1, 4242, replace(_beat(other, 8.0), attempt=attempt), stopped)
+    assert [each.rank for each, _ in hung([waits, hangs], {}, WATCHDOG)] == hung_ranks
+
+
 def test_boards_of_living_ranks(tmp_path: Path) -> None:
     job = Job(tmp_path)
     board = job.new_board(3)

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.base import processes
 from holdfast.base.errors import InternalError
 from holdfast.state import checkpoint
 from holdfast.supervisor import rescue_folder, workers
+from holdfast.supervisor.process_start import NurseryLauncher
 from holdfast.supervisor.supervisor import Supervisor
 from tests import warm
 from tests.real_faults.conftest import Drive
@@ -43,8 +45,8 @@ def test_nursery_killed(tmp_path: Path, reference: Drive) -> None:
 
 @pytest.mark.long
 def test_nursery_killed_while_another_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Drive) -> None:
-    """Once a run is long enough, a second nursery has torch imported: the next worker comes from there."""
-    monkeypatch.setattr(workers, "SPARE_SHARE", {True: 1e6, False: 1e6})
+    """A second nursery was forked from the first as soon as the run began: the next worker comes from there. It is not
+    left behind when the run is over."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the job imports from tests
     waited: list[int | None] = []
 
@@ -52,6 +54,7 @@ def test_nursery_killed_while_another_waits(tmp_path: Path, monkeypatch: pytest.
         assert wait_until(lambda: supervisor.crew.spare is not None and supervisor.accounts.steps >= 2, 250.0)
         spare, nursery = supervisor.crew.spare, supervisor.crew.launcher
         assert spare is not None and nursery is not None and nursery.pid is not None
+        assert spare.forked
         waited.append(spare.pid)
         os.kill(nursery.pid, signal.SIGKILL)
         assert wait_until(lambda: supervisor.crew.launcher is spare, 100.0)
@@ -61,7 +64,47 @@ def test_nursery_killed_while_another_waits(tmp_path: Path, monkeypatch: pytest.
     run = drive(tmp_path, job, nursery=None, settings=settings, holds="go-on", meanwhile=meanwhile)
     assert run.outcome.state == "FINISHED" and waited, run.story()
     assert run.faults() == ["nursery_died"]
+    assert all(pid is not None and processes.wait_for_end(pid, 100.0) for pid in waited)
     assert run.receipt["weights_sha256"] == reference(job).receipt["weights_sha256"]
+
+
+@pytest.mark.long
+def test_nursery_killed_while_one_that_imported_torch_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Drive
+) -> None:
+    """Where the first nursery cannot fork another, the second imports torch once the run is long enough for that."""
+    monkeypatch.setattr(workers, "SPARE_SHARE", {True: 1e6, False: 1e6})
+    monkeypatch.setattr(NurseryLauncher, "second", _closed_at_once)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the job imports from tests
+
+    def meanwhile(supervisor: Supervisor) -> None:
+        assert wait_until(lambda: supervisor.crew.spare is not None and supervisor.accounts.steps >= 2, 250.0)
+        spare, nursery = supervisor.crew.spare, supervisor.crew.launcher
+        assert spare is not None and not spare.forked and nursery is not None and nursery.pid is not None
+        os.kill(nursery.pid, signal.SIGKILL)
+        assert wait_until(lambda: supervisor.crew.launcher is spare, 100.0)
+        (supervisor.run_folder.path / "go-on").touch()
+
+    job, settings = JOBS / "opinion.py", {"watchdog.loop": "10m"}
+    run = drive(tmp_path, job, nursery=None, settings=settings, holds="go-on", meanwhile=meanwhile)
+    assert run.outcome.state == "FINISHED" and run.faults() == ["nursery_died"], run.story()
+    assert run.receipt["weights_sha256"] == reference(job).receipt["weights_sha256"]
+
+
+def _closed_at_once(nursery: NurseryLauncher) -> NurseryLauncher:
+    """What a nursery that must not fork leaves of a second one."""
+    made = NurseryLauncher(nursery.env, [], of=_Deaf())  # type: ignore[arg-type]
+    return made
+
+
+class _Deaf:
+    """Takes a message and does nothing with the channel that comes with it."""
+
+    @property
+    def channel(self) -> _Deaf:
+        return self
+
+    def send(self, message: object, fds: object) -> None: ...
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from holdfast.state.cuda_copies import copies_for
 from holdfast.state.protected import Protected
 from holdfast.state.rng import capture_rng, restore_rng, rng_specs
+from holdfast.state.slots import Arena, Slot
 
 from .saving import CPU, load, save
 
@@ -212,3 +215,20 @@ def test_tensors_of_an_object_come_back_to_the_device() -> None:
     load(protected, save(protected))
     assert world.here.tolist() == [2, 2, 2] and world.here.device == CUDA
     assert world.host.device == CPU
+
+
+def test_slots_are_locked_once_for_a_process_and_an_error_is_no_fault_of_the_next_kernel() -> None:
+    """A rank that stays goes on with its slots in another session, and with other copies."""
+    arena = Arena.create(1 << 20, slots=2)
+    first, second = copies_for(CUDA), copies_for(CUDA)
+    assert first is not None and second is not None
+    for copies in (first, second):
+        for slot in arena.slots:
+            copies.lock_pages(slot)
+    assert float(torch.ones(4, device=CUDA).sum()) == 4.0
+    other = mmap.mmap(-1, 1 << 20)
+    view = torch.frombuffer(other, dtype=torch.uint8)
+    cudart: Any = torch.cuda.cudart()
+    assert int(cudart.cudaHostRegister(view.data_ptr(), view.numel(), 0)) == 0
+    first.lock_pages(Slot(0, other, -1, None))  # somebody has locked it: it is locked anew
+    assert view.is_pinned() and float(torch.ones(4, device=CUDA).sum()) == 4.0

@@ -12,6 +12,7 @@ import mmap
 import os
 import signal
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,19 @@ class ProcessInfo:
     """Clock ticks after boot; tells a process from a later one with the same pid."""
     cpu_ticks: int
     rss_bytes: int
+
+
+def wait_for_end(pid: int, seconds: float) -> bool:
+    """Whether a process, of whoever's, has ended after so many seconds at the most; a zombie has."""
+    deadline = time.monotonic() + seconds
+    while exists(pid):
+        info = inspect(pid)
+        if info is not None and info.state == "Z":
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 def inspect(pid: int) -> ProcessInfo | None:

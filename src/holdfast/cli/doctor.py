@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         bar.says("looking for devices")
         here = _survey()
         found = inspection.of_inventory(here, os.environ, shm_bytes=machine.memory()["shm_bytes"])
-        seen = [doctor.examine(patient) for patient in patients(here, found, asked)]
+        seen = doctor.examine_all(patients(here, found, asked))
         bar.close()
         rate, trouble = disk_speed(here)
         problem = doctor.verdicts.problem
@@ -286,22 +286,23 @@ class Bar(Listener):
         self._screen = output.err
         self._live = output.progress and not output.quiet and self._screen.tty
         self._quiet = output.quiet or not output.progress
-        self._total = self._done = 0
-        self._began = time.monotonic()
+        self._total: dict[str, int] = {}
+        self._done: dict[str, int] = {}
+        self._began: dict[str, float] = {}
 
     def says(self, text: str) -> None:
         if self._live:
             self._screen.redraw(text)
 
     def begins(self, device: str, checks: int) -> None:
-        self._total, self._done, self._began = checks, 0, time.monotonic()
+        self._total[device], self._done[device], self._began[device] = checks, 0, time.monotonic()
         self.says(f"{device}  importing torch")
 
     def checks(self, device: str, name: str) -> None:
         self._draw(device, name)
 
     def result(self, result: ProbeResult) -> None:
-        self._done += 1
+        self._done[result.device] = self._done.get(result.device, 0) + 1
         self._draw(result.device, result.probe)
 
     def tries(self, device: str, remedy: Remedy, probe: str) -> None:
@@ -317,7 +318,9 @@ class Bar(Listener):
             self._screen.wipe()
 
     def _draw(self, device: str, name: str) -> None:
-        total = max(self._total, self._done, 1)
-        full = self._done * _BAR // total
+        done = self._done.get(device, 0)
+        total = max(self._total.get(device, 0), done, 1)
+        full = done * _BAR // total
         bar = "━" * full + "─" * (_BAR - full)
-        self.says(f"{device}  {bar}  {self._done}/{total}  {duration(time.monotonic() - self._began)}  {name}")
+        now = time.monotonic()
+        self.says(f"{device}  {bar}  {done}/{total}  {duration(now - self._began.get(device, now))}  {name}")

@@ -28,32 +28,32 @@ NAMES = ("torch", "numpy", "python")
 
 
 def capture(name: str) -> Any:
-    """The state of one generator, for `restore`. An untouched one costs a microsecond or two."""
+    """The state of one generator, for `restore`. A microsecond or two."""
     if name == "torch":
         return torch.default_generator.get_state()
-    return rng.numpy_global.capture() if name == "numpy" else rng.python_global.capture()
+    known = rng.numpy_global if name == "numpy" else rng.python_global
+    exposed = known.exposed()
+    return known.capture() if exposed is None else exposed.capture()
 
 
 def restore(name: str, state: Any) -> None:
     if name == "torch":
         torch.default_generator.set_state(state)
-    elif name == "numpy":
-        rng.numpy_global.restore(*state)
+        return
+    known: Any = rng.numpy_global if name == "numpy" else rng.python_global
+    if isinstance(state[0], bytes):
+        known.exposed().restore(state)
     else:
-        rng.python_global.restore(*state)
+        known.restore(*state)
 
 
 def same(one: Any, other: Any) -> bool:
     """Whether two captured states of one generator are equal."""
-    if one is other:
-        return True
-    if isinstance(one, torch.Tensor):
-        return _bytes(one) == _bytes(other)
-    return _bytes(one[0]) == _bytes(other[0]) and bool(one[1] == other[1])
-
-
-def _bytes(state: torch.Tensor) -> bytes:
-    return state.numpy().tobytes()
+    if isinstance(one, torch.Tensor):  # by bytes: `torch.equal` takes longer
+        return bool(one.numpy().tobytes() == other.numpy().tobytes())
+    if isinstance(one[0], bytes) or one is other:
+        return bool(one == other)
+    return torch.equal(one[0], other[0]) and bool(one[1] == other[1])
 
 
 def seed(words: Sequence[int], names: Collection[str]) -> None:
@@ -107,6 +107,10 @@ class Watch:
             for name, state in self._before.items()
             if _looks[name] != self._looks[name] or not same(state, capture(name))
         }
+
+    def looked(self) -> set[str]:
+        """Those of which the whole state was looked at since, also if they are in `used`."""
+        return {name for name, count in self._looks.items() if _looks[name] != count}
 
     def __enter__(self) -> Watch:
         _lookouts.install()

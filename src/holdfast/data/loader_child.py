@@ -20,7 +20,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
@@ -35,6 +35,7 @@ from holdfast.data.collation import odd_ones
 from holdfast.data.generators import States, Watch, borrowed, seed
 from holdfast.data.sample_marks import IDLE, NOWHERE, Place
 from holdfast.data.sample_order import Indices, collate_seeds, sample_seeds
+from holdfast.data.sample_seeding import DrewMore, Seeding
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +103,7 @@ class Fetcher:
         """It has given a batch, sample by sample, without drawing from a generator that was not seeded for it."""
         self.draws = collate_fn is not None or may_draw(dataset)
         """False where nothing can draw a random number."""
+        self.seeding = Seeding()
         self.used: set[str] = set()
         """The global generators that the dataset or the collate function has used: they are seeded for each sample."""
         self.by_value = False
@@ -158,15 +160,17 @@ class Fetcher:
             return self._read(ticket, at, None)
         while True:
             with Watch(self.used, before) as watch:
+                value, raised = None, None
                 try:
                     value = self._read(ticket, at, watch)
                 except _DrewEarly:
-                    value = None
-                except Exception:
-                    if not watch.found():
-                        raise
+                    pass
+                except Exception as error:
+                    raised = error
             found = watch.found()
-            if not found:
+            if not found and not self.seeding.make_all(watch.looked() & self.used):
+                if raised is not None:
+                    raise raised
                 self.quiet = True
                 return value
             self.used |= found  # at most three times: once more, with these generators seeded for each sample
@@ -211,10 +215,15 @@ class Fetcher:
             if self.used or early is not None:
                 self._carefully(ticket, samples, at, early, items)
             else:
-                dataset = self.dataset
-                for index in samples:
-                    at[0] = index
-                    items.append(dataset[index])
+                dataset, places = _behind(self.dataset, samples)
+                if places is samples:
+                    for index in samples:
+                        at[0] = index
+                        items.append(dataset[index])
+                else:
+                    for index, place in zip(samples, places, strict=True):
+                        at[0] = index
+                        items.append(dataset[place])
         except _DrewEarly:
             raise
         except Exception as error:
@@ -228,17 +237,29 @@ class Fetcher:
         """The generators that the dataset uses are seeded before each sample. One that it draws from and that nobody
         has seen it use is looked for after the first: most that draw do so at every sample, and then one is read twice,
         not a batch."""
-        dataset, used = self.dataset, self.used
-        seeds = sample_seeds(ticket.seed, ticket.epoch, ticket.samples) if used else itertools.repeat(())
-        for words, index in zip(seeds, samples, strict=False):
-            at[0] = index
-            if used:
-                seed(words, used)
-            items.append(dataset[index])
-            if early is not None:
-                if early.found():
-                    raise _DrewEarly
-                early = None
+        used = self.used
+        seeds = sample_seeds(ticket.seed, ticket.epoch, ticket.samples) if used else None
+        while len(items) < len(samples):
+            begin = len(items)
+            seeding = itertools.repeat(None) if seeds is None else self.seeding.of(seeds[begin:], used)
+            try:
+                rest = samples[begin:]
+                dataset, places = _behind(self.dataset, rest)
+                for _, index, place in zip(seeding, rest, places, strict=False):
+                    at[0] = index
+                    items.append(dataset[place])
+                    if early is not None:
+                        if early.found():
+                            raise _DrewEarly
+                        early = None
+            except DrewMore:
+                items.pop()
+                self.seeding.drew_more()  # of another generator, too, perhaps: then it is read twice, not three times
+            except _DrewEarly:
+                raise
+            except Exception:
+                if seeds is None or not self.seeding.drew_more():
+                    raise
 
     def whole(self, ticket: Ticket, at: Place) -> Any:
         """The batch in one go; None if the dataset has no such way, or does not take it now.
@@ -266,7 +287,7 @@ class Fetcher:
         return value
 
     def _collate(self, ticket: Ticket, items: list[Any]) -> Any:
-        if self.used:
+        if self.used and self.collate_fn is not default_collate:  # which draws nothing
             seed(collate_seeds(ticket.seed, ticket.epoch, ticket.batch), self.used)
         return self.collate_fn(items)
 
@@ -332,6 +353,14 @@ def _several_of(dataset: Any) -> Callable[[list[int]], Any] | None:
         return None
     several: Callable[[list[int]], Any] | None = getattr(dataset, "__getitems__", None)
     return several
+
+
+def _behind(dataset: Any, samples: Iterable[int]) -> tuple[Any, Iterable[Any]]:
+    """The dataset behind a `Subset`, and where the samples are there; torch's loader, too, asks for them in one go."""
+    places: Iterable[Any] = samples
+    while type(dataset) is Subset:
+        dataset, places = dataset.dataset, map(dataset.indices.__getitem__, places)
+    return dataset, places
 
 
 def as_it_is(value: Any) -> Any:

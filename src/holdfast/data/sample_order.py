@@ -2,8 +2,7 @@
 
     epoch = Epoch(seed=7, number=3, length=50_000, batch_size=64, shuffle=True, drop_last=False)
     epoch.samples(12)                       # the int64 indices of batch 12, the same everywhere, for ever
-    for words in sample_seeds(7, 3, epoch.samples(12)):
-        seed(words, NAMES)                  # generators.py: torch, numpy and random, before dataset[index]
+    sample_seeds(7, 3, epoch.samples(12))   # for sample_seeding.py: torch, numpy and random, before dataset[index]
 
 The order depends on no library's generator: it is a sort by a 64-bit hash of our own. `torch.randperm` and
 numpy's `permutation` may change between versions, and a run resumed under another version in the middle of an
@@ -129,11 +128,10 @@ class Coverage:
         return skipped, repeated
 
 
-def sample_seeds(seed: int, epoch: int, indices: Indices) -> list[list[int]]:
-    """Three words a sample, for torch, numpy and random."""
+def sample_seeds(seed: int, epoch: int, indices: Indices) -> Words:
+    """Three words a sample, a row each, for torch, numpy and random."""
     base = mix(indices.astype(np.uint64) ^ np.uint64(_key(seed, _SAMPLE, epoch)))
-    rows: list[list[int]] = mix(np.add.outer(base, np.arange(3, dtype=np.uint64))).tolist()
-    return rows
+    return mix(np.add.outer(base, np.arange(3, dtype=np.uint64)))
 
 
 def collate_seeds(seed: int, epoch: int, batch: int) -> list[int]:

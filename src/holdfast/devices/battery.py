@@ -15,6 +15,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,14 @@ def run(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     announce: Callable[[str], None] | None = None,
     share: bool = False,
+    alone: Callable[[Probe], AbstractContextManager[object]] = lambda probe: nullcontext(),
 ) -> Iterator[ProbeResult]:
     """The results, check by check, as they come.
 
     `again` repeats checks that took the machine down. `announce` is told the name of each check before it begins.
     `deadline_s` replaces the deadline of each probe, `options` change those of some by name. With `share`, probes that
     can are done in one process, which saves the time to open the device; one that fails there is done again alone, and
-    that is what counts.
+    that is what counts. Each probe runs inside of what `alone` gives for it.
     """
     risky = kind_of(device) != "cpu"
     before = {} if again or ledger is None or not risky else took_machine_down(ledger, device)
@@ -85,15 +87,16 @@ def run(
                 shutil.rmtree(place, ignore_errors=True)
                 left += [turn.abandoned] if turn.abandoned else []
 
-        found: Iterable[ProbeResult] = take(False) if not (share and probe.shares) else list(take(True))
-        if isinstance(found, list) and any(result.status == "failed" for result in found):
-            host.part()
-            found = take(False)
-        for result in found:
-            counts[result.status] += 1
-            if result.evidence.get("family") == "launch":  # a device that starts slowly is not hung
-                slack = 2 * (result.error or 0.0)
-            yield result
+        with alone(probe):
+            found: Iterable[ProbeResult] = take(False) if not (share and probe.shares) else list(take(True))
+            if isinstance(found, list) and any(result.status == "failed" for result in found):
+                host.part(device)
+                found = take(False)
+            for result in found:
+                counts[result.status] += 1
+                if result.evidence.get("family") == "launch":  # a device that starts slowly is not hung
+                    slack = 2 * (result.error or 0.0)
+                yield result
         over = next(iter(abandoned), "") or next(
             (
                 f"not tried: this device {'hung' if word == 'hung' else 'crashed'} {most} times before"

@@ -3,16 +3,22 @@
     with Doctor(listener=bar, full=False) as doctor:
         seen = doctor.examine(Patient("cuda:0", "Radeon RX 7900 XTX", "gfx1100", "rocm"))
         seen.verdict.state, seen.results, seen.remembered
+        doctor.examine_all([Patient("cpu"), Patient("cuda:0"), Patient("cuda:1")])
 
 A verdict that still holds is taken from the shelf. Otherwise the probes of the set run one after the other; for what
 fails, first the simpler checks that the quick set left out (does it pass in fp32? alone?), then the remedies that suit,
 each in fresh processes. What came out is judged and put on the shelf.
+
+Accelerators are examined one after the other: when one of them takes the machine down, the ledger must name one device.
+The CPU is examined beside them, in a thread of its own, where the machine has cores enough for both.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +37,7 @@ from holdfast.devices.results import skipped
 from holdfast.devices.saved_verdicts import Verdicts
 from holdfast.devices.traits import easier
 from holdfast.devices.verdict import TRUSTED, Case, Verdict, harmless, judge
+from holdfast.run import machine
 
 BUDGET = {False: 180.0, True: 900.0}
 """Seconds for the search for remedies on one device, quick and full."""
@@ -40,6 +47,8 @@ ROUNDS = 3
 WHOLE = "network fp32"
 SHARED = ("cuda", "xpu", "mps")
 """Devices that take long to open: there the quick set is done in few processes, as long as nothing fails."""
+CORES = 8
+"""With so many, the CPU is examined beside an accelerator: the probes of each use four threads."""
 NOT_TRIED, NOT_REACHED = "not tried", "not reached"
 SIMPLER = 2
 """Probes that are added to find out what to do without, for each thing that could be."""
@@ -61,7 +70,9 @@ class Doctor:
         script: probe_catalog.Probe | None = None,
         host: Callable[[Mapping[str, str]], Host] = Host,
         budget_s: float | None = None,
+        beside: bool | None = None,
     ) -> None:
+        """`beside`: whether the CPU is examined while another device is; None: where that disturbs nothing."""
         self.ledger = Ledger() if ledger is None else ledger
         self.verdicts = Verdicts(ledger=self.ledger) if verdicts is None else verdicts
         self.listener = listener or Listener()
@@ -71,7 +82,15 @@ class Doctor:
         self.budget_s = BUDGET[full] if budget_s is None else budget_s
         self.make_host = host
         self._host: Host | None = None
-        self._cpu: Sequence[ProbeResult] = ()
+        self._cpu: list[ProbeResult] = []
+        # In the quick set no time decides, except that a check must answer within its deadline. The full one measures
+        # loads, and a step of a script compares devices: those have the machine for themselves.
+        self.beside = (machine.usable_cpus() or 1) >= CORES if beside is None else beside
+        self.beside = self.beside and not full and script is None
+        self._filling = threading.Lock()
+        """Held by a probe that fills memory: two at a time would each find less than there is."""
+        self._judging = threading.Lock()
+        """Held for the ledger and the file of verdicts."""
 
     def __enter__(self) -> Doctor:
         return self
@@ -95,10 +114,42 @@ class Doctor:
         kept = self.verdicts.get(device)
         return not self.fresh and kept.holds and kept.verdict is not None and (kept.verdict.full or not self.full)
 
+    def examine_all(self, patients: Sequence[Patient]) -> list[Examined]:
+        """One after the other, and the CPU beside the others; the listener hears of their ends in the given order."""
+        apart = [patient for patient in patients if patient.device == "cpu" and not patient.unusable]
+        if not self.beside or not apart or len(patients) == 1:
+            return [self.examine(patient) for patient in patients]
+        listener, self.listener = self.listener, InOrder(self.listener, [patient.device for patient in patients])
+        seen: dict[str, Examined | BaseException] = {}
+
+        def examine(patient: Patient) -> None:
+            try:
+                seen[patient.device] = self.examine(patient)
+            except BaseException as error:  # raised again in the thread that asked
+                seen[patient.device] = error
+
+        self.warm()
+        # A daemon: whoever interrupts the doctor does not wait for it, and closing the host ends its processes.
+        thread = threading.Thread(target=examine, args=(apart[0],), name="holdfast-examine-cpu", daemon=True)
+        thread.start()
+        try:
+            for patient in patients:
+                if patient is not apart[0]:
+                    seen[patient.device] = self.examine(patient)
+            thread.join()
+        finally:
+            self.listener = listener
+        found = [seen[patient.device] for patient in patients]
+        for each in found:
+            if isinstance(each, BaseException):
+                raise each
+        return [each for each in found if isinstance(each, Examined)]
+
     def examine(self, patient: Patient) -> Examined:
         """Its verdict, and how it came about."""
         began = time.monotonic()
-        kept = self.verdicts.get(patient.device)
+        with self._judging:
+            kept = self.verdicts.get(patient.device)
         if kept.verdict is not None and self.remembered(patient.device) and not patient.unusable:
             verdict = replace(kept.verdict, name=patient.name or kept.verdict.name, arch=patient.arch)
             seen = self._with_script(Examined(verdict, remembered=True, age_s=kept.age_s), patient.backend)
@@ -108,12 +159,16 @@ class Doctor:
         found, unusable = Found(), patient.unusable
         if not unusable:
             try:
-                results = list(self._probe(patient.device))
+                for result in self._probe(patient.device):
+                    results.append(result)
+                    if patient.device == "cpu":  # an accelerator that is done sooner is compared with what there is
+                        self._cpu.append(result)
                 results += self._simpler(patient.device, results)
                 results, found = self._treat(patient, results)
             except UserError as error:  # torch cannot be imported: the same for every device
                 unusable = f"{error.message}: {error.cause}" if error.cause else error.message
-        verdict = self._judge(patient, results, found, unusable)
+        with self._judging:
+            verdict = self._judge(patient, results, found, unusable)
         if self.full and not unusable and not self.only:
             guards.note(patient.device, verdict.state == TRUSTED, self.ledger)
         seconds = time.monotonic() - began
@@ -157,10 +212,14 @@ class Doctor:
             again=self.again,
             announce=lambda name: self.listener.checks(device, name),
             share=not self.full and probe_catalog.kind_of(device) in SHARED,
+            alone=self._alone,
         )
         for result in results:
             self.listener.result(result)
             yield result
+
+    def _alone(self, probe: probe_catalog.Probe) -> AbstractContextManager[object]:
+        return self._filling if probe.family == "memory" else nullcontext()
 
     def _simpler(self, device: str, results: Sequence[ProbeResult]) -> list[ProbeResult]:
         """What the quick set left out and a failure makes worth knowing: the same in fp32, alone, in one layout."""
@@ -218,7 +277,7 @@ class Doctor:
     def _judge(self, patient: Patient, results: Sequence[ProbeResult], found: Found, unusable: str) -> Verdict:
         device = patient.device
         case = Case(results, found, self.ledger.trust(device, device), unusable)
-        self._cpu = results if device == "cpu" else self._cpu
+        self._cpu = list(results) if device == "cpu" else self._cpu
         said = [*patient.findings, *diagnosis.of_results(device, results, found), *self._from_runs(device)]
         said += remarks.of_results(device, results, self._cpu)
         about = {"name": patient.name, "arch": patient.arch, "full": self.full}
@@ -234,6 +293,38 @@ class Doctor:
             return []
         evidence = {"faults": counted(faults, "fault"), "since": (trust.since or "")[:10] or None, "kinds": trust.why}
         return [registry.finding("faults-in-runs", device, evidence)]
+
+
+class InOrder(Listener):
+    """Hands on what it hears, from one thread at a time, and the ends of examinations in the order of `devices`."""
+
+    def __init__(self, listener: Listener, devices: Sequence[str]) -> None:
+        self._listener = listener
+        self._waiting = list(devices)
+        self._ended: dict[str, Examined] = {}
+        self._lock = threading.Lock()
+
+    def begins(self, device: str, checks: int) -> None:
+        with self._lock:
+            self._listener.begins(device, checks)
+
+    def checks(self, device: str, name: str) -> None:
+        with self._lock:
+            self._listener.checks(device, name)
+
+    def result(self, result: ProbeResult) -> None:
+        with self._lock:
+            self._listener.result(result)
+
+    def tries(self, device: str, remedy: remedies.Remedy, probe: str) -> None:
+        with self._lock:
+            self._listener.tries(device, remedy, probe)
+
+    def ends(self, seen: Examined) -> None:
+        with self._lock:
+            self._ended[seen.verdict.device] = seen
+            while self._waiting and self._waiting[0] in self._ended:
+                self._listener.ends(self._ended.pop(self._waiting.pop(0)))
 
 
 def every_check(device: str) -> list[ProbeResult]:

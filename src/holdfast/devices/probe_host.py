@@ -5,7 +5,7 @@
         child.code                                          # None while it runs; host.poll() looks
 
 Variables that libraries read when they are loaded have to be there before torch is: a host has one environment, and
-another environment needs another host.
+another environment needs another host. Several threads may use one host, each for a device of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,7 +51,6 @@ class Shared:
 
     child: Child
     folder: Path
-    device: str
     trains: bool
     turns: int = 0
 
@@ -73,7 +73,13 @@ class Host:
         self._forking: list[Child] = []
         self._running: dict[int, Child] = {}
         self._count = 0
-        self._shared: Shared | None = None
+        self._shared: dict[str, Shared] = {}
+        """By device."""
+        self._broken = ""
+        """Why torch cannot be imported."""
+        self._closed = False
+        self._lock = threading.RLock()
+        """Held for messages to and from the process that forks, and for everything that is noted about children."""
         if fork is None:
             fork = not processes.portable()
         if fork:
@@ -104,17 +110,25 @@ class Host:
         """A probe begins, as soon as torch is imported."""
         child = Child()
         config = {**config, "caches": str(self.caches)}
-        self._count += 1
-        if self._channel is not None:
-            try:
-                self._channel.send(Fork({**config, "generation": self._count}).to_json())
-            except Closed:
-                self._without_server("the process they were forked from has ended")
-            else:
-                self._forking.append(child)
-                return child
-        self._spawn(child, config)
+        with self._lock:
+            self._check_open()
+            self._count += 1
+            if self._channel is not None:
+                try:
+                    self._channel.send(Fork({**config, "generation": self._count}).to_json())
+                except Closed:
+                    self._without_server("the process they were forked from has ended")
+                else:
+                    self._forking.append(child)
+                    return child
+            self._spawn(child, config)
         return child
+
+    def _check_open(self) -> None:
+        if self._broken:
+            raise broken_torch(self._broken)
+        if self._closed:
+            raise Closed("the host of the probes was closed")
 
     def share(self, config: dict[str, Any]) -> Child:
         """The same in the process that did the last one, if it is still there; otherwise in one that will stay.
@@ -122,24 +136,27 @@ class Host:
         To open a device takes longer than most probes do.
         """
         self.poll()
-        shared, device, trains = self._shared, str(config["device"]), "training" in config["probe"]["checks"]
-        fits = shared is not None and shared.device == device and (shared.trains or not trains)
-        if shared is None or not fits or shared.child.code is not None:
-            self.part()
+        device, trains = str(config["device"]), "training" in config["probe"]["checks"]
+        with self._lock:
+            shared = self._shared.get(device)
+            if shared is not None and shared.child.code is None and (shared.trains or not trains):
+                shared.turns += 1
+                write_json(shared.folder / f"next-{shared.turns}.json", {**config, "caches": str(self.caches)})
+                return shared.child
+            self.part(device)
             folder = self.caches / f"shared-{self._count}"
             folder.mkdir(parents=True)
-            self._shared = Shared(self.start({**config, "stay": str(folder)}), folder, device, trains)
-            return self._shared.child
-        shared.turns += 1
-        write_json(shared.folder / f"next-{shared.turns}.json", {**config, "caches": str(self.caches)})
-        return shared.child
+            self._shared[device] = Shared(self.start({**config, "stay": str(folder)}), folder, trains)
+            return self._shared[device].child
 
-    def part(self) -> None:
-        """Send the process that stays away."""
-        if self._shared is not None:
-            with contextlib.suppress(OSError):
-                (self._shared.folder / LEAVE).touch()
-            self._shared = None
+    def part(self, device: str | None = None) -> None:
+        """Send the process that stays away; without a device, all of them."""
+        with self._lock:
+            for each in [device] if device is not None else list(self._shared):
+                shared = self._shared.pop(each, None)
+                if shared is not None:
+                    with contextlib.suppress(OSError):
+                        (shared.folder / LEAVE).touch()
 
     def _spawn(self, child: Child, config: dict[str, Any]) -> None:
         path = Path(config["folder"]) / "config.json"
@@ -157,16 +174,19 @@ class Host:
 
     def poll(self) -> None:
         """Learn who has ended."""
-        if self._channel is not None:
-            try:
-                for message in self._channel.pending():
-                    self._hear(received(message))
-            except Closed:
-                self._without_server("the process they were forked from has ended")
-        for pid, child in list(self._running.items()):
-            if child.popen is not None and (code := child.popen.poll()) is not None:
-                child.code = code
-                del self._running[pid]
+        with self._lock:
+            if self._channel is not None:
+                try:
+                    for message in self._channel.pending():
+                        self._hear(received(message))
+                except Closed:
+                    self._without_server("the process they were forked from has ended")
+            if self._broken:
+                self._check_open()
+            for pid, child in list(self._running.items()):
+                if child.popen is not None and (code := child.popen.poll()) is not None:
+                    child.code = code
+                    del self._running[pid]
 
     def _hear(self, message: Message | None) -> None:
         if isinstance(message, Forked) and self._forking:
@@ -183,7 +203,8 @@ class Host:
             self._without_server(message.why)
         elif isinstance(message, Broken):
             self.close()
-            raise broken_torch(message.error)
+            self._broken = message.error
+            self._check_open()
 
     def _without_server(self, why: str) -> None:
         """From now on children are fresh interpreters. What was under way is to be done again."""
@@ -222,6 +243,8 @@ class Host:
 
     def close(self) -> None:
         """End everything that is still running."""
+        with self._lock:
+            self._closed = True
         for child in list(self._running.values()):
             self.end(child, 1.0)
         self._close_server()

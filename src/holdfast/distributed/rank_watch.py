@@ -4,7 +4,9 @@
     hung(seen, known, settings.watchdog)               # [(seen, "stopped by a signal for 6 s")]
 
 A rank that waits for the others is silent because one of them is: it is never the one that hangs, unless it was
-stopped itself. All others are judged as the worker of an ordinary run is (supervisor/watchdog.py).
+stopped itself. Ranks may also wait inside of forward and backward, where a wrapper exchanges numbers; so a rank is not
+judged while another one is behind it. All others are judged as the worker of an ordinary run is
+(supervisor/watchdog.py).
 """
 
 from __future__ import annotations
@@ -74,12 +76,27 @@ class Boards:
 def hung(seen: Iterable[Seen], known: Mapping[int, Known], settings: WatchdogSettings) -> list[tuple[Seen, str]]:
     """Those that will not go on by themselves, and why."""
     found = []
+    seen = list(seen)
+    places = [_place(each) for each in seen if each.stopped or each.beat.phase is not Phase.PEERS]
+    last = min(places, default=(0, 0))
     for each in seen:
         beat = each.beat
         if each.stopped and beat.silence > settings.floor:
             found.append((each, f"stopped by a signal for {duration(beat.silence)}"))
-        elif not each.stopped and beat.phase is not Phase.PEERS:
+        elif not each.stopped and beat.phase is not Phase.PEERS and _place(each) <= last:
             limit = allowed_silence(beat, known.get(each.rank, {}), settings)
             if beat.silence > limit:
                 found.append((each, f"silent for {duration(beat.silence)} in {beat.phase.label}"))
     return found
+
+
+_INSIDE = (Phase.TO_DEVICE, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+"""The phases of a step, in their order. What comes after them belongs to the time between two steps."""
+
+
+def _place(seen: Seen) -> tuple[int, int]:
+    """How far a rank has come. One that is stopped is behind all: whoever waits, waits for it."""
+    if seen.stopped:
+        return (-1, 0)
+    phase = seen.beat.phase
+    return seen.beat.attempt, _INSIDE.index(phase) if phase in _INSIDE else len(_INSIDE)

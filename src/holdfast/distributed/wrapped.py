@@ -20,6 +20,24 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 
+class _SteadyReducer:
+    """A wrapper's reducer that keeps the buckets it was made with.
+
+    torch sorts gradients into other buckets after the first step. With three ranks or more, the place of a number in
+    its bucket decides in which order the ranks' numbers are added. A rank that was replaced begins with the first
+    buckets again, so the sums after a loss would be rounded otherwise than without it.
+    """
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+
 class Wrapped:
     """The wrappers of one process group of ours."""
 
@@ -61,6 +79,9 @@ class Wrapped:
     def exchange(self, last: bool) -> None:
         for each in self._known:
             each.require_backward_grad_sync = last
+            reducer: Any = each.reducer
+            if type(reducer) is not _SteadyReducer:
+                each.reducer = _SteadyReducer(reducer)  # type: ignore[assignment]
 
     def follow(self, group: Any) -> None:
         """What was exchanged over the old group is forgotten, a backward that was not finished too."""

@@ -68,7 +68,8 @@ class ProbeNursery(Nursery):
         if "training" in config["probe"]["checks"] or config.get("occupy"):
             self._import_rest()
         super()._fork(config, fds)
-        self._import_rest()
+        if not self.channel.has_news():  # probes of two devices may wait: none of them for an import it does not need
+            self._import_rest()
 
     def _import_rest(self) -> None:
         if not self._complete:

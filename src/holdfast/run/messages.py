@@ -338,6 +338,11 @@ class Warm(Message):
 
 
 @dataclass(frozen=True)
+class Second(Message):
+    """To the nursery: fork another nursery, which listens to the channel that comes with this."""
+
+
+@dataclass(frozen=True)
 class Ready(Message):
     """torch is imported."""
 

@@ -8,6 +8,9 @@ copies.guard(pending)                          # an optimizer is about to write 
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -20,6 +23,10 @@ from holdfast.state.slot_views import Views
 from holdfast.state.slots import Slot
 from holdfast.state.taken_snapshot import Taken
 
+_LOCKED: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+"""The memory of slots that this process has page-locked, whichever session did it."""
+_ALREADY_LOCKED = 712
+"""cudaErrorHostMemoryAlreadyRegistered; HIP has the same number."""
 FLAT_LIMIT = 512 << 20
 """Device bytes up to which the state is gathered first, whatever is free."""
 STAGE = 0.25
@@ -76,7 +83,6 @@ class CudaCopies:
         self.flat_views: list[Tensor] = []
         self.runs: list[tuple[int, int, int]] = []
         self._flat_free: Any = None
-        self._locked: set[int] = set()
         self._staging = True
         """Whether a large state may be gathered first."""
         self._waits: list[tuple[Any, Any]] = []
@@ -176,13 +182,21 @@ class CudaCopies:
 
     def lock_pages(self, slot: Slot) -> None:
         """Page-lock a slot: copies into it then run beside the step instead of blocking it. Called by any thread."""
-        view = torch.frombuffer(slot.memory, dtype=torch.uint8)
-        if view.data_ptr() in self._locked:
+        if slot.memory in _LOCKED:  # a rank that stays uses its slots again, in another session
             return
+        view = torch.frombuffer(slot.memory, dtype=torch.uint8)
+        cudart: Any = torch.cuda.cudart()
         with torch.cuda.device(self.device):  # a thread of its own would lock them for the first card
-            error = torch.cuda.cudart().cudaHostRegister(view.data_ptr(), view.numel(), 0)
-        if int(error) == 0:
-            self._locked.add(view.data_ptr())
+            error = int(cudart.cudaHostRegister(view.data_ptr(), view.numel(), 0))
+            if error == _ALREADY_LOCKED:  # slots that were let go lay here, and the driver still knows their pages
+                cudart.cudaHostUnregister(view.data_ptr())
+                error = int(cudart.cudaHostRegister(view.data_ptr(), view.numel(), 0))
+            if error == 0:
+                _LOCKED.add(slot.memory)
+                return
+            # The driver keeps the error for the next kernel of this thread, which would pass for faulty.
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device=self.device)
 
 
 def _runs(spans: list[tuple[int, int]]) -> list[tuple[int, int, int]]:

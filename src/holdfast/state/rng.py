@@ -14,7 +14,8 @@ import random
 import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ TORCH = "holdfast.rng.torch"
 DEVICE = "holdfast.rng.device"
 
 _MT_WORDS = 624
+_PYTHON_VERSION = random.Random.VERSION
 _pack_python = struct.Struct(f"{_MT_WORDS + 1}I").pack
 
 
@@ -71,6 +73,36 @@ def _device_function(device: torch.device, name: str) -> Callable[..., Any] | No
     return None
 
 
+class Exposed(NamedTuple):
+    """The memory of a global Mersenne twister: what is written there is the generator's state."""
+
+    words: memoryview
+    """625 of 32 bits: the twister's 624, and the position among them."""
+    first: int
+    """Where the twister's words begin."""
+    position: int
+    """Where the position is. 624: the words are used up."""
+    memory: ctypes.Array[ctypes.c_char]
+    """The same as bytes."""
+    owner: Any
+    pair: ctypes.Array[ctypes.c_char] | None
+    """numpy's kept half of a normal pair, with a mark before it. Python keeps it in `owner.gauss_next`."""
+    half: memoryview | None
+    """The mark: not zero if there is one."""
+
+    def capture(self) -> tuple[bytes, Any]:
+        """The whole state."""
+        return self.memory.raw, self.owner.gauss_next if self.pair is None else self.pair.raw
+
+    def restore(self, state: tuple[bytes, Any]) -> None:
+        """Set what `capture` gave."""
+        if self.pair is None:
+            self.memory.raw, self.owner.gauss_next = state
+        else:
+            with self.owner._bit_generator.lock:  # another thread may be drawing, and hold the GIL no more
+                self.memory.raw, self.pair.raw = state
+
+
 class _NumpyGlobal:
     """numpy's global generator. Reading it whole costs 100 us and more, so an unused one is recognised.
 
@@ -83,6 +115,7 @@ class _NumpyGlobal:
         self._owner: Any = None
         self._bytes = b""
         self._last: tuple[Tensor, dict[str, Any]] | None = None
+        self._exposed: Exposed | None = None
 
     def capture(self) -> tuple[Tensor, dict[str, Any]]:
         if self._last is not None and self._untouched():
@@ -100,34 +133,72 @@ class _NumpyGlobal:
             "gauss": state["gauss"],
         }
         result = torch.from_numpy(key), words
-        self._remember(key, words, result)
+        self._locate(key, words)
+        self._remember(words, result)
         return result
 
     def restore(self, key: Tensor, words: Mapping[str, Any]) -> None:
-        self._last = None
         np.random.set_state(("MT19937", key.numpy().copy(), words["pos"], words["has_gauss"], words["gauss"]))
-        if self._memory is not None and not words["has_gauss"] and _bit_generator() is self._owner:
-            self._bytes = self._memory.raw
-            self._last = key.clone(), dict(words)
+        self._remember(words, (key.clone(), dict(words)))
+
+    def exposed(self) -> Exposed | None:
+        """The twister's memory; None where it is not found."""
+        found = self._exposed
+        if found is not None and np.random.mtrand._rand is found.owner and _bit_generator() is self._owner:
+            return found
+        self.capture()
+        self._exposed = None
+        offset, owner = _half_pair_offset(), np.random.mtrand._rand
+        if offset is not None and type(owner) is np.random.RandomState and _bit_generator() is self._owner:
+            assert self._memory is not None
+            pair = (ctypes.c_char * 16).from_address(id(owner) + offset)
+            words = memoryview(self._memory).cast("B").cast("I")
+            half = memoryview(pair).cast("B").cast("i")
+            self._exposed = Exposed(words, 0, _MT_WORDS, self._memory, owner, pair, half)
+        return self._exposed
 
     def _untouched(self) -> bool:
         return self._memory is not None and _bit_generator() is self._owner and self._memory.raw == self._bytes
 
-    def _remember(self, key: Any, words: dict[str, Any], result: tuple[Tensor, dict[str, Any]]) -> None:
-        self._last = None
+    def _locate(self, key: Any, words: Mapping[str, Any]) -> None:
+        """The address is believed only if the twister is found there, word for word."""
         generator = _bit_generator()
-        if words["has_gauss"] or generator is None:
+        if generator is None or generator is self._owner:
             return
-        if generator is not self._owner:
-            # Trust the address only if the twister is found there, word for word.
-            expected = key.tobytes() + struct.pack("i", words["pos"])
-            memory = (ctypes.c_char * len(expected)).from_address(generator.ctypes.state_address)
-            if memory.raw != expected:
-                return
-            self._owner, self._memory = generator, memory
-        if self._memory is not None:
+        expected = key.tobytes() + struct.pack("i", words["pos"])
+        memory = (ctypes.c_char * len(expected)).from_address(generator.ctypes.state_address)
+        self._owner, self._memory = (generator, memory) if memory.raw == expected else (None, None)
+
+    def _remember(self, words: Mapping[str, Any], result: tuple[Tensor, dict[str, Any]]) -> None:
+        self._last = None
+        if self._memory is not None and not words["has_gauss"] and _bit_generator() is self._owner:
             self._bytes = self._memory.raw
             self._last = result
+
+
+@lru_cache(maxsize=1)
+def _half_pair_offset() -> int | None:
+    """Where in a RandomState numpy marks the kept half of a normal pair; None where that is not certain.
+
+    Found with an object of our own: a half pair is put in and taken out, and nothing else may change in its memory.
+    """
+    if sys.implementation.name != "cpython":
+        return None
+    trial, half = np.random.RandomState(0), 1.5e-67
+    memory = (ctypes.c_char * np.random.RandomState.__basicsize__).from_address(id(trial))
+    state: Any = trial.get_state()
+    _, key, position = state[:3]
+    seen = []
+    for mark, value in ((0, 0.0), (1, half), (0, 0.0)):
+        trial.set_state(("MT19937", key, position, mark, value))
+        seen.append(memory.raw)
+    place = seen[1].find(struct.pack("d", half))
+    offset = place - 8
+    if offset < object.__basicsize__ or seen[0] != seen[2]:
+        return None
+    empty = seen[0][:offset] + struct.pack("i", 1) + seen[0][offset + 4 : place] + struct.pack("d", half)
+    known = seen[0][offset : offset + 4] == bytes(4) and empty + seen[0][place + 8 :] == seen[1]
+    return offset if known else None
 
 
 def _bit_generator() -> Any:
@@ -146,6 +217,7 @@ class _PythonGlobal:
         self._owner: Any = None
         self._bytes = b""
         self._last: tuple[Tensor, list[Any]] | None = None
+        self._exposed: Exposed | None = None
 
     def capture(self) -> tuple[Tensor, list[Any]]:
         if self._last is not None and self._untouched(self._last[1][1]):
@@ -158,8 +230,27 @@ class _PythonGlobal:
 
     def restore(self, words: Tensor, about: Sequence[Any]) -> None:
         version, gauss = about
-        random.setstate((version, tuple(words.tolist()), gauss))
+        exposed = self.exposed() if version == _PYTHON_VERSION and words.dtype == torch.uint32 else None
+        if exposed is None or not 0 <= int(words[_MT_WORDS]) <= _MT_WORDS:  # the latter: `setstate` says what is wrong
+            random.setstate((version, tuple(words.tolist()), gauss))
+        else:  # ten times faster, and a loader that reads samples in this process does it at each batch
+            given = words.contiguous().numpy().data.cast("B").cast("I")
+            exposed.words[1:] = given[:_MT_WORDS]
+            exposed.words[0] = given[_MT_WORDS]
+            exposed.owner.gauss_next = gauss
         self._remember(words.numpy().tobytes(), (words.clone(), [version, gauss]))
+
+    def exposed(self) -> Exposed | None:
+        """The twister's memory; None where it is not found."""
+        owner: Any = getattr(random, "_inst", None)
+        if self._exposed is not None and owner is self._exposed.owner:
+            return self._exposed
+        self.capture()
+        self._exposed = None
+        if self._memory is not None and owner is self._owner:
+            words = memoryview(self._memory).cast("B")[: 4 * (_MT_WORDS + 1)].cast("I")
+            self._exposed = Exposed(words, 1, 0, self._memory, owner, None, None)
+        return self._exposed
 
     def _untouched(self, gauss: Any) -> bool:
         owner: Any = getattr(random, "_inst", None)

@@ -27,7 +27,7 @@ from holdfast.base.broken_torch import broken_torch, no_torch
 from holdfast.base.channel import CONNECT_TIMEOUT, Channel, Closed
 from holdfast.base.errors import InternalError
 from holdfast.base.folders import Folder
-from holdfast.run.messages import Broken, Exited, Fork, Forked, Message, Note, Ready, Unsafe, Warm, received
+from holdfast.run.messages import Broken, Exited, Fork, Forked, Message, Note, Ready, Second, Unsafe, Warm, received
 from holdfast.state.slots import Arena
 
 """How the loader of shared libraries, and Python, say that there is no address space left."""
@@ -102,9 +102,9 @@ class CannotFork(Exception):
 class NurseryLauncher:
     """Workers forked from a process that has torch already."""
 
-    def __init__(self, env: Mapping[str, str], preload: list[str]) -> None:
+    def __init__(self, env: Mapping[str, str], preload: list[str], *, of: NurseryLauncher | None = None) -> None:
+        """`of`: a nursery that is to fork this one, instead of a process that imports torch."""
         ours, theirs = Channel.pair()
-        os.set_inheritable(theirs.fileno(), True)
         self.channel = ours
         self.torch: str | None = None
         self.ready: float | None = None
@@ -112,7 +112,20 @@ class NurseryLauncher:
         self.took_s: float | None = None
         """Seconds that the import of torch took."""
         self.workers: dict[int, WorkerProcess] = {}
+        self.warmed = False
+        """Whether it was told to import what the script needs."""
         self._forking: list[WorkerProcess] = []
+        self._pid: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        if of is not None:
+            try:
+                of.channel.send(Second().to_json(), [theirs.fileno()])
+            except Closed:  # this one is never ready then, and its channel is closed
+                pass
+            finally:
+                theirs.close()
+            return
+        os.set_inheritable(theirs.fileno(), True)
         self._process = subprocess.Popen(
             interpreter.module("holdfast.worker.nursery", str(theirs.fileno()), str(os.getpid()), *preload),
             pass_fds=[theirs.fileno()],
@@ -120,11 +133,21 @@ class NurseryLauncher:
             start_new_session=True,
             env={**os.environ, **compile_cache.variables(), **env},
         )
+        self._pid = self._process.pid
         theirs.close()
+
+    def second(self) -> NurseryLauncher:
+        """A fork of this nursery, which survives it. Ready in milliseconds, once this one has done what it was told."""
+        return NurseryLauncher(self.env, [], of=self)
+
+    @property
+    def forked(self) -> bool:
+        """Whether it is a fork of another nursery."""
+        return self._process is None
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid
+        return self._pid
 
     @property
     def channels(self) -> list[Channel]:
@@ -146,12 +169,13 @@ class NurseryLauncher:
         return worker
 
     def warm(self) -> None:
+        self.warmed = True
         with contextlib.suppress(Closed):
             self.channel.send(Warm().to_json())
 
     def stillborn(self) -> int | None:
         """Its exit code, if it has ended without ever having torch ready."""
-        if self.ready is not None:
+        if self.ready is not None or self._process is None:
             return None
         with contextlib.suppress(subprocess.TimeoutExpired):  # its end of the channel is closed, so it is about to end
             return self._process.wait(2.0)
@@ -168,7 +192,9 @@ class NurseryLauncher:
         return notes
 
     def _hear(self, message: Message | None) -> list[str]:
-        if isinstance(message, Forked):
+        if isinstance(message, Forked) and not self._forking:
+            self._pid = message.pid  # a nursery that was forked says who it is
+        elif isinstance(message, Forked):
             worker = self._forking.pop(0)
             worker.identify(message.pid)
             self.workers[worker.pid] = worker
@@ -189,6 +215,10 @@ class NurseryLauncher:
 
     def close(self) -> None:
         self.channel.close()
+        if self._process is None:
+            if self._pid is not None and not processes.wait_for_end(self._pid, 2.0):
+                processes.send(self._pid, processes.KILL)
+            return
         try:
             self._process.wait(2.0)
         except subprocess.TimeoutExpired:

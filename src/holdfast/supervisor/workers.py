@@ -69,6 +69,8 @@ class Crew:
         """A nursery that waits. Without it a run whose nursery is killed waits for torch to be imported."""
         self._spare_from = time.monotonic()
         """Since when time is counted for the next one."""
+        self._not_forked: NurseryLauncher | None = None
+        """A nursery that could not fork another."""
 
     # -- starting ------------------------------------------------------------------------------------------
 
@@ -96,9 +98,14 @@ class Crew:
         return self._spare if self._spare is not None and self._spare.ready is not None else None
 
     def tick(self) -> None:
-        """Make a second nursery once the run is long enough for what that costs, and look after it."""
+        """Have a second nursery, and look after it: a fork of the first one, or where that is not possible, one that
+        imports torch once the run is long enough for what that costs."""
         if self._spare is None:
-            if self._affords_spare():
+            nursery = self.launcher
+            if isinstance(nursery, NurseryLauncher) and nursery.warmed and nursery is not self._not_forked:
+                if self._has_room(nursery):
+                    self._spare = nursery.second()
+            elif self._affords_spare():
                 made = self._make_launcher()
                 self._spare = made if isinstance(made, NurseryLauncher) else None
             return
@@ -106,10 +113,12 @@ class Crew:
         try:
             self._spare.poll()
         except (NurseryDied, CannotFork, UserError):  # the one at work says so if it matters
+            if not was_ready and isinstance(self.launcher, NurseryLauncher):
+                self._not_forked = self.launcher
             self._spare.close()
             self._spare, self._spare_from = None, time.monotonic()
             return
-        if not was_ready and self._spare.ready is not None:
+        if not was_ready and self._spare.ready is not None and not self._spare.forked:
             self._spare.warm()
 
     def _affords_spare(self) -> bool:
@@ -118,8 +127,10 @@ class Crew:
             return False
         share = SPARE_SHARE[self.affairs.plan.rungs[self.affairs.rung].on_cpu]
         earned = (time.monotonic() - self._spare_from) * (os.cpu_count() or 1) * share
-        if earned < nursery.took_s:
-            return False
+        return earned >= nursery.took_s and self._has_room(nursery)
+
+    def _has_room(self, nursery: NurseryLauncher) -> bool:
+        """A fork shares its memory with the first one, as long as neither of them writes there."""
         info, available = processes.inspect(nursery.pid or 0), processes.available_memory()
         return info is not None and (available is None or available > SPARE_MEMORY * info.rss_bytes)
 

@@ -4,10 +4,14 @@
 
 A fresh interpreter needs seconds to import torch; a fork of this process needs none. That only works while
 forking is safe, so before every fork the nursery checks itself: one thread, no accelerator file open.
+
+A second nursery is a fork as well. It waits for the end of the first one, which it survives: the supervisor then has
+its next worker at once, and not when torch is imported again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -20,7 +24,7 @@ from typing import Any
 
 from holdfast.base import processes
 from holdfast.base.channel import Channel, Closed
-from holdfast.run.messages import Broken, Exited, Fork, Forked, Message, Note, Ready, Unsafe, Warm, received
+from holdfast.run.messages import Broken, Exited, Fork, Forked, Message, Note, Ready, Second, Unsafe, Warm, received
 
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Libraries that start their threads at import; a fork would lose those threads and keep their locks.
@@ -56,6 +60,10 @@ class Nursery:
         self.channel = channel
         self.preload = preload
         self.children: set[int] = set()
+        self.seconds: set[int] = set()
+        """Nurseries that were forked from this one. They have a channel of their own."""
+        self.took_s = 0.0
+        """Seconds that the import of torch took."""
         if sys.platform == "win32":
             raise NotImplementedError("this needs POSIX")
         self._wake_read, self._wake_write = os.pipe()
@@ -63,10 +71,16 @@ class Nursery:
         os.set_blocking(self._wake_write, False)
 
     def serve(self) -> int:
+        try:
+            self._import_torch()
+        except Closed:
+            return 0
+        return self._listen()
+
+    def _listen(self) -> int:
         if sys.platform == "win32":
             raise NotImplementedError("this needs POSIX")
         try:
-            self._import_torch()
             signal.signal(signal.SIGCHLD, lambda *_: None)
             signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
             while True:
@@ -82,6 +96,8 @@ class Nursery:
                         self._fork(message.config, fds)
                     elif isinstance(message, Warm):
                         self._preload()
+                    elif isinstance(message, Second):
+                        self._fork_second(fds)
         except Closed:
             return 0  # the supervisor is gone; the kernel ends our children with us
 
@@ -111,7 +127,8 @@ class Nursery:
         gc.enable()
         gc.collect()
         gc.freeze()
-        self._say(Ready(str(torch.__version__), time.monotonic() - began))
+        self.took_s = time.monotonic() - began
+        self._say(Ready(str(torch.__version__), self.took_s))
 
     def _preload(self) -> None:
         """Modules the next worker of this script will need; one that fails here will say so in the worker."""
@@ -138,6 +155,41 @@ class Nursery:
             os.close(fd)
         self.children.add(pid)
         self._say(Forked(pid))
+
+    def _fork_second(self, fds: list[int]) -> None:
+        """Another nursery, in a session of its own: what ends this one must not end that one. It ends when the
+        supervisor closes the channel it is given. Where forking is not safe the channel is closed at once."""
+        if sys.platform == "win32":
+            raise NotImplementedError("this needs POSIX")
+        safe = self.unsafe() is None
+        pid = os.fork() if safe else None
+        if pid != 0:
+            for fd in fds:
+                os.close(fd)
+            if pid is not None:
+                self.seconds.add(pid)
+            return
+        code = 70
+        try:
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self.channel.close()  # or the supervisor would not see the end of the first one
+            import torch
+
+            second = type(self)(Channel.from_fd(fds[0]), self.preload)
+            second.took_s = self.took_s
+            second._say(Forked(os.getpid()))
+            second._say(Ready(str(torch.__version__), second.took_s))
+            code = second._listen()
+        except Closed:  # the supervisor does not want it any more
+            code = 0
+        except BaseException:  # the edge of the process: whatever it is, it must not run the first one's code
+            traceback.print_exc()
+        finally:
+            _flush()
+            os._exit(code)
 
     def unsafe(self) -> str | None:
         """Why this process must not fork, or None."""
@@ -183,6 +235,10 @@ class Nursery:
     def _reap(self) -> None:
         if sys.platform == "win32":
             raise NotImplementedError("this needs POSIX")
+        for pid in list(self.seconds):
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    self.seconds.discard(pid)
         for pid in list(self.children):
             code: int | None = None
             try:
