@@ -65,11 +65,11 @@ CUDA = {
 }  # fmt: skip
 CPU = {
     "step-5ms": Job("mlp", 1.05, {"batch": 64, "epochs": 4, "width": 256}),
-    "step-50ms": Job("mlp", 1.01, {"batch": 512, "epochs": 8, "width": 1024, "window": 10}),
+    "step-50ms": Job("mlp", 1.01, {"batch": 512, "epochs": 4, "width": 1024, "window": 10}),
     "mlp": Job("mlp", 1.05, {"epochs": 8}),
-    "tensors": Job("tensors", 1.05, {"steps": 200}),
+    "tensors": Job("tensors", 1.05, {"steps": 60, "window": 5}),
     "cnn": Job("cnn", 1.02, {"width": 8, "count": 2560, "batch": 64, "epochs": 3}),
-    "agent": Job("agent", 1.02),
+    "agent": Job("agent", 1.02, {"episodes": 60, "window": 5}),
     "pictures": Job("pictures", 1.01, {"steps": 40, "batch": 16, "size": 64, "layers": 2, "width": 128, "workers": 2}),
     "big": Job("big", 1.05, {"count": 50, "steps": 40}),
     "start": START,

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import holdfast
 
@@ -32,6 +32,19 @@ class Many(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.norm(x * torch.stack(list(self.scales)).sum(0))
         return found
+
+
+class OfAScript(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Nobody knows what such a dataset does: the generators are watched while it is read."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.x[index], 2 * self.x[index]
 
 
 class Counter:
@@ -51,11 +64,11 @@ class Counter:
         return self.one
 
 
-def train(session: holdfast.Session, *, tensors: int = 20, out: str = "") -> None:
+def train(session: holdfast.Session, *, tensors: int = 20, own: int = 0, out: str = "") -> None:
     model = Many(tensors)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     x = torch.randn(STEPS * 4, 4, generator=torch.Generator().manual_seed(1))
-    data = holdfast.Loader(TensorDataset(x, 2 * x), batch_size=4, shuffle=True)
+    data = holdfast.Loader(OfAScript(x) if own else TensorDataset(x, 2 * x), batch_size=4, shuffle=True)
     session.protect(model=model, optimizer=optimizer, data=data)
     snapshots = session._ground.snapshots
     counter, found, before = Counter(), [], (0, 0)

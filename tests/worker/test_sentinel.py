@@ -13,17 +13,21 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from holdfast.base.errors import ScriptFailed
 from holdfast.base.scratch import Scratch
 from holdfast.injection.pretend import DEVICE, spoil
 from holdfast.run.setting_groups import SentinelSettings
-from holdfast.worker.operators import choice
+from holdfast.worker.local_run import newest_checkpoint
+from holdfast.worker.operators import choice, zeros
 from holdfast.worker.operators.checker_client import PREFIX
-from holdfast.worker.operators.zeros import silent
+from holdfast.worker.operators.zeros import behind, silent
 from holdfast.worker.sentinel import FIRST_STEP, Opinion, Sentinel
 from tests.waiting import wait_until
+from tests.worker.local_runs import new_folder, run
 from tests.worker.replay_jobs import Clock, Job
 
 
@@ -206,6 +210,69 @@ def test_a_kernel_that_writes_nothing_is_found_by_known_answers(
     assert silent(DEVICE) == silent(DEVICE, 1) == []
     with Wrong(kernel, how):
         assert found in silent(DEVICE) and found in silent(DEVICE, 1)
+
+
+def test_a_loss_tells_with_which_operators_it_was_computed() -> None:
+    products = {"a matrix product", "a matrix product of bf16"}
+    images, words = torch.randn(2, 3, 8, 8), torch.randn(2, 2, 8, 16, requires_grad=True)
+    layer, picture = nn.Linear(8, 4), nn.Conv2d(3, 4, 3)
+    assert behind(layer(torch.randn(3, 8)).sum()) == products
+    assert behind(picture(images).sum()) == {*products, "a convolution"}
+    narrow = torch.nn.functional.scaled_dot_product_attention(*(words.bfloat16(),) * 3).float()
+    assert behind(narrow.sum()) == {*products, "attention of bf16"}
+    assert behind(picture(images).sum() + narrow.sum()) == {*products, "a convolution", "attention of bf16"}
+    assert behind(Doubled.apply(words).sum()) is None, "nobody knows what it computes"
+
+
+def test_asking_computes_nothing_of_a_checkpointed_part_again() -> None:
+    calls: list[int] = []
+    picture = nn.Conv2d(3, 4, 3)
+
+    def part(x: Tensor) -> Tensor:
+        calls.append(1)
+        found: Tensor = picture(x)
+        return found
+
+    loss = torch.utils.checkpoint.checkpoint(part, torch.randn(2, 3, 8, 8), use_reentrant=False).sum()
+    asked = behind(loss)
+    assert asked is not None and "a convolution" in asked and len(calls) == 1
+
+
+@pytest.mark.parametrize("how", [nothing, stale])
+def test_a_step_with_a_kernel_that_writes_nothing_is_never_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Callable[[Tensor], Tensor]
+) -> None:
+    """Asked after the first step of each function, for what it has used: the second one uses convolutions."""
+    asked: list[Any] = []
+
+    def listed(*args: Any, only: Any = None, **words: Any) -> list[str]:
+        asked.append(only)
+        return silent(*args, only=only, **words)
+
+    monkeypatch.setattr(zeros, "silent", listed)
+    done: list[int] = []
+
+    def train(session: Any) -> None:
+        model = nn.ModuleDict({"plain": nn.Linear(64, 2), "picture": nn.Conv2d(1, 2, 3)})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        session.protect(model=model, optimizer=optimizer)
+        ground = session._ground
+        session._attempts.vigil._keep_watch(ground.device, ground.snapshots)  # a run without a supervisor has none
+        x = torch.randn(4, 64)
+        while session.step_count < 2:
+            session.step(lambda b: model["plain"](b).square().mean(), x)
+            done.append(session._position.step)
+        session.step(lambda b: model["picture"](b.reshape(4, 1, 8, 8)).square().mean(), x)
+        done.append(session._position.step)
+
+    folder = new_folder(tmp_path)
+    with Wrong("convolution", how), pytest.raises(ScriptFailed) as failed:
+        run(tmp_path, train, folder=folder, snapshot__every=1)
+    assert "convolution in forward" in f"{failed.value} {failed.value.cause}", failed.value.cause
+    assert done == [1, 2], "the step with the convolution was handed out as done"
+    assert newest_checkpoint(folder).step == 2
+    products = {"a matrix product", "a matrix product of bf16"}
+    assert asked == [products, {"a convolution"}, {"a convolution"}], "once, and the second function's twice"
 
 
 # When ----------------------------------------------------------------------------------------------------------------

@@ -91,7 +91,10 @@ class _Word(IntEnum):
 
 _PHASE, _SINCE, _BEATS = int(_Word.PHASE), int(_Word.SINCE), int(_Word.BEATS)
 _COUNTS, _SLOWEST, _FIRST, _SPENT = int(_Word.COUNTS), int(_Word.SLOWEST), int(_Word.FIRST), int(_Word.SPENT)
-"""Plain numbers for what is written in every phase: with members of the enum that took more than twice as long."""
+_ATTEMPT, _ATTEMPTS, _STOP, _REST = int(_Word.ATTEMPT), int(_Word.ATTEMPTS), int(_Word.STOP), int(_Word.REST)
+_EPOCH, _EPOCHS, _BATCH, _BATCHES = int(_Word.EPOCH), int(_Word.EPOCHS), int(_Word.BATCH), int(_Word.BATCHES)
+"""Plain numbers for what is written or read in every step: with members of the enum that took more than twice as
+long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +225,9 @@ class Board:
         self._words[_Word.PID] = pid
 
     def begin_attempt(self, step: int) -> None:
-        self._words[_Word.ATTEMPT] = step
-        self._words[_Word.ATTEMPTS] += 1
+        words = self._words
+        words[_ATTEMPT] = step
+        words[_ATTEMPTS] += 1
 
     def commit(self, step: int, samples: int) -> None:
         self._words[_Word.STEP] = step
@@ -234,8 +238,8 @@ class Board:
 
     def position(self, *, epoch: int, epochs: int, batch: int, batches: int) -> None:
         words = self._words
-        words[_Word.EPOCH], words[_Word.EPOCHS] = epoch, epochs
-        words[_Word.BATCH], words[_Word.BATCHES] = batch, batches
+        words[_EPOCH], words[_EPOCHS] = epoch, epochs
+        words[_BATCH], words[_BATCHES] = batch, batches
 
     def pieces(self, count: int) -> None:
         self._words[_Word.PIECES] = count
@@ -252,12 +256,12 @@ class Board:
 
     @property
     def stop_requested(self) -> bool:
-        return bool(self._words[_Word.STOP])
+        return bool(self._words[_STOP])
 
     @property
     def rest(self) -> int:
         """The share of the time to do nothing, in thousandths: 0 at full speed, 1000 in a pause."""
-        return self._words[_Word.REST]
+        return self._words[_REST]
 
     @property
     def heard(self) -> int:
@@ -266,7 +270,7 @@ class Board:
 
     @property
     def phase(self) -> Phase:
-        return Phase(self._words[_Word.PHASE])
+        return Phase(self._words[_PHASE])
 
     # -- the supervisor writes -----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ those functions are replaced while a watch is open: a dataset that makes a seed 
 
 from __future__ import annotations
 
+import ctypes
 import random
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -27,13 +28,22 @@ NAMES = ("torch", "numpy", "python")
 """In the order of the words that `sample_seeds` gives."""
 
 
-def capture(name: str) -> Any:
-    """The state of one generator, for `restore`. A microsecond or two."""
-    if name == "torch":
-        return torch.default_generator.get_state()
-    known = rng.numpy_global if name == "numpy" else rng.python_global
+def _captured(known: Any) -> Any:
+    """Raw bytes where the twister's memory is found: they are quicker to put back."""
     exposed = known.exposed()
     return known.capture() if exposed is None else exposed.capture()
+
+
+_CAPTURE: dict[str, Callable[[], Any]] = {
+    "torch": torch.default_generator.get_state,
+    "numpy": lambda: _captured(rng.numpy_global),
+    "python": lambda: _captured(rng.python_global),
+}
+
+
+def capture(name: str) -> Any:
+    """The state of one generator, for `restore`. A microsecond or two."""
+    return _CAPTURE[name]()
 
 
 def restore(name: str, state: Any) -> None:
@@ -49,11 +59,18 @@ def restore(name: str, state: Any) -> None:
 
 def same(one: Any, other: Any) -> bool:
     """Whether two captured states of one generator are equal."""
-    if isinstance(one, torch.Tensor):  # by bytes: `torch.equal` takes longer
-        return bool(one.numpy().tobytes() == other.numpy().tobytes())
-    if isinstance(one[0], bytes) or one is other:
+    if one is other:
+        return True
+    if type(one) is torch.Tensor:
+        return _bytes(one) == _bytes(other)
+    if type(one[0]) is bytes:
         return bool(one == other)
-    return torch.equal(one[0], other[0]) and bool(one[1] == other[1])
+    return _bytes(one[0]) == _bytes(other[0]) and bool(one[1] == other[1])
+
+
+def _bytes(state: torch.Tensor) -> bytes:
+    # `state.numpy().tobytes()` takes six times as long, and this is asked twice for each batch.
+    return ctypes.string_at(state.data_ptr(), state.nbytes) if state.is_contiguous() else state.numpy().tobytes()
 
 
 def seed(words: Sequence[int], names: Collection[str]) -> None:
@@ -73,40 +90,46 @@ States = dict[str, Any]
 """What `capture` gave, by name."""
 
 
+def capture_all() -> States:
+    """Of all three, for `give_back`."""
+    return {name: take() for name, take in _CAPTURE.items()}
+
+
+def give_back(states: States, used: Collection[str]) -> None:
+    """Leaves no trace in the generators that are in `used`; the others were not touched."""
+    for name in used:
+        restore(name, states[name])
+
+
 @contextmanager
 def borrowed(used: Collection[str]) -> Iterator[States]:
-    """Leaves no trace in the generators that are in `used` at the end; the others are not touched by then.
-
-    Gives the states of those that are not in `used` yet.
-    """
-    states = {name: capture(name) for name in NAMES}
+    """Leaves no trace in the generators that are in `used` at the end. Gives the states of all three."""
+    states = capture_all()
     try:
-        yield {name: state for name, state in states.items() if name not in used}
+        yield states
     finally:
-        for name, state in states.items():
-            if name in used:
-                restore(name, state)
+        give_back(states, used)
 
 
 class Watch:
     """Which of the generators that are not in `used` is drawn from or looked at, from here on."""
 
     def __init__(self, used: Collection[str], before: States | None = None) -> None:
-        """`before`: their states, where the caller has them."""
-        self._before = {
-            name: capture(name) if before is None or name not in before else before[name]
-            for name in NAMES
-            if name not in used
-        }
-        self._looks = dict(_looks)
+        """`before`: the states of all three, where the caller has them. `fetch` goes on to add to `used`."""
+        if before is None:
+            self._before = {name: capture(name) for name in NAMES if name not in used}
+        else:
+            self._before = {name: before[name] for name in NAMES if name not in used} if used else before
+        self._looks = _looks.copy()
 
     def found(self) -> set[str]:
         """Those used since; looking again costs a few microseconds."""
-        return {
-            name
-            for name, state in self._before.items()
-            if _looks[name] != self._looks[name] or not same(state, capture(name))
-        }
+        looked, looks, found = self._looks, _looks, set()
+        for name, state in self._before.items():
+            now = _CAPTURE[name]()
+            if looks[name] != looked[name] or not (now is state or same(state, now)):
+                found.add(name)
+        return found
 
     def looked(self) -> set[str]:
         """Those of which the whole state was looked at since, also if they are in `used`."""
@@ -130,37 +153,51 @@ class _Lookouts:
     Watches of two threads may overlap: the last one to end puts the real functions back.
     """
 
-    PLACES: tuple[tuple[str, Any, str], ...] = (
-        ("torch", torch, "initial_seed"),
-        ("torch", torch.random, "initial_seed"),
-        ("torch", torch, "get_rng_state"),
-        ("torch", torch.random, "get_rng_state"),
-        ("numpy", np.random, "get_state"),
-        ("python", random, "getstate"),
-    )
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open = 0
-        self._real: list[Any] = []
-        self._ours = [_counted(name, getattr(module, attribute)) for name, module, attribute in self.PLACES]
+        self._ours = tuple(map(_counted, _OF, _functions()))
+        self._real = _functions()
 
     def install(self) -> None:
         with self._lock:
             self._open += 1
             if self._open == 1:
-                self._real = [getattr(module, attribute) for _, module, attribute in self.PLACES]
-                self._set(self._ours)
+                self._real = _functions()
+                _put(self._ours)
 
     def remove(self) -> None:
         with self._lock:
             self._open -= 1
             if self._open == 0:
-                self._set(self._real)
+                _put(self._real)
 
-    def _set(self, functions: list[Any]) -> None:
-        for (_, module, attribute), function in zip(self.PLACES, functions, strict=True):
-            setattr(module, attribute, function)
+
+_OF = ("torch", "torch", "torch", "torch", "numpy", "python")
+"""Whose state each of `_functions` looks at."""
+
+
+def _functions() -> tuple[Any, ...]:
+    """As they are now. Written out, as is `_put`: a watch is opened for each batch."""
+    return (
+        torch.initial_seed,
+        torch.random.initial_seed,
+        torch.get_rng_state,
+        torch.random.get_rng_state,
+        np.random.get_state,
+        random.getstate,
+    )
+
+
+def _put(functions: tuple[Any, ...]) -> None:
+    (
+        torch.initial_seed,
+        torch.random.initial_seed,
+        torch.get_rng_state,
+        torch.random.get_rng_state,
+        np.random.get_state,
+        random.getstate,
+    ) = functions
 
 
 def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

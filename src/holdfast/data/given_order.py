@@ -15,6 +15,7 @@ import types
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,8 @@ class GivenEpoch(Epoch):
     ends: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64), repr=False)
     """Where each batch ends in it."""
 
-    def __len__(self) -> int:
+    @cached_property
+    def count(self) -> int:
         return len(self.ends)
 
     def samples(self, batch: int) -> Indices:

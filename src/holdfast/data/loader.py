@@ -54,9 +54,12 @@ EVALUATE_WITHOUT = "evaluate without such samples: Loader(…, allow_missing=Tru
 __all__ = ["BadSamples", "Batch", "Loader", "LoaderFailed"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Batch:
-    """One batch: its place in the epoch, what the collate function made, and which samples are in it."""
+    """One batch: its place in the epoch, what the collate function made, and which samples are in it.
+
+    Nobody changes one. It is not `frozen`: such a dataclass takes several times as long to make, once in each step.
+    """
 
     index: int
     value: Any
@@ -166,6 +169,9 @@ class Loader:
     def __len__(self) -> int:
         """Batches in an epoch: in this one, if it has begun, else as the dataset is now."""
         if self._streams or (self.cursor and self._restored is None):
+            plan = self._plan
+            if plan is not None and self._streams and plan.number == self.epoch and plan.seed == self.seed:
+                return plan.count  # what `_epoch` would give, asked twice in each step
             return len(self._epoch(self.epoch))
         if self._order is not None:
             return self._order.length(self.batch_size, self.drop_last, length_of(self._dataset))
@@ -237,7 +243,7 @@ class Loader:
             for index, value in enumerate(self._values(course, start), start):
                 samples, missing = course.divided(index)
                 if len(samples):
-                    part, counted = course.part(samples)
+                    part, counted = course.part(samples) if course.shard[1] > 1 else (None, True)
                     yield Batch(index, value, samples, epoch, missing, part, counted)
         finally:
             self._streams -= 1
@@ -404,12 +410,13 @@ class Loader:
 
     def advance(self, batch: Batch) -> None:
         """The step of `batch` is complete: it will not come again. Samples in quarantine are accounted for with it."""
-        if len(self._known):
+        known = self._known.changes
+        if known:
             self._pass_empty(batch.index)
             self._coverage.add(batch.missing)
         self.cursor += 1
         self._coverage.add(batch.samples)
-        if len(self._known):
+        if known:
             self._pass_empty(len(self._epoch(self.epoch)))
 
     def _pass_empty(self, stop: int) -> None:

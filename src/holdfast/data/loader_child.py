@@ -32,7 +32,7 @@ from torch.utils.data._utils import worker
 from holdfast.base.errors import UserError
 from holdfast.base.scratch import note_child
 from holdfast.data.collation import odd_ones
-from holdfast.data.generators import States, Watch, borrowed, seed
+from holdfast.data.generators import States, Watch, capture_all, give_back, seed
 from holdfast.data.sample_marks import IDLE, NOWHERE, Place
 from holdfast.data.sample_order import Indices, collate_seeds, sample_seeds
 from holdfast.data.sample_seeding import DrewMore, Seeding
@@ -62,6 +62,9 @@ class Failure(NamedTuple):
     samples: tuple[int, ...] = ()
     """The sample that raised; in collating those that do not fit to the others, if that is what it was."""
     words: str = ""
+
+
+_SENDING = Failure("send")
 
 
 class Parcel(NamedTuple):
@@ -149,13 +152,14 @@ class Fetcher:
     def fetch(self, ticket: Ticket, at: Place = NOWHERE, before: States | None = None) -> Any:
         """The value of one batch. Leaves the generators that the dataset uses seeded, and the others as they are.
 
-        `before`: the states of generators as they are now, where the caller has them.
+        `before`: the states of all generators as they are now, where the caller has them.
 
         Samples that draw from a generator for the first time are read twice.
         """
-        whole = self.whole(ticket, at)
-        if whole is not None:
-            return whole
+        if self.batch_of is not None:
+            whole = self.whole(ticket, at)
+            if whole is not None:
+                return whole
         if not self.draws:
             return self._read(ticket, at, None)
         while True:
@@ -178,19 +182,19 @@ class Fetcher:
     def _read(self, ticket: Ticket, at: Place, watch: Watch | None) -> Any:
         """Every sample, then the batch; the generators that are `used` are seeded before each."""
         samples = ticket.samples.tolist()
-        items = None if self.used or ticket.alone else self._together(samples, at)
+        items = None if self.several_of is None or self.used or ticket.alone else self._together(samples, at)
         if items is None:
             items = self._one_by_one(ticket, samples, at, watch)
         if ticket.alone or not items:  # a batch of which every sample is left out is nothing
             return None
         at[0] = COLLATING
         try:
-            value = self._collate(ticket, items)
+            value = self._collate(ticket, items) if self.used else self.collate_fn(items)
         except Exception as error:
             self.failure = self._odd_ones(ticket, items)
             _note(error, f"raised while collating samples {listed(samples)}, batch {ticket.batch}")
             raise
-        self.failure = Failure("send")
+        self.failure = _SENDING
         return value
 
     def _together(self, samples: list[int], at: Place) -> list[Any] | None:
@@ -306,14 +310,15 @@ def fetch_here(fetcher: Fetcher, ticket: Ticket, at: Place = NOWHERE) -> Any:
         whole = fetcher.whole(ticket, at) if fetcher.calm else None
         if whole is not None:
             return whole
-        threads = torch.get_num_threads()
-        with borrowed(fetcher.used) as before:
-            # One thread, as in a loader child: some sums come out differently with two.
-            torch.set_num_threads(1)
-            try:
-                return fetcher.fetch(ticket, at, before)
-            finally:
-                torch.set_num_threads(threads)
+        before, threads = capture_all(), torch.get_num_threads()
+        # One thread, as in a loader child: some sums come out differently with two.
+        torch.set_num_threads(1)
+        try:
+            return fetcher.fetch(ticket, at, before)
+        finally:
+            torch.set_num_threads(threads)
+            if fetcher.used:
+                give_back(before, fetcher.used)
     finally:
         at[0] = IDLE
 

@@ -48,6 +48,8 @@ class Quarantine:
 
     def __init__(self, length: int) -> None:
         self.length = length
+        self.changes = 0
+        """How often it was added to."""
         self._held: dict[int, Held] = {}
         self._indices = np.empty(0, dtype=np.int64)
 
@@ -67,6 +69,7 @@ class Quarantine:
         known = self._held.get(new.index)
         if known is not None and known.applies(new.epoch, new.batch):
             return False
+        self.changes += 1
         self._held[new.index] = new
         self._indices = np.array(sorted(self._held), dtype=np.int64)
         return True
@@ -106,6 +109,8 @@ class Course:
         self.epoch = epoch
         self.training = training
         self.quarantine = quarantine
+        self._divided: tuple[int, int, tuple[Indices, Indices]] | None = None
+        """The batch that was asked for last, and how often the quarantine had changed by then: each is asked twice."""
 
     @property
     def number(self) -> int:
@@ -120,6 +125,8 @@ class Course:
     def samples(self, batch: int) -> Indices:
         """What is fetched here."""
         samples = self.divided(batch)[0]
+        if self.shard[1] == 1:
+            return samples
         part, _ = self.part(samples)
         return samples if part is None else part
 
@@ -136,11 +143,17 @@ class Course:
 
     def divided(self, batch: int) -> tuple[Indices, Indices]:
         """What there is of a batch, in all processes, and what is left out."""
+        known, changes = self._divided, self.quarantine.changes
+        if known is not None and known[0] == batch and known[1] == changes:
+            return known[2]
         samples = self.epoch.samples(batch)
-        if not len(self.quarantine):
-            return samples, samples[:0]
-        out = self.quarantine.among(samples, self.number if self.training else None, batch)
-        return samples[~out], samples[out]
+        if not changes:
+            found = samples, samples[:0]
+        else:
+            out = self.quarantine.among(samples, self.number if self.training else None, batch)
+            found = samples[~out], samples[out]
+        self._divided = batch, changes, found
+        return found
 
     def elsewhere(self, batch: int) -> list[int]:
         """A few samples of other batches, spread over the epoch."""

@@ -76,6 +76,11 @@ class Epoch:
     drop_last: bool
 
     def __len__(self) -> int:
+        return self.count
+
+    @cached_property
+    def count(self) -> int:
+        """Batches."""
         whole, rest = divmod(self.length, self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)
 

@@ -73,6 +73,9 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
 
 
+_NOTHING: Node = Flattener("").encode({})
+
+
 class ObjectPart(Part):
     """Anything with state_dict and load_state_dict, asked at each step."""
 
@@ -98,8 +101,11 @@ class ObjectPart(Part):
 
     def copied(self) -> tuple[Node, dict[str, Tensor]]:
         """What the object says of itself now, in memory of its own."""
+        state = self._target.state_dict()
+        if type(state) is dict and not state:  # a session whose script keeps nothing in it: asked in each step
+            return _NOTHING, {}
         flat = Flattener(self.name)
-        node = flat.encode(self._target.state_dict())
+        node = flat.encode(state)
         return node, {slot.name: slot.tensor.detach().clone() for slot in flat.slots}
 
 

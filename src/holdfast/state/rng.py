@@ -45,11 +45,13 @@ def capture_rng(device: torch.device) -> tuple[dict[str, Tensor], dict[str, Any]
     """The state of all generators, as CPU tensors and a few JSON words. No device synchronisation."""
     python, python_words = python_global.capture()
     numpy, numpy_words = numpy_global.capture()
-    tensors = {PYTHON: python, NUMPY: numpy, TORCH: torch.get_rng_state()}
-    getter = _device_function(device, "get_rng_state")
-    if getter is not None:
-        tensors[DEVICE] = getter()
-    return tensors, {"python": python_words, "numpy": numpy_words, "device": device.type}
+    tensors = {PYTHON: python, NUMPY: numpy, TORCH: torch.default_generator.get_state()}
+    kind = device.type
+    if kind != "cpu":
+        getter = _device_function(device, "get_rng_state")
+        if getter is not None:
+            tensors[DEVICE] = getter()
+    return tensors, {"python": python_words, "numpy": numpy_words, "device": kind}
 
 
 def restore_rng(tensors: Mapping[str, Tensor], words: Mapping[str, Any], device: torch.device) -> None:
@@ -118,8 +120,10 @@ class _NumpyGlobal:
         self._exposed: Exposed | None = None
 
     def capture(self) -> tuple[Tensor, dict[str, Any]]:
-        if self._last is not None and self._untouched():
-            return self._last
+        last, memory = self._last, self._memory
+        # Written out, without a call: several captures are made in each step.
+        if last is not None and memory is not None and memory.raw == self._bytes and _bit_generator() is self._owner:
+            return last
         state: Any = _numpy_state(legacy=False)
         if state["bit_generator"] != "MT19937":
             raise UserError(
@@ -156,9 +160,6 @@ class _NumpyGlobal:
             half = memoryview(pair).cast("B").cast("i")
             self._exposed = Exposed(words, 0, _MT_WORDS, self._memory, owner, pair, half)
         return self._exposed
-
-    def _untouched(self) -> bool:
-        return self._memory is not None and _bit_generator() is self._owner and self._memory.raw == self._bytes
 
     def _locate(self, key: Any, words: Mapping[str, Any]) -> None:
         """The address is believed only if the twister is found there, word for word."""
@@ -220,8 +221,12 @@ class _PythonGlobal:
         self._exposed: Exposed | None = None
 
     def capture(self) -> tuple[Tensor, list[Any]]:
-        if self._last is not None and self._untouched(self._last[1][1]):
-            return self._last
+        last, memory = self._last, self._memory
+        if last is not None and memory is not None and memory.raw == self._bytes:
+            owner: Any = getattr(random, "_inst", None)
+            same = owner is self._owner
+            if same and owner.gauss_next == last[1][1]:
+                return last
         version, words, gauss = _python_state()
         packed = _pack_python(*words)
         result = torch.frombuffer(bytearray(packed), dtype=torch.uint32), [version, gauss]
@@ -251,12 +256,6 @@ class _PythonGlobal:
             words = memoryview(self._memory).cast("B")[: 4 * (_MT_WORDS + 1)].cast("I")
             self._exposed = Exposed(words, 1, 0, self._memory, owner, None, None)
         return self._exposed
-
-    def _untouched(self, gauss: Any) -> bool:
-        owner: Any = getattr(random, "_inst", None)
-        if self._memory is None or owner is not self._owner:
-            return False
-        return self._memory.raw == self._bytes and bool(owner.gauss_next == gauss)
 
     def _remember(self, packed: bytes, result: tuple[Tensor, list[Any]]) -> None:
         self._last = None

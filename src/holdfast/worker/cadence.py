@@ -62,7 +62,7 @@ class Cadence:
         self._lost, self._watched_s = 0, 0.0
         self._clock = clock
         self._ramp = 0.0
-        """The distance a young worker has come to."""
+        """The distance that this worker has come to: at most `interval`, so `_near` need not ask for that each step."""
         self._sparing = sparing
         self._began: float | None = None
         self._spent = 0.0
@@ -78,6 +78,7 @@ class Cadence:
     def after_losses(self, between: float | None, workers: int, seconds: float) -> None:
         """So many workers were lost in so many seconds, and the next fault is expected after `between` seconds."""
         self.between_faults, self._lost, self._watched_s = between, workers, seconds
+        self._ramp = min(self._ramp, self.interval)
 
     @property
     def each_step(self) -> bool:
@@ -113,7 +114,7 @@ class Cadence:
 
     def _near(self, now: float) -> bool:
         """One step more, and the work since the last commit would be more than a fault may cost."""
-        least = min(self._ramp, self.interval)
+        least = self._ramp
         if self._sparing and self._began is not None:
             afforded = self._spent + (self.commit_s or 0.0) <= self._share * (now - self._began)
             if not afforded and not self._lose_set:

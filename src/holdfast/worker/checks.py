@@ -6,7 +6,7 @@
     vigil.keeps(step)                                    # the snapshot after this step is evidence: it is held
     fault = vigil.before_step(work, step, describe)      # None: go on
     with vigil.looking(step): ...                        # the step itself; now and then some operators are noted
-    fault = vigil.heard()                                # what came of looks
+    fault = vigil.after_step(step)                       # known answers after the first one; what came of looks
     fault = vigil.refused()                              # a step whose numbers were not finite, noticed on arrival
 
 It finds out and says so. What follows is the session's and the ladder's.
@@ -59,8 +59,14 @@ class Vigil:
         self.settings = settings
         self._folder = folder
         """Of the run."""
-        self._answered = False
-        """Whether the known answers were asked for."""
+        self._asked: frozenset[str] | None = frozenset()
+        """The operators whose known answers were asked for; None for all."""
+        self._answered: set[tuple[Any, ...]] = set()
+        """The functions whose first step was looked at."""
+        self._function: tuple[Any, ...] = ()
+        self._graphs: list[frozenset[str] | None] = []
+        """The operators of the pieces of a step of that function; None where they do not show."""
+        self.watches_numbers = settings.blame.non_finite == "stop"
         self._taken: dict[int, Taken] = {}
         """By the step that is looked at: the snapshot before it."""
         self.rung = rung
@@ -135,11 +141,19 @@ class Vigil:
             if self._snapshots is not None:
                 self._snapshots.flush()
 
-    @property
-    def watches_numbers(self) -> bool:
-        return self.settings.blame.non_finite == "stop"
-
     # -- before a step -------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do before a step: `before_step` and `heard` would say None, as on most steps of a
+        worker on the CPU."""
+        return (
+            self.sentinel is None
+            and self._trial is None
+            and self._keep is None
+            and not self.only_judges
+            and self.rung.precision != "fp32"
+        )
 
     def before_step(self, work: Work | None, step: int, describe: Describe | None) -> Fault | None:
         """Compute again what failed here; hear what came of looks. A fault if this worker must not go on."""
@@ -153,17 +167,50 @@ class Vigil:
                 return fault
         if self.only_judges:  # it was computed, or it cannot be: the step is no step of session.step
             raise StopRun
-        return self._first_look(step) or self.heard()
+        return (self._ask(step, None) if work is None else None) or self.heard()
 
-    def _first_look(self, step: int) -> Fault | None:
-        """Before the first step of a worker: do the kernels write anything? Known answers, twice, in milliseconds."""
-        if self.sentinel is None or self._answered:
+    def wants_graph(self, work: Work) -> Callable[[torch.Tensor], None] | None:
+        """To be called with the loss, before backward, in the first step of each function that computes one."""
+        if self.sentinel is None or self._asked is None:
             return None
-        self._answered = True
-        device = self.sentinel.device
+        self._function = (getattr(work.fn, "__code__", type(work.fn)), *map(id, work.optimizers))
+        self._graphs.clear()
+        return None if self._function in self._answered else self._note_graph
+
+    def _note_graph(self, loss: torch.Tensor) -> None:
+        self._graphs.append(zeros.behind(loss))
+
+    def after_step(self, step: int) -> Fault | None:
+        """The step is computed, and not committed yet. A fault if this worker must not go on."""
+        fault = None
+        if self._graphs:
+            known = [each for each in self._graphs if each is not None]
+            fault = self._ask(step, frozenset().union(*known) if len(known) == len(self._graphs) else None)
+            self._answered.add(self._function)
+            self._graphs.clear()
+        return fault or self.heard()
+
+    def _ask(self, step: int, used: frozenset[str] | None) -> Fault | None:
+        """Do the kernels write anything? Known answers, twice, of the operators in `used`; None for all there are.
+
+        This comes after the first step of a worker and before its commit: a device that writes nothing costs one step,
+        and no wrong number is ever kept. So only operators that the step has used are asked. Their libraries are loaded
+        by then, and loading those that a model never calls takes a second and more. Nobody knows before a transaction
+        what it will use: all are asked before the first one.
+        """
+        if self.sentinel is None or self._asked is None:
+            return None
+        only = None if used is None else used - self._asked
+        if only is not None and not only:
+            return None
         triton = zeros.uses_triton()
-        found = zeros.silent(device, triton=triton)
-        if not found or not (again := [each for each in zeros.silent(device, 1, triton=triton) if each in found]):
+        self._asked = None if used is None else self._asked | used
+        device = self.sentinel.device
+        found = zeros.silent(device, triton=triton, only=only)
+        if not found:
+            return None
+        again = [each for each in zeros.silent(device, 1, triton=triton, only=only) if each in found]
+        if not again:
             return None
         text = f"{', '.join(again)} does not give the known answer"
         told = {"method": METHOD, "by": "known answers, twice", "tensor": again[0]}

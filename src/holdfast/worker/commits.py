@@ -50,7 +50,8 @@ class Commits:
                 cause="the loop began before session.protect was called",
                 hints=["call `session.protect(model=…, optimizer=…, data=…)` before the loop"],
             )
-        self.land(at, of)
+        if self.landing is not None:
+            self.land(at, of)
         if not self.started:
             self.started = True
             if at is not CommitPoint.FREE:  # there the body has begun already: what it drew cannot be drawn again
@@ -98,11 +99,11 @@ class Commits:
         The last batch of an epoch is kept together with what follows it. A run restored in between does that
         batch again, so names the loop leaves behind, like its last loss, exist for the code after the loop.
         """
-        ground = self._ground
+        ground, board, vigil = self._ground, self._ground.board, self._attempts.vigil
         ground.check_not_over()
-        stop = ground.peers.at_boundary(ground, at, stop=ground.board.stop_requested)
-        asked = not at.by_cadence or hold or stop or ground.board.rest or self._attempts.vigil.on_trial
-        kept = not last and self._attempts.vigil.keeps(ground.position.step)
+        stop = ground.peers.at_boundary(ground, at, stop=board.stop_requested)
+        asked = not at.by_cadence or hold or stop or board.rest or vigil.on_trial
+        kept = not last and vigil.keeps(ground.position.step)
         due = self._due(last=last) or asked or kept
         if self.landing is not None:
             due = False  # on its way to where the snapshot was taken: nothing of this counts
@@ -118,7 +119,7 @@ class Commits:
             self.tell_cadence()
             self._attempts.check_numbers()
         self._resting.at_boundary()
-        if stop or (ground.peers.ranks == 1 and ground.board.stop_requested):  # several stop where they agreed to
+        if stop or (board.stop_requested and ground.peers.ranks == 1):  # several stop where they agreed to
             if at is CommitPoint.FREE and ground.peers.ranks == 1:
                 self.stopping = True  # before the next step: what the script logs of this one is still logged
             else:
@@ -134,13 +135,13 @@ class Commits:
 
     def _due(self, *, last: bool) -> bool:
         """Whether it is time. A worker does not go on from the last batch of an epoch: its end comes soon."""
-        ground = self._ground
-        due = ground.cadence.due(ground.uncommitted.count)
+        ground, cadence, uncommitted = self._ground, self._ground.cadence, self._ground.uncommitted
+        due = cadence.due(uncommitted.count)
         ground.snapshots.poll()  # a copy that has arrived counts from here on
-        if ground.cadence.fixed is not None:
+        if cadence.fixed is not None:
             return due
-        if ground.uncommitted.whole or not due or last:
-            return ground.uncommitted.whole
+        if uncommitted.whole or not due or last:
+            return uncommitted.whole
         return ground.peers.ranks > 1 or not ground.snapshots.busy  # several ranks have agreed, with rank 0's in mind
 
     def tell_cadence(self, *, last: bool = False) -> None:

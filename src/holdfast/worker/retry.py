@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -80,7 +80,7 @@ class Pieces:
             self._ground.link.send(Note(f"memory: trying {what} again", pieces=self.count))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Samples:
     """The samples of the loop's batch: whose they are, and which."""
 
@@ -98,14 +98,14 @@ class Samples:
         return self.loader.dataset
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Begun:
     """What a step began with, to go back to."""
 
     pieces: int
     meta: dict[str, Any] | None = None
     """What was not a tensor, if the last snapshot is of this very moment; else there is a savepoint at best."""
-    generators: tuple[dict[str, torch.Tensor], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
+    generators: tuple[dict[str, torch.Tensor], dict[str, Any]] = ({}, {})
 
     @property
     def exact(self) -> bool:
@@ -160,7 +160,7 @@ class Attempts:
         begun = self._begin(work)
         peers = self.ground.peers
         peers.begin_step(None if samples is None else samples.batch)
-        looked = False
+        looked = self.vigil.idle
         while True:
             try:
                 if not looked:
@@ -183,7 +183,8 @@ class Attempts:
                 self._roll_back(begun)
                 self._apply(move, begun)
                 continue
-            self._tell_recovered()
+            if self._history:
+                self._tell_recovered()
             return result
 
     def _look(self, work: Work | None, samples: Samples | None, begun: _Begun) -> None:
@@ -234,21 +235,22 @@ class Attempts:
 
     def perform(self, work: Work, device: torch.device) -> torch.Tensor:
         """Forward, backward and update, in as many pieces as fit."""
+        ground, vigil = self.ground, self.vigil
         work.pieces = self.pieces.count
         if self._microbatch:
             work.pieces = max(work.pieces, flags.pieces(batches.batch_size(work.batch)))
         work.updating = False
         work.ahead = self.ahead.take
-        work.watch = self.vigil.watches_numbers and (
-            self.vigil.on_trial or self.ground.cadence.expects(self.ground.uncommitted.count)
-        )
-        work.together = self.ground.peers.together(work)
-        return step.perform(work, device, self.vigil.entering(self.ground.enter))
+        work.watch = vigil.watches_numbers and (vigil.on_trial or ground.cadence.expects(ground.uncommitted.count))
+        work.on_loss = vigil.wants_graph(work)
+        work.together = ground.peers.together(work)
+        return step.perform(work, device, vigil.entering(ground.entering))
 
     def _begin(self, work: Work | None) -> _Begun:
         """A step goes back to its savepoint if it fails before its update; a transaction needs a whole snapshot."""
         ground, snapshots, cadence = self.ground, self.ground.snapshots, self.ground.cadence
-        self.pieces.grow_back()
+        if self.pieces.count > 1:
+            self.pieces.grow_back()
         if self.vigil.only_judges:
             return _Begun(self.pieces.count)
         wanted = cadence.each_step or self.vigil.on_trial or (work is None and cadence.fixed is None)
@@ -268,14 +270,17 @@ class Attempts:
         return begun.exact or (work is not None and not work.updating and self.ground.light.holds())
 
     def _once(self, perform: Callable[[torch.device], T]) -> T:
-        step = self.ground.position.step + 1
-        self.ground.board.begin_attempt(step)
+        ground, vigil = self.ground, self.vigil
+        step = ground.position.step + 1
+        ground.board.begin_attempt(step)
         if self.cpu_next:
             result = self._on_the_cpu(perform)
+        elif vigil.sentinel is None:
+            result = perform(ground.device)
         else:
-            with self.vigil.looking(step):
-                result = perform(self.ground.device)
-            fault = self.vigil.heard()
+            with vigil.looking(step):
+                result = perform(ground.device)
+            fault = vigil.after_step(step)
             if fault is not None:
                 self.lose(fault)
         self._compiling.check()

@@ -281,18 +281,15 @@ class Session:
         `accumulate` works through the batch in so many pieces of exact weight; `split(batch, count)` cuts
         batches that are not tensors with a common first dimension. `clip` limits the gradient norm.
         """
-        work = Work(
-            fn=fn,
-            batch=batch,
-            optimizers=self._ground.optimizers(optimizer),
-            scaler=self._ground.scaler(),
-            clip=clip,
-            accumulate=max(1, int(accumulate)),
-            split=split,
-        )
-        with self._ground.updating():
+        ground = self._ground
+        optimizers, pieces = ground.optimizers(optimizer), max(1, int(accumulate))
+        work = Work(fn, batch, optimizers, ground.scaler(), clip, pieces, split)
+        ground.updating(True)
+        try:
             loss = self._transact(lambda device: self._attempts.perform(work, device), work)
-        self._ground.loss, self._ground.norm = loss, work.norm
+        finally:
+            ground.updating(False)
+        ground.loss, ground.norm = loss, work.norm
         self._leave_step(loss, work.norm)
         return Loss(loss, self._waiting)
 
@@ -319,13 +316,16 @@ class Session:
         self._commits.arrive(CommitPoint.FREE)
 
     def _leave_step(self, loss: torch.Tensor | None, norm: torch.Tensor | None) -> None:
-        self._position.step += 1
-        self._ground.uncommitted.add(self._position.step, loss, norm)
-        if not self._loop.inside and self._head.step_ends():
-            self._commits.commit(CommitPoint.FREE)
-        if not self._loop.in_epoch and self._commits.landing is None:
-            self._commits.offers.make()  # of a value that was logged inside of the step
-        self._enter(Phase.LOOP)
+        ground, loop = self._ground, self._loop
+        position = ground.position
+        position.step += 1
+        ground.uncommitted.add(position.step, loss, norm)
+        if not loop.in_epoch:
+            if loop.open is None and self._head.step_ends():
+                self._commits.commit(CommitPoint.FREE)
+            if self._commits.landing is None:
+                self._commits.offers.make()  # of a value that was logged inside of the step
+        ground.enter(Phase.LOOP)
 
     def _stepped_by_hand(self) -> None:
         """`optimizer.step()` of the script's own: a step like any other, committed with the body it is in."""
@@ -364,22 +364,23 @@ class Session:
 
     def _transact(self, perform: Callable[[torch.device], T], work: Work | None) -> T:
         """Whole or not at all."""
+        commits = self._commits
         self._ground.check_not_over()
-        if self._commits.busy:
+        if commits.busy:
             raise UserError("session.step was called inside a step", cause="a step is rolled back as a whole")
-        if self._commits.stopping:
-            self._commits.stop()
+        if commits.stopping:
+            commits.stop()
         self._loop.end_left()
         self._arrive_at_step()
         opened = self._loop.open
         samples = None
         if opened is not None and isinstance(opened.loader, Loader):
-            samples = Samples(self._ground.name_of(opened.loader), opened.loader, opened.batch)
-        self._commits.busy = True
+            samples = Samples(opened.name, opened.loader, opened.batch)
+        commits.busy = True
         try:
             return self._attempts.until_done(perform, work, samples)
         finally:
-            self._commits.busy = False
+            commits.busy = False
 
     # -- the end -------------------------------------------------------------------------------------------
 

@@ -83,6 +83,11 @@ class Ground:
         self.over: StopRun | LostWorker | None = None
         """Why nothing more is done here: said again to a script whose bare `except:` went on regardless."""
         self.phase_hooks: list[Callable[[Phase], None]] = []
+        self.ready = False
+        """True once something is protected."""
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._scalers: list[torch.amp.GradScaler] = []
+        """Of `objects`, by kind: asked for in each step."""
         self.peers: Peers = Alone()
         """The other ranks of this run."""
         self._finite_from_start: bool | None = None
@@ -94,6 +99,11 @@ class Ground:
         self.board.enter(phase)
         for hook in self.phase_hooks:
             hook(phase)
+
+    @property
+    def entering(self) -> Callable[[Phase], None]:
+        """`enter`, for the phases of one step: the board's own where nobody else wants to hear of them."""
+        return self.enter if self.phase_hooks else self.board.enter
 
     def check_not_over(self) -> None:
         if self.over is not None:
@@ -113,17 +123,10 @@ class Ground:
         finally:
             self.device, self.replaying = home, False
 
-    @contextlib.contextmanager
-    def updating(self) -> Iterator[None]:
-        """The session itself updates, and clears the gradients before the next time: none of them is state."""
-        if not self.ready:
-            yield
-            return
-        self.protected.gradients.by_session = True
-        try:
-            yield
-        finally:
-            self.protected.gradients.by_session = False
+    def updating(self, by_session: bool) -> None:
+        """Whether the session itself updates now, and clears the gradients before the next time: none is state then."""
+        if self._protected is not None:
+            self._protected.gradients.by_session = by_session
 
     # -- what is protected ---------------------------------------------------------------------------------
 
@@ -132,16 +135,14 @@ class Ground:
         protected = Protected(objects, self.device)
         protected.move(self.device)
         self.objects = objects
+        self._optimizers = [value for value in objects.values() if isinstance(value, torch.optim.Optimizer)]
+        self._scalers = [value for value in objects.values() if isinstance(value, torch.amp.GradScaler)]
         self._protected = protected
         self._snapshots = snapshot.Snapshots(protected, self.link, self.device, self.known_optimizers())
         self._snapshots.reserve()
         loaders = [name for name, value in objects.items() if isinstance(value, (Loader, AnyLoader))]
         self._savepoint = Savepoint(protected, objects.values(), constant=loaders)
-
-    @property
-    def ready(self) -> bool:
-        """True once something is protected."""
-        return self._protected is not None and self._snapshots is not None
+        self.ready = True
 
     @property
     def protected(self) -> Protected:
@@ -256,12 +257,11 @@ class Ground:
         return {name: value for name, value in self.objects.items() if isinstance(value, torch.nn.Module)}
 
     def scaler(self) -> Any | None:
-        scalers = [value for value in self.objects.values() if isinstance(value, torch.amp.GradScaler)]
-        return next((scaler for scaler in scalers if scaler.is_enabled()), None)
+        return next((scaler for scaler in self._scalers if scaler.is_enabled()), None) if self._scalers else None
 
     def optimizers(self, wanted: Any = None) -> list[torch.optim.Optimizer]:
         """Those a step is to use: the ones asked for, or the only one there is."""
-        known = self.known_optimizers()
+        known = self._optimizers
         if wanted is None:
             if len(known) == 1:
                 return known
@@ -285,7 +285,7 @@ class Ground:
             optimizer.zero_grad(set_to_none=True)
 
     def known_optimizers(self) -> list[torch.optim.Optimizer]:
-        return [value for value in self.objects.values() if isinstance(value, torch.optim.Optimizer)]
+        return list(self._optimizers)
 
 
 def named_by_kind(values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:

@@ -70,6 +70,8 @@ class Work:
     """That norm, on the device, once they are there. None under a GradScaler, which judges them itself."""
     updating: bool = False
     """The update has begun: parameters may be others than before."""
+    on_loss: Callable[[Tensor], None] | None = None
+    """Called with the loss of each piece, with its graph, before backward."""
     ahead: Callable[[Any, torch.device], Any] | None = None
     """Gives the batch where it is on the device already; see ahead.py."""
     together: Callable[[Tensor], Tensor] | None = None
@@ -84,8 +86,9 @@ class Work:
 
 def perform(work: Work, device: torch.device, enter: Callable[[Phase], None]) -> Tensor:
     """Forward, backward and update of one batch on one device. Raises whatever goes wrong, half done."""
-    if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in work.optimizers):
-        return _perform_closure(work, device, enter)
+    for optimizer in work.optimizers:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            return _perform_closure(work, device, enter)
     for optimizer in work.optimizers:
         optimizer.zero_grad(set_to_none=True)
     loss = _gradients(work, device, enter)
@@ -112,6 +115,8 @@ def _gradients(work: Work, device: torch.device, enter: Callable[[Phase], None])
         total = part if total is None else total + part
         if work.before_exchange is not None and number == len(pieces):
             work.before_exchange(total)
+        if work.on_loss is not None:
+            work.on_loss(loss)
         enter(Phase.BACKWARD)
         counted = weighted if work.scale == 1.0 else weighted * work.scale
         (counted if work.scaler is None else work.scaler.scale(counted)).backward()

@@ -29,10 +29,12 @@ from holdfast.worker.retry import Attempts
 from holdfast.worker.session_base import Ground, StopRun
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class OpenBatch:
     """The batch whose loop body is running."""
 
+    name: str
+    """Of the loader."""
     loader: Loader | AnyLoader
     batch: Batch
     step: int
@@ -172,21 +174,24 @@ class TrainingLoop:
             self._ground.begun = data.cursor
         if self.in_epoch and not any(self._passes.values()):
             self._check_nothing_drawn()
+        ground, commits = self._ground, self._commits
+        foreign = isinstance(data, AnyLoader)
         for batch in self._read(data, name):
-            self._attempts.ahead.begin(batch.value, self._ground.device)
-            self._show_position(batch.index, data.length() if isinstance(data, AnyLoader) else len(data))
-            self._ground.enter(Phase.LOOP)
-            self._commits.arrive(CommitPoint.BATCH, name)
-            if landing is not None and self._commits.landing is None:
-                _count_on(batch.index - self._ground.begun)
-            landing = None
-            opened = self.open = OpenBatch(data, batch, self._ground.position.step)
+            self._attempts.ahead.begin(batch.value, ground.device)
+            self._show_position(batch.index, data.length() if foreign else len(data))
+            ground.enter(Phase.LOOP)
+            commits.arrive(CommitPoint.BATCH, name)
+            if landing is not None:
+                if commits.landing is None:
+                    _count_on(batch.index - ground.begun)
+                landing = None
+            opened = self.open = OpenBatch(name, data, batch, ground.position.step)
             try:
                 yield batch.value
             except GeneratorExit:
                 self._leave_batch(opened)
                 raise
-            self._end_batch(opened, name)
+            self._end_batch(opened)
         self._commits.land(CommitPoint.BATCH, name)  # killed after the last batch of the epoch: none is left
         self._passes[name] = True
         if not self.in_epoch:
@@ -223,17 +228,18 @@ class TrainingLoop:
                     hints=["draw inside of the loop over session.batches", "in `zip`, put session.batches first"],
                 )
 
-    def _end_batch(self, opened: OpenBatch, name: str) -> None:
+    def _end_batch(self, opened: OpenBatch) -> None:
+        ground = self._ground
         check_no_strays()
         if self.open is not opened:
             raise UserError("this iterator over session.batches is of an earlier epoch", hints=["make a new one"])
-        if self._ground.position.step == opened.step:
-            self._ground.uncommitted.count += 1  # a body without a step is done as well
+        if ground.position.step == opened.step:
+            ground.uncommitted.count += 1  # a body without a step is done as well
         self._count_batch(opened)
         loader = opened.loader
         last = loader.at_end() if isinstance(loader, AnyLoader) else loader.cursor >= len(loader)
-        self._commits.commit(CommitPoint.BATCH, name, last=last)
-        self._ground.enter(Phase.DATA)
+        self._commits.commit(CommitPoint.BATCH, opened.name, last=last)
+        ground.enter(Phase.DATA)
 
     def _leave_batch(self, opened: OpenBatch) -> None:
         """The loop was left by `break`: a batch that was trained on is done, one that was looked at is not."""

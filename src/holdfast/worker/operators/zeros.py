@@ -1,6 +1,7 @@
 """Kernels that write nothing: some devices give zeros, or what the memory held before, and raise no error.
 
-    silent(device)          # [] on a device that is well; else ["a matrix product in backward", …]
+    silent(device)                              # [] on a device that is well; else ["a matrix product in backward", …]
+    silent(device, only=behind(loss))           # only operators of the kinds that this loss was computed with
 
 Small whole numbers, whose products and sums are exact in every precision: the answer is known, and an operator that did
 not run cannot give it. The memory is filled with a pattern before, so that it is not right by chance. Milliseconds.
@@ -9,7 +10,7 @@ not run cannot give it. The memory is filled with a pattern before, so that it i
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 from torch import Tensor
@@ -21,12 +22,23 @@ ROOM = 1 << 20
 _OWN_KERNELS = ("torch", "triton", "holdfast")
 """Packages that bring kernels of Triton which a script does not use by importing them."""
 Function = Callable[..., Tensor]
+PRODUCT, CONVOLUTION, ATTENTION = "a matrix product", "a convolution", "attention"
+NARROW = "{} of bf16"
+_NODES = {"Convolution": CONVOLUTION, "Attention": ATTENTION}
+"""What is in the name of a node of the backward graph, and the operator it belongs to."""
 
 
-def silent(device: torch.device, turn: int = 0, *, triton: bool = True) -> list[str]:
-    """The operators whose answer is not the known one. What a device does not have is left out."""
+def silent(
+    device: torch.device, turn: int = 0, *, triton: bool = True, only: Collection[str] | None = None
+) -> list[str]:
+    """The operators whose answer is not the known one. What a device does not have is left out.
+
+    `only`: the names of operators to ask; None for all.
+    """
     found = []
     for name, function, inputs in [*_operators(turn), *(_narrow(turn) if device.type != "cpu" else ())]:
+        if only is not None and name not in only:
+            continue
         try:
             wrong = _wrong(function, inputs, device)
         except (RuntimeError, NotImplementedError):  # not there at all: an error is not silent
@@ -35,6 +47,39 @@ def silent(device: torch.device, turn: int = 0, *, triton: bool = True) -> list[
     if device.type == "cuda" and triton:
         found += _of_triton(device, turn)
     return found
+
+
+def behind(loss: Tensor) -> frozenset[str] | None:
+    """The operators of `silent` that a loss was computed with, by its backward graph; None where that does not show.
+
+    Products are always among them: hardly a model does without. What torch.compile or an autograd function in Python
+    computes is one node for torch, and may be anything. Reads names and precisions alone: a saved tensor of a node is
+    not touched, for that may compute a checkpointed part of the model again.
+    """
+    used, seen = {PRODUCT, NARROW.format(PRODUCT)}, set()
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return None
+        label = node.name()
+        for part, name in _NODES.items():
+            if part in label:
+                used |= _by_precision(node, name)
+        waiting += [each for each, _ in node.next_functions]
+    return frozenset(used)
+
+
+def _by_precision(node: torch.autograd.graph.Node, name: str) -> set[str]:
+    """The operator in the precision in which the node's was computed; in both where torch does not say."""
+    try:
+        wide = node._input_metadata[0].dtype in (torch.float32, torch.float64)
+    except (AttributeError, IndexError):
+        return {name, NARROW.format(name)}
+    return {name if wide else NARROW.format(name)}
 
 
 def uses_triton() -> bool:
@@ -52,16 +97,16 @@ def uses_triton() -> bool:
 
 
 def _operators(turn: int) -> Iterator[tuple[str, Function, list[Tensor]]]:
-    yield "a matrix product", torch.matmul, [_numbers(32, 48, turn=turn), _numbers(48, 16, turn=turn + 1)]
-    yield "a convolution", _convolution, [_numbers(2, 4, 9, 9, turn=turn), _numbers(8, 4, 3, 3, turn=turn + 1)]
+    yield PRODUCT, torch.matmul, [_numbers(32, 48, turn=turn), _numbers(48, 16, turn=turn + 1)]
+    yield CONVOLUTION, _convolution, [_numbers(2, 4, 9, 9, turn=turn), _numbers(8, 4, 3, 3, turn=turn + 1)]
     query, value = _numbers(2, 2, 8, 16, turn=turn), _numbers(2, 2, 8, 16, turn=turn + 1)
-    yield "attention", _attention, [query * 0.0 + 1.0, value]
+    yield ATTENTION, _attention, [query * 0.0 + 1.0, value]
 
 
 def _narrow(turn: int) -> Iterator[tuple[str, Function, list[Tensor]]]:
     """The same in bf16: other kernels, on other units of a device. All of these numbers are exact in it."""
     for name, function, inputs in _operators(turn):
-        yield f"{name} of bf16", function, [each.bfloat16() for each in inputs]
+        yield NARROW.format(name), function, [each.bfloat16() for each in inputs]
 
 
 def _numbers(*shape: int, turn: int) -> Tensor:
