@@ -1,8 +1,9 @@
-# The developer's interface. CI runs `make demo test`.
+# The developer's interface. CI runs `make demo test-all`.
 #
 #   make demo       doctor, plan, training with three faults, a fast model, a report: 90 seconds after set-up
 #   make test       what has to hold: lint, types, tests (no accelerator needed)
-#   make test-all   `make test`, then the long matrices of tests that it takes samples of
+#   make test-all   `make test`, then the slower tests: what CI runs
+#   make test-long  `make test-all`, then the longest tests, and all cases of what the others take samples of
 #   make check      lint, format, types and documentation alone
 #   make docs       the documentation as a site below build/site/, strictly: a broken link is an error
 #   make fix        let ruff repair what it can
@@ -50,7 +51,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The tests start some thousand Pythons: each would compile our files anew if none of them kept the bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo docs test test-all check check-fast fix bench hardware verify platforms package package-check
+.PHONY: help demo docs test test-all test-long check check-fast fix bench hardware verify platforms package package-check
 .PHONY: release-check lock clean setup
 .DELETE_ON_ERROR:
 
@@ -68,6 +69,9 @@ test: check
 
 test-all: test
 	$(call tests,--rest)
+
+test-long: test-all
+	$(call tests,--long)
 
 check: check-fast
 	$(PY) -m ruff format --check .

@@ -2,8 +2,11 @@
 
 And an end: a test that no time-out can stop shows its stacks and takes its process along, and the rest goes on.
 
-`make test` leaves out the tests that are marked `all` and takes one in n cases of those marked `sample(n)`, always the
-same ones. `--rest`, which `make test-all` gives after `make test`, runs those that were left out; `--everything` all.
+Each test is in one of three tiers, and three targets run them: `make test` the first, `make test-all` (which CI runs)
+the first two, `make test-long` all three. A test without a mark is in the first, one marked `all` in the second, one
+marked `long` in the third. `sample(n)` leaves one in n cases of a test in its tier, always the same ones, and takes the
+others into the third; with `sample(n, m)` the first two tiers together have one in m. `--rest` runs the second tier
+alone, `--long` the third, `--everything` all of them.
 """
 
 from __future__ import annotations
@@ -45,8 +48,9 @@ _screen = os.dup(2)  # before pytest captures it
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--everything", action="store_true", help="also the tests that `make test` leaves out")
-    parser.addoption("--rest", action="store_true", help="only the tests that `make test` leaves out")
+    parser.addoption("--rest", action="store_true", help="only the tests that `make test-all` adds to `make test`")
+    parser.addoption("--long", action="store_true", help="only the tests that `make test-long` adds to `make test-all`")
+    parser.addoption("--everything", action="store_true", help="the tests of all tiers")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -98,12 +102,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _longest_first(items)
     if config.getoption("everything") or any("::" in argument for argument in config.args):
         return  # a test that is named runs
-    left_out = _left_out(items)
-    if config.getoption("rest"):
-        left_out = {item for item in items if item not in left_out}
+    wanted = 2 if config.getoption("long") else 1 if config.getoption("rest") else 0
+    tiers = _tiers(items)
+    left_out = [item for item in items if tiers[item] != wanted]
     if left_out:
-        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if tiers[item] == wanted]
 
 
 def _longest_first(items: list[pytest.Item]) -> None:
@@ -116,19 +120,23 @@ def _longest_first(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -limits[item.path])  # the order inside of a file stays
 
 
-def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
-    """What `make test` leaves out. A sample goes by digests of names: it is the same everywhere."""
-    left_out = {item for item in items if item.get_closest_marker("all")}
+def _tiers(items: list[pytest.Item]) -> dict[pytest.Item, int]:
+    """The tier of each test: 0, 1 or 2. A sample goes by digests of names: it is the same everywhere."""
+    tiers = {
+        item: 2 if item.get_closest_marker("long") else int(bool(item.get_closest_marker("all"))) for item in items
+    }
     cases: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item not in left_out and item.get_closest_marker("sample"):
+    for item, tier in tiers.items():
+        if tier < 2 and item.get_closest_marker("sample"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for of_one_test in cases.values():
         mark = of_one_test[0].get_closest_marker("sample")
         assert mark is not None
         of_one_test.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
-        left_out.update(of_one_test[math.ceil(len(of_one_test) / mark.args[0]) :])
-    return left_out
+        first, second = (math.ceil(len(of_one_test) / number) for number in (mark.args[0], mark.args[-1]))
+        tiers.update(dict.fromkeys(of_one_test[first:], 1))
+        tiers.update(dict.fromkeys(of_one_test[second:], 2))
+    return tiers
 
 
 _DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")

@@ -209,7 +209,7 @@ def holdfast(*words: str, folder: Path, **variables: str) -> subprocess.Complete
 # Fault and workload ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_fault_and_a_workload_of_ours_meet_in_a_run(add: Add, tmp_path: Path) -> None:
     """Both are known by their files alone: the run is called by its name, and the fault is answered by its row."""
     add("workloads/two_spirals.py", WORKLOAD)
@@ -264,7 +264,7 @@ def test_a_fault_that_belongs_to_everybody_is_a_file_in_the_package(
 needs_fork = pytest.mark.skipif(processes.portable(), reason="these share one process to fork from")
 
 
-@pytest.mark.all
+@pytest.mark.long
 @needs_fork
 def test_a_probe_of_ours_runs_and_a_remedy_of_ours_cures(add: Add, tmp_path: Path) -> None:
     add("probes/big_sort.py", PROBE)
@@ -344,7 +344,7 @@ WRONG = {
 # Engine ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_an_engine_of_ours_is_tried_chosen_bundled_and_answers(add: Add, tmp_path: Path) -> None:
     add("engines/by_hand.py", ENGINE)
     (tmp_path / "net.py").write_text(NET)

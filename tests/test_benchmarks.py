@@ -96,7 +96,7 @@ def test_the_usual_parts_of_a_device_fit_into_one_call(bench: ModuleType) -> Non
     assert sum(usual) <= 470
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_the_driver_of_costs_measures_both_forms_of_a_script(bench: ModuleType, tmp_path: Path) -> None:
     """A tiny job, bare and held: windows of both, the time from start to exit, and what the run wrote down."""
     cost = importlib.import_module("cost")

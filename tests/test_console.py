@@ -134,7 +134,7 @@ def test_there_is_nothing_else_in_a_console() -> None:
         assert word in (ROOT / "tests" / file).read_text(encoding="utf-8"), file
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.parametrize("block", [block for block in BLOCKS if any(not elsewhere(each) for each in typed(block))],
                          ids=str)  # fmt: skip
 def test_what_is_typed_works(block: Block, folder: Folder) -> None:

@@ -86,7 +86,7 @@ def test_there_is_something_to_test() -> None:
     assert len(FRAGMENTS) >= 3
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_every_script_on_a_page_trains(tmp_path: Path) -> None:
     """All of them in one process: importing torch takes longer than training what is shown here."""
     names = {}
@@ -104,7 +104,7 @@ def test_every_script_on_a_page_trains(tmp_path: Path) -> None:
         assert receipts[name]["samples_skipped"] == receipts[name]["samples_repeated"] == 0, str(block)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_the_script_of_the_readme_trains_under_supervision(tmp_path: Path) -> None:
     script = next(block for block in SCRIPTS if block.page == "README.md")
     (tmp_path / "my_script.py").write_text(script.text, encoding="utf-8")
@@ -200,6 +200,7 @@ def test_there_are_commands_to_run() -> None:
     assert len(looks()) >= 5
 
 
+@pytest.mark.all
 def test_the_documentation_builds_strictly() -> None:
     done = run([str(ROOT / "scripts" / "check_docs.py")], ROOT)
     assert done.returncode == 0, done.stderr

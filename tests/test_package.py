@@ -24,13 +24,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return package.build(tmp_path_factory.mktemp("dist"))
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_both_have_everything_and_nothing_else(built: tuple[Path, Path]) -> None:
     wheel, sdist = built
     assert wheel.name == f"holdfast-{__version__}-py3-none-any.whl" and sdist.name == f"holdfast-{__version__}.tar.gz"
     assert [*package.look_into_wheel(wheel), *package.look_into_sdist(sdist)] == []
 
 
+@pytest.mark.all
 def test_what_is_missing_is_noticed(built: tuple[Path, Path], tmp_path: Path) -> None:
     """The look itself can fail: a wheel without its texts, and with a stranger."""
     cut = tmp_path / built[0].name
@@ -46,6 +47,7 @@ def test_what_is_missing_is_noticed(built: tuple[Path, Path], tmp_path: Path) ->
     ]
 
 
+@pytest.mark.all
 def test_it_answers_where_nothing_else_is_installed(built: tuple[Path, Path], tmp_path: Path) -> None:
     """No site-packages at all: no torch, no numpy, no rich."""
     with zipfile.ZipFile(built[0]) as wheel:

@@ -30,14 +30,14 @@ def plain(seconds: float = 10.0, sha256: str = "a", step_ms: float = 5.0) -> dic
     return {"seconds": seconds, "sha256": sha256, "step_ms": step_ms, "finished": True}
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_bare_loop_that_is_killed_is_not_finished(peers: ModuleType, tmp_path: Path) -> None:
     found = peers._run(tmp_path / "killed", "bare", "kill", SIZE)
     assert (found["finished"], found["exit_code"], found["hangs"]) == (False, -9, False)
     assert found["reached"] == found["computed"] == 5 and found["sha256"] is None
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_what_hangs_is_ended(peers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "HANGS_AFTER", 2.0)
     found = peers._run(tmp_path / "hangs", "bare", "hang", SIZE)

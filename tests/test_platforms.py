@@ -75,6 +75,7 @@ print(json.dumps({"tried": len(usable), "failed": failed, "missing": missing}))
 POSIX = "fcntl,resource,termios,tty,pty,pwd,grp,syslog,curses,readline,posix,crypt,spwd"
 
 
+@pytest.mark.all
 @pytest.mark.timeout(600)
 def test_every_module_can_be_imported_without_posix() -> None:
     """As on Windows. What needs packages of an extra is looked at below, without them."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import re
 import shutil
 import socket
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +74,7 @@ def test_every_dependency_has_its_reason(project: dict[str, Any]) -> None:
 def test_ci_runs_what_everybody_runs() -> None:
     lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     commands = [line for line in lines if line and not line.startswith("#")]
-    assert commands == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "exec make demo test"]
+    assert commands == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "exec make demo test-all"]
 
 
 def test_files_that_contributing_sends_readers_to_exist() -> None:
@@ -122,7 +124,17 @@ def test_cases(number): pass
 @pytest.mark.sample(5)
 def test_few(number): pass
 
+@pytest.mark.parametrize("number", range(9))
+@pytest.mark.sample(9, 2)
+def test_matrix(number): pass
+
+@pytest.mark.parametrize("number", range(4))
 @pytest.mark.all
+@pytest.mark.sample(2)
+def test_slow(number): pass
+
+@pytest.mark.all
+@pytest.mark.long
 def test_long(): pass
 
 def test_short(): pass
@@ -133,24 +145,48 @@ import pytest
 @pytest.mark.timeout(900)
 def test_patient(): pass
 """
+EACH = """
+import pytest
+
+for number, options in enumerate([[], ["--rest"], ["--long"], ["--everything"]]):
+    if number:
+        print("== next ==")
+    pytest.main(["--collect-only", "-q", "-p", "no:zarr", *options])
+"""
 
 
-def test_make_test_and_the_rest_are_everything(tmp_path: Path) -> None:
-    """No test is in both or in neither; of each that is sampled one case is in `make test`; long files come first."""
+def test_the_tiers_are_everything_and_share_nothing(tmp_path: Path) -> None:
+    """Each test is in one tier; of each that is sampled one case is in `make test`; long files come first."""
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  all\n  sample\n", encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  all\n  long\n  sample\n", encoding="utf-8")
     (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")
     (tmp_path / "test_long.py").write_text(LONG, encoding="utf-8")
 
-    def chosen(*options: str) -> list[str]:
-        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:zarr", *options]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-        return [line for line in done.stdout.splitlines() if "::" in line]
-
-    listed = chosen()
-    first, rest = set(listed), set(chosen("--rest"))
-    assert not first & rest and first | rest == set(chosen("--everything")) and len(first | rest) == 12
+    done = subprocess.run([sys.executable, "-c", EACH], cwd=tmp_path, capture_output=True, text=True, check=True)
+    listings = [[line for line in part.splitlines() if "::" in line] for part in done.stdout.split("== next ==")]
+    listed, rest, long, everything = listings
+    tiers = [listed, rest, long]
+    assert sorted(itertools.chain(*tiers)) == sorted(everything)
     assert listed[0] == "test_long.py::test_patient"
-    assert sorted(name.partition("::")[2].partition("[")[0] for name in first) == [
-        "test_cases", "test_cases", "test_cases", "test_few", "test_patient", "test_short",
-    ]  # fmt: skip
+    counted = [Counter(name.partition("::")[2].partition("[")[0] for name in names) for names in tiers]
+    assert counted == [
+        {"test_cases": 3, "test_few": 1, "test_matrix": 1, "test_patient": 1, "test_short": 1},
+        {"test_matrix": 4, "test_slow": 2},
+        {"test_cases": 4, "test_few": 1, "test_matrix": 4, "test_slow": 2, "test_long": 1},
+    ]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is missing")
+def test_the_targets_run_the_tiers() -> None:
+    """`make test-all` is `make test` and one more tier, `make test-long` the third."""
+
+    def commands(target: str) -> list[str]:
+        done = subprocess.run(
+            ["make", "--dry-run", target, "PY=python"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        found = re.findall(r"^python -m pytest(.*?) -n \d", done.stdout, flags=re.MULTILINE)
+        return [words.strip() for words in found]
+
+    assert commands("test") == [""]
+    assert commands("test-all") == ["", "--rest"]
+    assert commands("test-long") == ["", "--rest", "--long"]

@@ -54,7 +54,7 @@ def test_files_that_workflows_name_exist() -> None:
         assert [name for name in named if not (ROOT / name).exists()] == [], path.name
 
 
-@pytest.mark.all  # `make release-check` does it, too
+@pytest.mark.long  # `make release-check` does it, too
 def test_an_index_on_disk_is_one_that_pip_reads(tmp_path: Path) -> None:
     wheel = tmp_path / f"holdfast-{__version__}-py3-none-any.whl"
     from package import build

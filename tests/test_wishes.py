@@ -37,7 +37,7 @@ def test_every_wish_has_both_scripts_and_a_row(wishes: ModuleType) -> None:
     assert set(wishes.WISHES) - set(kept) <= {"cuda_error"}, "what needs a CUDA device may be missing"
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["lightning_mid_epoch", "accelerate_order", "hung_loader"])
 def test_a_wish_is_what_the_table_says(wishes: ModuleType, tmp_path: Path, name: str) -> None:

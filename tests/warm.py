@@ -9,19 +9,14 @@ ten times as long as the run. What is real: supervisor, keeper, workers, their p
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
-import io
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
-from holdfast.cli.main import main
 from holdfast.supervisor.process_start import Launcher, NurseryLauncher
 from holdfast.supervisor.supervisor import Supervisor
-from tests.cli.driving import Done, environment
+from tests.cli.driving import Done, said
 from tests.real_faults.driving import Borrowed
 
 
@@ -38,16 +33,8 @@ def holdfast(*words: str, cwd: Path, **env: str) -> Done:
     """`holdfast …` with its output in pipes. The nursery is in another folder: runs have whole paths."""
     nursery()  # with the environment of all tests, not of this one
     env = {"HOLDFAST_RUN_FOLDER": str(cwd / "runs"), **env}
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
-    with (
-        mock.patch.object(Supervisor, "_make_launcher", _launcher),
-        mock.patch.dict(os.environ, environment(**env), clear=True),
-        _in_folder(cwd),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        code = main(list(words))
-    return Done(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]
+    with mock.patch.object(Supervisor, "_make_launcher", _launcher):
+        return said(*words, cwd=cwd, **env)
 
 
 _own = Supervisor._make_launcher
@@ -57,13 +44,3 @@ def _launcher(supervisor: Supervisor) -> Launcher:
     if supervisor.plan.rungs[supervisor.rung].env:
         return _own(supervisor)
     return Borrowed(nursery())
-
-
-@contextlib.contextmanager
-def _in_folder(folder: Path) -> Iterator[Any]:
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)

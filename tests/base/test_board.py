@@ -172,6 +172,7 @@ def test_another_process_finds_a_board_in_a_file(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.all
 @pytest.mark.skipif(sys.platform == "win32", reason="descriptors are not inherited")
 def test_no_value_is_ever_seen_half_written() -> None:
     """Each word differs from the other in all eight bytes; a torn read would be neither."""

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.main import main
-
 from . import driving
 from .driving import holdfast
 
@@ -46,7 +44,6 @@ class Done:
 
 
 Command = Callable[..., Done]
-InThisProcess = Callable[..., driving.Done]
 
 
 @pytest.fixture
@@ -78,21 +75,6 @@ def command(tmp_path: Path) -> Command:
 def here(tmp_path: Path, command: Command) -> Path:
     """The folder that `command` runs in."""
     return tmp_path / "here"
-
-
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> InThisProcess:
-    """`holdfast …` without a process of its own: for words and refusals, of which each command has many."""
-    monkeypatch.setenv("HOME", "/nonexistent")
-
-    def run(*words: str, cwd: Path) -> driving.Done:
-        monkeypatch.chdir(cwd)
-        capsys.readouterr()
-        code = main(list(words))
-        said = capsys.readouterr()
-        return driving.Done(code, said.out, said.err)
-
-    return run
 
 
 # Runs that several tests look at: each costs an import of torch, so they are made once.

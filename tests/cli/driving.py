@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import errno
 import fcntl
+import io
 import json
 import os
 import pty
@@ -17,9 +18,13 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+from holdfast.cli.main import main
 
 SCRIPT = '''\
 """A small job that is the same every time."""
@@ -118,6 +123,32 @@ def holdfast(*words: str, cwd: Path, timeout: float = 240, **env: str) -> Done:
         timeout=timeout,
     )
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def said(*words: str, cwd: Path, **env: str) -> Done:
+    """`holdfast …` in this process: for what a command reads and says. A process of its own imports first."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    with (
+        mock.patch.dict(os.environ, environment(**env), clear=True),
+        _in_folder(cwd),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            code = main(list(words))
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    return Done(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def _in_folder(folder: Path) -> Iterator[None]:
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def run_folder(cwd: Path, name: str | None = None) -> Path:

@@ -29,7 +29,7 @@ from tests.real_faults.driving import descendants
 from tests.waiting import wait_until
 
 from .conftest import Finished, job_folder
-from .driving import Done, environment, holdfast, run_folder
+from .driving import Done, environment, holdfast, run_folder, said
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="systemd is on Linux")
 STRANGE = Path('/home/ann lee/50% "done" $HOME/it\'s ¼ back\\slash')
@@ -179,7 +179,7 @@ def stopped(finished: Finished, tmp_path: Path) -> RunFolder:
 
 def asked(run: RunFolder, *words: str, **env: str) -> Done:
     cwd = run.path.parents[1]
-    return holdfast("resume", *words, run.name, cwd=cwd, HOME=str(cwd / "home"), **env)
+    return said("resume", *words, run.name, cwd=cwd, HOME=str(cwd / "home"), **env)
 
 
 @LINUX
@@ -234,7 +234,7 @@ def test_what_is_refused(stopped: RunFolder, finished: Finished) -> None:
     ):
         done = asked(stopped, *words)
         assert (done.code, done.err.splitlines()[0]) == (2, f"error: {message}")
-    done = holdfast("resume", "--at-boot", stopped.name, "--", "--token", "x", cwd=stopped.path.parents[1])
+    done = said("resume", "--at-boot", stopped.name, "--", "--token", "x", cwd=stopped.path.parents[1])
     assert (done.code, done.err.splitlines()[0]) == (2, "error: `--at-boot` takes no arguments after `--`")
     hidden = {**stopped.info, "argv": ["--token", "***"]}
     write_json(stopped.path / "run.json", hidden)
@@ -243,7 +243,7 @@ def test_what_is_refused(stopped: RunFolder, finished: Finished) -> None:
         2,
         "error: this run was started with a secret, and secrets are not stored",
     )
-    over = holdfast("resume", "--at-boot", finished.name, cwd=finished.cwd)
+    over = said("resume", "--at-boot", finished.name, cwd=finished.cwd)
     assert (over.code, over.out.splitlines()[0]) == (0, f"✓ {finished.name} is finished: 24 steps")
 
 
@@ -305,7 +305,7 @@ def saved(run: RunFolder) -> int:
     return max((int(path.name) for path in (run.path / "checkpoints").glob("[0-9]*")), default=0)
 
 
-@pytest.mark.all
+@pytest.mark.long
 @LINUX
 @pytest.mark.timeout(400)
 def test_a_run_outlives_the_machine(tmp_path_factory: pytest.TempPathFactory, finished: Finished) -> None:
@@ -326,7 +326,7 @@ def test_a_run_outlives_the_machine(tmp_path_factory: pytest.TempPathFactory, fi
     assert not list(cwd.rglob("*.service")), "a finished run is not started again"
 
 
-@pytest.mark.all
+@pytest.mark.long
 @LINUX
 @pytest.mark.timeout(400)
 def test_a_device_that_freezes_the_machine_twice_is_not_used_a_third_time(

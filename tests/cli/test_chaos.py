@@ -9,7 +9,7 @@ import pytest
 from .driving import SCRIPT, holdfast
 
 
-@pytest.mark.all  # CI: `make demo` does it; a killed supervisor is in tests/real_faults/test_processes.py
+@pytest.mark.long  # CI: `make demo` does it; a killed supervisor is in tests/real_faults/test_processes.py
 def test_a_reference_beside_a_run_whose_supervisor_is_killed(tmp_path: Path) -> None:
     """The killed supervisor's run is resumed, and not the reference, which is under way in the same folder."""
     (tmp_path / "job.py").write_text(SCRIPT)

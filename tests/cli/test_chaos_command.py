@@ -19,6 +19,7 @@ from tests.supervisor.scripts.driving import SCRIPTS
 from .driving import holdfast
 
 
+@pytest.mark.all
 @pytest.mark.timeout(1800)
 def test_an_unchanged_script_that_is_killed_is_compared_with_itself(tmp_path: Path) -> None:
     """The folder it is started in is left as it was: each run has a copy."""
@@ -37,7 +38,7 @@ def test_an_unchanged_script_that_is_killed_is_compared_with_itself(tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job"], "the copy is removed"
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_script_that_cannot_be_exact_is_told_why(tmp_path: Path) -> None:
     shutil.copy(SCRIPTS / "hidden_script.py", tmp_path / "train.py")

@@ -83,6 +83,7 @@ def test_usage_errors_keep_their_code(tmp_path: Path) -> None:
     assert subprocess.run(words, cwd=tmp_path, capture_output=True, check=False, timeout=100).returncode == 2
 
 
+@pytest.mark.all
 def test_sigterm_saves_the_run_and_ends_with_75(tmp_path: Path) -> None:
     """What `docker stop` and Kubernetes do: SIGTERM to process 1 alone."""
     (tmp_path / "job.py").write_text(SCRIPT)

@@ -25,7 +25,7 @@ from holdfast.faults.ladder import Rung
 from holdfast.run import workload_registry
 from tests.waiting import wait_until
 
-from .driving import drawn, environment, holdfast
+from .driving import drawn, environment, holdfast, said
 
 REMEDIES = (("HOLDFAST_REMEDIES", "fp16-off,microbatch=2"),)
 CARE = Verdict("pretend:0", "use_with_care", "wrong in fp16", Policy(("fp32", "bf16"), env=dict(REMEDIES)))
@@ -62,7 +62,7 @@ def train(session):
 # The command --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_machine_and_what_is_remembered_of_it(tmp_path: Path) -> None:
     first = holdfast("doctor", "--device", "cpu", cwd=tmp_path)
     assert first.code == 0, first.err
@@ -85,7 +85,7 @@ def test_a_machine_and_what_is_remembered_of_it(tmp_path: Path) -> None:
     assert again.err == ""
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_one_step_of_a_script_of_ones_own(tmp_path: Path) -> None:
     Verdicts().put(Verdict("cpu", "trusted", probes={"passed": 9}))
     (tmp_path / "job.py").write_text(SCRIPT)
@@ -115,15 +115,15 @@ def test_a_workload_is_a_script_with_a_name() -> None:
 
 
 def test_a_workload_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
-    both = holdfast("doctor", "--workload", "eeg", "--script", "job.py", cwd=tmp_path)
+    both = said("doctor", "--workload", "eeg", "--script", "job.py", cwd=tmp_path)
     assert (both.code, both.err.splitlines()[0]) == (2, "error: --script and --workload cannot be combined")
-    unknown = holdfast("doctor", "--workload", "egg", cwd=tmp_path)
+    unknown = said("doctor", "--workload", "egg", cwd=tmp_path)
     assert (unknown.code, unknown.err.splitlines()[0]) == (2, "error: unknown workload `egg`")
     assert unknown.err.splitlines()[-1] == "For more information, try `holdfast doctor --help`"
 
 
 def test_words_without_a_script_are_a_usage_error(tmp_path: Path) -> None:
-    done = holdfast("doctor", "lr=3", cwd=tmp_path)
+    done = said("doctor", "lr=3", cwd=tmp_path)
     assert (done.code, done.err.splitlines()[0]) == (2, "error: unexpected argument `lr=3`")
 
 
@@ -135,7 +135,7 @@ def test_a_device_that_is_not_here_is_a_no(tmp_path: Path) -> None:
 
 
 def test_an_unknown_device_is_a_usage_error(tmp_path: Path) -> None:
-    done = holdfast("doctor", "--device", "gpu", cwd=tmp_path)
+    done = said("doctor", "--device", "gpu", cwd=tmp_path)
     assert done.code == 2
     assert "unknown device `gpu`" in done.err
 
@@ -168,6 +168,7 @@ def test_the_bar_is_drawn_over_and_leaves_nothing() -> None:
     assert drawn(stream.getvalue()).strip() == ""
 
 
+@pytest.mark.all
 @pytest.mark.skipif(not processes.LINUX, reason="needs /proc")
 def test_interrupted_it_leaves_no_process_behind(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "holdfast", "doctor", "--device", "cpu"]
@@ -223,7 +224,7 @@ def test_a_refused_device_is_used_if_it_is_asked_for() -> None:
     ]
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_run_trains_with_the_remedies_of_the_verdict(tmp_path: Path) -> None:
     Verdicts().put(CARE)
     (tmp_path / "job.py").write_text(SCRIPT)

@@ -15,7 +15,7 @@ from holdfast.cli import resume, resume_trust, run_facts
 from holdfast.run.folder import RunFolder
 
 from .conftest import Finished
-from .driving import holdfast
+from .driving import holdfast, said
 
 WRONG: dict[str, Any] = {
     "text": "many",
@@ -47,7 +47,7 @@ def change(folder: Path, name: str, **words: object) -> None:
 
 
 def refusal(cwd: Path) -> str:
-    done = holdfast("resume", "latest", cwd=cwd)
+    done = said("resume", "latest", cwd=cwd)
     assert (done.out, done.code) == ("", 2), done
     return done.err
 
@@ -55,7 +55,7 @@ def refusal(cwd: Path) -> str:
 # Whose it is ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_run_of_another_user(finished: Finished, tmp_path: Path) -> None:
     if not hasattr(os, "getuid") or os.getuid() != 0:
         pytest.skip("only root can give a file away")
@@ -111,7 +111,7 @@ def test_a_script_inside_of_the_run(finished: Finished, tmp_path: Path, script: 
 # What it says -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_run_with_nonsense_in_its_books_resumes(finished: Finished, tmp_path: Path) -> None:
     """Every number is a wrong one: it goes on from what was saved, and counts anew."""
     nonsense = {

@@ -17,7 +17,7 @@ from holdfast.run.events import Event
 from holdfast.run.folder import RunFolder, write_json
 from holdfast.state import checkpoint, layout
 
-from .driving import Done, environment, holdfast
+from .driving import Done, environment, holdfast, said
 
 PLAN = layout.plan([("model.weight", "F32", (64, 8)), ("optimizer.state.3.exp_avg", "F32", (64, 8))])
 
@@ -47,7 +47,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def fsck(run: RunFolder, *words: str) -> Done:
-    return holdfast("fsck", *(words or (run.name,)), cwd=run.path.parent.parent)
+    return said("fsck", *(words or (run.name,)), cwd=run.path.parent.parent)
 
 
 def damage(path: Path, at: int) -> None:
@@ -254,7 +254,7 @@ def test_a_read_only_copy(run: RunFolder, tmp_path: Path) -> None:
 def test_what_is_no_run_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     for word in ("nothing", ".", "/dev/null"):
-        done = holdfast("fsck", word, cwd=tmp_path)
+        done = said("fsck", word, cwd=tmp_path)
         assert (done.code, done.out) == (2, "")
         assert done.err.startswith(f"error: no run `{word}` in runs\n")
 

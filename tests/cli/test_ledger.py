@@ -12,7 +12,7 @@ from holdfast.devices.last_boot import Readers
 from holdfast.devices.ledger import Ledger
 from holdfast.devices.shutdown_cause import Ended
 
-from .driving import holdfast
+from .driving import said
 
 CARD = DeviceId("cuda:0", "pci 0000:03:00.0 1002:744c", "Radeon RX 7900 XTX", "0000:03:00.0")
 OTHER = DeviceId("cuda:0", "pci 0000:0a:00.0 1002:744c", "Radeon RX 7900 XT", "0000:0a:00.0")
@@ -44,7 +44,7 @@ def went_down(boot: str, device: DeviceId = CARD) -> None:
 
 
 def test_nothing_is_known(tmp_path: Path) -> None:
-    done = holdfast("ledger", cwd=tmp_path)
+    done = said("ledger", cwd=tmp_path)
     assert (done.code, done.out) == (0, "")
     assert done.err == (
         f"no device was used on this machine yet; the ledger will be {os.environ['HOLDFAST_STATE']}/ledger.jsonl\n"
@@ -57,7 +57,7 @@ def test_a_card_in_quarantine_and_how_it_is_lifted(tmp_path: Path) -> None:
     went_down("boot-1")
     assert len(ledger().settle("boot-2")) == 1
     went_down("boot-2")
-    done = holdfast("ledger", cwd=tmp_path, HOLDFAST_BOOT_ID="boot-3")
+    done = said("ledger", cwd=tmp_path, HOLDFAST_BOOT_ID="boot-3")
     assert done.code == 0
     assert done.err == (
         "• cuda:0 (fp32) in calm-heron: the machine went down while it was in use; it is in quarantine\n"
@@ -72,9 +72,9 @@ def test_a_card_in_quarantine_and_how_it_is_lifted(tmp_path: Path) -> None:
         "  because  the machine went down 2 times while it was in use\n"
         "  until driver, torch or kernel changes, or `holdfast ledger --forget cuda:0`\n"
     )
-    lifted = holdfast("ledger", "--forget", "cuda:0", cwd=tmp_path)
+    lifted = said("ledger", "--forget", "cuda:0", cwd=tmp_path)
     assert (lifted.code, lifted.out) == (0, "✓ cuda:0 is trusted again; its history stays\n")
-    data = holdfast("ledger", "--json", cwd=tmp_path).json
+    data = said("ledger", "--json", cwd=tmp_path).json
     assert [(each["device"], each["trust"]) for each in data["devices"]] == [("cpu", "trusted"), ("cuda:0", "unknown")]
     assert (data["devices"][1]["freezes"], data["devices"][1]["uses"]) == (0, 3)
 
@@ -83,7 +83,7 @@ def test_every_line_can_be_read_with_its_evidence(tmp_path: Path) -> None:
     went_down("boot-1")
     ledger().note(CARD, "cuda:0 fp32", "fault", code="F006", why="an \x1b[31millegal address")
     ledger().settle("boot-2")
-    told = holdfast("ledger", "-v", cwd=tmp_path).out
+    told = said("ledger", "-v", cwd=tmp_path).out
     assert "  cuda:0 fp32  in use by calm-heron (train)\n" in told
     assert "  cuda:0 fp32  probation: the machine went down while it was in use\n    nothing is kept here\n" in told
     assert "fault: code F006, why an " in told and "\x1b" not in told
@@ -93,12 +93,12 @@ def test_what_is_in_use_now(tmp_path: Path) -> None:
     book = ledger()
     opened = book.open(CARD, "cuda:0 fp32", "calm-heron", "boot-1")
     try:
-        done = holdfast("ledger", cwd=tmp_path, HOLDFAST_BOOT_ID="boot-1")
+        done = said("ledger", cwd=tmp_path, HOLDFAST_BOOT_ID="boot-1")
         assert (done.err, done.out.splitlines()[-1]) == (
             "",
             f"in use: cuda:0 fp32 by calm-heron since {book.lines()[-1].time}",
         )
-        rows = holdfast("ledger", "--plain", cwd=tmp_path, HOLDFAST_BOOT_ID="boot-1").out
+        rows = said("ledger", "--plain", cwd=tmp_path, HOLDFAST_BOOT_ID="boot-1").out
         assert rows == f"cuda:0\t{CARD.key}\tfp32\tunknown\t0\t0\t0\n"
     finally:
         book.close(opened, "finished")
@@ -107,15 +107,15 @@ def test_what_is_in_use_now(tmp_path: Path) -> None:
 def test_a_device_nobody_knows_and_a_name_that_meant_two(tmp_path: Path) -> None:
     use(CARD, steps=1, seconds=1.0)
     use(OTHER, steps=1, seconds=1.0)
-    done = holdfast("ledger", "--forget", "cuda:9", cwd=tmp_path)
+    done = said("ledger", "--forget", "cuda:9", cwd=tmp_path)
     assert (done.code, done.err) == (
         2,
         "error: the ledger has no device `cuda:9`\n\nhint: a similar device exists: `cuda:0`\nhint: known: cuda:0\n",
     )
-    done = holdfast("ledger", "--forget", "cuda:0", cwd=tmp_path)
+    done = said("ledger", "--forget", "cuda:0", cwd=tmp_path)
     assert (done.code, done.err.splitlines()[0]) == (2, "error: `cuda:0` names several cards")
-    assert holdfast("ledger", "--forget", "0000:0a:00.0", cwd=tmp_path).code == 0
-    assert holdfast("ledger", "--forget", CARD.key, cwd=tmp_path).code == 0
+    assert said("ledger", "--forget", "0000:0a:00.0", cwd=tmp_path).code == 0
+    assert said("ledger", "--forget", CARD.key, cwd=tmp_path).code == 0
 
 
 # Numbers -----------------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def accuse(*, method: int | None = 2, confirmed: bool = True) -> None:
 
 def test_a_suspicion_alone_costs_no_trust_and_is_shown(tmp_path: Path) -> None:
     accuse(confirmed=False)
-    done = holdfast("ledger", cwd=tmp_path)
+    done = said("ledger", cwd=tmp_path)
     assert "cuda:0 fp32: numbers that disagreed with the CPU\n" in done.out
     assert f"{SAID}; suspected, not confirmed\n" in done.out
     assert ledger().trust(CARD, "cuda:0 fp32").state == "trusted"
@@ -148,16 +148,16 @@ def test_a_suspicion_alone_costs_no_trust_and_is_shown(tmp_path: Path) -> None:
 def test_a_confirmed_verdict_counts_until_it_is_pardoned_and_stays_in_the_history(tmp_path: Path) -> None:
     accuse()
     assert ledger().trust(CARD, "cuda:0 fp32").state == "probation"
-    assert f"{SAID}; confirmed by a fresh process (7)\n" in holdfast("ledger", cwd=tmp_path).out
-    pardoned = holdfast("ledger", "pardon", "cuda:0", cwd=tmp_path)
+    assert f"{SAID}; confirmed by a fresh process (7)\n" in said("ledger", cwd=tmp_path).out
+    pardoned = said("ledger", "pardon", "cuda:0", cwd=tmp_path)
     assert (pardoned.code, pardoned.out) == (
         0,
         "✓ the verdict on the numbers of cuda:0 is taken back; it stays in the history\n",
     )
     assert ledger().trust(CARD, "cuda:0 fp32").state == "unknown"
     today = ledger().lines()[-1].time[:10]
-    assert f"confirmed by a fresh process (7); pardoned {today}\n" in holdfast("ledger", cwd=tmp_path).out
-    (device,) = holdfast("ledger", "--json", cwd=tmp_path).json["devices"]
+    assert f"confirmed by a fresh process (7); pardoned {today}\n" in said("ledger", cwd=tmp_path).out
+    (device,) = said("ledger", "--json", cwd=tmp_path).json["devices"]
     assert device["suspicions"][0]["confirmed"] is True and device["suspicions"][0]["pardoned"]
     assert device["faults"] == 0
 
@@ -167,7 +167,7 @@ def test_a_pardon_does_not_lift_what_a_freeze_left(tmp_path: Path) -> None:
     went_down("boot-1")
     assert len(ledger().settle("boot-2")) == 1
     before = ledger().trust(CARD, "cuda:0 fp32")
-    assert holdfast("ledger", "pardon", "cuda:0", cwd=tmp_path).code == 0
+    assert said("ledger", "pardon", "cuda:0", cwd=tmp_path).code == 0
     assert ledger().trust(CARD, "cuda:0 fp32") == before
 
 
@@ -178,7 +178,7 @@ def test_a_verdict_of_the_older_way_to_compare_is_not_carried_over(tmp_path: Pat
 
 
 def test_pardon_says_what_it_needs(tmp_path: Path) -> None:
-    alone = holdfast("ledger", "pardon", cwd=tmp_path)
+    alone = said("ledger", "pardon", cwd=tmp_path)
     assert alone.code == 2 and "needs a device" in alone.err, alone
-    unknown = holdfast("ledger", "pardon", "cuda:7", cwd=tmp_path)
+    unknown = said("ledger", "pardon", "cuda:7", cwd=tmp_path)
     assert unknown.code == 2 and "the ledger has no device `cuda:7`" in unknown.err, unknown

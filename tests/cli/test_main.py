@@ -18,8 +18,7 @@ from holdfast.cli.main import COMMANDS, FIRST, GROUPS
 from holdfast.console.exit_codes import GENERAL
 from holdfast.console.usage import One
 
-from .conftest import InThisProcess
-from .driving import environment, holdfast
+from .driving import environment, holdfast, said
 
 HELLO = f"""\
 holdfast {__version__}: train PyTorch models on hardware you cannot trust
@@ -91,11 +90,11 @@ def test_each_help_shows_an_example_first_and_says_what_its_exit_codes_mean(
 def test_each_exit_code_can_be_explained(tmp_path: Path) -> None:
     for code in ExitCode:
         assert GENERAL[code]
-    done = holdfast("explain", "75", cwd=tmp_path)
+    done = said("explain", "75", cwd=tmp_path)
     assert done.code == 0 and done.out.startswith("exit code 75 · RESUME_ME\n")
     assert "`holdfast resume` continues" in " ".join(done.out.split())
-    assert holdfast("explain", "exit code 4", "--json", cwd=tmp_path).json["name"] == "GAVE_UP"
-    unknown = holdfast("explain", "exit 77", cwd=tmp_path)
+    assert said("explain", "exit code 4", "--json", cwd=tmp_path).json["name"] == "GAVE_UP"
+    unknown = said("explain", "exit 77", cwd=tmp_path)
     assert unknown.code == 2 and "unknown exit code 77" in unknown.err and "0, 1, 2, 3, 4, 75, 130, 143" in unknown.err
 
 
@@ -182,13 +181,13 @@ For more information, try `holdfast --help`
 
 
 @pytest.mark.parametrize("words", USAGE, ids=" ".join)
-def test_usage_errors(words: tuple[str, ...], tmp_path: Path, in_this_process: InThisProcess) -> None:
-    done = in_this_process(*words, cwd=tmp_path)
+def test_usage_errors(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = said(*words, cwd=tmp_path)
     assert (done.out, done.err, done.code) == ("", USAGE[words], 2)
 
 
 def test_an_error_as_json_is_the_one_object_on_stdout(tmp_path: Path) -> None:
-    done = holdfast("--json", "show", "calm-heron", cwd=tmp_path)
+    done = said("--json", "show", "calm-heron", cwd=tmp_path)
     assert done.code == 2
     assert done.json == {
         "schema": 1,
@@ -206,14 +205,14 @@ def test_an_error_as_json_is_the_one_object_on_stdout(tmp_path: Path) -> None:
 
 
 def test_flags_may_stand_before_the_command(tmp_path: Path) -> None:
-    assert holdfast("--json", "list", cwd=tmp_path).json == {"schema": 1, "runs": []}
+    assert said("--json", "list", cwd=tmp_path).json == {"schema": 1, "runs": []}
     done = holdfast("--color", "always", "show", "x", cwd=tmp_path)
     assert "\x1b[1;31merror:\x1b[0m" in done.err
 
 
 def test_verbose_adds_the_traceback(tmp_path: Path) -> None:
-    assert "Traceback" not in holdfast("show", "x", cwd=tmp_path).err
-    assert "Traceback" in holdfast("show", "x", "-v", cwd=tmp_path).err
+    assert "Traceback" not in said("show", "x", cwd=tmp_path).err
+    assert "Traceback" in said("show", "x", "-v", cwd=tmp_path).err
 
 
 BUG = """\

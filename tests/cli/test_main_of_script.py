@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cli.driving import environment
 
 LIBRARY = """
@@ -34,6 +36,7 @@ def supervised(folder: Path) -> list[bool]:
     return [info.get("supervised", True) and info["state"] == "FINISHED" for info in infos]
 
 
+@pytest.mark.all
 def test_a_function_of_another_module_is_supervised(tmp_path: Path) -> None:
     text = "import holdfast, library\nif __name__ == '__main__':\n    holdfast.main(library.train, supervised=True)\n"
     done = run(tmp_path, text)

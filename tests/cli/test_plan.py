@@ -64,7 +64,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(400)  # three processes that import torch
 def test_a_plan_is_measured_followed_and_compared(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(SCRIPT, encoding="utf-8")
@@ -119,6 +119,7 @@ def test_a_busy_machine_is_told_in_the_text_and_to_programs(tmp_path: Path, here
         assert (said["busy"], said["load"], said["cores"]) == (told, load or None, 2)
 
 
+@pytest.mark.all
 @pytest.mark.sample(2)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("load", [0.1, 50.0])
@@ -227,7 +228,7 @@ def test_no_device_at_all_still_shows_what_could_be_done(tmp_path: Path, here: C
     assert "nothing was measured here to compare with" in done.out
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_script_that_raises_and_a_wrong_price_file_are_both_told(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(SCRIPT, encoding="utf-8")
     (tmp_path / "mine.csv").write_text("card,price\nT4,1\n", encoding="utf-8")
@@ -292,7 +293,7 @@ def kept(folder: Path, **changes: object) -> Plan:
     return plan
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_row_with_fewer_epochs_trains_fewer(tmp_path: Path) -> None:
     kept(tmp_path, wanted=Wanted(deadline_s=17.0))
     run = holdfast("train", "job.py", "--json", cwd=tmp_path)
@@ -309,7 +310,7 @@ def commands(text: str) -> dict[str, str]:
     return {what: command for command, what in found}
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_the_line_below_the_table_starts_the_row_it_names(tmp_path: Path) -> None:
     plan = kept(tmp_path, wanted=Wanted(deadline_s=17.0), words=("epochs=2",))
     rows = plan.rows()

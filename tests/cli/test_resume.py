@@ -17,7 +17,7 @@ from holdfast.run.folder import RunFolder
 from tests.waiting import wait_until
 
 from .conftest import Finished, job_folder
-from .driving import Done, holdfast, run_folder
+from .driving import Done, holdfast, run_folder, said
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Crashed:
     return Crashed(cwd, run.path, saved[-1])
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_kill_9_of_the_supervisor_costs_nothing(crashed: Crashed, finished: Finished, tmp_path: Path) -> None:
     copy = crashed.copy(tmp_path)
@@ -69,14 +69,14 @@ def test_kill_9_of_the_supervisor_costs_nothing(crashed: Crashed, finished: Fini
     assert receipt["seconds_lost"] > 0
     assert receipt["samples_skipped"] == receipt["samples_repeated"] == 0
     assert f" resumed_from={crashed.keeper_step}\n" in done.err
-    fault = holdfast("show", "latest", "--json", cwd=tmp_path).json["faults"][0]
+    fault = said("show", "latest", "--json", cwd=tmp_path).json["faults"][0]
     assert (fault["code"], fault["kind"], fault["sentence"]) == ("F015", "supervisor_died", "the supervisor ended")
     assert (Path(fault["folder"]) if os.path.isabs(fault["folder"]) else tmp_path / fault["folder"]).is_dir()
     events = [json.loads(line)["event"] for line in (copy / "journal.jsonl").read_text().splitlines()]
     assert events.count("start") == 2
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_damaged_checkpoints_are_passed_over_and_the_loss_is_told(
     crashed: Crashed, finished: Finished, tmp_path: Path
@@ -104,7 +104,7 @@ def test_damaged_checkpoints_are_passed_over_and_the_loss_is_told(
     assert receipt["weights_sha256"] == finished.done.json["receipt"]["weights_sha256"]
     committed = (crashed_steps(crashed), crashed.keeper_step)  # the keeper may have seen one more than the journal
     assert receipt["steps_lost"] in committed, "what was committed and could not be kept is told"
-    assert holdfast("show", "latest", "--json", cwd=tmp_path).json["faults"], "the torn line took no other with it"
+    assert said("show", "latest", "--json", cwd=tmp_path).json["faults"], "the torn line took no other with it"
 
 
 def crashed_steps(crashed: Crashed) -> int:
@@ -112,12 +112,12 @@ def crashed_steps(crashed: Crashed) -> int:
 
 
 def test_a_finished_run_needs_no_resume(finished: Finished) -> None:
-    done = holdfast("resume", "latest", cwd=finished.cwd)
+    done = said("resume", "latest", cwd=finished.cwd)
     assert (done.code, done.err) == (0, "")
     assert done.out == (
         f"✓ {finished.name} is finished: 24 steps\n  holdfast show {finished.name}      everything about this run\n"
     )
-    data = holdfast("resume", "latest", "--json", cwd=finished.cwd).json
+    data = said("resume", "latest", "--json", cwd=finished.cwd).json
     assert (data["state"], data["exit_code"]) == ("FINISHED", 0)
 
 
@@ -138,13 +138,13 @@ def refused(done: Done) -> str:
 
 def test_the_script_is_gone(finished: Finished, tmp_path: Path) -> None:
     stopped(finished, tmp_path, script=str(tmp_path / "gone.py"))
-    text = refused(holdfast("resume", "latest", cwd=tmp_path))
+    text = refused(said("resume", "latest", cwd=tmp_path))
     assert text == f"error: no script `{tmp_path}/gone.py`\n  cause: the file does not exist\n"
 
 
 def test_arguments_of_the_script_stay(finished: Finished, tmp_path: Path) -> None:
     stopped(finished, tmp_path)
-    text = refused(holdfast("resume", "latest", "lr=1", cwd=tmp_path))
+    text = refused(said("resume", "latest", "lr=1", cwd=tmp_path))
     assert text == (
         "error: `lr=1` is not a setting\n"
         "  cause: a run keeps the arguments of its script; a setting is written as section.key=value\n\n"
@@ -155,7 +155,7 @@ def test_arguments_of_the_script_stay(finished: Finished, tmp_path: Path) -> Non
 
 def test_a_secret_must_be_given_again(finished: Finished, tmp_path: Path) -> None:
     stopped(finished, tmp_path, argv=["--token", "***"])
-    text = refused(holdfast("resume", "latest", cwd=tmp_path))
+    text = refused(said("resume", "latest", cwd=tmp_path))
     assert text == (
         "error: this run was started with a secret, and secrets are not stored\n"
         "  cause: run.json holds *** in its place\n\n"
@@ -165,14 +165,14 @@ def test_a_secret_must_be_given_again(finished: Finished, tmp_path: Path) -> Non
 
 def test_settings_of_another_version(finished: Finished, tmp_path: Path) -> None:
     stopped(finished, tmp_path, settings={"run": {"colour": "blue"}})
-    assert refused(holdfast("resume", "latest", cwd=tmp_path)).startswith("error: unknown setting `run.colour`\n")
+    assert refused(said("resume", "latest", cwd=tmp_path)).startswith("error: unknown setting `run.colour`\n")
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert refused(holdfast("resume", "empty", cwd=tmp_path)).startswith("error: no run `empty` in runs\n")
+    assert refused(said("resume", "empty", cwd=tmp_path)).startswith("error: no run `empty` in runs\n")
     (tmp_path / "empty" / "run.json").write_text("{")
-    text = refused(holdfast("resume", "empty", cwd=tmp_path))
+    text = refused(said("resume", "empty", cwd=tmp_path))
     assert text == "error: empty is not a run folder\n  cause: it has no readable run.json\n"
 
 

@@ -20,7 +20,7 @@ from holdfast.run.folder import RunFolder, write_json
 from tests.waiting import wait_until
 
 from .conftest import Finished, job_folder
-from .driving import Terminal, holdfast, run_folder
+from .driving import Terminal, holdfast, run_folder, said
 
 LIST_FIELDS = {"run", "workload", "state", "device", "step", "steps_total", "time_left_s", "recoveries"}
 SHOW_FIELDS = {"run", "folder", "state", "exit_code", "device_timeline", "metrics", "best", "receipt"}
@@ -76,7 +76,7 @@ def test_detach_says_where_the_run_is_and_how_to_reach_it(background: Background
 
 
 def test_status_of_a_live_run(background: Background) -> None:
-    done = holdfast("status", cwd=background.cwd)
+    done = said("status", cwd=background.cwd)
     first, second, *rest = done.out.splitlines()
     assert re.fullmatch(rf"{background.name} · job · RUNNING [\d.m s]+ · cpu", first)
     assert re.match(r"  epoch \d+/5000  step \d+/40 000  .* steps/s  .* left$", second)
@@ -84,17 +84,17 @@ def test_status_of_a_live_run(background: Background) -> None:
 
 
 def test_json_of_a_live_run(background: Background) -> None:
-    row = holdfast("status", background.name, "--json", cwd=background.cwd).json["runs"][0]
+    row = said("status", background.name, "--json", cwd=background.cwd).json["runs"][0]
     assert row.keys() >= LIST_FIELDS
     assert (row["run"], row["workload"], row["state"]) == (background.name, "job", "RUNNING")
     assert row["step"] >= 20 and row["steps_total"] == 40_000 and row["time_left_s"] > 0
-    shown = holdfast("show", "latest", "--json", cwd=background.cwd).json
+    shown = said("show", "latest", "--json", cwd=background.cwd).json
     assert shown.keys() >= SHOW_FIELDS
     assert (shown["state"], shown["exit_code"], shown["receipt"]) == ("RUNNING", None, None)
 
 
 def test_a_run_in_use_names_its_holder(background: Background) -> None:
-    done = holdfast("resume", background.name, cwd=background.cwd)
+    done = said("resume", background.name, cwd=background.cwd)
     assert (done.out, done.code) == ("", 2)
     assert done.err == (
         f"error: {background.name} is in use\n  cause: it is held by pid {background.pid}\n\n"
@@ -153,15 +153,15 @@ def test_list_of_a_finished_run(finished: Finished) -> None:
     header, line = done.out.splitlines()
     assert header.split() == ["RUN", "WORKLOAD", "STATE", "DEVICE", "STEP", "BEST", "RECOVERED", "TIME", "LEFT"]
     assert line.split()[:7] == [finished.name, "job", "FINISHED", "cpu", "24/24", "valid_loss", f"{best['value']:.4f}"]
-    row = holdfast("list", "--json", cwd=finished.cwd).json["runs"][0]
+    row = said("list", "--json", cwd=finished.cwd).json["runs"][0]
     assert row.keys() >= LIST_FIELDS
     assert (row["step"], row["steps_total"], row["time_left_s"], row["recoveries"]) == (24, 24, None, 0)
-    plain = holdfast("list", "--plain", cwd=finished.cwd)
+    plain = said("list", "--plain", cwd=finished.cwd)
     assert plain.out.split("\t")[:5] == [finished.name, "job", "FINISHED", "cpu", "24"]
 
 
 def test_show_of_a_finished_run(finished: Finished) -> None:
-    done = holdfast("show", finished.name, cwd=finished.cwd)
+    done = said("show", finished.name, cwd=finished.cwd)
     assert (done.code, done.err) == (0, "")
     for part in (
         f"{finished.name} · job · FINISHED\n",
@@ -173,7 +173,7 @@ def test_show_of_a_finished_run(finished: Finished) -> None:
         f"\n  folder   runs/{finished.path.name}\n",
     ):
         assert part in done.out, part
-    data = holdfast("show", finished.name, "--json", cwd=finished.cwd).json
+    data = said("show", finished.name, "--json", cwd=finished.cwd).json
     same = {key: value for key, value in finished.done.json.items() if key != "error"}
     assert {key: data[key] for key in same} == same
 
@@ -230,7 +230,7 @@ def test_a_copied_run_is_read_where_it_is(finished: Finished, tmp_path: Path) ->
     shutil.copytree(finished.path, copy)
     for path in (copy, *copy.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    data = holdfast("show", str(copy), "--json", cwd=tmp_path).json
+    data = said("show", str(copy), "--json", cwd=tmp_path).json
     assert (data["state"], data["folder"], data["receipt"]["steps"]) == ("FINISHED", str(copy), 24)
     assert data["weights"]["final"] == str(copy / "final.safetensors")
     for path in (copy, *copy.rglob("*")):
@@ -243,17 +243,17 @@ def test_a_crashed_run_is_called_crashed(finished: Finished, tmp_path: Path) -> 
     shutil.copytree(finished.path, copy)
     write_json(copy / "run.json", {**RunFolder(copy).info, "state": "RUNNING"})
     (copy / "receipt.json").unlink()
-    shown = holdfast("status", cwd=tmp_path)
+    shown = said("status", cwd=tmp_path)
     assert shown.out.startswith(f"{finished.name} · job · CRASHED ")
     assert shown.out.endswith(f"\n  continue with `holdfast resume {finished.name}`\n")
-    assert holdfast("show", "latest", "--json", cwd=tmp_path).json["state"] == "CRASHED"
+    assert said("show", "latest", "--json", cwd=tmp_path).json["state"] == "CRASHED"
 
 
 def test_a_folder_from_a_newer_holdfast(finished: Finished, tmp_path: Path) -> None:
     copy = tmp_path / "runs" / finished.path.name
     shutil.copytree(finished.path, copy)
     write_json(copy / "run.json", {**RunFolder(copy).info, "format": 99})
-    done = holdfast("show", finished.name, cwd=tmp_path)
+    done = said("show", finished.name, cwd=tmp_path)
     assert (done.out, done.code) == ("", 2)
     assert done.err == (
         f"error: runs/{copy.name} was written by a newer holdfast\n"
@@ -272,18 +272,18 @@ def test_a_folder_that_was_made_to_harm(finished: Finished, tmp_path: Path) -> N
         file.write('{"event": "fault", "time": "\x1b[5m", "sentence": "\\u001b[2Jgone", "code": ["F"]}\n[]\n{"torn')
     for command in ("list", "status", "show"):
         words = [finished.name] if command == "show" else []
-        done = holdfast(command, *words, "-v", cwd=tmp_path)
+        done = said(command, *words, "-v", cwd=tmp_path)
         assert (done.code, done.err) == (0, "")
         assert "\x1b" not in done.out
 
 
 def test_a_name_that_is_nearly_right(finished: Finished) -> None:
-    done = holdfast("show", finished.name[:-1], cwd=finished.cwd)
+    done = said("show", finished.name[:-1], cwd=finished.cwd)
     assert done.code == 2
     assert done.err.endswith(f"\n\nhint: a similar run exists: `{finished.name}`\n")
 
 
 def test_no_runs_at_all(tmp_path: Path) -> None:
     for command in ("list", "status"):
-        done = holdfast(command, cwd=tmp_path)
+        done = said(command, cwd=tmp_path)
         assert (done.out, done.err, done.code) == ("", "no runs in runs\n", 0)

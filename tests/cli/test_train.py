@@ -16,8 +16,8 @@ from holdfast.devices import inventory
 from holdfast.faults.ladder import Rung
 from holdfast.run import script
 
-from .conftest import Finished, InThisProcess
-from .driving import SCRIPT, Terminal, holdfast, run_folder
+from .conftest import Finished
+from .driving import SCRIPT, Terminal, holdfast, run_folder, said
 
 
 @pytest.fixture
@@ -90,12 +90,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_bad_input_says_what_why_and_what_next(case: str, job: Path, in_this_process: InThisProcess) -> None:
+def test_bad_input_says_what_why_and_what_next(case: str, job: Path) -> None:
     (job / "notes.txt").write_text("buy some milk\n")
     (job / "empty.py").write_text("import torch\n")
     (job / "bare.py").write_text("def train():\n    pass\n")
     words, expected = REFUSED[case]
-    done = in_this_process("train", *words, cwd=job)
+    done = said("train", *words, cwd=job)
     assert done.err == expected.replace("HERE", ", ".join(inventory.candidates()))
     assert (done.out, done.code) == ("", 2)
     assert not (job / "runs").exists()
@@ -178,7 +178,7 @@ def _step(job: Path) -> int:
     return int(json.loads((run_folder(job) / "receipt.json").read_text())["steps"])
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_closed_terminal_saves_and_asks_to_be_resumed(job: Path) -> None:
     terminal = Terminal("train", "job.py", "epochs=500", "nap=0.05", cwd=job)
@@ -193,7 +193,7 @@ def test_a_closed_terminal_saves_and_asks_to_be_resumed(job: Path) -> None:
     assert (run_folder(job) / f"checkpoints/{_step(job):06d}").is_dir()
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_broken_pipe_does_not_stop_the_run(job: Path) -> None:
     """`holdfast train job.py | head -1`: the reader leaves, the training goes on."""
@@ -217,7 +217,7 @@ def test_a_broken_pipe_does_not_stop_the_run(job: Path) -> None:
 # The script's own errors ----------------------------------------------------------------------------------
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_script_that_raises_at_its_first_step(job: Path) -> None:
     done = holdfast("train", "job.py", "fail_at=0", "--json", cwd=job)
@@ -232,7 +232,7 @@ def test_a_script_that_raises_at_its_first_step(job: Path) -> None:
     assert data["receipt"]["faults"] == {"user_error": 1}
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_script_that_raises_at_import_is_seen_by_detach(job: Path) -> None:
     (job / "job.py").write_text("import nothing_of_this_name\n\n\ndef train(session):\n    pass\n")
@@ -345,6 +345,7 @@ def test_a_board_with_the_gpu_in_its_chip_is_not_refused(tmp_path: Path) -> None
     inventory.check_here("cuda:0", root=tmp_path, build={"version": "2.12.1", "cuda": "12.8"}, env={})
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("command", [["train", "job.py"], ["run", "--device", "xpu:7", "--", "true"]])
 def test_nothing_is_made_where_the_device_is_not(command: list[str], job: Path) -> None:
     words = [*command, "--device", "mps"] if command[0] == "train" else command

@@ -73,7 +73,7 @@ def test_what_cannot_be_is_refused_at_once(words: list[str], capsys: pytest.Capt
     assert "error:" in capsys.readouterr().err
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_this_machine_is_proven_and_the_report_names_nobody(tmp_path: Path) -> None:
     home = tmp_path / "clara-schumann"

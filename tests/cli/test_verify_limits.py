@@ -30,6 +30,7 @@ def test_a_command_that_will_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -
     assert (done.code, done.out, done.errors) == (7, "x\n", "")
 
 
+@pytest.mark.all
 @pytest.mark.timeout(300)
 def test_time_is_over_for_all_of_it() -> None:
     """Neither the doctor nor the training after it goes on; the report says that they were not done with."""
@@ -39,7 +40,7 @@ def test_time_is_over_for_all_of_it() -> None:
     assert time.monotonic() - began < 120
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_plain_torch_trains_to_the_same_bits_after_a_process_was_killed() -> None:
     said: list[str] = []
@@ -51,7 +52,7 @@ def test_plain_torch_trains_to_the_same_bits_after_a_process_was_killed() -> Non
     assert examination.good({"verdict": "trusted"}, trained)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_crash_and_no_memory_are_what_they_are_called() -> None:
     """A training that crashes has no weights; one that asks for too much goes on."""
     command = [sys.executable, "-m", "holdfast.verification.plain_training", "cpu", "4"]
@@ -83,7 +84,7 @@ def test_without_numpy_the_faults_that_need_our_loop_are_left_out_with_the_reaso
     assert examination.faults_for("cpu", "cpu", plain=True)[0] == ["sigkill", "segfault"]
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_probes_and_the_plain_training_do_without_numpy() -> None:
     """In a Python that has none: what a probe's process imports first, and all that `verify` does itself."""
     code = (

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.run.folder import write_json
-from tests.cli.conftest import InThisProcess
-from tests.cli.driving import Terminal, holdfast
+from tests.cli.driving import Terminal, holdfast, said
 from tests.monitor.folders import make_run
 
 
@@ -52,6 +51,7 @@ def test_json(here: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("columns", "rows", "words"), [(100, 30, ()), (80, 24, ("--ascii", "--color", "never"))])
 def test_the_first_picture_is_what_the_live_view_shows(
     here: Path, columns: int, rows: int, words: tuple[str, ...]
@@ -72,6 +72,7 @@ def test_the_first_picture_is_what_the_live_view_shows(
         assert all(line.isascii() for line in first)
 
 
+@pytest.mark.all
 def test_in_a_terminal(here: Path) -> None:
     pytest.importorskip("textual", reason="the extra `monitor` is not installed")
     terminal = Terminal("watch", cwd=here, columns=100, rows=30, HOME=str(here))
@@ -111,11 +112,11 @@ def test_without_textual_a_simpler_picture_lives(here: Path) -> None:
         (("./file",), "error: file is not a run folder\n  cause: it is not a folder\n"),
     ],
 )
-def test_what_is_no_run_is_told(here: Path, words: tuple[str, ...], error: str, in_this_process: InThisProcess) -> None:
+def test_what_is_no_run_is_told(here: Path, words: tuple[str, ...], error: str) -> None:
     (here / "empty").mkdir()
     (here / "file").write_text("x")
     for flags in (("-1",), ("--json",), ()):
-        done = in_this_process("watch", *words, *flags, cwd=here)
+        done = said("watch", *words, *flags, cwd=here)
         assert done.code == 2
         assert done.err.startswith(error), done.err
 

@@ -156,6 +156,7 @@ def test_batches_are_those_of_torch_alone() -> None:
     assert held == alone
 
 
+@pytest.mark.all
 def test_loader_processes_that_draw_are_followed_by_reading_again() -> None:
     notes = check(lambda: with_generator(num_workers=2, persistent_workers=True), epochs=2, every=3)
     assert "batches are read again and passed over: DataLoader cannot say its position" in notes[0]

@@ -38,6 +38,7 @@ def test_a_batch_without_any_sample_does_not_come_and_is_accounted_for() -> None
         assert (loader.skipped, loader.repeated, len(loader)) == (0, 0, 6)
 
 
+@pytest.mark.all
 def test_a_batch_of_one_poison_sample_is_left_out(events: list[Event]) -> None:
     loader = record(make(Recordings({9: leave, LENGTH - 1: leave}), 1, batch_size=1), events)
     values = train(loader)

@@ -48,6 +48,7 @@ def test_a_poison_sample_is_quarantined_by_index(
     assert [sample["index"] for sample in loader.quarantined] == [9]
 
 
+@pytest.mark.all
 def test_two_kinds_of_poison_in_one_batch_are_both_found(events: list[Event]) -> None:
     loader = record(make(Recordings({8: segfault, 10: leave})), events)
     assert same(train(loader), train(known_from_the_start([8, 10])))
@@ -81,6 +82,7 @@ def test_a_batch_that_is_killed_from_outside_twice_loses_no_sample(tmp_path: Pat
     assert loader.quarantined == []
 
 
+@pytest.mark.all
 def test_one_that_is_too_large_for_memory_each_time_is_quarantined(events: list[Event]) -> None:
     loader = record(make(Recordings({9: lambda: os.kill(os.getpid(), signal.SIGKILL)})), events)
     assert same(train(loader), train(known_from_the_start([9])))
@@ -98,6 +100,7 @@ class InOneGo(Recordings):
         return torch.stack([self[index] for index in indices])
 
 
+@pytest.mark.all
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("act", [segfault, leave])
 def test_one_that_ends_whole_batches_is_found_among_them(act: Callable[[], None]) -> None:
@@ -107,6 +110,7 @@ def test_one_that_ends_whole_batches_is_found_among_them(act: Callable[[], None]
     assert [each["index"] for each in loader.quarantined] == [9]
 
 
+@pytest.mark.all
 def test_code_that_kills_with_every_sample_is_not_quarantined_away() -> None:
     loader = make(Recordings(dict.fromkeys(range(LENGTH), leave)), 1)
     with pytest.raises(BadSamples) as caught:
@@ -131,7 +135,7 @@ def test_without_quarantine_the_sample_is_named_and_the_run_ends() -> None:
     loader.close()
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_spawned_children_are_tried_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS and Windows."""
     monkeypatch.setenv("HOLDFAST_PORTABLE", "1")

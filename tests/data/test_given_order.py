@@ -183,6 +183,7 @@ def open_file(worker: int) -> None:
     info.dataset.file = "open"
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_worker_init_fn_finds_the_dataset_of_the_script(context: str) -> None:
     data = Loader(Opened(), 2, num_workers=1, worker_init_fn=open_file, multiprocessing_context=context, timeout=60)

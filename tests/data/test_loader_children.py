@@ -89,7 +89,7 @@ def gone(pids: list[int]) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="children of other systems need up to 5 s")
 def test_however_a_process_ends_its_loader_children_end_too() -> None:
     """At once, and without waiting for children that will not answer."""
@@ -140,6 +140,7 @@ print("done", batch.index)
 """
 
 
+@pytest.mark.all
 def test_full_shared_memory_and_too_few_descriptors_are_survived() -> None:
     """A container gives 64 MB of shared memory; here it is 8 MB, and then 50 open files."""
     small = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$@"', "sh"]
@@ -152,7 +153,7 @@ def test_full_shared_memory_and_too_few_descriptors_are_survived() -> None:
     assert "batches go by value" in ended.stderr
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_spawned_children_do_the_same(
     monkeypatch: pytest.MonkeyPatch, undisturbed: torch.Tensor, events: list[Event]
 ) -> None:

@@ -135,6 +135,7 @@ def test_a_collate_function_that_kills_is_no_samples_fault() -> None:
     loader.close()
 
 
+@pytest.mark.all
 def test_a_later_batch_that_kills_is_not_blamed_on_a_slow_earlier_one(undisturbed: torch.Tensor) -> None:
     class Slow(At):
         def __getitem__(self, index: int) -> torch.Tensor:
@@ -149,6 +150,7 @@ def test_a_later_batch_that_kills_is_not_blamed_on_a_slow_earlier_one(undisturbe
     loader.close()
 
 
+@pytest.mark.all
 def test_many_respawns_leak_no_descriptors() -> None:
     loader = make(workers=2)
 

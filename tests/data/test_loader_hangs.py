@@ -72,6 +72,7 @@ def test_a_child_stopped_in_the_middle_of_a_message_is_replaced(events: list[Eve
     loader.close()
 
 
+@pytest.mark.all
 def test_a_child_killed_in_the_middle_of_a_message_is_replaced(events: list[Event]) -> None:
     loader = record(make(Wide(), collate_fn=stacked), events)
     got = []
@@ -100,6 +101,7 @@ def doze() -> None:
     time.sleep(1.0)
 
 
+@pytest.mark.all
 def test_a_batch_that_is_only_slow_gets_through(undisturbed: torch.Tensor, events: list[Event]) -> None:
     index = int(undisturbed[22, 0])
     loader = record(make(At(index, doze)), events)
@@ -134,6 +136,7 @@ def test_waiting_is_told_twice_a_second() -> None:
     loader.close()
 
 
+@pytest.mark.all
 def test_a_wait_can_be_left_by_raising(undisturbed: torch.Tensor) -> None:
     loader = make(At(int(undisturbed[0, 0]), doze))
 

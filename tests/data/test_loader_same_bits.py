@@ -56,6 +56,7 @@ def test_batches_sent_by_value_are_the_same(undisturbed: torch.Tensor) -> None:
     loader.close()
 
 
+@pytest.mark.sample(3, 1)
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_run_goes_on_at_any_batch(workers: int, undisturbed: torch.Tensor) -> None:
     loader = make(workers=workers)

@@ -147,12 +147,14 @@ def test_wrong_gradients_after_a_right_forward_pass(host: Host, place: Path, nam
     assert "bound" in found["backward"].why
 
 
+@pytest.mark.all
 def test_wrong_only_in_half_precision(host: Host, place: Path) -> None:
     symptom = Symptom("wrong", kernel="convolution", precision="fp16")
     assert statuses(probed(host, "conv2d fp16", symptom, place=place)) == ["failed", "skipped", "skipped"]
     assert statuses(probed(host, "conv2d fp32", symptom, place=place)) == ["passed"] * 3
 
 
+@pytest.mark.all
 def test_wrong_only_from_a_batch_size_on(host: Host, place: Path) -> None:
     symptom = Symptom("wrong", kernel="convolution", precision="fp16", batch=7, how="nan")
     assert statuses(probed(host, "network fp16 batch 1", symptom, place=place)) == ["passed"] * 3
@@ -182,7 +184,7 @@ def test_less_memory_than_it_says(host: Host, place: Path) -> None:
     assert found.evidence["reported_bytes"] == 64 << 20 and 16 << 20 <= found.evidence["reached_bytes"] <= 24 << 20
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_slow_first_launch(place: Path) -> None:
     """What the first probe had compiled, the next ones have: the caches are those of the host, and go with it."""
     symptoms.write(place, [Symptom("slow", seconds=3.0)])
@@ -194,6 +196,7 @@ def test_a_slow_first_launch(place: Path) -> None:
     assert slow.evidence["second_s"] < 3.0
 
 
+@pytest.mark.all
 def test_a_fault_that_shows_only_under_load(host: Host, place: Path) -> None:
     symptom = Symptom("wrong", kernel="mm", seconds=3.0)
     assert statuses(probed(host, "linear fp32", symptom, place=place)) == ["passed"] * 3
@@ -201,6 +204,7 @@ def test_a_fault_that_shows_only_under_load(host: Host, place: Path) -> None:
     assert found.status == "failed" and found.evidence["situation"] == "sustained" and found.evidence["after_s"] >= 0
 
 
+@pytest.mark.all
 def test_a_fault_that_shows_only_with_a_second_process(host: Host, place: Path) -> None:
     symptom = Symptom("wrong", part="backward", company=True)
     assert statuses(probed(host, "network fp32", symptom, place=place)) == ["passed"] * 3
@@ -214,6 +218,7 @@ def test_a_crash_of_whoever_comes_second(host: Host, place: Path) -> None:
     assert statuses(found) == ["crashed"] and found[""].why.endswith("was killed by SIGSEGV")
 
 
+@pytest.mark.all
 def test_a_kernel_that_is_being_compiled_is_no_hang(
     host: Host, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +240,7 @@ def test_a_kernel_that_is_being_compiled_is_no_hang(
     assert part._caches_grow()
 
 
+@pytest.mark.all
 def test_memory_of_the_machine_is_capped(host: Host, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe_turn, "memory_cap", lambda: 1 << 30)
     found = probed(host, "linear fp32", Symptom("greedy", part="forward"), place=place)
@@ -249,6 +255,7 @@ def test_an_index_out_of_bounds_is_noticed(host: Host, place: Path) -> None:
 # Remedies ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 def test_what_cures_it_is_in_the_environment_of_a_host(place: Path) -> None:
     symptoms.write(
         place,
@@ -266,6 +273,7 @@ def test_what_cures_it_is_in_the_environment_of_a_host(place: Path) -> None:
 # The whole --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 def test_the_rest_is_left_alone_after_two_hangs(host: Host, place: Path) -> None:
     symptoms.write(place, [Symptom("hang", part="forward")])
     names = ["linear fp32", "conv2d fp32", "lstm fp32", "attention fp32"]
@@ -287,6 +295,7 @@ def test_each_check_is_announced_and_on_record_before_it_begins(host: Host, plac
     assert len([line for line in ledger.lines() if line.kind == "close"]) == 3 and ledger.in_use() == []
 
 
+@pytest.mark.all
 def test_what_took_the_machine_down_is_not_done_again(host: Host, place: Path, tmp_path: Path) -> None:
     """The doctor was killed with the machine during a check: the entry is open, and the boot is another one."""
     name = "conv2d fp16 backward"
@@ -313,7 +322,7 @@ def test_what_took_the_machine_down_is_not_done_again(host: Host, place: Path, t
     assert took_machine_down(ledger, DEVICE) == {}
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_host_that_dies_takes_no_result_with_it(place: Path) -> None:
     with Host({ailments.VARIABLE: str(place), "OMP_NUM_THREADS": "1"}) as host:
         while host.torch is None:
@@ -325,6 +334,7 @@ def test_a_host_that_dies_takes_no_result_with_it(place: Path) -> None:
         assert "ended" in host.note
 
 
+@pytest.mark.all
 def test_probes_share_a_process_as_long_as_nothing_fails(host: Host, place: Path) -> None:
     """One that fails there is done again alone, and the next ones have a new process."""
     names = ["first step", "transfer", "linear fp32", "conv2d fp32", "attention fp32", "network in company"]
@@ -356,6 +366,7 @@ def test_probes_share_a_process_as_long_as_nothing_fails(host: Host, place: Path
         host.part()
 
 
+@pytest.mark.all
 def test_without_fork_each_probe_is_a_fresh_process(place: Path) -> None:
     symptoms.write(place, [Symptom("crash", kernel="convolution", part="backward")])
     with Host({ailments.VARIABLE: str(place), "OMP_NUM_THREADS": "1"}, fork=False) as host:
@@ -417,6 +428,7 @@ def test_one_real_step_of_a_script(host: Host, place: Path, script: Path) -> Non
     )
 
 
+@pytest.mark.all
 def test_a_bug_of_a_script_is_told_as_what_it_is(host: Host, script: Path) -> None:
     (raised,) = run("cpu", [script_probe(script, {"fails": "yes"})], host)
     assert raised.status == "failed" and raised.why == "ValueError: a bug of the script"
@@ -434,6 +446,7 @@ LONG = ("compile", "sustained")
 """Together they take most of a minute: `make bench`."""
 
 
+@pytest.mark.all
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("group", GROUPS)
 def test_nothing_fails_on_a_cpu_that_is_well(host: Host, group: str) -> None:
@@ -443,7 +456,8 @@ def test_nothing_fails_on_a_cpu_that_is_well(host: Host, group: str) -> None:
     assert sum(result.ok for result in found) >= 15
 
 
-@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.all), DEVICE])
+@pytest.mark.all
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.long), DEVICE])
 def test_nothing_of_the_quick_set_fails_on_a_device_that_is_well(host: Host, device: str) -> None:
     found = list(run(device, select(device), host))
     assert [result for result in found if result.status not in ("passed", "skipped")] == []

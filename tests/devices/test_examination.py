@@ -169,6 +169,7 @@ def test_beside_each_other_is_for_the_quick_set_on_a_machine_with_cores(
         assert Doctor(host=clinic.host, full=full).beside is expected
 
 
+@pytest.mark.all
 def test_a_crash_is_cured_by_a_switch(clinic: Clinic) -> None:
     seen = clinic.examine(("conv2d fp32",), Symptom("crash", kernel="convolution", part="backward", cure="mkldnn-off"))
     assert clinic.tried == ["mkldnn-off"]
@@ -180,7 +181,7 @@ def test_a_crash_is_cured_by_a_switch(clinic: Clinic) -> None:
     assert by_name["conv2d fp32 training"] == "passed", "what was not tried before is done with the remedy"
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_cure_by_a_variable_is_found_after_one_that_does_not_help(clinic: Clinic) -> None:
     wrong = Symptom("wrong", kernel="addmm", part="forward", cure="ATEN_CPU_CAPABILITY=avx2")
     seen = clinic.examine(("linear fp32",), wrong)
@@ -190,7 +191,7 @@ def test_a_cure_by_a_variable_is_found_after_one_that_does_not_help(clinic: Clin
     assert seen.verdict.state == "use_with_care"
 
 
-@pytest.mark.all  # a remedy for each environment; make test has one that cures, and one where nothing does
+@pytest.mark.long  # a remedy for each environment; make test has one that cures, make test-all one where nothing does
 def test_wrong_gradients_without_a_cure_leave_inference(clinic: Clinic) -> None:
     seen = clinic.examine(("conv2d fp32",), Symptom("wrong", kernel="convolution", part="backward"))
     assert seen.verdict.state == "inference_only"
@@ -198,6 +199,7 @@ def test_wrong_gradients_without_a_cure_leave_inference(clinic: Clinic) -> None:
     assert len(clinic.tried) >= 3
 
 
+@pytest.mark.all
 def test_a_device_that_does_not_start_is_not_asked_for_more(clinic: Clinic) -> None:
     seen = clinic.examine(("conv2d fp32", "linear fp32"), Symptom("error"))
     assert seen.verdict.state == "refused"
@@ -205,7 +207,7 @@ def test_a_device_that_does_not_start_is_not_asked_for_more(clinic: Clinic) -> N
     assert {each.probe for each in seen.results if each.status != "skipped"} == {"first step"}
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_wrong_in_fp16_alone_is_done_without_fp16(clinic: Clinic) -> None:
     seen = clinic.examine(("conv2d fp16",), Symptom("wrong", kernel="convolution", precision="fp16"), backend="mps")
     assert seen.verdict.state == "use_with_care"
@@ -214,7 +216,7 @@ def test_wrong_in_fp16_alone_is_done_without_fp16(clinic: Clinic) -> None:
     assert "conv2d fp32 forward" in {each.probe for each in seen.results}, "the simpler check was added"
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_wrong_from_a_batch_of_seven_on_is_computed_in_smaller_pieces(clinic: Clinic) -> None:
     probes = ("network fp32 batch 1", "network fp32 batch 7", "network fp32 batch 32")
     seen = clinic.examine(probes, Symptom("wrong", part="forward", kernel="addmm", batch=7), backend="mps")
@@ -222,7 +224,7 @@ def test_wrong_from_a_batch_of_seven_on_is_computed_in_smaller_pieces(clinic: Cl
     assert "wrong-at-some-batch-sizes" in codes(seen)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_wrong_beside_a_second_process(clinic: Clinic) -> None:
     seen = clinic.examine(("network in company", "network fp32"), Symptom("wrong", company=True), backend="mps")
     assert seen.verdict.state == "use_with_care"
@@ -230,7 +232,7 @@ def test_wrong_beside_a_second_process(clinic: Clinic) -> None:
     assert seen.verdict.policy.avoid == ("a second process",)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_less_memory_than_it_says(clinic: Clinic) -> None:
     seen = clinic.examine(("memory limit",), Symptom("memory", limit=24 << 20, reported=256 << 20), backend="mps")
     assert seen.verdict.state == "use_with_care"
@@ -323,7 +325,7 @@ def test_a_step_that_is_wrong_is_cured_and_the_cure_is_kept(scripted: WithScript
     assert kept.measured_at == seen.verdict.measured_at
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_step_that_is_wrong_in_half_precision_is_done_in_fp32(scripted: WithScript) -> None:
     seen = scripted.examine(Symptom("wrong", kernel="tanh", precision="bf16", how="nan"), half="yes")
     assert scripted.clinic.tried[-1] == "no-low-precision"
@@ -331,6 +333,7 @@ def test_a_step_that_is_wrong_in_half_precision_is_done_in_fp32(scripted: WithSc
     assert (seen.verdict.policy.precisions, seen.verdict.policy.dtype) == (("fp32",), "float32")
 
 
+@pytest.mark.all
 def test_what_nothing_cures_is_refused_here_and_kept_as_it_was(scripted: WithScript) -> None:
     seen = scripted.examine(Symptom("crash", kernel="tanh_backward"))
     assert (seen.verdict.state, seen.verdict.why) == ("refused", "one step of mine.py fails here")

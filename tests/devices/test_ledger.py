@@ -159,6 +159,7 @@ def test_several_boots_later_each_is_judged_in_turn(tmp_path: Path) -> None:
     assert said(made(tmp_path).settle("boot-3")) == [("cuda:0", "probation"), ("cuda:0", "quarantine")]
 
 
+@pytest.mark.all
 def test_a_machine_that_goes_down_by_itself_excuses_the_card_once(tmp_path: Path) -> None:
     assert said(went_down(tmp_path, "boot-1", "boot-2", CPU)) == [("cpu", "down")]
     assert said(went_down(tmp_path, "boot-2", "boot-3")) == [("cuda:0", "power")]
@@ -346,6 +347,7 @@ def test_what_is_open_stays_open_when_the_file_is_made_small(tmp_path: Path, mon
     assert ledger.history(CARD).uses == 1
 
 
+@pytest.mark.sample(6, 1)
 @pytest.mark.parametrize(
     "damage",
     [

@@ -47,7 +47,7 @@ def ill(tmp_path: Path, *suffering: Ailment) -> dict[str, str]:
 # Children ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_whatever_a_device_does_is_a_result(tmp_path: Path) -> None:
     """Four devices at once: nothing here waits for one of them."""
     env = ill(
@@ -79,6 +79,7 @@ def test_whatever_a_device_does_is_a_result(tmp_path: Path) -> None:
     assert probes[0].poll() is results[0], "the result stays"
 
 
+@pytest.mark.all
 def test_a_probe_that_hangs_is_ended_at_its_deadline(tmp_path: Path) -> None:
     env = ill(tmp_path, Ailment("hang", times=None))
     result = run_probe("pretend:0", 2.0, env)
@@ -175,6 +176,7 @@ def test_the_cpu_agrees_with_itself() -> None:
     ]
 
 
+@pytest.mark.sample(4, 1)
 @pytest.mark.parametrize("how", ailments.WRONG)
 def test_every_kind_of_wrong_gradient_is_far_beyond_the_bound(how: str) -> None:
     error, bound = child.check_training(CPU, lambda gradient: pretend.spoil(gradient, how))
@@ -243,6 +245,7 @@ print(sum(patient.falls_ill(step=1, age=0, phase="backward") is not None for _ i
 """
 
 
+@pytest.mark.all
 def test_processes_that_fail_at_once_count_together(tmp_path: Path) -> None:
     path = ailments.write(tmp_path / "pretend.json", [Ailment("error", times=23)])
     words = [sys.executable, "-c", CLAIM, str(path)]

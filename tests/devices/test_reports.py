@@ -63,7 +63,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.all
+@pytest.mark.long
 def test_one_file_verifies_a_device_without_an_installation(stranger: Path, tmp_path: Path) -> None:
     """The file, in a clean process of a Python that never heard of holdfast; its report becomes a fixture."""
     pyz = script("verify_pyz").make(tmp_path / "holdfast-verify.pyz")

@@ -130,6 +130,7 @@ RULES_OF_ANY_KIND = st.builds(
 )
 
 
+@pytest.mark.all
 @given(RULES_OF_ANY_KIND, EVENTS)
 def test_whatever_happens_trust_is_earned_and_never_given(
     rules: ProbationSettings, events: list[tuple[str, float]]

@@ -22,6 +22,7 @@ from tests.distributed.launched import Launched
 needs_fork = pytest.mark.skipif(processes.portable(), reason="needs fork: torchrun starts the ranks elsewhere")
 
 
+@pytest.mark.all
 @needs_fork
 @pytest.mark.timeout(600)
 def test_a_torch_that_cannot_be_imported_ends_the_launch_and_is_named(tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_a_rank_of_torchrun_whose_exit_status_nobody_knows_was_killed(tmp_path: 
 
 
 @needs_fork
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_rank_that_does_not_end_with_its_nursery_is_killed(tmp_path: Path) -> None:
     """Its script ignores SIGTERM, or it is in a long call of C. It was forgotten, and a second process had its rank."""

@@ -18,13 +18,14 @@ pytestmark = [
 ]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("seats", "more"),
     [
         ([2], {}),
-        pytest.param([0], {"snapshot": "3"}, marks=pytest.mark.all),
-        pytest.param([0, 2], {"ddp": True}, marks=pytest.mark.all),
-        pytest.param([1, 3], {"snapshot": "1"}, marks=pytest.mark.all),
+        pytest.param([0], {"snapshot": "3"}, marks=pytest.mark.long),
+        pytest.param([0, 2], {"ddp": True}, marks=pytest.mark.long),
+        pytest.param([1, 3], {"snapshot": "1"}, marks=pytest.mark.long),
     ],
     ids=["4-3-4", "the first rank", "4-2-4 wrapped", "4-2-4"],
 )
@@ -56,7 +57,7 @@ def test_fewer_ranks_while_some_are_away(tmp_path: Path, seats: list[int], more:
         assert f"rank {seat} is away (" in shown and f"rank {seat} is back: " in shown, "holdfast show"
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_spare_takes_the_place_of_a_lost_rank(tmp_path: Path) -> None:
     """Twice, the second time that of the first rank: another rank keeps the run folder from there on."""
     with Launched(tmp_path, 2, "--spares", "1", wait="8 16 24") as launch:
@@ -77,6 +78,7 @@ def test_a_spare_takes_the_place_of_a_lost_rank(tmp_path: Path) -> None:
     assert reasons == {"a spare process takes its place, the others stay"}
 
 
+@pytest.mark.all
 def test_a_spare_goes_on_where_the_only_rank_was(tmp_path: Path) -> None:
     """Nobody else has its state in memory, and nothing is on disk yet."""
     with Launched(tmp_path, 1, "--spares", "1", wait="8", snapshot="1") as launch:
@@ -88,7 +90,7 @@ def test_a_spare_goes_on_where_the_only_rank_was(tmp_path: Path) -> None:
     assert launch.samples() == {epoch: Counter(range(60)) for epoch in range(6)}
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.parametrize("seat", [0, 1])
 def test_too_few_ranks_end_the_run_with_its_state_saved(tmp_path: Path, seat: int) -> None:
     """The rank that is left waited for ever; and saved nothing where the lost one kept the run folder."""

@@ -32,8 +32,8 @@ pytestmark = [
 
 
 def _some(cases: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
-    """These cases as parameters: those that are kept run in `make test`, all of them in `make test-all`."""
-    return [case if case in kept else pytest.param(case, marks=pytest.mark.all) for case in cases]
+    """These cases as parameters: those that are kept run in `make test`, all of them in `make test-long`."""
+    return [case if case in kept else pytest.param(case, marks=pytest.mark.long) for case in cases]
 
 
 def _environment() -> dict[str, str]:
@@ -103,6 +103,7 @@ def test_a_rank_killed_in_any_phase_costs_no_bit(found: Found, die: str) -> None
     assert receipt["samples_skipped"] == receipt["samples_repeated"] == 0
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("die", _some([*STAYS], ["0:4:optimizer"]))
 def test_the_others_stay_when_one_is_killed(found: Found, die: str) -> None:
     """The same process numbers, a new one for the lost rank alone, and at any cadence the same bits."""
@@ -121,6 +122,7 @@ def test_the_others_stay_when_one_is_killed(found: Found, die: str) -> None:
     assert _samples(result, 0) == Counter(range(60)) == _samples(result, 1)
 
 
+@pytest.mark.all
 def test_a_script_that_works_once_in_a_process_gets_a_new_one(found: Found) -> None:
     """The rank that stays calls the script a second time. What that raises before a commit does not count."""
     result = found["once in a process"]
@@ -128,6 +130,7 @@ def test_a_script_that_works_once_in_a_process_gets_a_new_one(found: Found) -> N
     assert result["sha256"] == found["two"]["sha256"] and result["outcome"]["state"] == "FINISHED"
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("where", _some(["forward", "backward"], ["backward"]))
 def test_a_fault_beside_the_exchange_of_a_wrapper(found: Found, where: str) -> None:
     """One rank runs out of memory while the other waits inside backward for its gradients: both go back, and stay."""
@@ -141,7 +144,7 @@ def test_a_fault_beside_the_exchange_of_a_wrapper(found: Found, where: str) -> N
     assert _samples(result, 0) == Counter(range(60)) == _samples(result, 1)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_fault_between_two_commits_costs_no_bit(found: Found) -> None:
     """Both go back to where the step began; a rank that could not copy that in time goes back to the last commit."""
     result = found["ddp between"]
@@ -150,7 +153,7 @@ def test_a_fault_between_two_commits_costs_no_bit(found: Found) -> None:
     assert _samples(result, 0) == Counter(range(60)) == _samples(result, 1)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_fault_after_the_vote_costs_that_rank_its_process(found: Found) -> None:
     """The other rank may be in the next step: both go back to the last commit, to the same bits."""
     result = found["ddp update"]
@@ -160,31 +163,34 @@ def test_a_fault_after_the_vote_costs_that_rank_its_process(found: Found) -> Non
     assert result["receipt"]["steps_lost"] == 0 and _samples(result, 0) == Counter(range(60)) == _samples(result, 1)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_wrapped_model_is_computed_in_pieces(found: Found) -> None:
     result = found["ddp twice"]
     assert result["codes"] == [[0], [0]] and result["outcome"]["state"] == "FINISHED"
     assert [each["move"]["action"] for each in result["faults"]] == ["retry", "split"]
 
 
+@pytest.mark.all
 def test_a_wrapped_model_learns_what_an_unwrapped_one_does(found: Found) -> None:
     """Shares of 5 and 4 samples count as they are, though a wrapper averages over ranks."""
     for name, values in found["ragged 2"]["weights"].items():
         assert found["ragged wrapped"]["weights"][name] == pytest.approx(values, abs=2e-5)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_death_with_a_wrapped_model_costs_no_bit(found: Found) -> None:
     result = found["ddp death"]
     assert result["codes"] == [[0], [-signal.SIGKILL, 0]] and result["sha256"] == found["ddp whole"]["sha256"]
 
 
+@pytest.mark.all
 def test_a_death_among_four_ranks_with_a_wrapped_model_costs_no_bit(found: Found) -> None:
     """torch would sort gradients into other buckets after the first step of the new process."""
     assert found["four death"]["sha256"] == found["four undisturbed"]["sha256"] is not None
     assert sorted(map(len, found["four death"]["pids"])) == [1, 1, 1, 2]
 
 
+@pytest.mark.all
 def test_one_rank_out_of_memory_rolls_all_back(found: Found) -> None:
     """The first answer is to try the step whole again: the same bits."""
     assert found["full once"]["codes"] == [[0, 0]]
@@ -193,6 +199,7 @@ def test_one_rank_out_of_memory_rolls_all_back(found: Found) -> None:
     assert fault["fault"]["kind"] == "out_of_memory" and fault["move"]["action"] == "retry"
 
 
+@pytest.mark.all
 def test_one_rank_out_of_memory_twice_splits_all(found: Found) -> None:
     """Told by rank 0, which had room: the fault was rank 1's."""
     first, second = found["full twice"]["faults"]
@@ -219,6 +226,7 @@ def test_every_sample_once(found: Found, name: str, epoch: int) -> None:
     assert _samples(found[name], epoch) == Counter(range(60))
 
 
+@pytest.mark.all
 def test_a_wish_to_stop_stops_all_at_one_step(found: Found) -> None:
     stopped = found["stopped"]
     assert stopped["outcome"]["state"] == "STOPPED" and stopped["codes"] == [[0, 0]]
@@ -228,6 +236,7 @@ def test_a_wish_to_stop_stops_all_at_one_step(found: Found) -> None:
     assert stopped["checkpoints"] == ["000004"]
 
 
+@pytest.mark.all
 def test_a_checkpoint_goes_on_with_another_number_of_ranks(found: Found) -> None:
     three = found["three"]
     assert three["outcome"]["state"] == "FINISHED" and three["receipt"]["steps"] == 14
@@ -236,6 +245,7 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(found: Found) -> None
     assert _samples(three, 0) == Counter(range(60)) == _samples(three, 1)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("ranks", _some([2, 3], [3]))
 def test_gradients_are_those_of_the_whole_batch(found: Found, ranks: int) -> None:
     alone, together = found["ragged 1"]["weights"], found[f"ragged {ranks}"]["weights"]
@@ -244,6 +254,7 @@ def test_gradients_are_those_of_the_whole_batch(found: Found, ranks: int) -> Non
         assert together[name] == pytest.approx(values, abs=2e-5)
 
 
+@pytest.mark.all
 def test_an_error_of_one_rank_ends_all_and_names_it(found: Found) -> None:
     failed = found["failed"]
     assert failed["codes"] == [[0, 0]], "code 0: the agent must not start them again"
@@ -295,7 +306,7 @@ def _jobs_of(pid: int) -> list[Path]:
     return found
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="snapshots of ranks are looked for in /dev/shm")
 def test_launch_survives_a_kill_and_a_stop_bit_for_bit(found: Found, tmp_path: Path) -> None:
     words = ["pause=0.03", "watchdog.floor=1s", "run.threads=1", f"run.folder={tmp_path}", "--json", "-q"]
@@ -327,7 +338,7 @@ def test_launch_survives_a_kill_and_a_stop_bit_for_bit(found: Found, tmp_path: P
     assert not _jobs_of(launch.pid), "nothing is left in shared memory"
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_two_machines_and_a_rank_of_the_second_dies(found: Found, tmp_path: Path) -> None:
     """Two agents that meet over loopback, each with folders of its own: what two machines would be."""
     (tmp_path / "seen").mkdir()

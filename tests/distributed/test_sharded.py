@@ -47,13 +47,15 @@ def _close(one: dict[str, Any], other: dict[str, Any]) -> float:
     return max(float((torch.tensor(a) - torch.tensor(b)).abs().max()) for a, b in pairs)
 
 
+@pytest.mark.all
 def test_two_ranks_with_parts_learn_what_one_process_does(found: Found) -> None:
     assert found["parts two"]["codes"] == [[0], [0]]
     assert _close(found["parts two"], found["parts one"]) < 1e-6
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
-    "phase", ["backward", *(pytest.param(each, marks=pytest.mark.all) for each in ("forward", "optimizer"))]
+    "phase", ["backward", *(pytest.param(each, marks=pytest.mark.long) for each in ("forward", "optimizer"))]
 )
 def test_a_rank_killed_in_any_phase_costs_no_bit(found: Found, phase: str) -> None:
     killed, two = found[f"parts {phase}"], found["parts two"]
@@ -62,6 +64,7 @@ def test_a_rank_killed_in_any_phase_costs_no_bit(found: Found, phase: str) -> No
     assert sorted(map(len, killed["pids"])) == [1, 2], "the other rank keeps its process"
 
 
+@pytest.mark.all
 def test_a_batch_too_large_for_one_rank_is_computed_in_pieces_by_all(found: Found) -> None:
     full, two = found["parts full"], found["parts two"]
     assert _close(full, two) < 1e-9
@@ -70,31 +73,32 @@ def test_a_batch_too_large_for_one_rank_is_computed_in_pieces_by_all(found: Foun
     assert all(len(pids) == 1 for pids in full["pids"])
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_rank_killed_beside_a_replica_costs_no_bit(found: Found) -> None:
     """A rank that exchanges nothing with the lost one waits for one that has left: its connection has to end too."""
     assert found["parts replica"]["sha256"] == found["parts replicas"]["sha256"] is not None
     assert [fault["kind"] for fault in found["parts replica"]["faults"]] == ["killed"]
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_death_after_an_evaluation_that_left_parameters_whole(found: Found) -> None:
     assert found["parts looking"]["sha256"] == found["parts clipped"]["sha256"] is not None
 
 
-@pytest.mark.parametrize("ranks", [3, pytest.param(1, marks=pytest.mark.all)])
+@pytest.mark.all
+@pytest.mark.parametrize("ranks", [3, pytest.param(1, marks=pytest.mark.long)])
 def test_a_checkpoint_goes_on_with_another_number_of_ranks(found: Found, ranks: int) -> None:
     assert len(found[f"parts stopped {ranks}"]["checkpoints"]) == 1
     assert found[f"parts then {ranks}"]["receipt"]["steps"] == 10
     assert _close(found[f"parts then {ranks}"], found["parts one"]) < 1e-6
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_below_torchrun_all_ranks_start_again_with_their_parts(found: Found) -> None:
     assert found["parts torchrun"]["sha256"] == found["parts two"]["sha256"] is not None
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_rank_with_a_part_goes_away_and_comes_back(found: Found, tmp_path: Path) -> None:
     """Four ranks, then three, then four: the part of the one that is away is shared out among the others."""
     words = {"epochs": 8, "die": "2:6:backward", "back": 16, "pause": 0.1, "seen": tmp_path}

@@ -25,6 +25,7 @@ def _alike(draw: random.Random, ranks: int) -> dict[int, list[dict[str, float]]]
     }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_that_are_alike_are_hardly_ever_suspected(ranks: int) -> None:
     """In one set; it takes two in a row to be named."""
@@ -104,7 +105,7 @@ def _named(launch: Launched) -> list[tuple[int, str]]:
 
 
 @needs_fork
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_rank_with_slow_data(tmp_path: Path) -> None:
     with Launched(tmp_path, 3, wait="100000", epochs=100000, lag="1:0.03", pause=0.01) as launch:
@@ -113,7 +114,7 @@ def test_a_rank_with_slow_data(tmp_path: Path) -> None:
 
 
 @needs_fork
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_rank_whose_process_gets_little_time(tmp_path: Path) -> None:
     """Stopped for three quarters of the time, as a process is that shares its processor with others."""

@@ -216,6 +216,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.all
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 def test_a_loader_process_that_was_really_killed() -> None:
     done = ended(LOADER_KILL)

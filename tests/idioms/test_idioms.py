@@ -19,8 +19,8 @@ OFTEN = (
     "a second Loader by iter() and next()",
     "early stopping by a counter in session.state",
 )
-"""Those of each run of the suite; the others are for `make test-all` and for the table in docs/idioms.md."""
-CASES = [pytest.param(name, marks=() if name in OFTEN else (pytest.mark.all,)) for name in idioms()]
+"""Those of each run of the suite; the others are for `make test-long` and for the table in docs/idioms.md."""
+CASES = [pytest.param(name, marks=() if name in OFTEN else (pytest.mark.long,)) for name in idioms()]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_killed(kit: Kit, name: str) -> None:
         assert killed != "equal"
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.parametrize("name", idioms())
 def test_stopped_and_resumed(kit: Kit, name: str) -> None:
     cell = kit.cell(idioms()[name], "stopped and resumed")

@@ -53,7 +53,7 @@ def reference(alone: dict[str, Ran]) -> Path:
     return alone["plain"].folder
 
 
-@pytest.mark.all  # make test has a kill in the middle of an epoch below, and hangs in tests/supervisor/scripts
+@pytest.mark.long  # make test-all: a kill in an epoch below; make test: hangs in tests/supervisor/scripts
 @pytest.mark.parametrize("fault", ["kill", "segfault", "hang_gil"])
 def test_a_plain_loop_at_a_random_moment(tmp_path: Path, reference: Path, fault: str) -> None:
     at = random.randrange(2, EPOCHS * BATCHES)
@@ -68,7 +68,7 @@ def test_a_plain_loop_at_a_random_moment(tmp_path: Path, reference: Path, fault:
     assert ran.receipt["weights_sha256"]
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_with_a_commit_now_and_then_more_steps_are_repeated_and_the_weights_are_the_same(
     tmp_path: Path, reference: Path
 ) -> None:
@@ -80,13 +80,14 @@ def test_with_a_commit_now_and_then_more_steps_are_repeated_and_the_weights_are_
     assert ran.receipt["steps_repeated"] <= 9
 
 
+@pytest.mark.all
 def test_alone_it_trains_as_before(alone: dict[str, Ran]) -> None:
     assert alone["attached"].err == b""
     assert alone["attached"].out == alone["plain"].out
     assert same_weights(alone["plain"].folder, alone["attached"].folder)
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("module", "script"), [("lightning", "lightning_script.py"), ("transformers", "trainer_script.py")]
 )
@@ -111,6 +112,7 @@ def test_no_integration_changes_more_than_three_lines(script: str) -> None:
     assert 0 < len(changes) <= 3, changes
 
 
+@pytest.mark.all
 def test_importing_an_integration_is_the_users_choice() -> None:
     """`import holdfast` and `holdfast.attach` by name import no framework; ultralytics never is."""
     code = "import sys, holdfast; holdfast.attach; import holdfast.integrations.ultralytics; print(sorted(sys.modules))"
@@ -120,6 +122,7 @@ def test_importing_an_integration_is_the_users_choice() -> None:
     assert not re.search(r"^\s*(from|import) ultralytics", text, re.M)
 
 
+@pytest.mark.all
 @pytest.mark.timeout(600)
 def test_a_kill_in_a_window_of_gradients_in_the_second_epoch(tmp_path: Path, alone: dict[str, Ran]) -> None:
     """Gradients over three batches, generators of the loader and of its dataset, and what the epoch began with go on.
@@ -133,6 +136,7 @@ def test_a_kill_in_a_window_of_gradients_in_the_second_epoch(tmp_path: Path, alo
     assert ran.receipt["steps"] == EPOCHS * BATCHES and ran.receipt["exact"] and ran.receipt["weights_sha256"]
 
 
+@pytest.mark.all
 def test_a_loop_without_epochs_is_committed_to_its_last_step(tmp_path: Path) -> None:
     """`snapshot.every` is auto: the last second of the training is not one that a commit is due in."""
     steps = 30

@@ -19,7 +19,7 @@ PATIENCE = 400.0
 """Seconds: transformers is imported again after the kill."""
 
 pytestmark = [
-    pytest.mark.all,
+    pytest.mark.long,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed"),
 ]

@@ -29,9 +29,9 @@ JUDGE = """async (rules) => (await axe.run(document, { runOnly: { type: 'tag', v
     .flatMap((each) => each.nodes.map((node) => `${each.id}: ${node.target.join(' ')}: ${node.failureSummary}`))"""
 DARK_AND_WIDE = [
     pytest.param(False, 1280),
-    *(pytest.param(*each, marks=pytest.mark.all) for each in ((False, 390), (True, 1280), (True, 390))),
+    *(pytest.param(*each, marks=pytest.mark.long) for each in ((False, 390), (True, 1280), (True, 390))),
 ]
-"""One of them in each run of the tests; all of them with --everything."""
+"""`make test-all` looks at one of them, `make test-long` at all."""
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (CHROMIUM names one)")
 
@@ -82,6 +82,7 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("dark", "width"), DARK_AND_WIDE)
 def test_axe_finds_nothing(axe: str, browser: Any, server: Page, runs: Path, dark: bool, width: int) -> None:
     scheme = "dark" if dark else "light"
@@ -109,6 +110,7 @@ def test_axe_finds_nothing(axe: str, browser: Any, server: Page, runs: Path, dar
     assert wrong == []
 
 
+@pytest.mark.all
 def test_axe_would_find_something(axe: str, browser: Any) -> None:
     tab = browser.new_page()
     tab.set_content(
@@ -120,6 +122,7 @@ def test_axe_would_find_something(axe: str, browser: Any) -> None:
     assert {"color-contrast", "image-alt", "button-name"} <= found
 
 
+@pytest.mark.all
 def test_every_part_of_the_list_is_reached_by_keys(browser: Any, server: Page) -> None:
     """Tab alone leads to the run, and Enter opens it; what has the focus is outlined."""
     tab = browser.new_page()

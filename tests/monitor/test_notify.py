@@ -214,6 +214,7 @@ def test_what_needs_somebody_is_an_alert_with_the_reason_and_the_way_on(told: To
     assert message.text.endswith(f"saved at step 900: `holdfast resume {told.folder.name}` goes on")
 
 
+@pytest.mark.all
 def test_a_supervisor_that_is_killed_is_told_by_the_process_that_watched_it(tmp_path: Path, postbox: Postbox) -> None:
     folder = RunFolder.create(tmp_path, "eeg", {"created": "2026-11-15T09:00:00Z", "state": "RUNNING"})
     hold = "import sys, time; from pathlib import Path; from holdfast.run.folder import RunFolder\n"

@@ -36,7 +36,10 @@ ENDS = """node => {
 }"""
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (CHROMIUM names one)")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (CHROMIUM names one)"),
+    pytest.mark.all,  # make test has the server and its answers: test_web.py
+]
 
 
 class Sight:
@@ -239,6 +242,7 @@ def test_dark_follows_the_system_and_the_key(sight: Sight) -> None:
     sight.tab.evaluate("() => localStorage.clear()")
 
 
+@pytest.mark.all
 def test_choose_and_compare(sight: Sight) -> None:
     sight.go("/")
     assert sight.tab.locator(".runs tbody tr").count() == 3
@@ -290,6 +294,7 @@ def test_a_report_opens_from_a_file(sight: Sight, runs: Path, tmp_path: Path, na
         sight.tab.context.set_offline(False)
 
 
+@pytest.mark.all
 def test_a_world_is_drawn_and_moves(sight: Sight, runs: Path, tmp_path: Path) -> None:
     folder = make_run(runs, "STOPPED", name="green-newt").path
     animals = [{"time": at, "prey": [[at, 2, 1, 1, 0]], "predators": [[9 - at, 8, 1, 0, 1]]} for at in range(9)]
@@ -365,6 +370,7 @@ def test_what_did_not_happen_in_a_run_that_is_over_is_not_said_to_come(sight: Si
     assert "not yet" not in sight.tab.inner_text("main") and "so far" not in sight.tab.inner_text("main")
 
 
+@pytest.mark.all
 def test_a_folder_without_runs(browser: Any, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     server = Page(tmp_path / "runs", cache=tmp_path / "cache")
@@ -405,6 +411,7 @@ def test_old_data_says_so_in_words(sight: Sight, runs: Path) -> None:
         folder.close()
 
 
+@pytest.mark.all
 def test_fifty_faults_do_not_cover_each_other(sight: Sight, runs: Path) -> None:
     """Marks that would touch become one, which opens the last of them; lines leave the curve to be seen."""
     folder = make_run(runs, "FINISHED", name="unlucky", seed=5).path
@@ -443,6 +450,7 @@ def test_lines_are_told_apart_without_colours(sight: Sight) -> None:
     assert len(shown) == 2 and shown[0] != shown[1]
 
 
+@pytest.mark.all
 def test_a_dialog_shows_what_can_be_done(sight: Sight) -> None:
     """No key of a world where there is none, five keys as a range, no way to a fault before the only one."""
     sight.go("/r/calm-heron")

@@ -86,7 +86,7 @@ keys = [
 events = st.dictionaries(st.sampled_from(keys), anything, max_size=6)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     info=st.dictionaries(
         st.sampled_from(["state", "device", "accounts", "best", "settings", "created", "run"]), anything
@@ -123,6 +123,7 @@ def test_no_content_makes_it_fail(
     assert "".join(export.csv_text(run)).startswith("time,step,epoch")
 
 
+@pytest.mark.all
 def test_while_somebody_writes(tmp_path: Path) -> None:
     """A real writer in another process: every look is whole, and the last one has everything."""
     path = plain(tmp_path / "run")

@@ -30,6 +30,7 @@ def test_only_what_came_since_is_read(tmp_path: Path) -> None:
     assert list(run.metrics["loss"]) == [(1, 1.0), (2, 0.5), (3, 0.25)]
 
 
+@pytest.mark.all
 def test_what_was_logged_last_is_known_before_the_rest_is_read(tmp_path: Path) -> None:
     path = make_run(tmp_path, "STOPPED").path
     with open(path / "metrics.jsonl", "a") as file:
@@ -168,6 +169,7 @@ def many(path: Path, first: int, last: int) -> None:
     logged(path, *(at(step, loss=generator.random(), lr=0.1) for step in range(first, last)))
 
 
+@pytest.mark.all
 def test_the_second_look_reads_nothing_again(tmp_path: Path, cache: Path) -> None:
     path = plain(tmp_path / "run")
     many(path, 1, 8000)
@@ -186,6 +188,7 @@ def test_the_second_look_reads_nothing_again(tmp_path: Path, cache: Path) -> Non
     assert again.events(last=5) == first.events(last=5)
 
 
+@pytest.mark.all
 def test_the_second_look_knows_the_losses_of_epochs(tmp_path: Path, cache: Path) -> None:
     path = plain(tmp_path / "run")
     epochs(path, *(at(10 * epoch, epoch, loss=1 / (1 + epoch), filler="x" * 100) for epoch in range(3000)))
@@ -200,6 +203,7 @@ def test_the_second_look_knows_the_losses_of_epochs(tmp_path: Path, cache: Path)
     assert list(again.metrics["accuracy"]) == [(1, 0.1)] and list(again.curves) == ["epoch_loss", "accuracy"]
 
 
+@pytest.mark.sample(4, 1)
 @pytest.mark.parametrize("damage", ["cut", "noise", "other file", "older"])
 def test_an_index_that_does_not_fit_is_not_believed(tmp_path: Path, cache: Path, damage: str) -> None:
     path = plain(tmp_path / "run")

@@ -45,6 +45,7 @@ def test_the_checksum_is_that_of_castagnoli() -> None:
     assert (crc >> 17 | crc << 15) & 0xFFFFFFFF == 0xE3069283
 
 
+@pytest.mark.all
 def test_stock_tensorboard_reads_it(tmp_path: Path) -> None:
     events = EventFile(tmp_path)
     events.scalars(1, 100.5, {"loss": 0.5, "näme <b>": math.inf})
@@ -137,7 +138,7 @@ def wait_for(path: Path, step: int, process: subprocess.Popen[bytes]) -> dict[st
     raise AssertionError("no progress")
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_run_that_is_killed_and_resumed_never_goes_back(tmp_path: Path) -> None:
     """A real run: its worker is killed, then its supervisor, then it is resumed to its end."""
     (tmp_path / "job.py").write_text(SCRIPT)
@@ -162,7 +163,7 @@ def test_a_run_that_is_killed_and_resumed_never_goes_back(tmp_path: Path) -> Non
     assert any(b"SIGKILL" in words for words in faults)
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no process can be stopped here")
 def test_numbers_in_the_mail_of_a_supervisor_that_is_killed_are_written_by_the_next(tmp_path: Path) -> None:
     """The worker goes on for some epochs while nobody reads what it logs; then its supervisor is killed."""
@@ -187,7 +188,7 @@ def test_numbers_in_the_mail_of_a_supervisor_that_is_killed_are_written_by_the_n
         assert [step for step, _ in scalars(folder / "tb", tag)] == every
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_it_can_be_turned_off(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(SCRIPT)
     words = [sys.executable, "-m", "holdfast.cli.main", "train", "job.py", "epochs=1", "run.tensorboard=false"]

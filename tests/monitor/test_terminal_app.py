@@ -181,6 +181,17 @@ def test_it_only_reads_unless_it_was_asked_to_stop_runs(tmp_path: Path) -> None:
     assert stopped == [str(run.path)]
 
 
+def test_a_look_that_is_due_while_the_app_closes_is_no_error(tmp_path: Path) -> None:
+    """On a busy machine the page is removed before the last timer fires."""
+    app = Watch([make_run(tmp_path).path])
+
+    async def act(_: Pilot[Any]) -> None:
+        await app.query_one(Page).remove()
+        app.tick()
+
+    play(app, act)
+
+
 def test_nothing_in_the_run_folder_changes(tmp_path: Path) -> None:
     run = make_run(tmp_path)
 

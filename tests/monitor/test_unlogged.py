@@ -70,7 +70,7 @@ def page(unlogged: Unlogged, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     page.close()
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_nothing_is_said_to_have_been_logged(unlogged: Unlogged) -> None:
     assert unlogged.done.code == 0, unlogged.done.err
     assert len(set(unlogged.losses)) == 4 and not [each for each in unlogged.events if each["event"] == "log"]
@@ -78,6 +78,7 @@ def test_nothing_is_said_to_have_been_logged(unlogged: Unlogged) -> None:
     assert (shown["metrics"], shown["best"]) == ({}, None)
 
 
+@pytest.mark.all
 def test_show_has_it(unlogged: Unlogged) -> None:
     said = holdfast("show", "latest", cwd=unlogged.cwd).out
     (line,) = [line for line in said.splitlines() if line.startswith("  epoch_loss")]
@@ -100,6 +101,7 @@ def test_a_large_terminal_says_what_it_is(unlogged: Unlogged) -> None:
     )
 
 
+@pytest.mark.all
 def test_the_report_has_it(unlogged: Unlogged, tmp_path: Path) -> None:
     data = report.data(reader.open(unlogged.path))
     assert data["series"]["m:epoch_loss"]["x"] == STEPS and data["series"]["m:epoch_loss"]["y"] == unlogged.losses
@@ -110,6 +112,7 @@ def test_the_report_has_it(unlogged: Unlogged, tmp_path: Path) -> None:
     assert [(int(row["step"]), float(row["epoch_loss"])) for row in rows] == [*zip(STEPS, unlogged.losses, strict=True)]
 
 
+@pytest.mark.all
 def test_the_page_has_it(unlogged: Unlogged, page: Page) -> None:
     ident = unlogged.path.name
     head = page.json(f"/api/run/{ident}")["head"]

@@ -314,6 +314,7 @@ def test_it_ends_at_once_though_a_page_is_open(tmp_path: Path) -> None:
         assert page.process.returncode == 0 and time.monotonic() - began < 60
 
 
+@pytest.mark.all
 def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     code = "import sys; sys.modules['starlette'] = None; from holdfast.cli.main import main; sys.exit(main())"
     done = subprocess.run([sys.executable, "-c", code, "watch", "--web"], capture_output=True, text=True, cwd=tmp_path)

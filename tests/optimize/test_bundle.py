@@ -167,6 +167,7 @@ def test_verify_finds_other_answers(copy: Path, capsys: pytest.CaptureFixture[st
     assert "✗ the answers are those of other inputs" in capsys.readouterr().out
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("alone", [True, False])
 def test_predict_asks_for_names_once_and_has_the_settings_that_were_faster(tmp_path: Path, alone: bool) -> None:
     """As ONNX Runtime comes, where that was measured to be faster for a program of its own; careful otherwise."""
@@ -184,6 +185,7 @@ def test_predict_asks_for_names_once_and_has_the_settings_that_were_faster(tmp_p
     assert np.allclose(np.load(tmp_path / "y.npy"), x @ small.WEIGHT)
 
 
+@pytest.mark.all
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("fixed", [False, True])
 def test_predict_of_openvino_has_the_shapes_that_were_measured(tmp_path: Path, fixed: bool) -> None:
@@ -203,6 +205,7 @@ def test_predict_of_openvino_has_the_shapes_that_were_measured(tmp_path: Path, f
         assert np.allclose(np.load(tmp_path / "y.npy"), x @ small.WEIGHT, atol=1e-5)
 
 
+@pytest.mark.all
 def test_predict_runs_another_engine_than_a_server_where_it_was_faster(tmp_path: Path, capsys: Any) -> None:
     openvino = pytest.importorskip("openvino")
     for name in ("served", "program"):

@@ -57,6 +57,7 @@ def test_static_int8_of_openvino_starts_from_what_onnxruntime_found() -> None:
     assert not found["openvino fp32"] and not offered({"avx2"})["openvino int8-static"]
 
 
+@pytest.mark.all
 def test_this_machine_is_looked_at_without_torch() -> None:
     import subprocess
     import sys

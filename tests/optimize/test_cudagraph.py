@@ -51,6 +51,7 @@ def test_its_graph_answers_as_the_model_does(tmp_path: Path, precision: str) -> 
             torch.testing.assert_close(module(x[:count])[0], wanted)
 
 
+@pytest.mark.all
 def test_weights_are_cast_once_and_not_in_every_call(tmp_path: Path) -> None:
     path = built(tmp_path, "bf16")
     assert [each.dtype for each in load_file(path.with_suffix(".safetensors")).values()] == [torch.bfloat16] * 4

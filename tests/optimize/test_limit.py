@@ -67,7 +67,7 @@ def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     kinds.cache_clear()
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("slow", "what"), [("zzz", "a candidate"), ("loading", "the model")])
 def test_time_that_is_over_before_anything_was_measured_is_an_error_that_says_so(
@@ -96,7 +96,7 @@ def test_time_that_is_over_before_anything_was_measured_is_an_error_that_says_so
     assert not (tmp_path / "bundle").exists()
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_an_engine_that_never_ends_does_not_take_the_time_of_the_whole(tmp_path: Path, endless: None) -> None:
     """The limit comes two seconds after its build has begun; what was tried before is bundled all the same."""

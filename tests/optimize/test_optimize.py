@@ -21,7 +21,7 @@ def data(folder: Path, count: int = 24) -> Path:
     return folder / "val.npz"
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_from_a_module_to_a_bundle_that_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch = pytest.importorskip("torch")
     from safetensors.torch import save_file
@@ -60,7 +60,7 @@ def test_from_a_module_to_a_bundle_that_answers(tmp_path: Path, capsys: pytest.C
     assert "Where the time goes, before" in page and "<script" not in page
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_an_operator_onnx_has_not_leaves_the_other_engines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "optimize",
@@ -79,6 +79,7 @@ def test_an_operator_onnx_has_not_leaves_the_other_engines(tmp_path: Path, capsy
     assert "Chosen: export fp32" in told and "random inputs" in told
 
 
+@pytest.mark.all
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("factory", "more", "code", "words"),
@@ -97,6 +98,7 @@ def test_models_that_cannot_be_served(
     assert not (tmp_path / "bundle").exists()
 
 
+@pytest.mark.all
 def test_calibration_of_another_shape_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(tmp_path / "cal.npy", np.ones((4, 7), np.float32))
     words = ["optimize", f"{NETS}:small", "--data", str(data(tmp_path)), "--out", str(tmp_path / "b"), "--threads", "1"]

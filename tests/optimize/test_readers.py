@@ -43,6 +43,7 @@ X = np.random.default_rng(5).standard_normal((3, 6)).astype(np.float32)
 # what they share ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=60), st.randoms(use_true_random=False))
 def test_lent_pieces_never_overlap_and_become_one_again(steps: list[tuple[bool, int]], chance: Any) -> None:
     arena, held = shared.Arena(1000, 256), list[tuple[int, int]]()
@@ -153,6 +154,7 @@ def test_one_that_is_killed_is_followed_by_another_and_the_others_go_on(made: Pa
     assert "inputs answered" in served.said and served.child.returncode == 0
 
 
+@pytest.mark.all
 @real
 def test_they_end_with_the_process_they_read_for(made: Path) -> None:
     with serving(made, 2) as served:
@@ -162,6 +164,7 @@ def test_they_end_with_the_process_they_read_for(made: Path) -> None:
         eventually(lambda: not any(processes.exists(each) for each in readers), "readers are left")
 
 
+@pytest.mark.all
 @real
 def test_one_that_is_stopped_keeps_nobody_else_waiting(made: Path) -> None:
     """More of an answer on the way to it than the system holds, and more clients than it could be handed."""
@@ -198,6 +201,7 @@ def test_one_that_is_stopped_keeps_nobody_else_waiting(made: Path) -> None:
     inside(made, run, scenario, count=2)
 
 
+@pytest.mark.all
 @real
 def test_what_a_dead_one_had_asked_is_not_computed(made: Path) -> None:
     """The memory of its questions is another's soon."""
@@ -231,6 +235,7 @@ def test_what_a_dead_one_had_asked_is_not_computed(made: Path) -> None:
     inside(made, run, scenario, count=1)
 
 
+@pytest.mark.all
 @real
 def test_another_bundle_in_the_same_place_changes_nothing(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made, tmp_path / "bundle")
@@ -244,6 +249,7 @@ def test_another_bundle_in_the_same_place_changes_nothing(made: Path, tmp_path: 
         assert status == 200 and np.allclose(np.load(io.BytesIO(body)), X @ small.WEIGHT, atol=1e-5)
 
 
+@pytest.mark.all
 @real
 def test_nothing_is_imported_from_where_it_was_started(made: Path, tmp_path: Path) -> None:
     (tmp_path / "hmac.py").write_text("raise SystemExit('a file of a stranger was run')")
@@ -290,6 +296,7 @@ def test_an_answer_that_cannot_be_written_stops_nobody(made: Path, monkeypatch: 
     inside(made, lambda inputs: [inputs[0][:, :2]], scenario, count=1)
 
 
+@pytest.mark.all
 def test_more_readers_than_the_system_has_descriptors_for_is_said(made: Path) -> None:
     if not possible():
         pytest.skip("this system hands no connections on")

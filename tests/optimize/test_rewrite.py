@@ -59,6 +59,7 @@ def test_what_stands_between_layers_or_masks_them_is_left_alone() -> None:
         merged(nets.small(), [torch.ones(1, 6)], 4)
 
 
+@pytest.mark.all
 def test_what_is_built_has_fewer_tokens_and_takes_batches(tmp_path: Path) -> None:
     x = nets.smooth(4)
     np.savez(tmp_path / "inputs.npz", x=x)

@@ -136,6 +136,7 @@ def test_what_is_no_proper_http_is_refused(served: Served, raw: bytes, status: i
         assert sock.recv(1000).startswith(b"HTTP/1.1 %d " % status)
 
 
+@pytest.mark.all
 def test_sixteen_clients_at_once_get_their_own_answers(served: Served) -> None:
     wrong: list[str] = []
 
@@ -186,6 +187,7 @@ def _told(file: io.BufferedIOBase) -> np.ndarray:
     return found
 
 
+@pytest.mark.all
 def test_memory_for_bodies_is_lent_and_never_more_than_is_kept() -> None:
     pool = Bodies(most=3 * READ)
     first, second = pool.take(2 * READ), pool.take(2 * READ)
@@ -214,6 +216,7 @@ def test_a_head_that_was_let_in_opens_no_door_to_others(served: Served) -> None:
         assert served.ask("POST", "/predict", npy(X), {**HEAD, "Authorization": f"Bearer {token}"})[0] == 401
 
 
+@pytest.mark.all
 def test_connections_that_send_nothing_keep_nobody_out(served: Served) -> None:
     """More than it admits: the silent ones go, a client with a question gets in, and nothing stays behind."""
     silent = []

@@ -49,7 +49,7 @@ def train(session):
 """
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 @pytest.mark.timeout(400)
 def test_a_deadly_candidate_is_passed_over_by_the_next_worker(tmp_path: Path) -> None:

@@ -228,6 +228,7 @@ def train(session):
 """
 
 
+@pytest.mark.all
 @pytest.mark.timeout(400)
 def test_the_run_that_the_plan_recommended_finds_what_its_trial_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

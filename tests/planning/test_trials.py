@@ -58,6 +58,7 @@ def tried(bench: Bench, folder: Path, body: str, *, seconds: float = 20.0, way: 
     return bench.measure(job, way or Way("cpu", threads=1), seconds / bench.left_s)
 
 
+@pytest.mark.all
 def test_a_loop_is_cut_short_and_every_part_of_it_is_seen(bench: Bench, tmp_path: Path) -> None:
     found = tried(bench, tmp_path, """
         def train(session, epochs=50):
@@ -82,6 +83,7 @@ def test_a_loop_is_cut_short_and_every_part_of_it_is_seen(bench: Bench, tmp_path
     assert found.took_s < 20.0
 
 
+@pytest.mark.all
 def test_an_epoch_that_is_one_transaction_is_the_unit(bench: Bench, tmp_path: Path) -> None:
     found = tried(bench, tmp_path, """
         def train(session):
@@ -117,6 +119,7 @@ def test_a_script_that_raises_says_what(bench: Bench, tmp_path: Path) -> None:
     assert "ValueError: no such column" in found.why and "job.py" in found.why
 
 
+@pytest.mark.all
 def test_a_first_step_that_never_ends_is_ended(bench: Bench, tmp_path: Path) -> None:
     found = tried(bench, tmp_path, f"""
         def train(session):
@@ -131,6 +134,7 @@ def test_a_first_step_that_never_ends_is_ended(bench: Bench, tmp_path: Path) -> 
     assert not processes.exists(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.all
 def test_a_script_that_never_gets_to_a_step_is_ended(bench: Bench, tmp_path: Path) -> None:
     found = tried(bench, tmp_path, """
         def train(session):
@@ -180,6 +184,7 @@ def test_a_batch_that_does_not_fit_is_measured_in_pieces(bench: Bench, tmp_path:
     assert found.pieces == 4
 
 
+@pytest.mark.all
 def test_preparation_that_says_how_far_it_is_does_not_count(bench: Bench, tmp_path: Path) -> None:
     before = bench.spent_s
     found = tried(bench, tmp_path, """
@@ -226,7 +231,7 @@ def train(session: holdfast.Session, imgsz: int = 128, epochs: int = 2) -> None:
 """
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_job_that_is_too_slow_to_measure_leaves_time_for_a_smaller_one(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     done = subprocess.run(

@@ -93,6 +93,7 @@ def kernels(tmp_path: Path) -> Iterator[Any]:
             wait_until(lambda left=left: not left.live)
 
 
+@pytest.mark.all
 def test_the_example_runs_in_a_real_kernel(tmp_path: Path) -> None:
     import nbformat
 
@@ -111,6 +112,7 @@ def test_the_example_runs_in_a_real_kernel(tmp_path: Path) -> None:
     assert run.info["arguments"] == {"epochs": "10"} and run.info["workload"] == "notebook"
 
 
+@pytest.mark.all
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL on Windows")
 def test_a_run_survives_its_kernel_and_is_found_again(tmp_path: Path, kernels: Any) -> None:
     gate = tmp_path / "gate"
@@ -166,7 +168,8 @@ def test_an_error_is_an_exception_and_not_an_exit(tmp_path: Path) -> None:
     assert run.info["workload"] == "fit" and run.info["state"] == "FAILED"
 
 
-@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.all)], ids=["train", "resume"])
+@pytest.mark.all
+@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.long)], ids=["train", "resume"])
 def test_a_run_that_fails_before_its_start_is_told_raises_the_same(
     tmp_path: Path, monkeypatch: Any, again: bool
 ) -> None:
@@ -181,7 +184,7 @@ def test_a_run_that_fails_before_its_start_is_told_raises_the_same(
         assert "at import" in "".join(getattr(caught.value, "__notes__", ["at import"]))
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C of another process cannot be sent on Windows")
 def test_an_interrupt_saves_and_stops_and_it_can_go_on(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
@@ -202,6 +205,7 @@ def test_an_interrupt_saves_and_stops_and_it_can_go_on(tmp_path: Path) -> None:
     assert run.resume().state == "FINISHED" and run.step == 40
 
 
+@pytest.mark.all
 def test_main_in_a_kernel_ignores_its_arguments_and_does_not_end_it(tmp_path: Path, kernels: Any) -> None:
     job = JOB.format(gate="/")
     said = kernels().run(

@@ -10,6 +10,7 @@ import pytest
 from tests.real_faults.driving import JOBS, Command
 
 
+@pytest.mark.all
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kilobytes", [1_000_000, 3_000_000])
 def test_a_limit_that_is_too_small_is_named(tmp_path: Path, kilobytes: int) -> None:

@@ -35,6 +35,7 @@ def test_once_at_a_step_and_then_well(drive: Drive, sick: None, tmp_path: Path, 
     assert patient.suffered() == 1
 
 
+@pytest.mark.all
 def test_for_ever_and_not_on_the_cpu(drive: Drive, sick: None, tmp_path: Path) -> None:
     patient = give(tmp_path, Ailment("error", step=6, times=None))
     run = drive(device=DEVICE)
@@ -43,6 +44,7 @@ def test_for_ever_and_not_on_the_cpu(drive: Drive, sick: None, tmp_path: Path) -
     assert patient.suffered() >= 2
 
 
+@pytest.mark.all
 def test_after_some_steps_of_each_worker(drive: Drive, sick: None, tmp_path: Path) -> None:
     """Two failures, each in the fourth step of its worker."""
     give(tmp_path, Ailment("error", step=1, after=3, times=2))

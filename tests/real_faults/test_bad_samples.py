@@ -87,6 +87,7 @@ def test_the_device_is_not_blamed_for_a_sample_that_kills(drive: Drive) -> None:
     assert not run.of("moved")  # it stayed on its device
 
 
+@pytest.mark.all
 def test_nobody_blames_the_device_for_what_happens_over_the_data(drive: Drive) -> None:
     """Loader processes that are killed and stopped, and a worker that crashes over data that can be read."""
     settings = {**SOON, "loader.stuck_floor": "1s"}
@@ -187,6 +188,7 @@ def test_code_that_fails_for_every_sample_is_the_scripts_own(drive: Drive) -> No
         assert "no sample has a label" in words and "dataset[0]" in words
 
 
+@pytest.mark.all
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("workers", "slow"), [(0, 0.0), (2, 0.0), (2, 1.0)])
 def test_without_quarantine_the_run_fails_and_names_the_sample(drive: Drive, workers: int, slow: float) -> None:
@@ -231,7 +233,7 @@ def test_a_score_that_may_miss_samples_says_so(drive: Drive, workers: int) -> No
 # The command line.
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_the_command_line_says_whose_fault_it_is(tmp_path: Path) -> None:
     with Command(tmp_path, "train", POISON, "how=events", "--json") as command:
         out, err = command.process.communicate(timeout=100)

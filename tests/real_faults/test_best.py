@@ -35,10 +35,12 @@ def test_the_best_weights_are_those_of_the_best_epoch(drive: Drive) -> None:
     assert load_file(run.folder / "final.safetensors")["weight"].tobytes() != best
 
 
+@pytest.mark.all
 def test_also_when_the_worker_dies_right_after_it(drive: Drive) -> None:
     _assert_best(drive(BEST, faults="sigkill@265:forward,sigkill@266:forward"), 0.2)
 
 
+@pytest.mark.all
 def test_also_when_the_worker_dies_before_it_can_say_that_the_epoch_is_over(drive: Drive, reference: Drive) -> None:
     """The next epoch is worse: its weights must not pass for the best ones."""
     run = drive(BEST, epochs=6, dies=4)
@@ -86,7 +88,7 @@ def _killed_and_resumed(command: Command) -> Run:
     return again.run()
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_also_when_the_supervisor_dies_with_it(tmp_path: Path) -> None:
     """Nobody has heard of the end of the epoch, perhaps not of its value either: the state that is resumed has both."""
     with Command(tmp_path, "train", BEST, "epochs=6", "dies=4", "who=both", "--device", "cpu") as command:
@@ -96,7 +98,7 @@ def test_also_when_the_supervisor_dies_with_it(tmp_path: Path) -> None:
     assert run.receipt["faults"] == {"supervisor_died": 1}
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_resumed_run_does_not_replace_them_by_worse_ones(tmp_path: Path) -> None:
     """A killed supervisor has written nothing down: the file itself says what it holds."""
     with Command(tmp_path, "train", BEST, "epochs=6", "pause=0.02", "--device", "cpu") as command:

@@ -44,6 +44,7 @@ def kept(run: Run, number: int = 1) -> Any:
 # Data ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("shows_as", ["error", "hang"])
 def test_a_label_out_of_range_is_the_datas_although_the_device_failed(drive: Drive, shows_as: str) -> None:
@@ -85,6 +86,7 @@ def test_a_bug_in_the_script_is_never_retried(drive: Drive) -> None:
     assert run.outcome.error is not None and "ValueError: a bug in the script" in run.outcome.error.message
 
 
+@pytest.mark.all
 def test_code_that_crashes_the_cpu_as_well_is_not_the_devices(drive: Drive) -> None:
     run = drive(JOB, device="pretend:0", code="crashes")
     assert run.outcome.state == "FAILED", run.story()
@@ -112,7 +114,7 @@ def test_half_precision_that_overflows_goes_on_in_fp32(drive: Drive) -> None:
     assert [event.data["after"] for event in run.of("moved")] == ["pretend:0 fp32"]
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_resumed_run_goes_on_in_the_precision_it_had_come_to(tmp_path: Path) -> None:
     words = (JOB, "half=true", "epochs=200", "waits=20:never", "--device", "pretend:0", "--plain")
     with Command(tmp_path, "train", *words) as command:
@@ -145,6 +147,7 @@ def test_numbers_that_are_not_finite_can_be_allowed(drive: Drive) -> None:
 # Device ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("kind", "fault"), [("crash", "crash"), ("hang", "hang"), ("error", "device_lost")])
 def test_once_is_the_devices_once(drive: Drive, suffering: Any, kind: str, fault: str) -> None:
@@ -204,6 +207,7 @@ def test_wrong_gradients_are_found_and_undone(drive: Drive, suffering: Any, how:
     assert run.receipt["steps_lost"] == 0
 
 
+@pytest.mark.all
 @pytest.mark.timeout(600)
 def test_a_suspicion_is_confirmed_in_a_fresh_process_while_the_training_goes_on(drive: Drive, suffering: Any) -> None:
     """As a run is by default: nobody waits for the comparison. The run leaves once a fresh process has seen it too."""
@@ -220,7 +224,7 @@ def test_a_suspicion_is_confirmed_in_a_fresh_process_while_the_training_goes_on(
     assert "mm in backward" in (run.evidence() / "README.txt").read_text()
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_suspicion_that_nobody_confirms_costs_a_line_and_nothing_else(drive: Drive, suffering: Any) -> None:
     suffering(Ailment("wrong", how="zero", times=None, probes=False))
@@ -231,6 +235,7 @@ def test_a_suspicion_that_nobody_confirms_costs_a_line_and_nothing_else(drive: D
     assert verdicts(run) == []
 
 
+@pytest.mark.all
 def test_a_right_device_is_never_distrusted(drive: Drive) -> None:
     reference = drive(JOB)
     run = drive(JOB, device="pretend:0", settings={"sentinel.cost": "1000000"})

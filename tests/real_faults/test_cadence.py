@@ -7,6 +7,8 @@ import random
 import time
 from typing import Any
 
+import pytest
+
 from holdfast.supervisor.supervisor import Supervisor
 from tests.real_faults.conftest import Drive
 from tests.real_faults.driving import Run, kill_worker
@@ -34,6 +36,7 @@ def assert_same(run: Run, wanted: Run) -> None:
     assert 0 <= receipt["steps_repeated"] - (sum(witness.values()) - STEPS) <= sum(receipt["faults"].values())
 
 
+@pytest.mark.all
 def test_kills_at_planned_steps(drive: Drive, reference: Drive) -> None:
     """Two at one step, in each part of a step, and out of memory between two commits."""
     supervisors: list[Supervisor] = []

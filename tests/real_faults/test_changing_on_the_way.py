@@ -32,7 +32,7 @@ def test_every_part_of_the_page_has_its_faults() -> None:
     assert list(scripts()) == list(FAULTS)
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("title", ["LBFGS", *(title for title in FAULTS if title != "LBFGS")])
 def test_killed_on_the_way(title: str, tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def test_killed_in_each_phase(drive: Drive, reference: Drive, phase: str) -> Non
     assert run.receipt["recoveries"] == len(run.of("recovered")) == 3, run.story()
 
 
+@pytest.mark.all
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("fault", ["device_assert", "illegal_address"])
 def test_a_sticky_device_error_replaces_the_worker(drive: Drive, reference: Drive, fault: str) -> None:
@@ -97,6 +98,7 @@ def test_nothing_left_to_try_gives_up_and_can_be_resumed(drive: Drive, reference
     assert_exact(again, reference(), faults=4)
 
 
+@pytest.mark.all
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("at", ["setup", "start", "epoch", "end"])
 def test_killed_where_no_step_is(drive: Drive, reference: Drive, at: str) -> None:

@@ -34,6 +34,7 @@ def slots_of(pid: int | None) -> int:
     return len(set(re.findall(r" (\d+) +/memfd:holdfast-slot", maps)))
 
 
+@pytest.mark.all
 def test_kill_9_of_the_worker_in_the_middle_of_growing(drive: Drive, reference: Drive) -> None:
     """Larger slots are there and empty: what counts is in the old ones. And once more, right after the first commit."""
 
@@ -59,7 +60,7 @@ def test_kill_9_of_the_worker_in_the_middle_of_growing(drive: Drive, reference: 
     assert [event.data["step"] for event in run.of("fault")] == [10, 11]
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_kill_9_of_the_supervisor_in_the_middle_of_growing(tmp_path: Path, drive: Drive, reference: Drive) -> None:
     """The keeper has both, and saves what is whole."""
     with Command(tmp_path, "train", GROWING, "wait=true", "--device", "cpu") as command:
@@ -74,6 +75,7 @@ def test_kill_9_of_the_supervisor_in_the_middle_of_growing(tmp_path: Path, drive
     assert_exact(again, reference(GROWING), faults=0, stops=1)
 
 
+@pytest.mark.all
 def test_the_best_weights_wait_in_the_old_slots(drive: Drive, reference: Drive) -> None:
     """The keeper is busy on a slow disk while the best epoch ends and the state grows: what it will save stays.
 

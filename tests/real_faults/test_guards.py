@@ -34,7 +34,7 @@ def r9700(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_page_fault_of_a_guarded_card_recovers_with_equal_weights(
     tmp_path: Path, r9700: Path, reference: Drive
 ) -> None:
@@ -57,6 +57,7 @@ def test_a_page_fault_of_a_guarded_card_recovers_with_equal_weights(
     assert OFF in str(run.of("start")[0].data["device"])
 
 
+@pytest.mark.all
 def test_a_card_that_ending_a_process_loses_is_not_tried_again(drive: Drive, r9700: Path, tmp_path: Path) -> None:
     run = drive(device=DEVICE, faults="hang@6:backward", settings={**SOON, "probation.first_delay": "0.1s"})
     assert (run.outcome.state, run.faults()) == ("FINISHED", ["hang"]), run.story()

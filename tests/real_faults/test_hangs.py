@@ -74,12 +74,14 @@ def check_stacks(folder: Path, hang: str) -> None:
     assert state in ("T" if hang == "sigstop" else "SR"), "asleep, or just waking up to sleep again"
 
 
+@pytest.mark.all
 def test_hang_in_the_data_and_in_the_evaluation(drive: Drive, reference: Drive) -> None:
     run = drive(faults="hang@11:data,hang@16:evaluate", settings={**SOON, "watchdog.evaluate": "1s"})
     assert_exact(run, reference(), faults=2)
     assert [event.data["phase"] for event in run.of("fault")] == ["data", "evaluate"]
 
 
+@pytest.mark.all
 def test_the_second_hang_at_one_step_moves_to_the_next_rung(drive: Drive, reference: Drive) -> None:
     run = drive(faults="hang@5,hang@5", device="pretend:0", settings=SOON)
     assert_exact(run, reference(), faults=2)
@@ -89,7 +91,7 @@ def test_the_second_hang_at_one_step_moves_to_the_next_rung(drive: Drive, refere
     assert second == pytest.approx(4 * first)  # had it only been slow, it would have passed now
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_step_that_was_only_slow_passes_the_second_time(drive: Drive, reference: Drive) -> None:
     """One false alarm, and no harm done: nothing lost, still on its device."""
     settings = {"watchdog.floor": "1s", "run.stacks": "false"}  # asking for them may take longer than the step
@@ -99,6 +101,7 @@ def test_a_step_that_was_only_slow_passes_the_second_time(drive: Drive, referenc
     assert not run.of("moved")
 
 
+@pytest.mark.all
 def test_a_worker_that_goes_on_while_it_is_asked_for_its_stacks_is_not_ended(
     drive: Drive, reference: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +119,7 @@ def test_a_worker_that_goes_on_while_it_is_asked_for_its_stacks_is_not_ended(
     assert_exact(run, reference(SLOW), faults=0)
 
 
+@pytest.mark.all
 def test_slow_but_healthy_raises_no_alarm(drive: Drive, reference: Drive) -> None:
     """Set-up, first step and evaluation many times as long as the shortest hang; steps that differ by ten."""
     settings = {
@@ -129,7 +133,7 @@ def test_slow_but_healthy_raises_no_alarm(drive: Drive, reference: Drive) -> Non
     assert_exact(run, reference(SLOW), faults=0)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_whoever_waits_for_something_outside_in_a_phase_of_unknown_length_is_left_alone(drive: Drive) -> None:
     """A first step, an evaluation and code after the last batch that sleep for longer than a hang may last."""
     settings = {"watchdog.first_step": "3s", "watchdog.evaluate": "1.5s", "watchdog.loop": "1.5s"}
@@ -143,7 +147,7 @@ def test_whoever_waits_for_something_outside_in_a_phase_of_unknown_length_is_lef
     }, texts
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_work_around_the_batches_is_not_a_snapshot_that_hangs(drive: Drive, reference: Drive) -> None:
     """Before the first batch of an epoch, and after the last epoch, a script may be busy with work of its own."""
     settings = {"watchdog.floor": "0.5s", "watchdog.loop": "8s", "watchdog.evaluate": "8s"}
@@ -151,6 +155,7 @@ def test_work_around_the_batches_is_not_a_snapshot_that_hangs(drive: Drive, refe
     assert_exact(run, reference(SLOW, epochs=5), faults=0)
 
 
+@pytest.mark.all
 def test_slow_but_healthy_after_a_kill(drive: Drive, reference: Drive) -> None:
     """A new worker's first steps are judged by what the old one has taught, and not as first steps of all."""
     settings = {"watchdog.floor": "0.4s", "watchdog.first_step": "8s"}
@@ -172,6 +177,7 @@ def freezer() -> Iterator[Path]:
     group.rmdir()
 
 
+@pytest.mark.all
 def test_a_worker_that_cannot_be_killed_is_abandoned(drive: Drive, reference: Drive, freezer: Path) -> None:
     """As one in a driver's endless wait: the run goes on without it, from a copy of the state it cannot reach."""
 

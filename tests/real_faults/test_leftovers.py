@@ -85,10 +85,11 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 FEW = ("loader killed", "keeper killed", "failed", "stopped at once")
-"""What `make test` looks at: one of each process, an error, and a run that is left."""
+"""What `make test-all` looks at: one of each process, an error, and a run that is left."""
 
 
-@pytest.mark.parametrize("names", [FEW, pytest.param(sorted({*ENDS} - {*FEW}), marks=pytest.mark.all)])
+@pytest.mark.all
+@pytest.mark.parametrize("names", [FEW, pytest.param(sorted({*ENDS} - {*FEW}), marks=pytest.mark.long)])
 def test_nothing_is_left_behind(drive: Drive, temporary: Path, names: Iterable[str]) -> None:
     drive()  # whatever is made once, and kept, is made now
     before = belongings()
@@ -102,7 +103,7 @@ def test_nothing_is_left_behind(drive: Drive, temporary: Path, names: Iterable[s
         assert_nothing_new(before, name)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_nothing_is_left_behind_by_a_nursery_of_its_own(tmp_path: Path, temporary: Path) -> None:
     before = belongings()
     run = driving.drive(tmp_path, nursery=None, faults="sigkill@3", workers=2)

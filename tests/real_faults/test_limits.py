@@ -27,6 +27,7 @@ def feel(path: Path, temperature: float) -> None:
     part.replace(path)
 
 
+@pytest.mark.all
 def test_a_hot_cpu_pauses_the_run_and_a_cool_one_lets_it_go_on(
     drive: Drive, reference: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.real_faults.conftest import Drive
 from tests.real_faults.driving import SOON, assert_exact
 
 QUICK_LOADER = {"loader.stuck_floor": "1s"}
 
 
+@pytest.mark.all
 def test_killed_and_stuck_children_are_respawned(drive: Drive, reference: Drive) -> None:
     run = drive(faults="loader_kill@4,loader_stop@11,loader_kill@16", workers=2, settings=QUICK_LOADER)
     assert_exact(run, reference(), faults=3)  # the same bits as without loader children

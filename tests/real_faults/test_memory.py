@@ -22,7 +22,7 @@ def pieces(run: Run) -> dict[int, list[tuple[str, int]]]:
     return found
 
 
-@pytest.mark.parametrize("norm", [pytest.param("none", marks=pytest.mark.all), "batch"])
+@pytest.mark.parametrize("norm", [pytest.param("none", marks=pytest.mark.long), "batch"])
 def test_rolled_back_and_retried_whole(drive: Drive, reference: Drive, norm: str) -> None:
     """In forward, in backward, and inside of optimizer.step() when half of the parameters are updated already."""
     run = drive(faults="oom@5:forward,oom@9:backward,oom_in_step@13", norm=norm)
@@ -61,6 +61,7 @@ def test_split_while_memory_is_short_and_whole_again_later(drive: Drive, referen
     assert difference is not None and difference <= 1e-5
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("allowed", [False, True])
 def test_batchnorm_is_split_only_where_that_is_allowed(drive: Drive, reference: Drive, allowed: bool) -> None:
     """Its statistics would be those of the pieces. Without leave the batch goes to the CPU, whole and exact."""

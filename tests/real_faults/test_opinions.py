@@ -60,6 +60,7 @@ def test_a_step_that_fails_again_waits_for_the_cpu(drive: Drive) -> None:
     assert [(event.data["blame"], event.data["repeatable"]) for event in run.of("verdict")] == [("device", True)]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("skip", [True, False])
 def test_a_fault_of_the_data_that_is_known_late_is_undone(drive: Drive, skip: bool) -> None:
     """The device computes the step the second time, and the run is past it when the CPU objects to a sample."""

@@ -14,7 +14,7 @@ from tests.real_faults.driving import JOB, SOON, Command, alive, assert_exact, d
 from tests.waiting import wait_until
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)  # each worker is a fresh interpreter that imports torch
 def test_kill_hang_memory_and_ctrl_c(tmp_path: Path, reference: Drive) -> None:
     wanted = reference()
@@ -38,7 +38,7 @@ def test_kill_hang_memory_and_ctrl_c(tmp_path: Path, reference: Drive) -> None:
     assert "_hang" in (again.evidence(3) / "stacks-python.txt").read_text()
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_supervisor_killed(tmp_path: Path, drive: Drive, reference: Drive) -> None:
     """No worker is left, the keeper saves and keeps the lock meanwhile, and the slots are removed."""
     env = {"HOLDFAST_PORTABLE": "1"}

@@ -35,7 +35,7 @@ def test_keeper_killed(drive: Drive, reference: Drive) -> None:
     assert not list((run.folder / "checkpoints").glob(".*")), "half of a checkpoint was left"
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_nursery_killed(tmp_path: Path, reference: Drive) -> None:
     """The kernel ends its worker with it; a new nursery imports torch, and a new worker goes on."""
     run = drive(tmp_path, nursery=None, faults="nursery_kill@5")
@@ -43,7 +43,7 @@ def test_nursery_killed(tmp_path: Path, reference: Drive) -> None:
     assert run.faults() == ["nursery_died"]
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_nursery_killed_while_another_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Drive) -> None:
     """A second nursery was forked from the first as soon as the run began: the next worker comes from there. It is not
     left behind when the run is over."""
@@ -68,7 +68,7 @@ def test_nursery_killed_while_another_waits(tmp_path: Path, monkeypatch: pytest.
     assert run.receipt["weights_sha256"] == reference(job).receipt["weights_sha256"]
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_nursery_killed_while_one_that_imported_torch_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Drive
 ) -> None:
@@ -107,7 +107,7 @@ class _Deaf:
     def send(self, message: object, fds: object) -> None: ...
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_nursery_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Drive) -> None:
     """It hangs in a module of the script that it imports ahead; the worker that is to be replaced cannot wait."""
     library = tmp_path / "library"
@@ -121,7 +121,7 @@ def test_nursery_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, referenc
     assert "did not answer for" in run.fault(2)["message"]
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_nursery_unfit_to_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Drive) -> None:
     """A library started a thread in it, as some do at import. Then workers are spawned: slower, and as exact."""
     library = tmp_path / "library"
@@ -163,7 +163,7 @@ def test_supervisor_killed_and_resumed(tmp_path: Path, reference: Drive) -> None
     assert_exact(run, reference(), faults=1)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_the_time_since_a_supervisor_died_ends_with_the_first_commit(tmp_path: Path) -> None:
     """Also where snapshots are fewer than steps: they are counted anew after a resume."""
     with Command(tmp_path, "train", JOB, "pause=0.05", "snapshot.every=4", "--device", "cpu") as command:
@@ -212,7 +212,7 @@ def _own_group() -> Path | None:
     return None
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_killed_by_the_kernel_for_memory(tmp_path: Path, memory_group: Path, reference: Drive) -> None:
     """Told from any other SIGKILL by the kernel's own count."""
 
@@ -247,6 +247,7 @@ def test_a_killed_worker_takes_its_children_with_it(drive: Drive) -> None:
     assert wait_until(lambda: not alive(pids)), pids
 
 
+@pytest.mark.all
 def test_a_keeper_that_dies_now_and_then_is_replaced_for_ever(drive: Drive, reference: Drive) -> None:
     """What counts is how often in a row: a save that worked begins the count anew."""
     faults = ",".join(f"keeper_kill@{step}" for step in (3, 11, 19))  # a new one has seconds to save in, not tenths
@@ -320,7 +321,7 @@ def test_a_supervisor_that_fails_loses_no_step(drive: Drive, reference: Drive, e
     assert drive(resume=folder).state() == reference().state()
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_nursery_killed_while_a_hung_worker_is_ended(tmp_path: Path, reference: Drive) -> None:
     """The worker does not heed SIGTERM, and before its time is up the nursery is gone that was to fork the next."""
 

@@ -36,7 +36,7 @@ class Killer:
 
 
 @pytest.mark.parametrize(
-    ("planned", "workers"), [(15, 2), *(pytest.param(60, each, marks=pytest.mark.all) for each in (0, 2))]
+    ("planned", "workers"), [(15, 2), *(pytest.param(60, each, marks=pytest.mark.long) for each in (0, 2))]
 )
 def test_random_faults(drive: Drive, reference: Drive, planned: int, workers: int) -> None:
     epochs = max(6, 5 * planned // 12)

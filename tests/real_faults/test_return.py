@@ -41,7 +41,7 @@ def said(run: Run) -> list[str]:
     return [str(event.data["text"]) for event in run.of("trust")]
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_device_that_heals_is_trusted_again(drive: Drive, suffering: Any) -> None:
     """It fails in training twice and in one probe; then it is well: the run ends where it began, with the same bits."""
     reference = drive(JOB, epochs=4)
@@ -63,7 +63,7 @@ def test_a_device_that_heals_is_trusted_again(drive: Drive, suffering: Any) -> N
     assert Ledger().trust("pretend:0", "pretend:0").state == "trusted"
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_device_that_never_heals_is_left_alone_longer_each_time(drive: Drive, suffering: Any) -> None:
     suffering(Ailment("crash", step=5, times=None))
     run = drive(JOB, device="pretend:0", settings=PATIENT, epochs=4, waits="9:probe failed,20:probe failed")
@@ -74,7 +74,7 @@ def test_a_device_that_never_heals_is_left_alone_longer_each_time(drive: Drive, 
     assert Ledger().trust("pretend:0", "pretend:0").state == "probation"
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_device_that_flaps_is_left_for_good(drive: Drive, suffering: Any) -> None:
     """It passes every probe and fails soon after, each time a step further."""
     suffering(Ailment("error", step=5, after=1, times=None, probes=False))
@@ -87,7 +87,7 @@ def test_a_device_that_flaps_is_left_for_good(drive: Drive, suffering: Any) -> N
     assert all(fault["action"] == "next_rung" for fault in on_probation), "on probation there is no second try"
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_wrong_numbers_on_probation_end_it(drive: Drive, suffering: Any) -> None:
     """The probe is passed, the first step that is compared is not: nothing the device computed is kept."""
     reference = drive(JOB, epochs=4)
@@ -105,7 +105,7 @@ def test_wrong_numbers_on_probation_end_it(drive: Drive, suffering: Any) -> None
     assert all(event.data["from_step"] - event.data["to_step"] <= 3 for event in undone), run.story()
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.parametrize("skip", [False, True])
 def test_bad_data_on_probation_are_not_the_devices_fault(drive: Drive, suffering: Any, skip: bool) -> None:
     """There is no second try on probation: the step is computed again where the run goes, and that tells."""

@@ -46,7 +46,7 @@ def test_ctrl_c_once_saves_and_can_be_resumed(tmp_path: Path, drive: Drive, refe
     assert_exact(again, reference(), faults=0, stops=1)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_ctrl_c_twice_stops_at_once_and_names_the_verified_checkpoint(
     tmp_path: Path, drive: Drive, reference: Drive
 ) -> None:
@@ -71,7 +71,7 @@ def test_ctrl_c_twice_stops_at_once_and_names_the_verified_checkpoint(
     assert again.state() == reference().state()
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_sigterm_saves_and_asks_to_be_resumed(tmp_path: Path, drive: Drive, reference: Drive) -> None:
     with Command(tmp_path, "train", JOB, "workers=2", "pause=0.1", "--device", "cpu", "--json") as command:
         command.wait_for_step(5)
@@ -84,7 +84,7 @@ def test_sigterm_saves_and_asks_to_be_resumed(tmp_path: Path, drive: Drive, refe
     assert_exact(drive(resume=run.folder), reference(), faults=0, stops=1)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_closed_terminal_saves_and_asks_to_be_resumed(tmp_path: Path, drive: Drive, reference: Drive) -> None:
     """The kernel sends SIGHUP, and from then on every word to the terminal is an error."""
     with Terminal(tmp_path, "train", JOB, "pause=0.1", "--device", "cpu") as command:
@@ -156,6 +156,7 @@ def test_a_wish_to_stop_while_a_worker_is_being_replaced(drive: Drive, reference
     assert_exact(drive(resume=run.folder), reference(), faults=1, stops=1)
 
 
+@pytest.mark.all
 def test_a_wish_to_stop_before_the_first_worker(tmp_path: Path) -> None:
     """torch is still being imported, which takes seconds; nobody has to wait for it."""
     with Command(tmp_path, "train", JOB, "--device", "cpu") as command:

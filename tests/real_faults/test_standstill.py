@@ -58,6 +58,7 @@ def test_a_stuck_keeper_is_replaced_and_checkpoints_go_on(drive: Drive, referenc
     assert run.of("checkpoint")[-1].data["step"] == 24
 
 
+@pytest.mark.all
 @pytest.mark.usefixtures("impatient")
 def test_a_keeper_stuck_in_the_last_save_is_replaced(drive: Drive, reference: Drive) -> None:
     """Training is over, and its result is nowhere but in memory."""
@@ -76,7 +77,7 @@ def test_a_keeper_stuck_in_the_last_save_is_replaced(drive: Drive, reference: Dr
 # Everything at once ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_pause_of_the_whole_run_is_no_hang(tmp_path: Path, reference: Drive) -> None:
     """A closed lid, a paused container: everybody stands still for many times the patience of the watchdog.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.real_faults.driving import Command
 from tests.waiting import wait_until
 
@@ -24,6 +26,7 @@ def train(session):
 """
 
 
+@pytest.mark.all
 def test_the_last_commit_is_saved_at_once(tmp_path: Path) -> None:
     script = tmp_path / "long.py"
     script.write_text(SCRIPT)

@@ -109,6 +109,7 @@ def test_a_full_disk_is_survived_in_memory_and_left_behind(
         assert (run.folder / "best.safetensors").exists()
 
 
+@pytest.mark.all
 def test_a_disk_that_stays_full_and_the_run_is_rescued(
     tmp_path: Path, nursery: driving.NurseryLauncher, temporary: Path, wanted: str
 ) -> None:
@@ -143,6 +144,7 @@ def rescued(temporary: Path) -> Path:
 # Read-only, moved away, deleted -------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 def test_a_folder_that_turns_read_only_and_back(drive: Drive, wanted: str) -> None:
     with contextlib.ExitStack() as mounts:
         meanwhile = disturbed(lambda path: mounts.enter_context(read_only(path)), lambda _: mounts.close())
@@ -152,6 +154,7 @@ def test_a_folder_that_turns_read_only_and_back(drive: Drive, wanted: str) -> No
     assert_whole(run, wanted)
 
 
+@pytest.mark.all
 def test_a_folder_that_is_moved_away_and_comes_back(drive: Drive, wanted: str) -> None:
     def end(path: Path) -> None:
         assert not path.exists(), "nothing was put in its place"
@@ -163,6 +166,7 @@ def test_a_folder_that_is_moved_away_and_comes_back(drive: Drive, wanted: str) -
     assert_whole(run, wanted)
 
 
+@pytest.mark.all
 def test_a_worker_that_dies_while_the_folder_is_gone(drive: Drive, wanted: str) -> None:
     """The new one has no file to print to; it trains all the same."""
 
@@ -179,6 +183,7 @@ def test_a_worker_that_dies_while_the_folder_is_gone(drive: Drive, wanted: str) 
     assert_whole(run, wanted)
 
 
+@pytest.mark.all
 def test_a_folder_that_is_deleted_and_the_run_is_rescued(
     drive: Drive, nursery: driving.NurseryLauncher, temporary: Path, wanted: str, tmp_path: Path
 ) -> None:
@@ -195,6 +200,7 @@ def test_a_folder_that_is_deleted_and_the_run_is_rescued(
     assert again.outcome.state == "FINISHED" and again.receipt["weights_sha256"] == wanted
 
 
+@pytest.mark.all
 def test_a_folder_that_is_deleted_and_made_anew_is_filled_again(drive: Drive, wanted: str) -> None:
     run = drive(JOB, settings=OFTEN, meanwhile=disturbed(delete, lambda path: path.mkdir()))
     assert run.outcome.state == "FINISHED", run.story()
@@ -205,6 +211,7 @@ def test_a_folder_that_is_deleted_and_made_anew_is_filled_again(drive: Drive, wa
     assert RunFolder(run.folder).info["state"] == "FINISHED"
 
 
+@pytest.mark.all
 def test_a_stop_that_cannot_be_saved_is_rescued_and_not_called_one(
     drive: Drive, nursery: driving.NurseryLauncher, temporary: Path, wanted: str, tmp_path: Path
 ) -> None:
@@ -220,7 +227,7 @@ def test_a_stop_that_cannot_be_saved_is_rescued_and_not_called_one(
 # The command --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_holdfast_train_on_a_disk_that_fills_up_and_is_cleared(tmp_path: Path, wanted: str) -> None:
     with small_disk(tmp_path / "disk", "2m") as disk:
@@ -241,7 +248,7 @@ def test_holdfast_train_on_a_disk_that_fills_up_and_is_cleared(tmp_path: Path, w
         assert read_run(command.folder).receipt["weights_sha256"] == wanted
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_holdfast_train_whose_disk_stays_full_ends_with_words(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
@@ -268,7 +275,7 @@ def test_holdfast_train_whose_disk_stays_full_ends_with_words(tmp_path: Path) ->
     assert (lines.count("not_saved"), lines.count("rescued")) == (1, 1), said
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_supervisor_that_is_killed_on_a_full_disk_loses_no_step(tmp_path: Path, wanted: str) -> None:
     """Its keeper has nowhere to write but elsewhere, and says where that is."""

@@ -76,7 +76,7 @@ class Unkillable(Command):
         assert wait_until(lambda: not alive(self.family)), alive(self.family)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_the_run_finishes_on_the_next_rung(tmp_path: Path, reference: Drive) -> None:
     """The one that was left behind wakes up, trains on and writes nonsense. Its slots are nobody's any more.
 
@@ -114,7 +114,7 @@ def take_out(run: Run, *, generation: int, first: int) -> list[str]:
     return found
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_wish_to_stop(tmp_path: Path, drive: Drive, reference: Drive) -> None:
     """In a step that takes its time: no hang yet, only nobody who would wait for its end."""
     slow = JOBS / "slow.py"
@@ -173,6 +173,7 @@ leave()
 """Starts one, as the supervisor does, and leaves it as the supervisor does. It is stopped: it hears nothing."""
 
 
+@pytest.mark.all
 def test_nobody_is_waited_for_for_ever(tmp_path: Path) -> None:
     """A keeper in a write to a dead network disk, a nursery in a driver: the supervisor leaves nevertheless."""
     with contextlib.ExitStack() as stack:

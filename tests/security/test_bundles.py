@@ -178,6 +178,7 @@ def test_a_file_of_the_bundle_that_is_a_link_is_refused(made: Path, tmp_path: Pa
         bundle.open_bundle(made)
 
 
+@pytest.mark.all
 def test_verify_runs_no_code_of_a_bundle_and_says_whose_it_is(
     made: Path, mark: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,6 +209,7 @@ def test_a_manifest_of_any_shape_is_told_in_words(made: Path, change: dict[str, 
         bundle.open_bundle(made)
 
 
+@pytest.mark.all
 def test_kept_inputs_that_claim_to_be_larger_than_they_are(made: Path) -> None:
     def packed(content: bytes, way: int) -> None:
         with zipfile.ZipFile(made / "check.npz", "w", way) as kept:
@@ -380,6 +382,7 @@ class Mixed(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
         return z.reshape(x.shape[0] * 2, -1), torch.where(x > 0, x, float("-inf")).amax((2, 3)), y.to(torch.float64)
 
 
+@pytest.mark.all
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_kept_answers_as_the_model_does(tmp_path: Path) -> None:
     from holdfast.optimize.build import exported
@@ -406,6 +409,7 @@ def test_an_operator_that_is_not_on_the_list_is_told_when_a_bundle_is_made(tmp_p
         graph_writer.write(program, tmp_path / "model.json")
 
 
+@pytest.mark.all
 def test_a_graph_in_a_bundle_answers_without_holdfast_and_leaves_the_folder_as_it_is(tmp_path: Path) -> None:
     linear = torch.nn.Linear(6, 2).eval()
     (tmp_path / "built").mkdir()

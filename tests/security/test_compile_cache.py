@@ -71,7 +71,7 @@ def train(session):
 '''
 
 
-@pytest.mark.all
+@pytest.mark.long
 @needs_compiler
 @pytest.mark.timeout(300)
 def test_a_poisoned_cache_in_the_run_folder_leaves_no_mark(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_place_that_others_could_have_written_is_not_used(tmp_path: Path, how:
     assert not Path(where).exists(), "it lasts as long as the process"
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_forked_worker_has_it_before_torch_is_there(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(
         "import os, holdfast\n"

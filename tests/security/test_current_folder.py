@@ -95,14 +95,14 @@ def test_the_traps_work(place: Place) -> None:
         place.mark.unlink()
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_doctor_believes_no_torch_of_the_current_folder(place: Place) -> None:
     said = json.loads(holdfast(place, "doctor", "--device", "cpu", "--fresh", "--json"))
     assert said["devices"]
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("portable", ["", "1"], ids=["forked", "spawned"])
 def test_a_run_and_its_start_after_a_boot(place: Place, portable: str) -> None:
@@ -138,6 +138,7 @@ print(_in_a_child(Path(sys.argv[1])))
 """
 
 
+@pytest.mark.all
 def test_the_look_at_a_checkpoint_of_a_foreign_script(place: Place) -> None:
     """`holdfast run` asks torch whether the script's newest file is whole, in a process of its own."""
     (place.root / "check.py").write_text(CHECK)
@@ -182,6 +183,7 @@ def test_both_ways_to_leave_it_out(place: Place, has_flag: bool) -> None:
     assert place.run([sys.executable, str(place.root / "spawn.py")]) == "there\n"
 
 
+@pytest.mark.all
 def test_python_m_holdfast_forgets_where_it_was_typed(tmp_path: Path) -> None:
     """What Python itself imports before that cannot be helped: `holdfast` is the program to type."""
     place = Place(tmp_path, ("torch", "numpy", "json", "hashlib", "platform", "subprocess"))

@@ -40,6 +40,7 @@ def problems(checked: Checked, kind: str) -> list[tuple[str, int]]:
 # Programs -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 def test_postscript_in_an_image_starts_no_program(tmp_path: Path) -> None:
     """Pillow hands PostScript to `gs`. One on the path leaves a mark when it is started."""
     data = yolo(tmp_path / "set")
@@ -116,6 +117,7 @@ def test_an_image_that_claims_to_be_huge_is_a_problem_with_its_name(tmp_path: Pa
     assert problems(checked, "unreadable") == [("000.png", 0)]
 
 
+@pytest.mark.all
 def test_an_index_that_unpacks_to_gigabytes_is_made_anew(tmp_path: Path) -> None:
     """`index.npz` is a file of a run folder, which may be anybody's."""
     data = yolo(tmp_path / "set")

@@ -129,6 +129,7 @@ def copied(stopped: Path, to: Path) -> Path:
     return run_folder(to)
 
 
+@pytest.mark.all
 def test_what_is_no_snapshot_is_passed_over_by_its_form(stopped: Path, tmp_path: Path) -> None:
     folder, state = copied(stopped, tmp_path), state_of(stopped)
     good, _ = checkpoint.newest_good(folder / "checkpoints")
@@ -140,6 +141,7 @@ def test_what_is_no_snapshot_is_passed_over_by_its_form(stopped: Path, tmp_path:
     assert isinstance(unchanged, checkpoint.Checkpoint), "the way these are made is right"
 
 
+@pytest.mark.all
 @pytest.mark.timeout(300)
 def test_resume_passes_over_every_hostile_one_and_goes_on_from_the_good_one(stopped: Path, tmp_path: Path) -> None:
     folder, state = copied(stopped, tmp_path), state_of(stopped)

@@ -20,6 +20,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
 
 
+@pytest.mark.sample(5, 1)
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [
@@ -42,6 +43,7 @@ def test_resume_refuses_and_leaves_everything_as_it_is(tmp_path: Path, name: str
     assert (planting.seen(outside), planting.seen(run)) == before
 
 
+@pytest.mark.all
 def test_pipes_are_waited_for_by_nobody(tmp_path: Path) -> None:
     run, outside = template(tmp_path), planting.outside(tmp_path)
     for name in ("journal.jsonl", "metrics.jsonl", "beat.json", "output.log", "lock", "receipt.json"):
@@ -53,7 +55,7 @@ def test_pipes_are_waited_for_by_nobody(tmp_path: Path) -> None:
     assert planting.seen(outside) == before
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_link_that_comes_while_a_run_goes_on_is_not_followed(tmp_path: Path) -> None:
     """The keeper saves and prunes several times a second; then `checkpoints` leads to somebody's pictures."""
     (tmp_path / "job.py").write_text(SCRIPT)

@@ -1,7 +1,7 @@
 """Every kind of hostile file x every file of a run folder x every command that reads or writes it.
 
 No traceback, no exit code that is not documented, none that says "our bug", no raw escape, nothing outside of the
-folder changed, and an end in time. `make test` looks at a few cells, `make test-all` at more, always the same ones;
+folder changed, and an end in time. `make test-all` looks at a few cells, `make test-long` at more, always the same;
 `HOLDFAST_MATRIX=all` takes all 4 760 (some minutes), `HOLDFAST_MATRIX=500` so many.
 """
 
@@ -40,7 +40,8 @@ def cells(sample: int) -> list[list[str]]:
     return order.sample(everything[:MANY], int(wanted))
 
 
-@pytest.mark.parametrize("sample", [FEW, pytest.param(MANY, marks=pytest.mark.all)])
+@pytest.mark.all
+@pytest.mark.parametrize("sample", [FEW, pytest.param(MANY, marks=pytest.mark.long)])
 @pytest.mark.timeout(3600)
 def test_no_command_fails_on_what_somebody_planted(tmp_path: Path, sample: int) -> None:
     nothing = [[matrix.NOTHING, "run.json", command] for command in matrix.COMMANDS] if sample == MANY else []

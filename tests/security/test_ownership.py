@@ -122,6 +122,7 @@ def test_a_folder_that_others_can_change(run: RunFolder, folder: int, file: int,
     assert caught.value.hints == (f"if it still says what you started: `chmod -R go-w {run.path}`",)
 
 
+@pytest.mark.all
 @ROOT
 @pytest.mark.parametrize(("folder", "file"), [(0o770, 0o640), (0o750, 0o660)], ids=["replaced", "written"])
 def test_somebody_of_the_group_does_change_it(run: RunFolder, folder: int, file: int) -> None:
@@ -138,6 +139,7 @@ def test_somebody_of_the_group_does_change_it(run: RunFolder, folder: int, file:
     )
 
 
+@pytest.mark.all
 @ROOT
 def test_a_folder_of_another_user_that_holds_my_run(run: RunFolder) -> None:
     """Its owner can put another run.json there at any moment."""

@@ -36,6 +36,7 @@ def silent(port: int, count: int, sent: bytes = b"") -> Iterator[list[socket.soc
         yield found
 
 
+@pytest.mark.all
 def test_three_hundred_silent_connections_at_256_descriptors_lock_nobody_out(tmp_path: Path) -> None:
     page = Page(tmp_path, cache=tmp_path, descriptors=256)
     try:
@@ -58,6 +59,7 @@ serve(Path(sys.argv[1]), [], port=0, limits=Limits(connections=8, silent_s=1.0))
 """
 
 
+@pytest.mark.all
 def test_the_longest_silent_makes_room_and_all_of_them_end(tmp_path: Path) -> None:
     words = [sys.executable, "-c", IMPATIENT, str(tmp_path)]
     with subprocess.Popen(

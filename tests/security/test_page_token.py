@@ -83,6 +83,7 @@ def seen_by_another(pid: int) -> str:
     return str(done.stdout.decode().replace("\0", " "))
 
 
+@pytest.mark.all
 def test_no_secret_is_among_the_arguments(opened: Opened) -> None:
     shown = seen_by_another(opened.browser)
     pids = [opened.child.pid, *processes.children(opened.child.pid)]
@@ -128,6 +129,7 @@ def test_a_code_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not codes.redeem(second) and not codes.redeem(second)
 
 
+@pytest.mark.all
 def test_every_server_has_a_token_of_its_own(tmp_path: Path) -> None:
     """What somebody has learnt of one is worth nothing at the next, at the same port and for the same user."""
     from tests.monitor.serving import Page
@@ -159,6 +161,7 @@ def test_a_file_that_others_put_there_is_not_written_to(tmp_path: Path, monkeypa
     assert not list((tmp_path / "holdfast").iterdir())
 
 
+@pytest.mark.all
 def test_the_token_of_a_server_of_bundles_is_no_argument_of_its_readers(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs the extra `optimize`")
     pytest.importorskip("onnx", reason="needs the extra `optimize`")

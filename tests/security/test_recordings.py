@@ -52,6 +52,7 @@ def bomb(path: Path, unpacked: int = 3 * GIGABYTE) -> Path:
     return path
 
 
+@pytest.mark.all
 def test_a_small_file_that_becomes_gigabytes_is_a_finding_and_not_our_end(tmp_path: Path) -> None:
     """The whole command, with less memory than the file asks for."""
     data = tmp_path / "data"
@@ -157,6 +158,7 @@ def npz(path: Path, megabytes: int) -> Path:
     return path
 
 
+@pytest.mark.all
 def test_arrays_that_unpack_to_gigabytes_are_an_error_with_a_name(tmp_path: Path) -> None:
     from holdfast.optimize.subject import read_inputs
 

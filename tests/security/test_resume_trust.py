@@ -68,6 +68,7 @@ def refused(run: RunFolder, *words: str, cwd: Path | None = None) -> str:
 # Where it comes from ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 def test_what_was_started_here_goes_on_and_what_was_not_does_not(shell: RunFolder, tmp_path: Path) -> None:
     """The command itself, a changed one, a copy, an archive that was unpacked, a folder that was moved."""
     mark = tmp_path / "mark"
@@ -137,6 +138,7 @@ def test_a_script_through_the_current_folder_is_another_script_elsewhere(job: Ru
     assert not (trap / "mark").exists()
 
 
+@pytest.mark.all
 def test_every_way_in_is_guarded(job: RunFolder, tmp_path: Path) -> None:
     """Resume now, in the background, after a boot, on several ranks, in a cloud, and what follows a finished stage."""
     change(job, script=str(tmp_path / "job.py"), arguments={"mark": "evil"})
@@ -191,6 +193,7 @@ def test_a_typed_yes_and_nothing_else(shell: RunFolder, tmp_path: Path) -> None:
     refused(shell)
 
 
+@pytest.mark.all
 def test_a_command_that_is_given_again_runs_where_it_is_typed(shell: RunFolder, tmp_path: Path) -> None:
     """The folder, the words to go on with and the checkpoints that a received run.json names are not used."""
     trap, here = tmp_path / "trap", tmp_path / "here"
@@ -205,6 +208,7 @@ def test_a_command_that_is_given_again_runs_where_it_is_typed(shell: RunFolder, 
     assert (info["cwd"], info["resume_with"], info["saves"]) == (str(here), None, None) and shell.vouched
 
 
+@pytest.mark.all
 def test_a_script_that_is_given_again_is_checked_before_it_is_written_down(job: RunFolder, tmp_path: Path) -> None:
     change(job, script="/tmp/evil.py")
     (tmp_path / "broken.py").write_text("def train(")

@@ -113,6 +113,7 @@ def everywhere(*folders: Path) -> str:
     return "\n".join(path.read_bytes().decode("latin-1") for path in files)
 
 
+@pytest.mark.all
 def test_a_run_of_a_script_keeps_no_secret_and_still_goes_on(tmp_path: Path) -> None:
     state = Path(os.environ["HOLDFAST_STATE"])
     (tmp_path / "job.py").write_text(SCRIPT)
@@ -160,7 +161,7 @@ def test_nothing_is_kept_where_nothing_is_secret(tmp_path: Path) -> None:
     assert not (Path(os.environ["HOLDFAST_STATE"]) / "arguments").exists()
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_arguments_of_train_are_hidden_and_found_again(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(
         "import sys, holdfast\ndef train(session, api_key=''):\n    assert (api_key, sys.argv[1:]) == "

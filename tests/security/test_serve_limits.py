@@ -88,6 +88,7 @@ def test_what_is_announced_and_does_not_come_takes_no_memory(served: Served) -> 
         assert served.ask("GET", "/healthz", headers={})[0] == 200
 
 
+@pytest.mark.all
 def test_bodies_that_stop_half_way_make_room(served: Served) -> None:
     """They have filled all of the memory there is; a client with a question gets its answer long before they end."""
     large = npy(np.ones((100_000, 6), np.float32))
@@ -97,6 +98,7 @@ def test_bodies_that_stop_half_way_make_room(served: Served) -> None:
         assert told and all(each.startswith(b"HTTP/1.1 408 ") for each in told)
 
 
+@pytest.mark.all
 def test_a_client_that_does_not_read_is_not_read_from(served: Served) -> None:
     """It asks and asks; beyond what the system itself keeps for it, nothing is taken. Then it reads, and all comes."""
     question = npy(np.ones((20_000, 6), np.float32))
@@ -167,6 +169,7 @@ GET = b"GET / HTTP/1.1\r\n\r\n"
 LAST = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n"
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("asked", [GET, LAST, GET * 50])
 def test_who_never_reads_its_answer_is_closed(asked: bytes) -> None:
     with (
@@ -177,6 +180,7 @@ def test_who_never_reads_its_answer_is_closed(asked: bytes) -> None:
         assert server.pending == 0
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("more", [b"", b"." * 100])
 def test_a_body_that_stands_still_is_told_off(more: bytes) -> None:
     limits: Any = Limits(still_s=0.3)
@@ -185,6 +189,7 @@ def test_a_body_that_stands_still_is_told_off(more: bytes) -> None:
         assert wait_until(lambda: not server.connections and not server.pending and not server.arriving, 60)
 
 
+@pytest.mark.all
 def test_a_large_body_in_pieces_arrives_whole() -> None:
     """It grows as it comes, over several steps, and the memory is counted back to nothing."""
     seen: list[bytes] = []

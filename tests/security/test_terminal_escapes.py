@@ -117,7 +117,7 @@ def two_at_a_time(cwd: Path, commands: dict[str, list[str]], **env: str) -> Iter
             yield name, out.decode()
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_no_command_lets_a_run_drive_the_terminal(hostile: Path) -> None:
     for name, out in two_at_a_time(hostile, COMMANDS, HOLDFAST_NOTIFY_COMMAND="true"):
         assert out.strip(), f"{name} said nothing, so this tested nothing"

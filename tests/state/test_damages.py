@@ -248,6 +248,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     yield World(tmp_path_factory.mktemp("world"))
 
 
+@pytest.mark.all
 def test_a_thousand_random_damages_are_all_noticed(world: World) -> None:
     rng = Random(3600)
     noticed: Counter[str] = Counter()

@@ -117,6 +117,7 @@ def test_state_of_another_process() -> None:
     assert json.loads(done.stdout) == [random.gauss(0, 1), np.random.randn(), torch.randn(3).tolist()]
 
 
+@pytest.mark.all
 def test_replaced_global_generator_is_told() -> None:
     code = """if True:
         import numpy as np, torch

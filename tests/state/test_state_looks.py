@@ -135,6 +135,7 @@ def test_arrays_too_large_to_read_count_as_written() -> None:
     assert protected.versions() != protected.versions()
 
 
+@pytest.mark.all
 def test_a_look_is_cheap() -> None:
     """Fifty times the goal of 50 ns a tensor would still pass: this guards against another order of cost."""
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(250)))

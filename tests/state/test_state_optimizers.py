@@ -214,6 +214,7 @@ def test_capturable_is_set_aside_where_it_cannot_be() -> None:
     assert other.param_groups[0]["capturable"] is False
 
 
+@pytest.mark.all
 def test_estimate_is_enough_for_the_state_to_come() -> None:
     for name, make in OPTIMIZERS.items():
         torch.manual_seed(0)

@@ -33,6 +33,7 @@ def test_the_weights_load_with_plain_safetensors(tmp_path: Path) -> None:
         assert tensor.dtype == fresh.state_dict()[name].dtype
 
 
+@pytest.mark.all
 def test_the_weights_of_a_compiled_model_carry_no_trace_of_it(tmp_path: Path) -> None:
     model, optimizer = trained()
     compiled = torch.compile(model, backend="eager")

@@ -39,6 +39,7 @@ def byte_codes(folder: Path, tensors: int, *, own: int = 0) -> list[int]:
     return found
 
 
+@pytest.mark.all
 def test_a_step_takes_as_much_python_for_many_tensors_as_for_few(tmp_path: Path) -> None:
     few, many = byte_codes(tmp_path, 8), byte_codes(tmp_path, 400)
     assert len(few) >= 8 and len(many) >= 8

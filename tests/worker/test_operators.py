@@ -210,6 +210,7 @@ def test_a_look_whose_time_is_over_takes_nothing_more() -> None:
     assert taken() > 3
 
 
+@pytest.mark.all
 def test_looks_come_to_every_operator() -> None:
     """Also where the budget is spent before the backward comes, and where some can never be compared."""
     model, x = deep()
@@ -292,6 +293,7 @@ def test_a_step_that_raises_leaves_nothing_behind() -> None:
 # Compiled code -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 def test_compiled_code_runs_compiled_under_a_look() -> None:
     """A look that made it run uncompiled would change the roundings of that step."""
     calls = []

@@ -25,6 +25,7 @@ def test_the_zoo_is_large_and_a_third_of_it_is_held_out() -> None:
     assert 0.3 < len(names(held_out=True)) / len(names()) < 0.37
 
 
+@pytest.mark.all
 @pytest.mark.sample(5)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SMALL)

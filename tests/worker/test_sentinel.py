@@ -80,6 +80,7 @@ def test_a_look_changes_nothing(job: Job, sentinel: Sentinel) -> None:
     assert all(torch.equal(one, two) for one, two in zip(looked, other.everything(), strict=True))
 
 
+@pytest.mark.sample(7, 1)
 @pytest.mark.parametrize(
     ("name", "how"),
     [
@@ -124,6 +125,7 @@ def test_a_stranger_can_see_it_again(job: Job, sentinel: Sentinel, tmp_path: Pat
     assert said[1:] == ["again agrees", "other numbers agrees", "other numbers agrees"], "here the device is right"
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_and_normalisation_over_four_samples_accuse_nobody(
     sentinel: Sentinel, dtype: torch.dtype
@@ -305,7 +307,7 @@ def test_a_jump_of_the_loss_calls_for_a_look() -> None:
     assert due == [FIRST_STEP, 61]
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_training_does_not_wait_for_the_comparison(tmp_path: Path) -> None:
     """The checker is another process. While it is busy steps go on without a look; killed, it is started again."""

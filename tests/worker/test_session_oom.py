@@ -185,6 +185,7 @@ def test_between_two_optimizers_of_one_step(tmp_path: Path) -> None:
     assert outcome.moves == ["retry"]
 
 
+@pytest.mark.all
 def test_the_graph_of_the_failed_try_is_freed_before_the_next_one(tmp_path: Path) -> None:
     alive: list[weakref.ref[Tensor]] = []
 
@@ -249,6 +250,7 @@ def test_what_the_body_did_before_the_step_is_not_undone(tmp_path: Path) -> None
 # -- transactions --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3, 1)
 @pytest.mark.parametrize("update", [1, 2, 3])
 def test_several_updates_are_rolled_back_whole(update: int, tmp_path: Path) -> None:
     calls: list[int] = []
@@ -276,6 +278,7 @@ def test_several_updates_are_rolled_back_whole(update: int, tmp_path: Path) -> N
     assert len(calls) == 3 * SAMPLES // SIZE + update
 
 
+@pytest.mark.all
 def test_a_transaction_that_never_fits_is_not_split(tmp_path: Path) -> None:
     def body(session: Session, objects: dict[str, Any], batch: Any, memory: Memory) -> None:
         session.transaction(lambda: memory.use(1))
@@ -332,6 +335,7 @@ def test_a_batch_that_does_not_fit_is_split_until_it_does_and_grows_back(tmp_pat
     assert [note["pieces"] for note in outcome.kinds("note")][-1] == 1
 
 
+@pytest.mark.all
 def test_growing_back_too_early_falls_back_and_waits_longer(tmp_path: Path) -> None:
     result, outcome = trained(tmp_path, epochs=5, memory=Memory(4), oom__grow_back_steps=3)
     expected, _ = trained(tmp_path, epochs=5)
@@ -356,6 +360,7 @@ def test_unless_it_is_allowed(tmp_path: Path) -> None:
     assert outcome.moves[:2] == ["retry", "split 2"]
 
 
+@pytest.mark.all
 def test_a_frozen_batchnorm_mixes_nothing(tmp_path: Path) -> None:
     def build() -> dict[str, Any]:
         model = network(norm=True)
@@ -385,6 +390,7 @@ def test_splitting_can_be_forbidden(tmp_path: Path) -> None:
         trained(tmp_path, memory=Memory(4), oom__split="false")
 
 
+@pytest.mark.all
 def test_one_batch_that_never_fits_is_computed_on_the_cpu_and_the_rest_is_not(tmp_path: Path) -> None:
     """The pretend device computes on the CPU, so the bits are those of an undisturbed run."""
     expected, _ = trained(tmp_path)
@@ -396,6 +402,7 @@ def test_one_batch_that_never_fits_is_computed_on_the_cpu_and_the_rest_is_not(tm
     assert outcome.kinds("note") == []
 
 
+@pytest.mark.all
 def test_a_transaction_on_the_cpu_sees_the_device_it_is_on(tmp_path: Path) -> None:
     devices: list[torch.device] = []
 
@@ -417,6 +424,7 @@ def test_right_after_a_snapshot_it_can_still_be_rolled_back(tmp_path: Path) -> N
     assert outcome.moves == ["retry"]
 
 
+@pytest.mark.all
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("every", [5, "auto"])
 @pytest.mark.parametrize("norm", [False, True])

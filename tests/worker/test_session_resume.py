@@ -15,6 +15,7 @@ from tests.worker.resuming import BATCHES, SAMPLES, SIZE, Augmented, Stage, outc
 # -- the data ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2, 1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_goes_on_in_the_middle_of_an_epoch(workers: int, tmp_path: Path) -> None:
     deaths = ["loop 4", "data 3", "backward 5", "snapshot 2", "to-device 1"]
@@ -26,6 +27,7 @@ def test_a_loader_goes_on_in_the_middle_of_an_epoch(workers: int, tmp_path: Path
     assert outcome.receipt["steps"] == 3 * BATCHES
 
 
+@pytest.mark.all
 def test_twice_in_the_same_epoch_and_twice_at_the_same_batch(tmp_path: Path) -> None:
     same_with_deaths(tmp_path, usual, ["backward 3", "backward 1", "backward 1", "backward 2", "forward 1"])
 
@@ -34,6 +36,7 @@ def test_at_the_very_first_and_the_very_last_batch(tmp_path: Path) -> None:
     same_with_deaths(tmp_path, usual, ["forward 1", "snapshot 1", f"optimizer {3 * BATCHES}"])
 
 
+@pytest.mark.sample(4, 1)
 @pytest.mark.parametrize("phase", ["data", "snapshot", "loop", "evaluate"])
 def test_around_the_end_of_an_epoch(phase: str, tmp_path: Path) -> None:
     """The last batch is committed, the epoch is not: nothing is left to iterate over, and nothing is repeated."""

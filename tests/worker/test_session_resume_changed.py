@@ -32,6 +32,7 @@ def test_a_resumed_script_is_told_so(tmp_path: Path) -> None:
     assert told == [(False, 0, 0), (True, BATCHES + 2, 1)]
 
 
+@pytest.mark.all
 def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
     def trainer(epochs: int, results: list[Any]) -> Callable[[Session], None]:
         def train(session: Session) -> None:

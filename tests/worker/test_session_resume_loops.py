@@ -138,6 +138,7 @@ def test_steps_by_hand_in_no_loop_of_ours_are_saved_at_the_end_and_the_run_says_
     assert len(notes) == 1 and "after a fault they are done again" in notes[0]
 
 
+@pytest.mark.all
 def test_a_body_of_many_steps_by_hand_goes_on_at_its_head(tmp_path: Path) -> None:
     """More than a hundred: they are committed at the head all the same."""
 

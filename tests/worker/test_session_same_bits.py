@@ -291,7 +291,7 @@ def test_undisturbed(job: Job, tmp_path: Path) -> None:
     assert outcome.receipt["faults"] == {}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(12, 3)
 def test_resumed_after_deaths(job: Job, tmp_path: Path) -> None:
     results: list[dict[str, Any]] = []
     outcome = survive(tmp_path, job.trainer(results), DEATHS if not isinstance(job, Several) else ["loop 3", "data 4"])
@@ -354,6 +354,7 @@ def test_compiling_is_a_phase_of_its_own_whenever_it_happens(tmp_path: Path) -> 
     assert torch._dynamo.callback.callback_handler.start_callbacks == [], "nothing is left behind"
 
 
+@pytest.mark.all
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_fault_while_compiling(count: int, tmp_path: Path) -> None:
@@ -366,7 +367,7 @@ def test_a_fault_while_compiling(count: int, tmp_path: Path) -> None:
     assert outcome.moves == ["retry"]
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.skipif(" " in torch.__file__, reason="inductor hands its include paths to the compiler unquoted")
 def test_compiled_for_real(tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ def place_of(iterator: Any) -> loaders.Place:
     )
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("epoch", [1, 2])
 @pytest.mark.usefixtures("hooked")
 def test_a_later_epoch_goes_on_in_other_processes(epoch: int) -> None:
@@ -146,6 +147,7 @@ def test_a_process_asks_for_the_seed_that_the_first_one_had() -> None:
     assert [batch.tolist() for batch in loaders.again(other, place)] == rest
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("dataset", [Counting, Global, Marked])
 @pytest.mark.usefixtures("hooked")
 def test_a_dataset_that_is_changed_is_found_out(dataset: type[Noisy], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +171,7 @@ def test_what_a_dataset_holds_is_told_by_its_checksum() -> None:
     assert loader_notes.state_of((dataset, None)) != first
 
 
+@pytest.mark.all
 def test_processes_that_are_not_forked_are_refused(tmp_path: Path) -> None:
     """A started one does not share memory with the script. Its own process: a start method is for good."""
     script = tmp_path / "script.py"

@@ -27,6 +27,7 @@ def package() -> Iterator[types.ModuleType]:
 NAMES = ["bigpackage", "bigpackage.inner"]
 
 
+@pytest.mark.all
 def test_a_table_that_nobody_changes_is_not_saved(package: types.ModuleType) -> None:
     packages = Packages()
     assert packages.saved(["helpers", *NAMES]) == ["helpers"], "a module that is no package is always saved"

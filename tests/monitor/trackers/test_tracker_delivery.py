@@ -37,6 +37,7 @@ def words(folder: Path) -> list[str]:
     return [event.tensor_proto.string_val[0].decode() for event in reader.Tensors("events")]
 
 
+@pytest.mark.all
 def test_every_number_once_over_kills_undone_steps_and_sittings(tmp_path: Path) -> None:
     team = tmp_path / "team"
     run = TrackedRun(tmp_path, "tensorboard", {"track.tensorboard": str(team)})
@@ -65,6 +66,7 @@ def test_every_number_once_over_kills_undone_steps_and_sittings(tmp_path: Path) 
     assert "resumed at step 8 on cpu" in said and said[-1] == "ended: FINISHED"
 
 
+@pytest.mark.all
 def test_a_tracker_without_room_catches_up(tmp_path: Path) -> None:
     """A file stands where the folder should be: nothing can be written until it is gone."""
     team = tmp_path / "team"
@@ -140,6 +142,7 @@ def test_a_foreign_run_folder_cannot_say_who_gets_the_numbers(tmp_path: Path) ->
     assert _untracked(folder.info)["settings"] == {}  # what a yes seals
 
 
+@pytest.mark.all
 def test_a_hostile_name_leads_nowhere(tmp_path: Path) -> None:
     """run.json says what the run is called; the folder in the team's folder has the name of the run folder."""
     team = tmp_path / "team" / "here"

@@ -99,14 +99,17 @@ def test_what_was_said_before_the_worker_began_is_not_its(tmp_path: Path) -> Non
     gathering = Gathering()
     if gathering.log.why:
         pytest.skip(f"/dev/kmsg: {gathering.log.why}")
-    subprocess.run([sys.executable, "-c", "import ctypes; ctypes.string_at(0)"], check=False)
+    with subprocess.Popen([sys.executable, "-c", "import ctypes; ctypes.string_at(0)"]) as crashed:
+        crashed.wait()
     time.sleep(0.1)
     gathering.poll()
     gathering.worker_begins()
     folder = collect(tmp_path, gathering, CRASH)
     gathering.close()
-    assert read(folder / "kernel.json")["entries"] == []
-    assert "nothing about devices, memory or disks in that time" in (folder / "kernel.txt").read_text()
+    entries = read(folder / "kernel.json")["entries"]
+    assert not [entry for entry in entries if f"[{crashed.pid}]" in json.dumps(entry)]
+    if not entries:  # other processes of this machine may crash meanwhile
+        assert "nothing about devices, memory or disks in that time" in (folder / "kernel.txt").read_text()
 
 
 # -- by commands -----------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def program(name: str) -> str:
     return found
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_torchrun_with_two_processes_that_train_one_model(tmp_path: Path) -> None:
     """Rank 0 is killed: torchrun ends the other one and itself with exit code 1, and all of it is started again."""
@@ -103,7 +103,7 @@ class Model:
 """
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.parametrize("resume", ["self.ckpt_path", "str(words['resume'])"])
 @pytest.mark.parametrize(("fault", "epochs"), [("kill@5", list(range(8))), ("", list(range(8)) * 2)])
 def test_a_model_that_goes_on_by_its_last_file(tmp_path: Path, resume: str, fault: str, epochs: list[int]) -> None:

@@ -17,7 +17,7 @@ STEPS = 300
 LEAVE_AT_ONCE = ("retry.in_a_row=1", "probation.first_delay=1s", "probation.steps=2")
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_device_that_fails_is_left_for_the_cpu_and_returned_to(tmp_path: Path) -> None:
     plain = SCRIPTS / "plain_script.py"
@@ -44,7 +44,7 @@ def test_a_device_that_fails_is_left_for_the_cpu_and_returned_to(tmp_path: Path)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.all
+@pytest.mark.long
 def test_a_batch_too_large_for_memory_is_computed_in_pieces(tmp_path: Path) -> None:
     """The Trainer gets half the batch and twice the accumulation: the same steps on the same samples."""
     if importlib.util.find_spec("transformers") is None:

@@ -40,6 +40,7 @@ if not os.path.exists("killed"):
 """
 
 
+@pytest.mark.all
 def test_where_no_step_is_seen_the_work_that_is_repeated_is_told_by_time_and_output(tmp_path: Path) -> None:
     (tmp_path / "by_hand.py").write_text(BY_HAND)
     ran = under_run(tmp_path, "-S", "by_hand.py")
@@ -51,6 +52,7 @@ def test_where_no_step_is_seen_the_work_that_is_repeated_is_told_by_time_and_out
     assert ran.receipt["output_repeated_bytes"] == len("| epoch   2 | 10/20 batches\n")
 
 
+@pytest.mark.all
 def test_and_since_its_checkpoint_where_it_has_one(tmp_path: Path) -> None:
     (tmp_path / "by_hand.py").write_text(BY_HAND)
     ran = under_run(tmp_path, "-S", "by_hand.py", "--save")
@@ -77,6 +79,7 @@ def test_the_epoch_is_the_one_it_prints(text: str, epoch: int | None) -> None:
 # -- whose fault -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.all
 def test_the_words_of_a_device_on_the_cpu_do_not_pass_without_a_line(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text('raise RuntimeError("CUDA error: device-side assert triggered")')
     ran = under_run(tmp_path, "p.py", settings=("run.device=cpu",))

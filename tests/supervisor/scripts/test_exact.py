@@ -36,7 +36,7 @@ def killed_at(folder: Path, lines: list[str], *words: object) -> Ran:
     return Ran(process.returncode, out, (folder / "err").read_bytes(), 0.0, folder, run, run.receipt() or {})
 
 
-@pytest.mark.all  # make test has the same of `holdfast chaos -- COMMAND`: tests/cli/test_chaos_command.py
+@pytest.mark.long  # make test-all has the same of `holdfast chaos -- COMMAND`: tests/cli/test_chaos_command.py
 @pytest.mark.timeout(1800)
 def test_a_killed_script_has_the_weights_the_log_and_the_files_of_the_undisturbed_one(tmp_path: Path) -> None:
     """The rehearsal is over after two seconds of steps, which take 0.1 s."""
@@ -52,7 +52,7 @@ def test_a_killed_script_has_the_weights_the_log_and_the_files_of_the_undisturbe
     assert sum(killed.receipt["faults"].values()) == len(lines)
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_script_that_cannot_be_led_back_is_found_out_and_runs_as_without(tmp_path: Path) -> None:
     script = SCRIPTS / "hidden_script.py"
@@ -66,7 +66,7 @@ def test_a_script_that_cannot_be_led_back_is_found_out_and_runs_as_without(tmp_p
     assert ran.receipt["exact_reason"]
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_script_that_is_left_alone_prints_and_computes_what_it_does_without(tmp_path: Path) -> None:
     script = SCRIPTS / "exact_script.py"
@@ -77,7 +77,7 @@ def test_a_script_that_is_left_alone_prints_and_computes_what_it_does_without(tm
     assert ran.receipt["exact"] and ran.receipt["exact_rehearsed"] is None
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_run_that_is_stopped_goes_on_at_the_same_batch(tmp_path: Path) -> None:
     script = SCRIPTS / "exact_script.py"
@@ -101,7 +101,7 @@ def test_a_run_that_is_stopped_goes_on_at_the_same_batch(tmp_path: Path) -> None
     assert same_weights(tmp_path / "alone", folder)
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_restart_in_a_later_loop_does_not_compute_the_earlier_ones_again(tmp_path: Path) -> None:
     script = SCRIPTS / "two_loops_script.py"

@@ -40,6 +40,7 @@ def steps_printed(out: bytes) -> list[int]:
     return [int(number) for number in re.findall(rb"^step (\d+) ", out, re.M)]
 
 
+@pytest.mark.all
 @pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("fault", "kind"),
@@ -73,7 +74,7 @@ def test_a_plain_script_finishes(tmp_path: Path, reference: Path, fault: str, ki
         assert "Segmentation fault" in (folder / "stacks-python.txt").read_text()
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_script_with_an_option_nobody_knows_goes_on_with_the_words_that_were_given(
     tmp_path: Path, reference: Path
 ) -> None:
@@ -87,7 +88,7 @@ def test_a_script_with_an_option_nobody_knows_goes_on_with_the_words_that_were_g
     assert b"resumed at step 15" in ran.out and same_weights(reference, tmp_path)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_an_error_of_its_own_is_passed_on_and_never_retried(tmp_path: Path) -> None:
     alone = by_itself(tmp_path / "alone", PLAIN, "--steps", STEPS, fault="own@9")
     ran = under_run(tmp_path / "watched", PLAIN, "--steps", STEPS, fault="own@9")
@@ -106,7 +107,7 @@ def test_a_fault_without_end_is_given_up(tmp_path: Path) -> None:
     assert b"error: gave up" in ran.err and b"holdfast explain F002" in ran.err
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, reference: Path) -> None:
     """The newest is cut short while the script is still running: the one before it is taken."""
     child = subprocess.Popen(
@@ -132,7 +133,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, reference: Path) ->
     assert same_weights(reference, tmp_path)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_disk_that_is_full_when_the_result_is_written_is_waited_for(tmp_path: Path) -> None:
     """A file that small fails at its very end, with words of the C++ library that do not speak of space."""
     with small_disk(tmp_path / "disk", "8m") as disk:
@@ -157,7 +158,7 @@ def test_a_disk_that_is_full_when_the_result_is_written_is_waited_for(tmp_path: 
         assert (disk / "final.pt").stat().st_size > 0
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "8m") as disk:
         work = tmp_path / "work"
@@ -194,6 +195,7 @@ def test_silence_of_a_plain_program_is_noticed(tmp_path: Path) -> None:
     assert ran.faults == ["hang"] and "it waits for threads of its own" in ran.said
 
 
+@pytest.mark.all
 def test_a_program_that_computes_in_silence_is_left_alone(tmp_path: Path) -> None:
     code = "import time\nend = time.time() + 3\nwhile time.time() < end: pass\nprint('done')"
     (tmp_path / "p.py").write_text(code)
@@ -209,7 +211,7 @@ FRAMEWORKS = [
 
 
 @pytest.mark.parametrize(("module", "words"), FRAMEWORKS)
-@pytest.mark.all
+@pytest.mark.long
 def test_a_framework_goes_on_by_itself(tmp_path: Path, module: str, words: list[str]) -> None:
     """Killed in the middle, with a script from the framework's own introduction: it goes on from its checkpoint."""
     if importlib.util.find_spec(module) is None:
@@ -224,7 +226,7 @@ def test_a_framework_goes_on_by_itself(tmp_path: Path, module: str, words: list[
     assert ran.receipt["steps"] == 20 and ran.receipt["steps_repeated"] == 2, ran.said
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_stopped_run_goes_on_with_resume(tmp_path: Path, reference: Path) -> None:
 
     command = [sys.executable, str(PLAIN), "--steps", str(STEPS), "--pause", "0.1"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.supervisor.scripts.driving import environment, holdfast, under_run
 
 CODE = """
@@ -21,6 +23,7 @@ def asked(folder: Path, *words: str) -> str:
     return done.stdout.decode()
 
 
+@pytest.mark.all
 def test_a_run_of_a_foreign_program_looks_right_everywhere(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CODE)
     ran = under_run(tmp_path, "-S", "train.py", "--token", "secret-word")

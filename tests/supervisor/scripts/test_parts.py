@@ -55,6 +55,7 @@ def test_a_whole_file_of_torch_is_whole_and_a_damaged_one_is_not(tmp_path: Path)
     assert damage(tmp_path / "empty.pt") == "it is cut short or not a checkpoint"
 
 
+@pytest.mark.all
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
     """A file that would run code when it is loaded: its structure is looked at, its content is not."""
     import pickle
@@ -252,7 +253,7 @@ def test_a_script_sees_what_the_doctor_left_of_the_devices(monkeypatch: pytest.M
     assert rungs_for("auto", told.append)[0].env == () and len(told) == 1
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_remedies_are_switched_on_in_a_script_that_knows_nothing_of_them(tmp_path: Path) -> None:
     watched = Notes(tmp_path / "notes")
     code = "import torch; print(torch.backends.cudnn.enabled, torch.__spec__.loader.__class__.__name__)"

@@ -59,7 +59,7 @@ def test_with_json_stdout_has_one_object_and_the_script_prints_to_stderr(tmp_pat
     assert sorted(ran.err.splitlines()) == [b"err", b"out"] and said["receipt"]["steps"] == 0
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_many_megabytes_arrive_and_are_not_all_kept(tmp_path: Path) -> None:
     code = "import os\nfor n in range(600): os.write(1, bytes([n % 256]) * 65536)"
     ran = under_run(tmp_path, command=python(tmp_path, code), settings=("external.output=4MB",))
@@ -78,6 +78,7 @@ def test_stdin_is_the_programs(tmp_path: Path) -> None:
     assert ran.out == said[::-1]
 
 
+@pytest.mark.all
 def test_a_reader_that_leaves_ends_the_program(tmp_path: Path) -> None:
     """`holdfast run -- yes | head -1` ends, as `yes | head -1` does."""
     code = "import sys\nwhile True: sys.stdout.write('y\\n')"
@@ -133,7 +134,7 @@ while True: time.sleep(0.05)
     assert child.wait(100) == 9
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_program_that_ignores_sigterm_is_ended_when_asked_twice(tmp_path: Path) -> None:
     code = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(600)"
     child = start(tmp_path, *python(tmp_path, code), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -262,6 +263,7 @@ open("pids", "w").write(f"{a.pid} {b.pid}")
         bystander.wait()
 
 
+@pytest.mark.all
 def test_a_program_that_daemonises_itself_is_followed(tmp_path: Path) -> None:
     code = """
 import os, sys, time

@@ -96,7 +96,7 @@ def test_notes_that_are_none_are_passed_over(tmp_path: Path, run: RunFolder, tex
     assert Steps(run).of(Found(tmp_path / "a.pt", NOW)) == (0, False)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_the_hook_notes_the_step_of_each_save_and_leaves_tracebacks_alone(tmp_path: Path) -> None:
     """A file, a folder's file by an open handle, and memory; and an error of torch.save looks as it does without us."""
     code = """

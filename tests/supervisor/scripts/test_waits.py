@@ -161,7 +161,7 @@ def prepare(animals: dict[str, Animal]) -> dict[str, IO[Any]]:
     return {"lock_of_a_file": file}
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_whoever_waits_for_something_that_comes_is_left_alone(tmp_path: Path) -> None:
     with network() as port:
         folder = tmp_path / "zoo"
@@ -186,7 +186,7 @@ def test_whoever_waits_for_something_that_comes_is_left_alone(tmp_path: Path) ->
     assert all(texts and "holdfast waits" in texts[0] for texts in told.values()), told
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_whoever_is_stuck_is_found(tmp_path: Path) -> None:
     folder = tmp_path / "zoo"
     folder.mkdir()

@@ -120,7 +120,7 @@ def test_prediction_in_every_format(model: Path, tmp_path: Path, capsys: pytest.
         assert drawn.size == (90, 40)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_frames_of_a_video(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg", reason="imageio-ffmpeg is not installed")
     frames = [Image.fromarray(np.random.default_rng(n).integers(0, 255, (48, 64), dtype=np.uint8)) for n in range(3)]
@@ -135,7 +135,7 @@ def test_frames_of_a_video(model: Path, tmp_path: Path) -> None:
     assert main(["detection", "predict", str(model), str(tmp_path / "no.mp4"), "--out", str(out), "-q"]) == 1
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_weights_that_do_not_fit(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not those of this detector"):
         pretrained.inherit(Detector(2, 1, "tiny"), model)
@@ -172,7 +172,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     assert "pip install 'holdfast[detection]'" in done.stderr
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_folder_of_somebody_else_is_no_bundle(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,7 +189,7 @@ def test_a_folder_of_somebody_else_is_no_bundle(
     assert main(["detection", "predict", str(model), *run[1:]]) == 0  # a file means that file
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_through_a_bundle(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same boxes as the trained weights find, from a bundle that needs no torch."""
     engines = pytest.importorskip("holdfast.optimize.engines", reason="holdfast optimize is not here")

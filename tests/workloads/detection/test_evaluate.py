@@ -41,6 +41,7 @@ def answers(index: Index, seed: int) -> list[np.ndarray]:
     return found
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("seed", range(4))
 def test_pycocotools_and_torchmetrics_agree(index: Index, seed: int) -> None:
     metrics = pytest.importorskip("torchmetrics.detection", reason="torchmetrics is not installed")

@@ -61,6 +61,7 @@ def test_complete_iou_is_one_for_equal_boxes_and_negative_far_away() -> None:
     )
 
 
+@pytest.mark.all
 @pytest.mark.timeout(300)
 def test_it_learns_one_image_by_heart() -> None:
     torch.manual_seed(0)
@@ -83,6 +84,7 @@ def test_it_learns_one_image_by_heart() -> None:
         assert float(losses.iou(box[None, :4], wanted[None])) > 0.6
 
 
+@pytest.mark.all
 def test_exported_with_its_suppression(tmp_path: pytest.TempPathFactory) -> None:
     torch.manual_seed(0)
     net = Detector(3, 1, "nano").eval()

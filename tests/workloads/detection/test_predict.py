@@ -76,6 +76,7 @@ def test_onnx_runtime_and_torch_find_the_same_in_images_of_any_size(run: Path) -
     np.testing.assert_allclose(together[2], many.find(images[2]), atol=0.05)
 
 
+@pytest.mark.all
 @needs_onnx
 def test_a_network_that_was_written_down_needs_no_torch(run: Path, own_cache: Path) -> None:
     nets.ready(run / "final.safetensors", 1, lambda: weights.load(run)[0], images=100)
@@ -92,6 +93,7 @@ def test_a_network_that_was_written_down_needs_no_torch(run: Path, own_cache: Pa
     assert len(json.loads(done.stdout)["images"]) == 3 and (run / "out/1.jpg").is_file()
 
 
+@pytest.mark.all
 @needs_onnx
 def test_a_damaged_file_of_the_cache_is_not_used(run: Path, own_cache: Path) -> None:
     (own_cache / "nets").mkdir(parents=True)
@@ -99,6 +101,7 @@ def test_a_damaged_file_of_the_cache_is_not_used(run: Path, own_cache: Path) -> 
     assert predict.Finder.of(run, images=100).net.words == "PyTorch"
 
 
+@pytest.mark.all
 def test_images_come_in_their_order_and_bad_ones_are_told(run: Path) -> None:
     photos = run / "photos"
     for number in range(2 * predict.BATCH + 3):

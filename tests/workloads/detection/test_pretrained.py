@@ -110,6 +110,7 @@ def test_nothing_of_a_file_is_run(tmp_path: Path) -> None:
             tensors.read(tmp_path / "bad.pt")
 
 
+@pytest.mark.all
 def test_a_network_of_torchvision_is_the_backbone(tmp_path: Path) -> None:
     from torchvision.models import resnet18
 
@@ -167,7 +168,8 @@ SMALL = ("mobilenet_v3_small", "shufflenet_v2_x0_5")
 OTHERS = ("mobilenet_v2", "efficientnet_b0", "regnet_y_400mf", "mnasnet0_5", "densenet121")
 
 
-@pytest.mark.parametrize("name", [*SMALL, *(pytest.param(each, marks=pytest.mark.all) for each in OTHERS)])
+@pytest.mark.all
+@pytest.mark.parametrize("name", [*SMALL, *(pytest.param(each, marks=pytest.mark.long) for each in OTHERS)])
 def test_other_networks_of_torchvision_are_mapped_whole(name: str, tmp_path: Path) -> None:
     """Random weights, as a file would hold them: all but the classifier arrive, and the three sizes come out."""
     from torchvision import models

@@ -45,12 +45,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, nursery: NurseryLaunch
     return run
 
 
+@pytest.mark.all
 def test_the_run_leaves_what_it_says(undisturbed: Run) -> None:
     for name in ("detector.json", "dataset.json", "scores.json", "worst.png", "curves.png", "confusion.png"):
         assert (undisturbed.folder / name).stat().st_size > 100, name
     assert (undisturbed.folder / "final.safetensors").is_file()
 
 
+@pytest.mark.all
 def test_kills_in_both_phases_of_the_training_change_no_bit(
     tmp_path: Path, nursery: NurseryLauncher, data: Path, undisturbed: Run
 ) -> None:
@@ -74,6 +76,7 @@ def _train_losses(run: Run) -> list[float]:
     return [row["train_loss"] for row in map(json.loads, lines) if "train_loss" in row]
 
 
+@pytest.mark.all
 def test_an_image_that_breaks_after_the_check_does_not_stop_the_training(
     tmp_path: Path, nursery: NurseryLauncher
 ) -> None:
@@ -90,7 +93,7 @@ def test_an_image_that_breaks_after_the_check_does_not_stop_the_training(
     assert json.loads((run.folder / "detector.json").read_text())["imgsz"] == 64
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(1800)  # twice 720 steps, on a machine that may be busy
 def test_what_was_tuned_once_is_kept_to_whatever_happens(tmp_path: Path, nursery: NurseryLauncher, data: Path) -> None:
     """The first run measures; the second remembers, is killed twice, and computes the same bits.

@@ -122,6 +122,7 @@ def test_a_policy_that_says_nan_is_named() -> None:
         learner.turn(CPU)
 
 
+@pytest.mark.all
 def test_one_turn_has_one_result() -> None:
     found = []
     for _ in range(2):
@@ -160,7 +161,7 @@ def test_predators_that_stop_trying_are_noticed() -> None:
     assert vitals.warning({"attempts": 0.5, "predators_return": 0.0}) == "", "said once"
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_predators_learn_to_lunge_at_what_is_in_reach() -> None:
     """A crowded little world, a little network, seconds: clearly more than dice, which the long measurement repeats."""
     torch.manual_seed(0)

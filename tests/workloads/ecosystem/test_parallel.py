@@ -22,6 +22,7 @@ CPU = torch.device("cpu")
 RULES = Rules(prey=8, predators=4, prey_capacity=20, predator_capacity=8, size=14.0)
 
 
+@pytest.mark.all
 def test_the_api_is_pettingzoos() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # not everybody who could be born was: it says so

@@ -11,6 +11,7 @@ import pytest
 HUNTED = Path(__file__).parent / "jobs" / "hunted.py"
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("name", "faults"),
     [
@@ -37,7 +38,7 @@ def test_killed_anywhere_it_ends_with_the_same_bits(
     assert scores[0] | {"run": ""} == scores[1] | {"run": ""}
 
 
-@pytest.mark.all  # make test: one of the above, and these faults in tests/real_faults
+@pytest.mark.long  # make test-all: one of the above; make test: these faults in tests/real_faults
 def test_chaos_by_signals_of_the_kit(drive: Any, reference: Any) -> None:
     run = drive(HUNTED, faults="sigkill@2,segfault@3,oom@4")
     assert run.outcome.state == "FINISHED", run.story()

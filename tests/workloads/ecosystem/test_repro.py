@@ -30,7 +30,7 @@ def host(place: Path) -> Iterator[Host]:
         yield host
 
 
-@pytest.mark.all  # make test: test_one_real_step_of_a_script and test_a_hang in tests/devices/test_battery.py
+@pytest.mark.long  # make test: test_one_real_step_of_a_script and test_a_hang in tests/devices/test_battery.py
 def test_a_backward_that_hangs_is_told_and_the_cpu_is_well(host: Host, place: Path) -> None:
     workload = workload_registry.find("ecosystem-repro")
     assert workload is not None and workload.script is not None

@@ -132,7 +132,7 @@ def test_every_finding_has_its_words() -> None:
 
 
 @pytest.mark.timeout(500)  # importing braindecode alone takes twelve seconds of a processor, and this one may be busy
-@pytest.mark.all
+@pytest.mark.long
 def test_braindecode_says_it_itself(tmp_path: Path) -> None:
     """The user's `arange: cannot compute length`: raised by the real call, on the recording that the check names."""
     pytest.importorskip("braindecode")

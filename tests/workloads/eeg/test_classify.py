@@ -201,6 +201,7 @@ def test_the_interval_holds_what_it_promises() -> None:
     assert 0.92 < inside / 400 < 0.98
 
 
+@pytest.mark.all
 def test_the_permutation_test_sees_what_is_there_and_not_what_is_not() -> None:
     assert class_scores.measured(*answers(6, 0.65), ["a", "b"])["p"] < 0.01
     values = [
@@ -215,6 +216,7 @@ def test_labels_of_subjects_are_shuffled_over_subjects() -> None:
     assert class_scores.permutation_p(truth, truth, groups) > 0.2
 
 
+@pytest.mark.all
 def test_the_ridge_is_that_of_scikit_learn() -> None:
     ridge = pytest.importorskip("sklearn.linear_model").Ridge
     rng = np.random.default_rng(0)
@@ -238,6 +240,7 @@ def pretrained(folder: Path, width: int = 8) -> dict[str, torch.Tensor]:
     return weights
 
 
+@pytest.mark.all
 @pytest.mark.timeout(600)
 def test_every_fold_starts_from_the_weights_of_the_parent(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -264,6 +267,7 @@ def test_every_fold_starts_from_the_weights_of_the_parent(
     assert capfd.readouterr().out.count("backbone from job-calm-heron (") == 1  # once, and not for each fold
 
 
+@pytest.mark.all
 @pytest.mark.timeout(600)
 def test_a_parent_that_does_not_fit_is_refused(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(classify_data.KEPT, str(tmp_path / "windows"))
@@ -279,7 +283,7 @@ def test_a_parent_that_does_not_fit_is_refused(data: Path, tmp_path: Path, monke
 # A run ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_run_learns_what_csp_learns_and_says_it(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(classify_data.KEPT, str(tmp_path / "windows"))

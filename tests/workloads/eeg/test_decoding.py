@@ -38,6 +38,7 @@ def test_a_clear_difference_is_found_and_its_interval_holds_it() -> None:
     assert decoding.lines([row])[0].startswith("S1: b from a, AUROC 0.9")
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("recordings", [1, 4])
 def test_nothing_is_found_where_nothing_is(recordings: int) -> None:
     (row,) = decoding.within_subject(windows(0.0, recordings=recordings))

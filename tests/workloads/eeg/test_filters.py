@@ -60,7 +60,7 @@ def test_within_a_millionth_of_double_precision(
     assert np.abs(got.astype(np.float32) - wanted).max() <= 1e-6 * np.abs(wanted).max()
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_taps_and_result_are_those_of_mne() -> None:
     mne = pytest.importorskip("mne")
     for rate in (500.0, 100.0, 256.0):

@@ -34,7 +34,7 @@ def test_the_baseline_has_about_550_thousand_parameters() -> None:
     assert 500_000 < models.parameters(head) < 600_000
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_model_of_braindecode_by_its_name() -> None:
     pytest.importorskip("braindecode")
     net = models.build("EEGNeX", channels=8, samples=200, rate=100.0)

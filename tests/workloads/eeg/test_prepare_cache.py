@@ -156,6 +156,7 @@ prepare(sys.argv[1], sys.argv[2], kind="challenge1", band=None, notch=None, bad=
 """
 
 
+@pytest.mark.all
 def test_killed_again_and_again_it_becomes_the_same_cache(tmp_path: Path) -> None:
     """kill -9 at any moment; the bytes are those of a cache that was made in peace."""
     data = make_set(tmp_path / "data", subjects=14)
@@ -187,6 +188,7 @@ def test_killed_again_and_again_it_becomes_the_same_cache(tmp_path: Path) -> Non
     assert not (folder / prepare.BUILDING).exists() and not journal.exists()
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("band", [None, (0.5, 45.0)])
 def test_several_processes_make_the_same_bytes(tmp_path: Path, band: tuple[float, float] | None) -> None:
     data = make_set(tmp_path / "data", subjects=5)
@@ -200,6 +202,7 @@ def test_several_processes_make_the_same_bytes(tmp_path: Path, band: tuple[float
             assert mine.replace(str(one.folder).encode(), str(other.folder).encode()) == theirs
 
 
+@pytest.mark.all
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda each: each.name)
 def test_a_command_that_is_ended_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:

@@ -220,6 +220,7 @@ def test_interpolation_gives_back_what_a_smooth_head_has() -> None:
     assert np.abs(spoilt - signals).max() < 0.02 * np.abs(signals).max()
 
 
+@pytest.mark.all
 def test_a_recording_that_ends_its_reader(tmp_path: Path) -> None:
     """A file that kills the process which reads it costs that file."""
     told = dict(pool.ordered(_deadly, list(range(4)), workers=2))

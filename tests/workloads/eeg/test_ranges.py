@@ -54,6 +54,7 @@ def nets(tmp_path_factory: pytest.TempPathFactory) -> Nets:
     return found
 
 
+@pytest.mark.sample(3, 1)
 @pytest.mark.parametrize("head", ["time", "scalar", "four"])
 def test_answers_stay_in_the_range_of_the_training_labels(nets: Nets, head: str) -> None:
     net, windows, labels = nets[head]
@@ -69,6 +70,7 @@ def test_answers_stay_in_the_range_of_the_training_labels(nets: Nets, head: str)
     assert ((free < low) | (free > high)).any()  # without the range they would
 
 
+@pytest.mark.sample(6, 1)
 @pytest.mark.parametrize("kind", SILENT)
 @pytest.mark.parametrize("head", ["time", "scalar", "four"])
 def test_a_window_without_a_signal_gets_the_training_mean(nets: Nets, head: str, kind: str) -> None:

@@ -95,7 +95,7 @@ def _steps(beat: Path) -> int:
         return 0
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_stopping_one_stage_and_resuming_it_finishes_all(chain: Chain) -> None:
     assert chain.first == 75
     assert chain.second.returncode == 0, chain.second.stderr
@@ -104,7 +104,7 @@ def test_stopping_one_stage_and_resuming_it_finishes_all(chain: Chain) -> None:
     assert "• eeg-pretrained, stage 2 of 3: eeg-challenge1" in chain.second.stderr
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_finished_stage_is_gone_on_from_and_a_stage_that_was_begun_is_finished(chain: Chain, tmp_path: Path) -> None:
     """The last stage is missing: resuming the first starts it; stopped in its middle, the same command finishes it."""
     for workload in ("eeg-pretrain", "eeg-challenge1"):
@@ -144,7 +144,7 @@ def test_a_finished_stage_is_gone_on_from_and_a_stage_that_was_begun_is_finished
     assert resume().stdout.startswith("✓ ")  # nothing is left now
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_what_is_said_of_the_run_is_said_once(chain: Chain) -> None:
     """The first stage had two workers: before it was stopped, and after it was resumed."""
     said = (chain.run("eeg-pretrain") / "output.log").read_text().splitlines()
@@ -154,7 +154,7 @@ def test_what_is_said_of_the_run_is_said_once(chain: Chain) -> None:
     assert len([line for line in said if line.startswith(("split ", "tempo: "))]) == 2
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_each_stage_knows_its_parent_and_starts_from_its_weights(chain: Chain) -> None:
     parent = chain.run("eeg-pretrain").name
     assert chain.info("eeg-pretrain")["parent"] is None
@@ -169,7 +169,7 @@ def test_each_stage_knows_its_parent_and_starts_from_its_weights(chain: Chain) -
     }
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_the_press_is_found_and_everything_says_simulated(chain: Chain) -> None:
     scores = json.loads((chain.run("eeg-challenge1") / "scores.json").read_text())
     assert scores["simulated"] is True and scores["subjects"] == 4
@@ -181,7 +181,7 @@ def test_the_press_is_found_and_everything_says_simulated(chain: Chain) -> None:
     assert "beside it, nrmse of the constant" in text
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_the_end_says_the_number_of_the_leaderboard(chain: Chain) -> None:
     one, two = (json.loads((chain.run(f"eeg-challenge{n}") / "scores.json").read_text()) for n in (1, 2))
     number = 0.3 * one["nrmse"] + 0.7 * two["nrmse"]
@@ -191,7 +191,7 @@ def test_the_end_says_the_number_of_the_leaderboard(chain: Chain) -> None:
     assert closing.overall([one, two]) == pytest.approx(number, abs=1e-4)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_score_tells_what_was_kept(chain: Chain) -> None:
     done = subprocess.run(command("eeg", "score", "--json"), cwd=chain.cwd, capture_output=True, text=True, check=True)
     told = json.loads(done.stdout)
@@ -207,7 +207,7 @@ def packed(chain: Chain) -> Path:
     return submission.build(chain.run("eeg-challenge1"), chain.run("eeg-challenge2"), chain.cwd / "submission.zip")
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_the_zip_is_flat_and_the_same_every_time(chain: Chain, packed: Path) -> None:
     assert sorted(submission.check(packed)) == [
         "challenge_1.json",
@@ -222,7 +222,7 @@ def test_the_zip_is_flat_and_the_same_every_time(chain: Chain, packed: Path) -> 
     assert again.read_bytes() == packed.read_bytes()
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_it_answers_elsewhere_what_the_run_scored(chain: Chain) -> None:
     """In another process, isolated, from another folder; the score is that of the run to the last digit kept."""
     words = ["eeg", "submit", "--here", "--json", "--out", "tried.zip"]
@@ -254,6 +254,7 @@ def test_a_zip_that_would_be_refused_is_refused_here(tmp_path: Path, members: di
         submission.check(path)
 
 
+@pytest.mark.all
 def test_a_damaged_zip_and_a_submission_that_raises(tmp_path: Path) -> None:
     path = tmp_path / "broken.zip"
     path.write_bytes(b"PK\x03\x04 no")
@@ -268,7 +269,7 @@ def test_a_damaged_zip_and_a_submission_that_raises(tmp_path: Path) -> None:
     assert "no timm here" in (refused.value.cause or "")
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_runs_that_cannot_be_packed(chain: Chain, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a run of Challenge 2, not 1"):
         submission.build(chain.run("eeg-challenge2"), chain.run("eeg-challenge1"), tmp_path / "x.zip")
@@ -276,7 +277,7 @@ def test_runs_that_cannot_be_packed(chain: Chain, tmp_path: Path) -> None:
         submission.build(chain.run("eeg-pretrain"), chain.run("eeg-challenge2"), tmp_path / "x.zip")
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [
@@ -303,7 +304,7 @@ def test_a_description_that_is_none_is_refused(chain: Chain, tmp_path: Path, cha
 # Bits -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_killed_run_with_the_tuner_on_ends_with_the_same_bits(chain: Chain) -> None:
     """Chaos runs it twice undisturbed and once with kills. The runs are too short to tune more than their share."""
     words = ["chaos", "eeg-challenge1", "data=cache", "epochs=4", "batch=16", "members=2", "folds=true", "augment=1.0"]
@@ -321,7 +322,7 @@ def test_a_killed_run_with_the_tuner_on_ends_with_the_same_bits(chain: Chain) ->
 # Bad input ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.all
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stage", "words", "said"),
     [
@@ -343,7 +344,7 @@ def test_what_cannot_be_trained_is_said_in_words(
         run(tmp_path, lambda session: stage.train(session, **given))
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_word_that_no_stage_takes(chain: Chain) -> None:
     done = subprocess.run(
         command("train", "eeg", "epoch=3"), cwd=chain.cwd, capture_output=True, text=True, check=False
@@ -353,14 +354,14 @@ def test_a_word_that_no_stage_takes(chain: Chain) -> None:
     assert "tip: a similar setting exists: `epochs`" in done.stderr
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_weights_of_another_shape(chain: Chain, tmp_path: Path) -> None:
     given = {"data": str(chain.cwd / "cache"), "tune": False, "width": 16, "parent": str(chain.run("eeg-pretrain"))}
     with pytest.raises(UserError, match="do not fit this model"):
         run(tmp_path, lambda session: challenge1.train(session, **given))
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_labels_that_nobody_has(chain: Chain, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has a response time"):
         run(

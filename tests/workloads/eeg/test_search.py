@@ -67,7 +67,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     return Study(cwd, orphans, done)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_the_same_folder_goes_on_after_a_kill(study: Study) -> None:
     assert study.done.returncode == 0, study.done.stderr
     assert psutil.wait_procs(study.orphans, timeout=100)[1] == []
@@ -83,7 +83,7 @@ def test_the_same_folder_goes_on_after_a_kill(study: Study) -> None:
     assert [trial.state.name for trial in loaded.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_each_trial_is_a_run_with_what_was_chosen_and_what_was_given(study: Study) -> None:
     tried = [info["arguments"] for info in study.runs().values()]
     for arguments in tried:
@@ -92,7 +92,7 @@ def test_each_trial_is_a_run_with_what_was_chosen_and_what_was_given(study: Stud
     assert len({arguments["lr"] for arguments in tried}) == 3
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_the_best_is_that_of_validation_and_its_words_are_those_of_its_run(study: Study) -> None:
     best: dict[str, float] = {}
     for run in list_runs(study.cwd / "study" / "runs"):
@@ -109,7 +109,7 @@ def test_the_best_is_that_of_validation_and_its_words_are_those_of_its_run(study
     assert not {word.partition("=")[0] for word in study.told["words"]} & {"width", "data"}  # given, so not searched
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_trial_that_fails_is_said_and_borne(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(study.cwd)
     said: list[str] = []

@@ -28,6 +28,7 @@ def everything(root: Path) -> dict[str, bytes]:
     return {str(each.relative_to(root)): each.read_bytes() for each in sorted(root.rglob("*")) if each.is_file()}
 
 
+@pytest.mark.all
 def test_the_same_seed_gives_the_same_bytes_however_many_write_them(small: Path, tmp_path: Path) -> None:
     assert everything(simulate.write(tmp_path / "again", **{**SMALL, "workers": 2})) == everything(small)
 
@@ -68,6 +69,7 @@ def test_it_looks_like_the_healthy_brain_network(small: Path) -> None:
     assert subject.release and subject.age and set(subject.factors) == set(bids.FACTORS)
 
 
+@pytest.mark.all
 def test_flaws_are_in_it(tmp_path: Path) -> None:
     """Missing labels, files that are too short, windows past the end, presses too many and too few, bad channels."""
     root = simulate.write(tmp_path / "data", **{**SMALL, "subjects": 12, "trials": 8})
@@ -90,6 +92,7 @@ def test_without_flaws(tmp_path: Path) -> None:
     assert all(each["bad_channels"] == [] for each in told.values())
 
 
+@pytest.mark.all
 def test_truth_is_in_the_events_and_in_the_signals(small: Path) -> None:
     """The average over trials, lined up at the press, has its peak there."""
     subject = truth.draw_subject(1, 0, "R1")
@@ -126,6 +129,7 @@ def test_response_times_are_like_those_of_people() -> None:
     assert np.corrcoef(ages, [each.externalizing for each in people])[0, 1] < -0.05
 
 
+@pytest.mark.all
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "place", "band"),
@@ -182,6 +186,7 @@ def test_what_cannot_be_simulated(tmp_path: Path) -> None:
         simulate.truth(make_set(tmp_path / "real"))
 
 
+@pytest.mark.all
 def test_the_demo_is_made_once_and_again_when_it_has_to_be(tmp_path: Path) -> None:
     sizes = {"subjects": 2, "trials": 3, "rest_seconds": 9.0, "workers": 1}
     told: list[str] = []

@@ -28,6 +28,7 @@ else:
 """
 
 
+@pytest.mark.all
 @pytest.mark.skipif(sys.platform == "win32", reason="needs getrusage")
 def test_a_process_needs_what_was_said_and_not_more(tmp_path: Path) -> None:
     data = make_set(tmp_path / "data", subjects=1, task="RestingState", seconds=4000, channels=NAMES, events=None)

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_a_model_of_braindecode_cross_validated_over_releases(tmp_path: Path) -> None:
     """EEGNeX by its name, a member for each fold, CORAL on: supervised to its end, and out of fold is out of fold."""
     pytest.importorskip("braindecode")
@@ -61,7 +61,7 @@ def _out_of_fold(folder: Path, windows: Any) -> float:
     return scores.nrmse(truth, guess)
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_coral_draws_the_releases_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One release is restless in channels that say nothing: with `align` the features of both become alike."""
     place = small.challenge1(tmp_path / "cache", subjects=16, restless=["R2"], releases=("R1", "R2", "R3", "R5"))
@@ -81,6 +81,7 @@ def test_coral_draws_the_releases_together(tmp_path: Path, monkeypatch: pytest.M
     assert apart[1] < 0.6 * apart[0]
 
 
+@pytest.mark.all
 def test_challenge2_is_cross_validated_too(tmp_path: Path) -> None:
     place = small.challenge2(tmp_path / "cache", subjects=15, windows=4, releases=RELEASES)
     given = {"data": str(place), "members": 3, "folds": True, "align": 1.0, "epochs": 2, "batch": 16, "width": 8}
@@ -90,7 +91,7 @@ def test_challenge2_is_cross_validated_too(tmp_path: Path) -> None:
     assert np.isfinite(told["out_of_fold"]["nrmse"])
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_nets_that_share_all_subjects_train_in_a_run_beside_a_net_of_braindecode(tmp_path: Path) -> None:
     """`cross=true`: who would validate trains as well, each subject is left out by one member, and what was kept
     answers like the run. `against=` puts a net of braindecode beside it. Three test subjects: no interval."""
@@ -128,6 +129,7 @@ def test_nets_that_share_all_subjects_train_in_a_run_beside_a_net_of_braindecode
     assert np.isfinite(rival["nrmse"]) and f"ShallowFBCSPNet in the same {rival['cpu_s']} CPU s " in said
 
 
+@pytest.mark.all
 def test_one_subject_to_validate_and_one_to_test_give_no_score_and_a_trained_net(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -189,7 +189,8 @@ class Watch(App[None]):
         lines = self.lines(width, height)
         if self._ascii:
             lines = [plain(line) for line in lines]
-        self.query_one(Page).put(lines)
+        for page in self.query(Page):  # none: the app is closing, and a timer that was due comes after its page
+            page.put(lines)
 
     def lines(self, width: int, height: int) -> list[str]:
         """What the terminal shows, as text."""
