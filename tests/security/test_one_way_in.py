@@ -52,6 +52,7 @@ ELSEWHERE = {
     "monitor/trackers/tensorboard_tracker.py": "a folder in the one that the setting track.tensorboard names",
     "monitor/web/keys.py": "the cache folder of the user: new, or it is not written",
     "base/board.py": "a file of tempfile.mkstemp, where there is no shared memory",
+    "base/processes.py": "`redirect_output`: what a probe or a trial prints, in a folder of tempfile.mkdtemp",
     "supervisor/keeper.py": "a new folder in one of tempfile.mkdtemp, when the run folder cannot be written",
     "probes/wrong_kernels.py": "where HOLDFAST_PRETEND points to, for tests and `holdfast verify`",
     "run/kept_arguments.py": "the state folder of the user",
