@@ -122,14 +122,14 @@ def test_a_comparison_with_the_cpu_after_a_step_that_is_not_finite(tmp_path: Pat
 
     def train(session: Session) -> None:
         session.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-        vigil: Any = session._attempts.vigil
+        checks: Any = session._attempts.checks
 
         def before_step(*_: Any) -> None:
             torch.manual_seed(session.step_count)
             session._named["optimizer"].param_groups[0]["lr"] *= 2  # the function changes more than its gradients
-            vigil.computed = True
+            checks.computed = True
 
-        vigil.before_step = before_step
+        checks.before_step = before_step
         for step in range(1, 6):
             factor = float("nan") if step == BAD else 1.0
             session.step(lambda b, f=factor: model(b).square().mean() * f, torch.randn(8, 4))

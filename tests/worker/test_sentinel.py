@@ -257,7 +257,7 @@ def test_a_step_with_a_kernel_that_writes_nothing_is_never_committed(
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         session.protect(model=model, optimizer=optimizer)
         ground = session._ground
-        session._attempts.vigil._keep_watch(ground.device, ground.snapshots)  # a run without a supervisor has none
+        session._attempts.checks._keep_watch(ground.device, ground.snapshots)  # a run without a supervisor has none
         x = torch.randn(4, 64)
         while session.step_count < 2:
             session.step(lambda b: model["plain"](b).square().mean(), x)

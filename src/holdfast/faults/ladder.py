@@ -5,9 +5,9 @@
     history.append(Past(fault, move, rung))    # `committed` grows as steps are committed after it
 
 `table` below is the whole policy. Each row is tried from the left, and the first entry that is still open is
-the move. An entry is used up by what was already done for faults of the same family at the same place: the
-same step on the same rung. What came from outside (a kill) is not the rung's fault, so there the place is
-"since the last committed step". A kind that a file adds has its row there (added_kinds.py).
+the move. Each entry counts how often it was used for this family of faults, at this step on this rung. For faults
+from outside (a kill) it counts since the last committed step, on any rung. A kind that a file adds has its row there
+(added_kinds.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The device as probes see it: where tensors go, in which precision, how much memory there is.
 
     bench = wrong_kernels.open_bench("cuda:0", tell)
-    with bench.check("backward", batch=8):          # on record before it begins
+    bench.tell("backward")                          # on record before it begins
+    with bench.on():
         loss.backward()
         bench.wait()                                # for the device; an error comes out here, not later
     free, total = bench.memory()

@@ -79,7 +79,7 @@ class OneStep(Session):
 
     @property
     def _rung_label(self) -> str:
-        return self._attempts.vigil.rung.device
+        return self._attempts.checks.rung.device
 
 
 def script(bench: Bench, spec: dict[str, Any]) -> Iterator[Outcome]:

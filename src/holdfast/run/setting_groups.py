@@ -172,7 +172,7 @@ class OomSettings:
     allow_batchnorm_split: bool = setting(False, BOOL)
     """Whether a model with BatchNorm may be split too: its statistics are then those of the pieces."""
     grow_back_steps: int = setting(50, at_least(1, "a whole number of steps"))
-    """Steps that must succeed in pieces before the whole batch is tried again."""
+    """Steps that must succeed in pieces before larger ones are tried again, half as many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -251,7 +251,7 @@ class Supervisor(RunLoop):
             self._look_at_birth(worker, beat)
             return
         silence = self._watch.silence(beat)
-        limit = self._watch.weighed(beat, silence)
+        limit = self._watch.limit_now(beat, silence)
         self._limit_in = limit - silence
         if self._limit_in <= 0:
             self._worker_hangs(worker, beat, limit)

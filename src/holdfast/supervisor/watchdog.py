@@ -47,7 +47,7 @@ _OWN = (Phase.SETUP, Phase.LOOP, Phase.EVALUATE, Phase.SAVE, Phase.COMPILE)
 _STEP = (Phase.DATA, Phase.TO_DEVICE, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.SNAPSHOT)
 
 
-def is_open(beat: Beat, known: Known) -> bool:
+def may_take_any_time(beat: Beat, known: Known) -> bool:
     """May this phase take longer than anybody knows? The user's own code may, and what was never seen before."""
     if beat.phase in _OWN:
         return True

@@ -1,7 +1,7 @@
 """The watch over one run's workers: what they taught, and how long the one there is now may still be silent.
 
     watch = Watch(settings.watchdog, tell)
-    limit = watch.weighed(beat, watch.silence(beat))   # seconds of silence allowed in the phase it is in
+    limit = watch.limit_now(beat, watch.silence(beat))   # seconds of silence allowed in the phase it is in
     if watch.silence(beat) >= limit:
         fault = watch.hung(beat, limit, device, state)     # its step is allowed four times as long again
     watch.learn(beat)                            # the worker is gone; its successor inherits what it taught
@@ -9,9 +9,10 @@
 For a script of somebody else scripts/silence.py finds limits of its own; the clock of a silence, the warning, the
 fault and the longer limit after it are these.
 
-The judgement itself is pure and in watchdog.py; here is what is remembered between two looks. Where nothing was
-learned, and in the user's own code, it is looked at what a silent worker waits for: one that waits for something
-outside (a socket, a file, a child, its own timer) is not called hung, and somebody is told before any worker is ended.
+watchdog.py gives the limit, as a pure function; here is what is remembered between two looks. If the length of a phase
+is not known, or it is the user's own code, we look at what the silent worker waits for (waits/): one that waits for
+something outside (a socket, a file, a child, its own timer) gets more time, and somebody is told before any worker is
+ended. `Supervisor._look` decides.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from holdfast.base.human import duration
 from holdfast.faults.classification import Fault, Kind
 from holdfast.run.setting_groups import WatchdogSettings
 from holdfast.supervisor.waits import Finding, Grade, Waits
-from holdfast.supervisor.watchdog import allowed_silence, is_open, merge_known
+from holdfast.supervisor.watchdog import allowed_silence, may_take_any_time, merge_known
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at what a silent worker waits for."""
@@ -79,14 +80,14 @@ class Watch:
         """How many times as long a step may take that was called hung before."""
         return self._stretch.get(beat.at, 1.0)
 
-    def weighed(self, beat: Beat, silence: float) -> float:
+    def limit_now(self, beat: Beat, silence: float) -> float:
         """As `limit`; longer where the worker waits for something outside, in a phase of unknown length."""
         limit = self.limit(beat)
         if beat.beats != self._beats:
             self._beats, self._finding, self._looked = beat.beats, None, 0.0
             self.heard()
             self._waits.forget()
-        if silence <= limit / 2 or beat.pid <= 0 or not is_open(beat, self._known):
+        if silence <= limit / 2 or beat.pid <= 0 or not may_take_any_time(beat, self._known):
             return limit
         finding = self._look(beat.pid)
         if finding.grade is Grade.WAITS:

@@ -1,13 +1,13 @@
 """What a session does to be believed: the trial of a step its predecessor failed in, the sentinel, finite numbers.
 
-    vigil = Vigil(ground.enter, link.send, settings, rung)
-    vigil.begin_with(config["trial"], config["probation"])
-    vigil.protect(modules, device, snapshots, on_device)
-    vigil.keeps(step)                                    # the snapshot after this step is evidence: it is held
-    fault = vigil.before_step(work, step, describe)      # None: go on
-    with vigil.looking(step): ...                        # the step itself; now and then some operators are noted
-    fault = vigil.after_step(step)                       # known answers after the first one; what came of looks
-    fault = vigil.refused()                              # a step whose numbers were not finite, noticed on arrival
+    checks = StepChecks(ground.enter, link.send, settings, rung)
+    checks.begin_with(config["trial"], config["probation"])
+    checks.protect(modules, device, snapshots, on_device)
+    checks.keeps(step)                                    # the snapshot after this step is evidence: it is held
+    fault = checks.before_step(work, step, describe)      # None: go on
+    with checks.looking(step): ...                        # the step itself; now and then some operators are noted
+    fault = checks.after_step(step)                       # known answers after the first one; what came of looks
+    fault = checks.refused()                              # a step whose numbers were not finite, noticed on arrival
 
 It finds out and says so. What follows is the session's and the ladder's.
 """
@@ -45,7 +45,7 @@ _PHASE = "backward"
 """What is not finite, or wrong, was computed by then."""
 
 
-class Vigil:
+class StepChecks:
     """One worker's doubts about its device, its data and its script."""
 
     def __init__(

@@ -56,7 +56,7 @@ class Commits:
             self.started = True
             if at is not CommitPoint.FREE:  # there the body has begun already: what it drew cannot be drawn again
                 self.commit(CommitPoint.START)
-                if self._attempts.vigil.sentinel is not None:
+                if self._attempts.checks.sentinel is not None:
                     self._ground.snapshots.agreed()  # nothing was computed yet
 
     def land(self, at: CommitPoint, of: str | None = None) -> None:
@@ -99,11 +99,11 @@ class Commits:
         The last batch of an epoch is kept together with what follows it. A run restored in between does that
         batch again, so names the loop leaves behind, like its last loss, exist for the code after the loop.
         """
-        ground, board, vigil = self._ground, self._ground.board, self._attempts.vigil
+        ground, board, checks = self._ground, self._ground.board, self._attempts.checks
         ground.check_not_over()
         stop = ground.peers.at_boundary(ground, at, stop=board.stop_requested)
-        asked = not at.by_cadence or hold or stop or board.rest or vigil.on_trial
-        kept = not last and vigil.keeps(ground.position.step)
+        asked = not at.by_cadence or hold or stop or board.rest or checks.on_trial
+        kept = not last and checks.keeps(ground.position.step)
         due = self._due(last=last) or asked or kept
         if self.landing is not None:
             due = False  # on its way to where the snapshot was taken: nothing of this counts

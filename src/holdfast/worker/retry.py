@@ -32,7 +32,7 @@ from holdfast.run.messages import FaultMended, Note, Recovered
 from holdfast.state.rng import capture_rng, restore_rng
 from holdfast.worker import step
 from holdfast.worker.ahead import Ahead
-from holdfast.worker.checks import Vigil
+from holdfast.worker.checks import StepChecks
 from holdfast.worker.compilation import CompileWatch
 from holdfast.worker.peers import PeerFault
 from holdfast.worker.session_base import Ground, LostWorker
@@ -118,7 +118,7 @@ class Attempts:
 
     def __init__(self, ground: Ground, rungs: list[Rung], rung: int, folder: Path | None = None) -> None:
         self.ground = ground
-        self.vigil = Vigil(ground.enter, ground.link.send, ground.settings, rungs[rung], folder)
+        self.checks = StepChecks(ground.enter, ground.link.send, ground.settings, rungs[rung], folder)
         self.pieces = Pieces(ground)
         self.ahead = Ahead()
         self.cpu_next = False
@@ -142,16 +142,16 @@ class Attempts:
         """What was decided for the first steps of this worker, after its predecessor was lost in one."""
         self.pieces.count = max(1, pieces)
         self.cpu_next = cpu_batch
-        self.vigil.begin_with(trial, probation, sentinel=sentinel)
+        self.checks.begin_with(trial, probation, sentinel=sentinel)
 
     def protect(self) -> None:
         """What is protected is on the device now."""
         ground = self.ground
-        self.vigil.protect(ground.named_modules(), ground.device, ground.snapshots, ground.elsewhere)
+        self.checks.protect(ground.named_modules(), ground.device, ground.snapshots, ground.elsewhere)
 
     def close(self) -> None:
         self._compiling.end()
-        self.vigil.close()
+        self.checks.close()
 
     # -- trying --------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Attempts:
         begun = self._begin(work)
         peers = self.ground.peers
         peers.begin_step(None if samples is None else samples.batch)
-        looked = self.vigil.idle
+        looked = self.checks.idle
         while True:
             try:
                 if not looked:
@@ -192,15 +192,15 @@ class Attempts:
         """Before the step: compute again what failed here, and hear what became of earlier looks."""
         step = self.ground.position.step + 1
         describe = _describe(work, samples) if work is not None else None
-        fault = self.vigil.before_step(work, step, describe)
+        fault = self.checks.before_step(work, step, describe)
         if fault is not None:
             self.lose(without_bad_samples(fault, samples))
-        if self.vigil.computed and begun.exact and self.ground.protected.meta() != begun.meta:  # on trial it is exact
+        if self.checks.computed and begun.exact and self.ground.protected.meta() != begun.meta:  # on trial it is exact
             self._roll_back(begun)  # the function changes more than its gradients: a generator, a count
 
     def check_numbers(self) -> None:
         """A step whose numbers were not finite was not kept, and this worker is past it."""
-        fault = self.vigil.refused()
+        fault = self.checks.refused()
         if fault is not None:
             self.lose(fault)
 
@@ -218,7 +218,7 @@ class Attempts:
         verdict = None
         with contextlib.suppress(Exception):  # what was raised is the answer, whatever the replay does
             passed = self.ground.position.step > 0
-            verdict = self.vigil.explain(work, error, _describe(work, samples), others_passed=passed)
+            verdict = self.checks.explain(work, error, _describe(work, samples), others_passed=passed)
         if verdict is not None:
             step, device = self.ground.position.step + 1, self._rungs[self._rung].device
             fault = Fault(Kind.BAD_DATA, device, step, Phase.FORWARD.label, verdict.why)
@@ -236,25 +236,25 @@ class Attempts:
 
     def perform(self, work: Work, device: torch.device) -> torch.Tensor:
         """Forward, backward and update, in as many pieces as fit."""
-        ground, vigil = self.ground, self.vigil
+        ground, checks = self.ground, self.checks
         work.pieces = self.pieces.count
         if self._microbatch:
             work.pieces = max(work.pieces, flags.pieces(batches.batch_size(work.batch)))
         work.updating = False
         work.ahead = self.ahead.take
-        work.watch = vigil.watches_numbers and (vigil.on_trial or ground.cadence.expects(ground.uncommitted.count))
-        work.on_loss = vigil.wants_graph(work)
+        work.watch = checks.watches_numbers and (checks.on_trial or ground.cadence.expects(ground.uncommitted.count))
+        work.on_loss = checks.wants_graph(work)
         work.together = ground.peers.together(work)
-        return step.perform(work, device, vigil.entering(ground.entering))
+        return step.perform(work, device, checks.entering(ground.entering))
 
     def _begin(self, work: Work | None) -> _Begun:
         """A step goes back to its savepoint if it fails before its update; a transaction needs a whole snapshot."""
         ground, snapshots, cadence = self.ground, self.ground.snapshots, self.ground.cadence
         if self.pieces.count > 1:
             self.pieces.grow_back()
-        if self.vigil.only_judges:
+        if self.checks.only_judges:
             return _Begun(self.pieces.count)
-        wanted = cadence.each_step or self.vigil.on_trial or (work is None and cadence.fixed is None)
+        wanted = cadence.each_step or self.checks.on_trial or (work is None and cadence.fixed is None)
         wanted = wanted or snapshots.last is None
         exact = (wanted or ground.uncommitted.count == 0) and snapshots.fresh()
         if wanted and not exact:
@@ -271,17 +271,17 @@ class Attempts:
         return begun.exact or (work is not None and not work.updating and self.ground.light.holds())
 
     def _once(self, perform: Callable[[torch.device], T]) -> T:
-        ground, vigil = self.ground, self.vigil
+        ground, checks = self.ground, self.checks
         step = ground.position.step + 1
         ground.board.begin_attempt(step)
         if self.cpu_next:
             result = self._on_the_cpu(perform)
-        elif vigil.sentinel is None:
+        elif checks.sentinel is None:
             result = perform(ground.device)
         else:
-            with vigil.looking(step):
+            with checks.looking(step):
                 result = perform(ground.device)
-            fault = vigil.after_step(step)
+            fault = checks.after_step(step)
             if fault is not None:
                 self.lose(fault)
         self._compiling.check()

@@ -74,7 +74,7 @@ class Silence:
         silence = self._clock.heard(min(beat.silence, now - streams.last_output, now - script.started))
         if self.supervisor.attached.exact and beat.beats > 0:
             silence = self.watch.silence(beat)
-            limit = self.watch.weighed(beat, silence)
+            limit = self.watch.limit_now(beat, silence)
         else:
             if silence < SILENT:
                 self._heard()
