@@ -66,7 +66,7 @@ def test_every_setting_says_what_it_means() -> None:
     for key in kinds():
         assert describe(key).endswith("."), key
     assert describe("oom.grow_back_steps") == (
-        "Steps that must succeed in pieces before the whole batch is tried again."
+        "Steps that must succeed in pieces before larger ones are tried again, half as many."
     )
 
 

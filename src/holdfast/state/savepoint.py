@@ -60,10 +60,10 @@ class Savepoint:
         self._base: list[Tensor] | None = None
         self._known: list[Tensor] = []
         self._parameters: list[Tensor] = []
-        self._small: list[Tensor] = []
+        self._small: list[tuple[list[Tensor], list[Tensor]]] = []
+        """Buffers and their copies, those of one device and dtype together: a list of several is copied one by one."""
         self._large: list[Tensor] = []
-        """Buffers."""
-        self._small_copies: list[Tensor] = []
+        """Larger buffers."""
         self._large_copies: list[Tensor] = []
         self._versions: list[int] = []
         self._written = 0
@@ -102,7 +102,7 @@ class Savepoint:
     def restore(self, device: torch.device) -> None:
         assert self._rng is not None and self._asked is not None, "there is nothing to go back to"
         with torch.no_grad():
-            for buffers, copies in ((self._small, self._small_copies), (self._large, self._large_copies)):
+            for buffers, copies in (*self._small, (self._large, self._large_copies)):
                 if buffers:
                     torch._foreach_copy_(buffers, copies)
         self._versions = list(map(_version, self._large))
@@ -130,8 +130,11 @@ class Savepoint:
         once = {id(each): each for each in self._known}
         self._parameters = [each for key, each in once.items() if key in parameters]
         buffers = [each for key, each in once.items() if key not in parameters]
-        self._small = [each for each in buffers if each.nbytes <= SMALL]
-        self._small_copies = [each.detach().clone() for each in self._small]
+        alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for each in buffers:
+            if each.nbytes <= SMALL:
+                alike.setdefault((each.device, each.dtype), []).append(each)
+        self._small = [(group, [each.detach().clone() for each in group]) for group in alike.values()]
         self._large = [each for each in buffers if each.nbytes > SMALL]
         self._large_copies = [each.detach().clone() for each in self._large]
         self._versions = list(map(_version, self._large))
@@ -144,8 +147,8 @@ class Savepoint:
         if not self._small and not self._large:
             return
         with torch.no_grad():
-            if self._small:
-                torch._foreach_copy_(self._small_copies, self._small)
+            for group, copies in self._small:
+                torch._foreach_copy_(copies, group)
             now = list(map(_version, self._large))
             for at in [at for at, version in enumerate(now) if version != self._versions[at]]:
                 self._large_copies[at].copy_(self._large[at])
