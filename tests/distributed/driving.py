@@ -214,7 +214,7 @@ class Scenarios:
             self.results[name] = {"codes": ranks.until_over(), **ranks.result()}
             if isinstance(ranks, Staying):
                 self.results[name]["pids"] = ranks.pids
-            if name.startswith(("ragged", "parts")) and not name.startswith("parts stopped"):
+            if name.startswith(("ragged", "parts")) and (ranks.run.path / "final.safetensors").exists():
                 self.results[name]["weights"] = ranks.weights()
         return self.results[name]
 
@@ -226,6 +226,10 @@ class Scenarios:
             run = RunFolder.open(self.ranks[f"parts stopped {ranks}"].run.path)
             words = ["whole=true"] if ranks == 1 else []
             return Staying(self.folder / f"parts-stopped-{ranks}", ranks, *words, run=run, script=SHARDED)
+        if of == "tied then":
+            self.result("parts tied")
+            run = RunFolder.open(self.ranks["parts tied"].run.path)
+            return Staying(self.folder / "parts-tied", 3, "tied=true", run=run, script=SHARDED)
         if of == "torchrun":
             return Ranks(folder, 2, "die=1:4:backward", script=SHARDED)
         count, *given = PARTS[of.partition(" ")[0]]
@@ -271,6 +275,12 @@ PARTS = {
     "clipped": (3, "clip=0.5", "look=true"),
     "looking": (3, "clip=0.5", "look=true", "die=2:7:forward"),
     "stopped": (2, "stop=3"),
+    "often": (2, "full=1:4:2"),
+    "torn": (2, "die=1:11:snapshot"),
+    "uneven": (2, "length=19", "batch=6", "accumulate=3"),
+    "uneven-alone": (1, "whole=true", "length=19", "batch=6", "accumulate=3"),
+    "tied": (2, "tied=true", "stop=3"),
+    "tied-alone": (1, "tied=true", "whole=true"),
 }
 """What happens to ranks that share the state out, and how many they are."""
 

@@ -3,8 +3,9 @@
 `die="1:4:backward"` kills rank 1 at step 4 in that phase, once; `full="1:4:2"` has rank 1 run out of memory twice at
 step 4; `mesh=2` makes two replicas of the model, each shared out over the other ranks (HSDP); `clip` limits the
 gradients; `look` evaluates after each epoch, which leaves parameters whole; `stop=3` asks for a stop after that step;
-`whole` leaves the model as it is; `seen` is a folder for notes. With `back=9` the device of a rank that was killed is
-away until step 9: the file `away` in that folder says so; `pause` makes a step longer.
+`whole` leaves the model as it is; `tied` has one weight in two layers; `accumulate` cuts batches; `seen` is a folder
+for notes. With `back=9` the device of a rank that was killed is away until step 9: the file `away` in that folder
+says so; `pause` makes a step longer.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ def train(
     mesh: int = 1,
     clip: float = 0.0,
     look: bool = False,
+    tied: bool = False,
+    accumulate: int = 1,
     whole: bool = False,
     stop: int = -1,
     back: int = -1,
@@ -48,13 +51,18 @@ def train(
 ) -> None:
     torch.manual_seed(3)
     # 17 and 5 rows do not divide evenly, and the last layer has one row: some ranks hold nothing of it.
-    model = nn.Sequential(nn.Linear(8, 17), nn.ReLU(), nn.Linear(17, 5), nn.ReLU(), nn.Linear(5, 1)).double()
+    model = nn.Sequential(nn.Linear(8, 17), nn.ReLU(), nn.Linear(17, 5), nn.ReLU(), nn.Linear(5, 1))
+    if tied:
+        shared = nn.Linear(17, 17)
+        model = nn.Sequential(nn.Linear(8, 17), nn.ReLU(), shared, nn.ReLU(), nn.Linear(17, 17))
+        model[4].weight = shared.weight
+    model.double()
     if not whole:
         shape, names = (
             ((session.ranks,), ("shard",)) if mesh == 1 else ((mesh, session.ranks // mesh), ("copy", "shard"))
         )
         device_mesh = init_device_mesh(session.device.type, shape, mesh_dim_names=names)
-        for layer in (model[0], model[2]):
+        for layer in (model[0],) if tied else (model[0], model[2]):
             fully_shard(layer, mesh=device_mesh)
         fully_shard(model, mesh=device_mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -64,7 +72,12 @@ def train(
     session._phase_hooks.append(fault.on_phase)
     for _ in session.epochs(epochs):
         for samples in session.batches(data):
-            session.step(lambda b: fault.forward(nn.functional.mse_loss(model(b[0]), b[1])), samples, clip=clip or None)
+            session.step(
+                lambda b: fault.forward(nn.functional.mse_loss(model(b[0]).mean(1, keepdim=True), b[1])),
+                samples,
+                clip=clip or None,
+                accumulate=accumulate,
+            )
             time.sleep(pause)
             if session.rank == 0 and session._position.step == back:
                 Path(seen, "away").unlink(missing_ok=True)

@@ -73,6 +73,33 @@ def test_a_batch_too_large_for_one_rank_is_computed_in_pieces_by_all(found: Foun
     assert all(len(pids) == 1 for pids in full["pids"])
 
 
+@pytest.mark.all
+def test_memory_that_is_short_twice_makes_four_pieces(found: Found) -> None:
+    assert [fault["kind"] for fault in found["parts often"]["faults"]] == ["out_of_memory"] * 2
+    assert _close(found["parts often"], found["parts two"]) < 1e-9
+
+
+@pytest.mark.all
+def test_a_rank_killed_while_it_writes_its_part_of_the_last_snapshot(found: Found) -> None:
+    """Rank 0 must not call the run finished without that part."""
+    torn, two = found["parts torn"], found["parts two"]
+    assert torn["sha256"] == two["sha256"] is not None
+    assert "killed" in [fault["kind"] for fault in torn["faults"]]
+
+
+@pytest.mark.all
+def test_parts_of_a_batch_that_are_not_equal_are_cut_into_equally_many_pieces(found: Found) -> None:
+    """FSDP2 exchanges in every piece: ranks with other numbers of them would wait for each other."""
+    assert found["parts uneven"]["codes"] == [[0], [0]]
+    assert _close(found["parts uneven"], found["parts uneven-alone"]) < 1e-6
+
+
+@pytest.mark.all
+def test_a_weight_that_two_layers_share_goes_on_with_another_number_of_ranks(found: Found) -> None:
+    assert len(found["parts tied"]["checkpoints"]) == 1
+    assert _close(found["parts tied then"], found["parts tied-alone"]) < 1e-6
+
+
 @pytest.mark.long
 def test_a_rank_killed_beside_a_replica_costs_no_bit(found: Found) -> None:
     """A rank that exchanges nothing with the lost one waits for one that has left: its connection has to end too."""

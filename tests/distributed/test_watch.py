@@ -67,6 +67,18 @@ def test_a_rank_that_waits_inside_of_backward_is_not_the_one_that_hangs(
     assert [each.rank for each, _ in hung([waits, hangs], {}, WATCHDOG)] == hung_ranks
 
 
+def test_a_process_that_cannot_be_killed_and_a_rank_that_begins_hide_no_hang() -> None:
+    hangs = Seen(1, 4242, replace(_beat(Phase.FORWARD, 8.0), attempt=501))
+    waits = Seen(2, 4243, replace(_beat(Phase.BACKWARD, 8.0), attempt=501))
+    replaced = Seen(0, 4240, replace(_beat(Phase.FORWARD, 900.0), attempt=500))
+    its_heir = Seen(0, 4244, replace(_beat(Phase.PEERS, 8.0), attempt=501))
+    begins = Seen(3, 4245, replace(_beat(Phase.SETUP, 8.0), attempt=0))
+    found = [each.pid for each, _ in hung([replaced, hangs, waits, its_heir, begins], {}, WATCHDOG)]
+    assert found == [4240, 4242]
+    late = Seen(3, 4245, replace(_beat(Phase.SETUP, 1e6), attempt=0))
+    assert [each.pid for each, _ in hung([its_heir, late], {}, WATCHDOG)] == [4245]
+
+
 def test_boards_of_living_ranks(tmp_path: Path) -> None:
     job = Job(tmp_path)
     board = job.new_board(3)

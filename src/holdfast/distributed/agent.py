@@ -302,8 +302,9 @@ class RankAgent:
             for lost, heir in zip(before, here, strict=False):
                 self.job.hand_slots(lost, heir.seat)
         elif before:
-            for seat in now.keys() - before.keys():  # what it had is older than what the others go on from
-                self.job.drop_slots(seat)
+            for seat in now.keys() - before.keys():
+                if self.job.newest_generation(before) > self.job.newest_generation([seat]):
+                    self.job.drop_slots(seat)  # the others have committed without it
         pids = {rank: member.pid for rank, member in enumerate(here)}
         seats = tuple(member.seat for member in here)
         roster.publish(self.job, Roster(self._number, pids, seats, self._ranks))

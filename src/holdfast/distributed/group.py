@@ -113,6 +113,8 @@ class Group:
         self._backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not one_card else "gloo"
         self._patience = patience
         self._share = 1.0 / place.ranks
+        self._fewest: int | None = None
+        """Samples of this batch that the rank with the smallest part has."""
         self._sockets: frozenset[tuple[int, int]] = frozenset()
         """The connections to the others, by descriptor and inode."""
         self._in_step = False
@@ -279,6 +281,7 @@ class Group:
             self._ground.snapshots.flush()
             raise PeerLost("a new rank waits")  # all ranks have this commit, and all have agreed to leave after it
         self._share = 1.0 / self.ranks if batch is None or batch.part is None else batch.share
+        self._fewest = None if batch is None or batch.part is None else max(1, len(batch.samples) // self.ranks)
         self._brief = self._past = False
 
     def _begin_attempt(self) -> None:
@@ -294,6 +297,8 @@ class Group:
         if self.wrapped:
             work.scale = self._share * self.ranks
             work.before_piece = self.wrapped.exchange
+            if self.wrapped.parts:  # FSDP2 exchanges in every forward and backward
+                work.most_pieces = self._fewest
             work.before_exchange = self._hand_in if self._brief else None
 
         def bring(loss: Tensor) -> Tensor:
@@ -480,7 +485,7 @@ class Group:
         """
         ground = self._ground
         if own is not None and ground is not None:
-            if own.kind is not Kind.OUT_OF_MEMORY:
+            if own.kind is not Kind.OUT_OF_MEMORY or not own.evidence.get("splittable"):
                 ground.lose(own.at(step=ground.position.step + 1))
             pieces = 2 * max(1, self._board.read().pieces)
             told = replace(own, device=f"rank {self.place.seat}").at(step=ground.position.step + 1)

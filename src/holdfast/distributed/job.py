@@ -17,6 +17,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,17 @@ class Job:
     def slot_names(self, rank: int) -> list[tuple[str, int]]:
         """Which files its slots are now."""
         return [(path.name, status.st_ino) for path, status in in_folder(self.slots(rank), "slot-*")]
+
+    def newest_generation(self, seats: Iterable[int]) -> int:
+        """The number of the group that has committed last, by the slots of these ranks; -1 if none has."""
+        found = -1
+        for seat in seats:
+            for arena in self.arenas(seat):
+                commit = arena.newest()
+                found = found if commit is None else max(found, commit.generation)
+                for slot in arena.slots:
+                    slot.close()
+        return found
 
     def drop_slots(self, rank: int) -> None:
         """Its snapshots are of no use any more, and no process of it lives."""

@@ -411,6 +411,7 @@ def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any
     pieces = int(link.job.noted(PIECES).get("pieces", 1))
     if pieces > 1:
         session.begin_with(pieces=pieces, cpu_batch=False, sentinel=False)
+        session._attempts.pieces.stay()
     sample_marks.begin(folder, policy=sample_marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
     try:
         train = worker.load_train(order.facts.path, order.argv)

@@ -22,7 +22,7 @@ from holdfast.base import processes
 from holdfast.base.board import Board, Phase
 from holdfast.base.files import open_regular
 from holdfast.distributed import roster
-from holdfast.distributed.group import PIECES, Group
+from holdfast.distributed.group import PIECES, Group, PeerLost
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import Place
 from holdfast.distributed.torchrun import AGENT_LOG
@@ -60,6 +60,8 @@ class Snapshots:
         self.memory.release_leases()  # who held them is gone
         self.job = job
         self.seat = place.seat
+        self.all_are_here = place.stays
+        """Every rank of the run is on this machine."""
         self._others: dict[int, tuple[list[tuple[str, int]], list[Arena]]] = {}
         self.start: memoryview | None = None
         self.whole = False
@@ -81,6 +83,8 @@ class Snapshots:
             for slot in arena.slots
             if (commit := slot.read()) is not None
         }
+        if self.all_are_here:
+            held = {sequence: slot for sequence, slot in held.items() if self._has_all_parts(sequence, slot)}
         newest, holder = group.newest_common(held)
         if newest is None:
             step, holder = group.somebody(0 if saved is None else saved.step + 1)
@@ -105,19 +109,38 @@ class Snapshots:
             if self.start is None:
                 return None
             sequence = int(read_meta(self.start)["session"]["sequence"])
+        found = self._parts_at(sequence)
+        if not found:
+            return None
+        made = put_together([payload for _, payload in found])
+        again = [slot.read(savepoints=True) for slot, _ in found]
+        same = all(now is not None and now.sequence == sequence for now in again)
+        return memoryview(made) if same else None  # a rank began to write there while it was read
+
+    def newest_whole(self) -> int | None:
+        """The newest snapshot of this rank of which all parts are there."""
+        slots = [slot for arena in self.memory.arenas for slot in arena.slots]
+        held = {commit.sequence: slot for slot in slots if (commit := slot.read()) is not None}
+        return max((each for each, slot in held.items() if self._has_all_parts(each, slot)), default=None)
+
+    def _has_all_parts(self, sequence: int, slot: Slot) -> bool:
+        commit = slot.read(savepoints=True)
+        if commit is None:
+            return False
+        return int(parts_of(slot.payload(commit.size)).get("count", 1)) == 1 or bool(self._parts_at(sequence))
+
+    def _parts_at(self, sequence: int) -> list[tuple[Slot, memoryview]]:
+        """All parts of a snapshot in their order; [] if one is missing."""
         found: dict[tuple[int, int], dict[int, tuple[Slot, memoryview]]] = {}
         for slot, commit, payload in self._everywhere(sequence):
             parts = parts_of(payload)
             of_one_group = found.setdefault((commit.generation, int(parts.get("count", 1))), {})
             of_one_group.setdefault(int(parts.get("index", 0)), (slot, payload))
         # A rank that was lost may have been ahead of the others, who have made that snapshot anew since then.
-        for (generation, count), each in sorted(found.items(), reverse=True):
+        for (_, count), each in sorted(found.items(), key=lambda item: item[0], reverse=True):
             if sorted(each) == list(range(count)):
-                made = put_together([each[index][1] for index in range(count)])
-                again = [slot.read(savepoints=True) for slot, _ in each.values()]
-                same = all(now and (now.sequence, now.generation) == (sequence, generation) for now in again)
-                return memoryview(made) if same else None  # or its rank began to write there while it was read
-        return None
+                return [each[index] for index in range(count)]
+        return []
 
     def _everywhere(self, sequence: int) -> Iterator[tuple[Slot, Commit, memoryview]]:
         """That snapshot in the slots of each rank that has it."""
@@ -290,8 +313,33 @@ class Writer(LocalLink):
         return self.snapshots.all_parts()
 
     def _payload(self) -> memoryview | None:
+        """The newest snapshot; if a rank was lost before its part of it was there, the newest that is whole."""
         found = self.memory.newest_slot()
-        return None if found is None else self._with_all_parts(super()._payload(), found[1].sequence)
+        if found is None:
+            return None
+        payload = self._with_all_parts(super()._payload(), found[1].sequence)
+        if payload is None:
+            older = self.snapshots.newest_whole()
+            payload = None if older is None else self.snapshots.all_parts(older)
+        return payload
+
+    def _step_of(self, payload: memoryview) -> int:
+        return int(read_meta(payload)["session"]["step"])
+
+    def finish(self) -> str | None:
+        newest = self.memory.newest()
+        payload = None if newest is None else self._payload()
+        if newest is not None and (payload is None or self._step_of(payload) != newest.step):
+            raise PeerLost("a rank was lost before its part of the last snapshot was there")
+        return super().finish()
+
+    def _save_weights(self, name: str, best: dict[str, Any] | None = None, sequence: int | None = None) -> None:
+        newest = self.memory.newest_slot()
+        in_parts = newest is not None and int(parts_of(super()._payload() or b"").get("count", 1)) > 1
+        if sequence is not None and in_parts and self._held(sequence) is None:
+            self.teller.emit("note", text=f"{name} weights were not saved: a rank was lost before its part was there")
+            return
+        super()._save_weights(name, best, sequence)
 
     def _held(self, sequence: int) -> tuple[memoryview, int] | None:
         held = super()._held(sequence)

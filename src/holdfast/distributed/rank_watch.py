@@ -77,17 +77,25 @@ def hung(seen: Iterable[Seen], known: Mapping[int, Known], settings: WatchdogSet
     """Those that will not go on by themselves, and why."""
     found = []
     seen = list(seen)
-    places = [_place(each) for each in seen if each.stopped or each.beat.phase is not Phase.PEERS]
-    last = min(places, default=(0, 0))
+    in_step = _in_step(seen)
+    last = min(map(_place, in_step), default=(0, 0))
     for each in seen:
         beat = each.beat
         if each.stopped and beat.silence > settings.floor:
             found.append((each, f"stopped by a signal for {duration(beat.silence)}"))
-        elif not each.stopped and beat.phase is not Phase.PEERS and _place(each) <= last:
+        elif not each.stopped and beat.phase is not Phase.PEERS and (each not in in_step or _place(each) <= last):
             limit = allowed_silence(beat, known.get(each.rank, {}), settings)
             if beat.silence > limit:
                 found.append((each, f"silent for {duration(beat.silence)} in {beat.phase.label}"))
     return found
+
+
+def _in_step(seen: Iterable[Seen]) -> list[Seen]:
+    """Ranks that others may wait for: not those that begin, nor a process whose place another one has taken."""
+    newest: dict[int, Seen] = {}
+    for each in sorted(seen, key=lambda each: -each.beat.silence):
+        newest[each.rank] = each
+    return [each for each in newest.values() if each.stopped or each.beat.phase not in (Phase.PEERS, Phase.SETUP)]
 
 
 _INSIDE = (Phase.TO_DEVICE, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)

@@ -35,6 +35,8 @@ class _SteadyReducer:
         return getattr(self._reducer, name)
 
     def _rebuild_buckets(self) -> bool:
+        """Called before each forward. torch has noted every gradient of the last backward, for buckets to come."""
+        self._reducer._reset_state()
         return False
 
 
@@ -80,7 +82,9 @@ class Wrapped:
         for each in self._known:
             each.require_backward_grad_sync = last
             reducer: Any = each.reducer
-            if type(reducer) is not _SteadyReducer:
+            # With unused parameters torch keeps its buckets itself; a static graph is counted by what is reset below.
+            changes = not each.find_unused_parameters and not each.static_graph
+            if changes and type(reducer) is not _SteadyReducer:
                 each.reducer = _SteadyReducer(reducer)  # type: ignore[assignment]
 
     def follow(self, group: Any) -> None:

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from holdfast.base.errors import UserError
 from holdfast.state.flatten import DTYPES, Node, Read, Slot, laid_out, order_of
 from holdfast.state.parts import Part
+from holdfast.state.shared_out import is_shared_out, like, local, shard_of
 
 _USED = "_holdfast_used"
 """The attribute of a gradient that says at which version an update used it."""
@@ -132,7 +133,7 @@ class Gradients(Part):
             return False
         self._seen = seen
         self.slots = [
-            Slot(f"{self.name}.{name}.{index}", _dense(grad, name))
+            Slot(f"{self.name}.{name}.{index}", _dense(local(grad), name), shard=shard_of(grad))
             for name, pending in found.items()
             for index, grad in pending
         ]
@@ -142,13 +143,26 @@ class Gradients(Part):
         node: dict[str, Any] = {}
         for name, pending in found.items():
             if pending or name in doubts:
-                orders = [[index, list(order)] for index, grad in pending if (order := order_of(grad)) is not None]
+                orders = [
+                    [index, list(order)] for index, grad in pending if (order := order_of(local(grad))) is not None
+                ]
                 rows = [index for index, _ in pending]
                 node[name] = {"of": rows, "orders": orders, "doubt": doubts.get(name), "kept": self._kept(name)}
         return node
 
     def _kept(self, name: str) -> bool:
         return self._followed[name].kept
+
+    def shared_out_in(self, shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
+        """Of the saved gradients with these shapes, those that are shared out as their parameter is."""
+        found = set()
+        for name, followed in self._followed.items():
+            params = [param for group in followed.optimizer.param_groups for param in group["params"]]
+            for index, param in enumerate(params):
+                full = f"{self.name}.{name}.{index}"
+                if is_shared_out(param) and shapes.get(full) == tuple(param.shape):
+                    found.add(full)
+        return found
 
     def skeleton(self) -> Node:
         return self.node
@@ -165,7 +179,7 @@ class Gradients(Part):
                 param.grad = None
                 if index in rows:
                     stored = read(f"{self.name}.{name}.{index}")
-                    param.grad = laid_out(stored, orders.get(index), param.device)
+                    param.grad = like(laid_out(stored, orders.get(index), param.device), param)
                 elif index == doubt:
                     param.grad = torch.zeros_like(param)
                     setattr(param.grad, _LOST, True)

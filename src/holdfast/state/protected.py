@@ -236,7 +236,6 @@ class Protected:
         seen: dict[int, str] = {}
         self._aliases = {}
         rows: list[tuple[Spec, Tensor, bool]] = []
-        self._shared_out = _parts_of(slot for part in self._looked_at() for slot in part.slots)
         for part in self._looked_at():
             for slot in part.slots:
                 first = seen.setdefault(id(slot.tensor), slot.name)
@@ -245,6 +244,8 @@ class Protected:
                 else:
                     self._aliases[slot.name] = first
             rows += [(_spec(slot), self._held[slot.name].tensor, False) for slot in part.fresh]
+        kept = (slot for part in self._looked_at() for slot in part.slots if slot.name not in self._aliases)
+        self._shared_out = _parts_of(kept)
         rows.sort(key=lambda row: -SIZES[row[0][1]])
         specs = [spec for spec, _, _ in rows]
         tensors = [tensor for _, tensor, _ in rows]
@@ -271,7 +272,7 @@ class Protected:
         for part in self._parts.values():
             if isinstance(part, OptimizerPart):
                 found |= part.shared_out_in(shapes)
-        return found & shapes.keys()
+        return (found | self.gradients.shared_out_in(shapes)) & shapes.keys()
 
     def restore(self, read: Read, meta: Mapping[str, Any]) -> None:
         """Become what was saved. Live tensors are written in place, so what refers to them stays right."""

@@ -34,6 +34,9 @@ class PartsDiffer(ValueError):
 
 
 def parts_of(payload: Buffer) -> dict[str, Any]:
+    """Which part a snapshot is; {} if it is whole, or nothing."""
+    if not len(payload):
+        return {}
     found = read_meta(payload).get(SHARED_OUT)
     return found if isinstance(found, dict) else {}
 

@@ -114,7 +114,7 @@ class LocalLink:
         if payload is None:
             return
         try:
-            self.saved = checkpoint.write(self.run.path / "checkpoints", payload, step=self.accounts.steps)
+            self.saved = checkpoint.write(self.run.path / "checkpoints", payload, step=self._step_of(payload))
             keep, newest = self.settings.checkpoint.keep, self.saved.step
             checkpoint.prune(self.run.path / "checkpoints", keep=keep, newest=newest)
         except OSError as error:
@@ -122,6 +122,9 @@ class LocalLink:
         else:
             self.teller.emit("checkpoint", step=self.saved.step, path=str(self.saved.path))
             self._storage.saved()
+
+    def _step_of(self, payload: memoryview) -> int:
+        return self.accounts.steps
 
     def finish(self) -> str | None:
         """The last save and the weights alone; returns their digest."""

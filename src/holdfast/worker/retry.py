@@ -10,6 +10,7 @@ For every other the worker is lost, and the supervisor asks the same ladder.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,9 +57,20 @@ class Pieces:
         self._until = self._wait
         self._grown = False
 
+    def begin_with(self, count: int) -> None:
+        """As the worker before had it."""
+        self.count = max(1, count)
+        if self.count > 1:
+            self._ground.board.pieces(self.count)
+
+    def stay(self) -> None:
+        """Ranks that hold parts of the state begin anew each time a batch does not fit: larger ones are not tried."""
+        self._until = sys.maxsize
+
     def hold(self) -> None:
         """So they stay for a while, from this step on."""
-        self._until = self._ground.position.step + self._wait
+        if self._until != sys.maxsize:
+            self._until = self._ground.position.step + self._wait
 
     def change(self, count: int) -> None:
         """After a fault."""
@@ -140,7 +152,7 @@ class Attempts:
         sentinel: bool = True,
     ) -> None:
         """What was decided for the first steps of this worker, after its predecessor was lost in one."""
-        self.pieces.count = max(1, pieces)
+        self.pieces.begin_with(pieces)
         self.cpu_next = cpu_batch
         self.checks.begin_with(trial, probation, sentinel=sentinel)
 
@@ -170,7 +182,7 @@ class Attempts:
                 result = self._once(perform)
                 peers.all_done(None)
             except Exception as error:
-                fault = self._fault_of(error)
+                fault = self._fault_of(error, work, samples)
                 alive = fault is None or fault.health is Health.ALIVE
                 back = alive and self._can_go_back(begun, work)
                 if back:
@@ -305,11 +317,13 @@ class Attempts:
 
     # -- after a fault -------------------------------------------------------------------------------------
 
-    def _fault_of(self, error: Exception) -> Fault | None:
+    def _fault_of(self, error: Exception, work: Work | None, samples: Samples | None) -> Fault | None:
         """What it was, told to the other ranks if it happened here; None for the script's own error."""
         if isinstance(error, PeerFault):
             return error.fault
         fault = classify_exception(error, device=self._rungs[self._rung].device)
+        if fault is not None and self.ground.peers.ranks > 1:
+            fault = self._placed(fault, work, samples)
         return self.ground.peers.after_error(error, fault)
 
     def _placed(self, fault: Fault, work: Work | None, samples: Samples | None) -> Fault:

@@ -80,6 +80,8 @@ class Work:
     """What the gradients of this rank count for, where backward itself averages over ranks."""
     before_piece: Callable[[bool], None] | None = None
     """Called with whether it is the last one: backward exchanges gradients then."""
+    most_pieces: int | None = None
+    """Where ranks exchange in each piece: as many as the rank with the fewest samples can make."""
     before_exchange: Callable[[Tensor], None] | None = None
     """Called before that backward, with the loss of the whole batch."""
 
@@ -207,6 +209,8 @@ def as_loss(value: Any) -> Tensor:
 def pieces_of(work: Work) -> Sequence[Piece]:
     """The batch in as many pieces as asked for, with weights that add up to one."""
     count = work.accumulate * work.pieces
+    if work.most_pieces is not None:
+        count = min(count, work.most_pieces)
     if count == 1:
         return [(work.batch, 1.0)]
     pieces = work.split(work.batch, count) if work.split is not None else split_batch(work.batch, count)
