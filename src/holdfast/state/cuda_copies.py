@@ -188,15 +188,20 @@ class CudaCopies:
         cudart: Any = torch.cuda.cudart()
         with torch.cuda.device(self.device):  # a thread of its own would lock them for the first card
             error = int(cudart.cudaHostRegister(view.data_ptr(), view.numel(), 0))
+            if error:
+                self._forget_error()
             if error == _ALREADY_LOCKED:  # slots that were let go lay here, and the driver still knows their pages
                 cudart.cudaHostUnregister(view.data_ptr())
                 error = int(cudart.cudaHostRegister(view.data_ptr(), view.numel(), 0))
+                if error:
+                    self._forget_error()
             if error == 0:
                 _LOCKED.add(slot.memory)
-                return
-            # The driver keeps the error for the next kernel of this thread, which would pass for faulty.
-            with contextlib.suppress(RuntimeError):
-                torch.zeros(1, device=self.device)
+
+    def _forget_error(self) -> None:
+        """The driver keeps an error for the next kernel of this thread, which would pass for faulty: this is that."""
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self.device)
 
 
 def _runs(spans: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
