@@ -211,7 +211,7 @@ def test_wrong_gradients_are_found_and_undone(drive: Drive, suffering: Any, how:
 @pytest.mark.timeout(600)
 def test_a_suspicion_is_confirmed_in_a_fresh_process_while_the_training_goes_on(drive: Drive, suffering: Any) -> None:
     """As a run is by default: nobody waits for the comparison. The run leaves once a fresh process has seen it too."""
-    suffering(Ailment("wrong", how="zero", times=None))
+    suffering(Ailment("wrong", how="zero", step=2, times=None))  # after the known answers of the first step
     settings = {"probation.enabled": "false"}
     run = drive(JOB, device="pretend:0", settings=settings, epochs=1000, until="moved")
     assert run.outcome.state == "FINISHED" and run.faults() == ["wrong_numbers"], run.story()
@@ -224,10 +224,20 @@ def test_a_suspicion_is_confirmed_in_a_fresh_process_while_the_training_goes_on(
     assert "mm in backward" in (run.evidence() / "README.txt").read_text()
 
 
+@pytest.mark.all
+def test_a_device_that_is_wrong_from_the_start_is_found_out_after_one_step(drive: Drive, suffering: Any) -> None:
+    """Known answers are asked after the first step and before its commit: nothing of it is kept."""
+    suffering(Ailment("wrong", how="zero", times=None))
+    run = drive(JOB, device="pretend:0", settings={"probation.enabled": "false"})
+    assert run.outcome.state == "FINISHED" and run.faults() == ["wrong_numbers"], run.story()
+    assert [(event.data["step"], event.data["after"]) for event in run.of("moved")] == [(0, "cpu")]
+    assert verdicts(run) == [("device", True)] and run.receipt["weights_sha256"] == drive(JOB).receipt["weights_sha256"]
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_suspicion_that_nobody_confirms_costs_a_line_and_nothing_else(drive: Drive, suffering: Any) -> None:
-    suffering(Ailment("wrong", how="zero", times=None, probes=False))
+    suffering(Ailment("wrong", how="zero", step=2, times=None, probes=False))
     run = drive(JOB, device="pretend:0", epochs=1000, until="is suspected")
     assert run.outcome.state == "FINISHED" and run.faults() == [] and run.of("moved") == [], run.story()
     said = [event.data for event in run.of("trust")]
