@@ -242,11 +242,14 @@ def test_children_that_outlive_it_are_found_and_ended_and_only_they(tmp_path: Pa
 import os, subprocess, sys
 a = subprocess.Popen(["sleep", "600"])
 b = subprocess.Popen(["sleep", "601"], start_new_session=True)
+read, write = os.pipe()  # closed by exec: the end of it says that the grandchild is `sleep`
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         os.execvp("sleep", ["sleep", "602"])
     os._exit(0)
+os.close(write)
+os.read(read, 1)
 open("pids", "w").write(f"{a.pid} {b.pid}")
 """
     bystander = subprocess.Popen(["sleep", "603"])
