@@ -25,8 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -42,6 +40,7 @@ from holdfast.base.board import Board, Phase
 from holdfast.base.errors import UserError
 from holdfast.data.generators import NAMES, seed
 from holdfast.data.sample_order import _key, _mix_word
+from holdfast.distributed.connections import connections, ends, hang_up, has_ended
 from holdfast.distributed.job import Job
 from holdfast.distributed.meeting import meet
 from holdfast.distributed.place import LAUNCHER, Place
@@ -102,6 +101,7 @@ class Group:
         patience: float,
         one_card: bool = False,
     ) -> None:
+        """With `one_card` the ranks of this machine share an accelerator."""
         self.place = place
         self.rank = place.rank
         self.ranks = place.ranks
@@ -140,22 +140,9 @@ class Group:
         """Of rank 0: whether the agent has invited it to meet a new rank, and when it has looked last."""
 
     @classmethod
-    def join(
-        cls,
-        place: Place,
-        board: Board,
-        job: Job,
-        *,
-        device: torch.device,
-        seed: int,
-        patience: float,
-        one_card: bool = False,
-    ) -> Group:
-        """Meet the others. Votes go over gloo; gradients on CUDA and ROCm over NCCL and RCCL.
-
-        With `one_card` the ranks of this machine share an accelerator, and gradients go over gloo.
-        """
-        group = cls(place, board, job, device=device, seed=seed, patience=patience, one_card=one_card)
+    def join(cls, place: Place, board: Board, job: Job, **how: Any) -> Group:
+        """Meet the others; `how` as for Group. Votes go over gloo; gradients on CUDA and ROCm over NCCL and RCCL."""
+        group = cls(place, board, job, **how)
         try:
             group._meet()
         except BaseException:
@@ -165,7 +152,7 @@ class Group:
 
     def _meet(self) -> None:
         place, patience = self.place, timedelta(seconds=self._patience)
-        before = _sockets()
+        before = connections()
         with self._talking():
             if place.stays:
                 self._shared = SharedVotes(self._job, place.restarts, place.rank, place.ranks)
@@ -178,7 +165,7 @@ class Group:
                 serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and place.rank == 0
                 tcp = dist.TCPStore(host, port, place.ranks, serves, timeout=patience, wait_for_workers=False)
                 self._connect(meet(tcp, place.rank, place.ranks, patience=self._patience), patience)
-        self._sockets = _sockets() - before
+        self._sockets = connections() - before
 
     def _connect(self, store: dist.Store, patience: timedelta) -> None:
         rank, ranks = self.place.rank, self.place.ranks
@@ -193,7 +180,7 @@ class Group:
         if self._shared is not None:
             self._shared.close()
             self._shared = None
-        _hang_up(self._sockets)
+        hang_up(self._sockets)
         self._sockets = frozenset()
         if dist.is_initialized():
             c10d.destroy_process_group()
@@ -498,7 +485,7 @@ class Group:
 
     def _is_broken(self) -> bool:
         """Whether a connection to another rank has ended."""
-        return any(_has_ended(fd, inode) for fd, inode in self._sockets)
+        return any(has_ended(fd, inode) for fd, inode in self._sockets)
 
     def agree_on(self, move: Move) -> Move:
         """The furthest that anybody has to go."""
@@ -518,7 +505,7 @@ class Group:
                 self._from_first([*own, *module.buffers()])
         self._agreed = False
         if self.wrapped.parts:
-            self._job.note(f"ends-{self.place.restarts}-{self.rank}", {"ends": sorted(_ends(_sockets()).values())})
+            self._job.note(f"ends-{self.place.restarts}-{self.rank}", {"ends": sorted(ends(connections()).values())})
         rows = self._vote(_SEQUENCE, ground.snapshots.next_sequence - 1)
         ground.snapshots.start_after(int(max(row[0] for row in rows)))
         if self.wrapped.parts:
@@ -529,7 +516,7 @@ class Group:
         too. Both ends are known, so that other connections of the script are left alone."""
         notes = [self._job.noted(f"ends-{self.place.restarts}-{rank}") for rank in range(self.ranks)]
         others = {str(end) for rank, note in enumerate(notes) if rank != self.rank for end in note.get("ends", ())}
-        return frozenset(each for each, end in _ends(_sockets(), far=True).items() if end in others)
+        return frozenset(each for each, end in ends(connections(), far=True).items() if end in others)
 
     def landed(self, ground: Trained) -> None:
         self._reseed(ground)
@@ -617,56 +604,6 @@ def _take_parts_back(modules: Iterable[torch.nn.Module]) -> None:
 def _launcher() -> int:
     """The process of the agent, which replaces ranks that are lost."""
     return int(os.environ.get(LAUNCHER) or 0)
-
-
-def _sockets() -> frozenset[tuple[int, int]]:
-    """Every connection of this process, where the system lists them."""
-    found = set()
-    for folder in ("/proc/self/fd", "/dev/fd"):
-        if os.path.isdir(folder):
-            for name in os.listdir(folder):
-                with contextlib.suppress(OSError, ValueError):
-                    status = os.fstat(int(name))
-                    if stat.S_ISSOCK(status.st_mode):
-                        with socket.socket(fileno=os.dup(int(name))) as own:
-                            own.getpeername()  # OSError for the one that listens: gloo ends the process if it ends
-                        found.add((int(name), status.st_ino))
-            break
-    return frozenset(found)
-
-
-def _ends(sockets: Iterable[tuple[int, int]], *, far: bool = False) -> dict[tuple[int, int], str]:
-    """The address of this end of each connection, or of the other one."""
-    found = {}
-    for fd, inode in sockets:
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as own:
-            host, port = (own.getpeername() if far else own.getsockname())[:2]
-            found[fd, inode] = f"{host} {port}"
-    return found
-
-
-def _has_ended(fd: int, inode: int) -> bool:
-    try:
-        if os.fstat(fd).st_ino != inode:
-            return True
-        with socket.socket(fileno=os.dup(fd)) as own:
-            return own.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-
-
-def _hang_up(sockets: Iterable[tuple[int, int]]) -> None:
-    """gloo cannot end an exchange that is under way, here or in other ranks (torch 2.12). The end of a connection can.
-
-    A descriptor that is another file by now is left alone.
-    """
-    for fd, inode in sockets:
-        with contextlib.suppress(OSError):
-            if os.fstat(fd).st_ino == inode:
-                with socket.socket(fileno=os.dup(fd)) as own:
-                    own.shutdown(socket.SHUT_RDWR)
 
 
 if TYPE_CHECKING:
