@@ -50,8 +50,9 @@ TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
 _HOLDER = r"""
 set -e
 hostname "$1"; shift
-mount -t sysfs none /sys 2> /dev/null || true
 mount -t tmpfs -o size=1m none /mnt
+mkdir /mnt/cgroup; mount --rbind /sys/fs/cgroup /mnt/cgroup
+mount -t sysfs none /sys; mount --rbind /mnt/cgroup /sys/fs/cgroup
 n=0
 for folder in "$@"; do n=$((n + 1)); mkdir "/mnt/$n"; mount --rbind "$folder" "/mnt/$n"; done
 mount -t tmpfs none /dev/shm
