@@ -19,7 +19,7 @@ def train(session: Any, seen: str) -> None:
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     x = torch.randn(STEPS // 2 * 8, 8, generator=torch.Generator().manual_seed(1))
-    data = holdfast.Loader(torch.utils.data.TensorDataset(torch.arange(len(x)), x), batch_size=8, shuffle=True)
+    data = holdfast.Loader(torch.utils.data.TensorDataset(torch.arange(len(x)), x), batch_size=8, shuffle=True, num_workers=1)
     session.protect(model=model, optimizer=optimizer, data=data)
     first = session.step_count
     start = os.environ.get("SLURM_RESTART_COUNT", "0")
