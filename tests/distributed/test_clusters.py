@@ -186,7 +186,7 @@ def test_a_job_of_one_process_goes_on_after_it_was_requeued(cluster: Cluster, tm
     receipt = _receipt(tmp_path / "runs" / job)
     assert (receipt["steps"], receipt["steps_lost"]) == (STEPS, 0)
     rows = _rows(tmp_path, 0)
-    assert any(row["restarts"] == 1 and row["first"] >= 20 for row in rows), "the second start went on"
+    assert any(row["restarts"] == 1 and row["first"] > 0 for row in rows), "the second start went on"
     _each_sample_once(rows)
 
 
