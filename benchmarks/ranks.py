@@ -7,7 +7,7 @@ every rank that got no signal must keep its process, and the samples that ranks 
 
 Two times are kept. From the death to the next commit is measured here: from SIGKILL until this program sees that all
 ranks, with a new process for the killed one, have committed a step that not all had before; it looks every 10 ms. From
-the last beat to the next commit is what the run itself records; it includes the time that the killed process was silent.
+the last beat to the next commit is what the run itself records; it includes how long the killed process was silent.
 """
 
 from __future__ import annotations
