@@ -39,7 +39,16 @@ JOB = {"plain": True, "double": True, "length": 60, "batch": 12, "epochs": 6}
 class Launched:
     """One launch, and what its ranks show."""
 
-    def __init__(self, folder: Path, ranks: int, *words: str, wait: str, snapshot: str = "auto", **job: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        ranks: int,
+        *words: str,
+        wait: str = "",
+        snapshot: str = "auto",
+        env: dict[str, str] | None = None,
+        **job: Any,
+    ) -> None:
         self.folder = folder
         self.seen = folder / "seen"
         self.seen.mkdir()
@@ -52,7 +61,7 @@ class Launched:
         self.process = subprocess.Popen(
             [*command, *(f"{key}={value}" for key, value in given.items()), "--json", "-q"],
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path, away.VARIABLE: gone},
+            env={**os.environ, "PYTHONPATH": path, away.VARIABLE: gone, **(env or {})},
             cwd=folder,
         )
         self._boards: Boards | None = None

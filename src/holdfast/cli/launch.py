@@ -25,10 +25,11 @@ from holdfast.console.output import Output, add_flags
 from holdfast.console.usage import Parser, UsageError
 from holdfast.distributed import agent as agents
 from holdfast.distributed import launch as launching
-from holdfast.distributed import torchrun
+from holdfast.distributed import rank_devices, torchrun
 from holdfast.distributed.agent import Agent, RankAgent
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import OWN_AGENT
+from holdfast.distributed.rank_ladder import RankLadder
 from holdfast.distributed.rank_nursery import Forker
 from holdfast.run.events import Event
 from holdfast.run.folder import RunFolder, find_run
@@ -236,10 +237,30 @@ def _agent(
     logs = job.path if folder is None else folder.path
     if wanted.nodes == 1 and Forker.possible():
         env, log = {**env, **OWN_AGENT}, logs / agents.LOG
-        return RankAgent(job, wanted.nproc, words, env, log, preload=preload, least=wanted.least, spares=wanted.spares)
+        return RankAgent(
+            job,
+            wanted.nproc,
+            words,
+            env,
+            log,
+            preload=preload,
+            least=wanted.least,
+            spares=wanted.spares,
+            ladder=_ladder(wanted, job, folder, order),
+        )
     run_id = "holdfast" if folder is None or wanted.nodes > 1 else folder.name
     command = torchrun.command_for(wanted, words, run_id)
     return torchrun.TorchrunAgent(job, command, env, logs / torchrun.AGENT_LOG, preload=preload)
+
+
+def _ladder(wanted: torchrun.Wanted, job: Job, folder: RunFolder | None, order: Order) -> RankLadder | None:
+    """None where all ranks are on the CPU: there is no other device to go to."""
+    cards = rank_devices.cards()
+    asked = order.settings.run.device
+    devices = rank_devices.planned(asked, wanted.nproc + wanted.spares, wanted.nproc, cards)
+    if all(device == "cpu" for device in devices):
+        return None
+    return RankLadder(job, folder, order.settings, devices=devices, cards=cards)
 
 
 def _words(order: Order) -> list[str]:

@@ -100,8 +100,10 @@ class Group:
         seed: int,
         patience: float,
         one_card: bool = False,
+        mixed: bool = False,
     ) -> None:
-        """With `one_card` the ranks of this machine share an accelerator."""
+        """`one_card`: NCCL cannot join these ranks, two of them share a card or one is on the CPU. `mixed`: they are on
+        devices of different kinds."""
         self.place = place
         self.rank = place.rank
         self.ranks = place.ranks
@@ -109,6 +111,7 @@ class Group:
         self.wrapped = Wrapped(active=place.stays)
         self._board = board
         self._job = job
+        self._mixed = mixed
         # NCCL refuses two ranks on one card; gloo goes through the memory of the host.
         self._backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not one_card else "gloo"
         self._patience = patience
@@ -532,8 +535,16 @@ class Group:
         self._agreed = False
         _take_parts_back(ground.modules() if self.wrapped.parts else ())
         self._from_first([buffer for module in ground.modules() for buffer in module.buffers()])
+        if self._mixed and (ground.cadence.agreed or not at.by_cadence):
+            self._even_out(ground)
         self._reseed(ground)
         return stop
+
+    def _even_out(self, ground: Trained) -> None:
+        """Devices of different kinds round an update differently, and nothing would ever bring the ranks together
+        again: they commit the parameters of rank 0."""
+        own = (each for module in ground.modules() for each in module.parameters() if not is_shared_out(each))
+        self._from_first(list(own))
 
     @torch.no_grad()
     def _from_first(self, tensors: list[Tensor]) -> None:

@@ -160,6 +160,8 @@ class Attempts:
         """What is protected is on the device now."""
         ground = self.ground
         self.checks.protect(ground.named_modules(), ground.device, ground.snapshots, ground.elsewhere)
+        if self.checks.sentinel is not None:
+            self.checks.sentinel.sharing = ground.peers.ranks
 
     def close(self) -> None:
         self._compiling.end()

@@ -1,0 +1,73 @@
+"""Going back to before the numbers of one rank went wrong: all ranks give up the snapshots since then. No torch.
+
+    undone = decide(job, seat=2, generation=5)     # the agent, when that rank has ended
+    give_up(job, memory)                           # each rank, before the ranks agree on where to go on
+    news(job)                                      # the rank that writes: what it has not told yet
+
+The state of all ranks is the same, and one rank's wrong gradients are in it from the next step on. So all go back to
+the last snapshot at which the device of that rank and the CPU agreed. That rank holds it in a slot of its own; those
+that have overwritten theirs get the bytes from it.
+
+Snapshots count on when a run goes back. A snapshot is given up if it is newer than the one to go back to and was made
+in a group that had the wrong rank in it, so that what is committed afterwards stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.base import dataclass_json
+from holdfast.distributed.job import Job
+from holdfast.state.slot_memory import Memory
+
+_NOTE, _TOLD = "undone", "undone-told"
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """One way back."""
+
+    seat: int
+    generation: int
+    """The group in which it was noticed."""
+    sequence: int | None = None
+    """The snapshot to go on from; None if no slot of that rank holds one that was agreed on."""
+    step: int | None = None
+
+
+def decide(job: Job, *, seat: int, generation: int) -> Undone:
+    """The last snapshot at which the device of this seat and the CPU agreed. Its process has ended."""
+    best: tuple[int, int] | None = None
+    for arena in job.arenas(seat):
+        commit = arena.agreed()
+        if commit is not None and (best is None or commit.sequence > best[0]):
+            best = commit.sequence, commit.step
+        for slot in arena.slots:
+            slot.close()
+    made = Undone(seat, generation, *(best or (None, None)))
+    job.note(_NOTE, {"all": [*map(dataclass_json.write, _all(job)), dataclass_json.write(made)]})
+    return made
+
+
+def give_up(job: Job, memory: Memory) -> None:
+    """Of the slots of this rank. Doing it again changes nothing."""
+    for each in _all(job):
+        if each.sequence is None:
+            continue
+        for arena in memory.arenas:
+            for slot in arena.slots:
+                commit = slot.read(savepoints=True)
+                if commit is not None and commit.sequence > each.sequence and commit.generation <= each.generation:
+                    slot.undo()
+
+
+def news(job: Job) -> list[Undone]:
+    """Those that were not told yet; from here on they are."""
+    found, told = _all(job), int(job.noted(_TOLD).get("count", 0))
+    if len(found) > told:
+        job.note(_TOLD, {"count": len(found)})
+    return found[told:]
+
+
+def _all(job: Job) -> list[Undone]:
+    return [dataclass_json.read_strictly(Undone, each) for each in job.noted(_NOTE).get("all", [])]
