@@ -175,13 +175,13 @@ class Launched:
         return used
 
 
-def alone(folder: Path, **job: Any) -> dict[str, torch.Tensor]:
+def alone(folder: Path, settings: dict[str, Any] | None = None, **job: Any) -> dict[str, torch.Tensor]:
     """The weights after the same job in one process, this one."""
     run = RunFolder.create(folder, "alone", {})
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        run_local(script.train, run, Settings.load({}), arguments={**JOB, **job})
+        run_local(script.train, run, Settings.load(settings or {}), arguments={**JOB, **job})
     finally:
         torch.set_num_threads(threads)
     return load_file(run.path / "final.safetensors")

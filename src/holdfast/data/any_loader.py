@@ -89,7 +89,7 @@ class AnyLoader:
     def be_patient(self, *, floor_s: float, first_wait_s: float) -> None:
         """A DataLoader has a timeout of its own."""
 
-    def share_with(self, rank: int, ranks: int) -> None:
+    def share_with(self, rank: int, ranks: int, leave_out: Any = None) -> None:
         if ranks > 1:
             raise UserError(
                 f"several processes train together, and a {self.source.kind} cannot be shared between them",

@@ -24,6 +24,7 @@ they are seeded anew from (seed, rank, place in the loop), so they need not be s
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -56,6 +57,7 @@ from holdfast.worker.peers import PeerFault
 
 if TYPE_CHECKING:
     from holdfast.data.loader import Batch
+    from holdfast.data.quarantine import LeaveOut
     from holdfast.worker.peers import Peers, Trained
     from holdfast.worker.step import Work
 
@@ -520,6 +522,38 @@ class Group:
         notes = [self._job.noted(f"ends-{self.place.restarts}-{rank}") for rank in range(self.ranks)]
         others = {str(end) for rank, note in enumerate(notes) if rank != self.rank for end in note.get("ends", ())}
         return frozenset(each for each, end in ends(connections(), far=True).items() if end in others)
+
+    def leaving_out(self, loader: str) -> LeaveOut | None:
+        """All begin anew at the last commit, and leave the samples out from the batch on that they are in.
+
+        Their place in the data is one number, and which samples a rank reads follows from those that are left. So all
+        have to know before the next of them reads that batch. Below torchrun all would start again for each sample.
+        """
+        if not self.place.stays:
+            return None
+
+        def leave_out(samples: list[int], why: str, epoch: int, batch: int) -> None:
+            found = {"loader": loader, "samples": samples, "why": why, "epoch": epoch, "batch": batch}
+            known = self._job.noted(self._left_out).get("all", [])
+            self._job.note(self._left_out, {"all": [*known, found]})
+            raise PeerLost("samples that cannot be read are left out")
+
+        return leave_out
+
+    @property
+    def _left_out(self) -> str:
+        return f"left-out-{self.place.seat}"
+
+    def left_out(self) -> list[dict[str, Any]]:
+        """What any rank of this group has found so far, in the same order in all of them."""
+        known = self._job.noted(self._left_out).get("all", [])
+        mine = json.dumps(known).encode() if known else b""
+        most = int(max(row.item() for row in self._gather(torch.tensor([len(mine)]))))
+        if not most:
+            return []
+        rows = self._gather(torch.frombuffer(bytearray(mine.ljust(most)), dtype=torch.uint8))
+        texts = (bytes(row.tolist()).strip() for row in rows)
+        return [each for text in texts if text for each in json.loads(text)]
 
     def landed(self, ground: Trained) -> None:
         self._reseed(ground)

@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -345,11 +345,21 @@ class _Life:
         told = rank_devices.told(self.job, self.place.seat)
         if told is not None and told.from_cpu and self.groups == 1:
             self.link.snapshots.memory.agree_on_newest()  # if this device is wrong, all come back to here
+        left_out = group.left_out() if self.place.stays else []
         if isinstance(self.link, Writer):
-            _check_progress(self.job, self.place, self.link.snapshots.step, self.settings.retry.without_progress)
+            _check_progress(self.job, self.link.snapshots.step, len(left_out), self.settings.retry.without_progress)
         self.calls += 1
         try:
-            _run_script(self.order, self.place, self.link, group, self.settings, self.device, told or Told(self.label))
+            _run_script(
+                self.order,
+                self.place,
+                self.link,
+                group,
+                self.settings,
+                self.device,
+                told or Told(self.label),
+                left_out,
+            )
         except ScriptFailed as failed:
             if self.calls > 1 and not self.link.advanced:
                 # A script may do what a process can do once. A new process decides whether the error is its own, and
@@ -414,7 +424,16 @@ def _save_what_failed(link: Any, job: Job) -> None:
         _close_books(link, job, str(outcome["state"]), None)
 
 
-def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any, device: Any, told: Told) -> None:
+def _run_script(
+    order: Order,
+    place: Place,
+    link: Any,
+    group: Any,
+    settings: Any,
+    device: Any,
+    told: Told,
+    left_out: Sequence[dict[str, Any]],
+) -> None:
     from holdfast.data import sample_marks
     from holdfast.distributed.group import PIECES, PeerLost
     from holdfast.distributed.script_calls import group_is_here
@@ -428,14 +447,15 @@ def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any
         link, run=described, rungs=[Rung(told.device)], rung=0, settings=settings, device=device, peers=group
     )
     pieces = int(link.job.noted(PIECES).get("pieces", 1))
-    session.begin_with(pieces=pieces, cpu_batch=False, probation=told.probation)
+    session.begin_with(pieces=pieces, cpu_batch=False, probation=told.probation, leave_out=left_out)
     if pieces > 1:
         session._attempts.pieces.stay()
     if told.kind == "pretend":
         from holdfast.injection import pretend
 
         pretend.arm(session, told.device, None)
-    sample_marks.begin(folder, policy=sample_marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
+    marks = link.job.marks(place.seat) if place.stays else folder  # each rank finds those of its predecessor alone
+    sample_marks.begin(marks, policy=sample_marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
     try:
         train = worker.load_train(order.facts.path, order.argv)
         link.send(RankStarted(place.restarts, place.rank, os.getpid()))
@@ -464,11 +484,15 @@ def _where(place_in_script: str | None, place: Place) -> str:
     return f"{place_in_script} (rank {place.seat})" if place_in_script else f"in rank {place.seat}"
 
 
-def _check_progress(job: Job, place: Place, step: int, most: int) -> None:
-    """New ranks again and again, and not one step committed: there is no point in going on."""
+def _check_progress(job: Job, step: int, left_out: int, most: int) -> None:
+    """New ranks again and again, and not one step committed: there is no point in going on.
+
+    Ranks also begin anew to leave out samples, which is progress.
+    """
     known = job.noted("progress")
-    without = int(known.get("without", 0)) + 1 if known and int(known.get("step", -1)) >= step else 0
-    job.note("progress", {"step": step, "without": without})
+    stalls = known and int(known.get("step", -1)) >= step and int(known.get("left_out", 0)) >= left_out
+    without = int(known.get("without", 0)) + 1 if stalls else 0
+    job.note("progress", {"step": step, "left_out": left_out, "without": without})
     if without > most:
         raise GaveUp(
             f"the ranks were started {without} times without one committed step",

@@ -24,6 +24,7 @@ from holdfast.worker.position import Position
 
 if TYPE_CHECKING:
     from holdfast.data.loader import Batch
+    from holdfast.data.quarantine import LeaveOut
     from holdfast.state.snapshot import Snapshots
     from holdfast.worker.cadence import Cadence
     from holdfast.worker.step import Work
@@ -93,6 +94,10 @@ class Peers(Protocol):
         """The same answer to a fault in all ranks."""
         ...
 
+    def leaving_out(self, loader: str) -> LeaveOut | None:
+        """How samples of this loader that cannot be read are left out by all ranks; None where they cannot be."""
+        ...
+
     def at_boundary(self, ground: Trained, at: CommitPoint, *, stop: bool) -> bool:
         """All have come to the end of this body; True if somebody wants to stop here."""
         ...
@@ -127,6 +132,9 @@ class Alone:
 
     def agree_on(self, move: Move) -> Move:
         return move
+
+    def leaving_out(self, loader: str) -> LeaveOut | None:
+        return None
 
     def at_boundary(self, ground: Trained, at: CommitPoint, *, stop: bool) -> bool:
         return stop

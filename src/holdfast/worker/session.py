@@ -207,7 +207,7 @@ class Session:
                 loader.passes.begin_again()
             loader.on_wait = self._board.beat
             loader.device = self.device
-            loader.share_with(self.rank, self.ranks)
+            loader.share_with(self.rank, self.ranks, self._ground.peers.leaving_out(self._ground.name_of(loader)))
             loader.be_patient(floor_s=self.settings.loader.stuck_floor, first_wait_s=self.settings.loader.first_wait)
             if isinstance(loader, AnyLoader):
                 loader.source.on_progress = self.progress
