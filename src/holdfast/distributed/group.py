@@ -45,6 +45,7 @@ from holdfast.distributed.connections import connections, ends, hang_up, has_end
 from holdfast.distributed.job import Job
 from holdfast.distributed.meeting import meet
 from holdfast.distributed.place import LAUNCHER, Place
+from holdfast.distributed.rank_devices import IN_PARTS
 from holdfast.distributed.roster import ask, await_next, gather, invited, store_path
 from holdfast.distributed.shared_votes import SharedVotes
 from holdfast.distributed.wrapped import Wrapped
@@ -340,7 +341,8 @@ class Group:
             raise GroupBroken("a rank is gone")
 
     def _bring_together(self, optimizers: Iterable[torch.optim.Optimizer], loss: Tensor) -> Tensor:
-        on_cpu = loss.device.type == "cpu"
+        # With other ranks on cards, which do not read their loss, this one adds it up as they do: in an exchange.
+        on_cpu = loss.device.type == "cpu" and not self._mixed
         if self.wrapped and on_cpu and not self._own_part(optimizers):
             self._exchanging = False  # backward is over here, so that every rank has handed in all of its gradients
             if not self._brief or self._shared is None:
@@ -510,6 +512,7 @@ class Group:
                 self._from_first([*own, *module.buffers()])
         self._agreed = False
         if self.wrapped.parts:
+            self._job.note(IN_PARTS, {"parts": True})
             self._job.note(f"ends-{self.place.restarts}-{self.rank}", {"ends": sorted(ends(connections()).values())})
         rows = self._vote(_SEQUENCE, ground.snapshots.next_sequence - 1)
         ground.snapshots.start_after(int(max(row[0] for row in rows)))

@@ -35,6 +35,8 @@ class Told:
         return self.device.partition(":")[0]
 
 
+IN_PARTS = "in-parts"
+"""A note in the job's folder: ranks hold parts of the state (FSDP2), on devices of one kind."""
 MOVED = "moved"
 """Why a process has left: it makes room for one of the same rank on another device."""
 PRETEND_CARDS = "HOLDFAST_PRETEND_CARDS"

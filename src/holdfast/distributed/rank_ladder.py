@@ -27,7 +27,7 @@ from holdfast.base.board import Beat, Board
 from holdfast.devices.ledger import Ledger
 from holdfast.distributed import rank_devices, rank_undo
 from holdfast.distributed.job import Job
-from holdfast.distributed.rank_devices import Told
+from holdfast.distributed.rank_devices import IN_PARTS, Told
 from holdfast.distributed.rank_mail import Mail
 from holdfast.faults.blame import Blame, Case, Verdict, judge
 from holdfast.faults.classification import Fault, Kind, classify_exit
@@ -266,6 +266,8 @@ class RankLadder:
     def _barred(self, seat: _Seat) -> frozenset[int]:
         """Rungs that are not to be used, by what is known of them or because another rank is there."""
         others = {each.context.device for each in self._seats if each is not seat} - {_CPU}
+        if self.job.noted(IN_PARTS):  # a mesh of FSDP2 has devices of one kind
+            others.add(_CPU)
         rungs = enumerate(seat.context.plan.rungs)
         return seat.trusting.barred() | {number for number, rung in rungs if number and rung.device in others}
 
