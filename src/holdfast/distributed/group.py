@@ -110,6 +110,7 @@ class Group:
         self.place = place
         self.rank = place.rank
         self.ranks = place.ranks
+        self.neighbours = place.local_ranks
         self.seed = seed
         self.wrapped = Wrapped(active=place.stays)
         self._board = board

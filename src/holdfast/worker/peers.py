@@ -61,6 +61,8 @@ class Peers(Protocol):
 
     rank: int
     ranks: int
+    neighbours: int
+    """How many ranks are on this machine, this one included."""
 
     def protect(self, ground: Trained, *, restored: bool) -> None:
         """The objects are there: from here on with the same numbers in all ranks."""
@@ -108,6 +110,7 @@ class Alone:
 
     rank = 0
     ranks = 1
+    neighbours = 1
 
     def protect(self, ground: Trained, *, restored: bool) -> None:
         return None
