@@ -550,14 +550,18 @@ class Group:
 
     def left_out(self) -> list[dict[str, Any]]:
         """What any rank of this group has found so far, in the same order in all of them."""
-        known = self._job.noted(self._left_out).get("all", [])
-        mine = json.dumps(known).encode() if known else b""
+        return self.of_all(self._job.noted(self._left_out).get("all", []))
+
+    def of_all(self, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What each rank knows, put together in the order of ranks, and each thing once."""
+        mine = json.dumps(known, sort_keys=True).encode() if known else b""
         most = int(max(row.item() for row in self._gather(torch.tensor([len(mine)]))))
         if not most:
             return []
         rows = self._gather(torch.frombuffer(bytearray(mine.ljust(most)), dtype=torch.uint8))
         texts = (bytes(row.tolist()).strip() for row in rows)
-        return [each for text in texts if text for each in json.loads(text)]
+        found = [each for text in texts if text for each in json.loads(text)]
+        return list({json.dumps(each, sort_keys=True): each for each in found}.values())
 
     def landed(self, ground: Trained) -> None:
         self._reseed(ground)

@@ -205,9 +205,11 @@ class _Life:
         self.board = board
         self.run = run
         self.settings = order.settings
-        if not place.stays:  # below torchrun there is nobody who would take the ranks back to where devices were right
-            self.settings = order.settings.override({"sentinel.enabled": "never"}, "a run below torchrun")
         told = rank_devices.told(job, place.seat)
+        if told is None:  # nobody keeps a ladder, and would take the ranks back to where devices were right
+            self.settings = order.settings.override({"sentinel.enabled": "never"}, "ranks without a ladder")
+        self.movable = told is not None and told.device != "cpu"
+        """Whether this rank can be on another device."""
         self.label = device_for(self.settings.run.device, place) if told is None else told.device
         self.link: Follower | Writer | None = None
         self._first = place.local_rank == 0
@@ -295,8 +297,7 @@ class _Life:
         except PeerLost as lost:
             return self._leave_group(group, str(lost))
         except LostWorker as lost:
-            movable = self.place.stays and self.label != "cpu" and lost.fault.kind.value in _OF_DEVICE
-            if lost.fault.kind.value in _FATAL and not movable:
+            if lost.fault.kind.value in _FATAL and not (self.movable and lost.fault.kind.value in _OF_DEVICE):
                 raise ScriptFailed(lost.fault.sentence(), cause=lost.fault.cause()) from None
             if lost.fault.evidence.get("rank", self.place.rank) != self.place.rank and self.place.stays:
                 return self._leave_group(group, str(lost))  # the fault of another rank, which ends

@@ -78,7 +78,6 @@ class Snapshots:
 
     def find(self, group: Group, saved: checkpoint.Checkpoint | None) -> None:
         """Agree with the others on what to go on from; what is newer than that never happened."""
-        rank_undo.give_up(self.job, self.memory)
         held = {
             commit.sequence: slot
             for arena in self.memory.arenas
@@ -189,6 +188,7 @@ class Follower:
         self.snapshots.rejoin()
 
     def find_start(self, group: Group) -> None:
+        rank_undo.give_up(rank_undo.known_to(group, self.job), self.snapshots.memory)
         self.snapshots.find(group, None)
 
     def arena(self, capacity: int) -> Arena:
@@ -296,7 +296,9 @@ class Writer(LocalLink):
         self.snapshots.rejoin()
 
     def find_start(self, group: Group) -> None:
-        undone = rank_undo.news(self.job)
+        known = rank_undo.known_to(group, self.job)
+        rank_undo.give_up(known, self.memory)
+        undone = rank_undo.news(self.job, known)
         for each in undone:
             if each.step is not None:
                 set_aside(self.run.path, each.step, best=self.teller.undo(each.step))

@@ -1,8 +1,9 @@
 """Going back to before the numbers of one rank went wrong: all ranks give up the snapshots since then. No torch.
 
     undone = decide(job, seat=2, generation=5)     # the agent, when that rank has ended
-    give_up(job, memory)                           # each rank, before the ranks agree on where to go on
-    news(job)                                      # the rank that writes: what it has not told yet
+    known = known_to(group, job)                   # each rank: what the agent of any of them has decided
+    give_up(known, memory)                         # each rank, before the ranks agree on where to go on
+    news(job, known)                               # the rank that writes: what it has not told yet
 
 The state of all ranks is the same, and one rank's wrong gradients are in it from the next step on. So all go back to
 the last snapshot at which the device of that rank and the CPU agreed. That rank holds it in a slot of its own; those
@@ -14,7 +15,9 @@ in a group that had the wrong rank in it, so that what is committed afterwards s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from holdfast.base import dataclass_json
 from holdfast.distributed.job import Job
@@ -49,9 +52,21 @@ def decide(job: Job, *, seat: int, generation: int) -> Undone:
     return made
 
 
-def give_up(job: Job, memory: Memory) -> None:
+class Exchange(Protocol):
+    """The ranks of a group."""
+
+    def of_all(self, known: list[dict[str, Any]]) -> list[dict[str, Any]]: ...
+
+
+def known_to(group: Exchange, job: Job) -> list[Undone]:
+    """All that was decided so far, the same in every rank. Each rank has to ask at the same place."""
+    found = group.of_all([dataclass_json.write(each) for each in _all(job)])
+    return [dataclass_json.read_strictly(Undone, each) for each in found]
+
+
+def give_up(known: Iterable[Undone], memory: Memory) -> None:
     """Of the slots of this rank. Doing it again changes nothing."""
-    for each in _all(job):
+    for each in known:
         if each.sequence is None:
             continue
         for arena in memory.arenas:
@@ -61,13 +76,14 @@ def give_up(job: Job, memory: Memory) -> None:
                     slot.undo()
 
 
-def news(job: Job) -> list[Undone]:
+def news(job: Job, known: Iterable[Undone]) -> list[Undone]:
     """Those that were not told yet; from here on they are."""
-    found, told = _all(job), int(job.noted(_TOLD).get("count", 0))
-    if len(found) > told:
-        job.note(_TOLD, {"count": len(found)})
-    return found[told:]
+    told = _all(job, _TOLD)
+    found = [each for each in known if each not in told]
+    if found:
+        job.note(_TOLD, {"all": [dataclass_json.write(each) for each in (*told, *found)]})
+    return found
 
 
-def _all(job: Job) -> list[Undone]:
-    return [dataclass_json.read_strictly(Undone, each) for each in job.noted(_NOTE).get("all", [])]
+def _all(job: Job, name: str = _NOTE) -> list[Undone]:
+    return [dataclass_json.read_strictly(Undone, each) for each in job.noted(name).get("all", [])]
