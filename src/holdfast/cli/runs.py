@@ -362,8 +362,9 @@ def _latest(events: list[Event], verbose: bool) -> tuple[list[Event], list[str]]
 
 
 def _rank_notes(look: Look) -> list[Event]:
-    """Which rank of a launch was away, came back, or held the others up."""
-    return [event for event in look.seen.events(kinds={"note"}) if {"away", "back", "slow_rank"} & event.data.keys()]
+    """Which rank of a launch was away, came back, held the others up, or got another part of the batches."""
+    told = {"away", "back", "slow_rank", "shares"}
+    return [event for event in look.seen.events(kinds={"note"}) if told & event.data.keys()]
 
 
 def _ranks(look: Look, verbose: bool) -> list[str]:

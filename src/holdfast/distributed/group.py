@@ -41,21 +41,25 @@ from holdfast.base.errors import UserError
 from holdfast.data.generators import NAMES, seed
 from holdfast.data.sample_order import _key, _mix_word
 from holdfast.distributed.connections import connections, ends, hang_up, has_ended
+from holdfast.distributed.group_shares import CHANGE, GroupShares
 from holdfast.distributed.job import Job
 from holdfast.distributed.meeting import meet
 from holdfast.distributed.place import LAUNCHER, Place
 from holdfast.distributed.roster import ask, await_next, gather, invited, store_path
+from holdfast.distributed.share_keeper import Policy
 from holdfast.distributed.shared_votes import SharedVotes
 from holdfast.distributed.wrapped import Wrapped
 from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Move
 from holdfast.faults.terms import Action
 from holdfast.run.commit_points import CommitPoint
+from holdfast.run.messages import Note
 from holdfast.state.shared_out import is_shared_out
 from holdfast.worker.peers import PeerFault
 
 if TYPE_CHECKING:
     from holdfast.data.loader import Batch
+    from holdfast.data.shares import Shares
     from holdfast.worker.peers import Peers, Trained
     from holdfast.worker.step import Work
 
@@ -63,14 +67,14 @@ _KINDS = list(Kind)
 _ACTIONS = list(Action)
 _RANK = 4
 """A stream of random words of its own, beside those of the samples (sample_order.py)."""
-_GRADIENTS, _DONE, _MOVE, _BOUNDARY, _SNAPSHOTS, _SEQUENCE = range(1, 7)
+_GRADIENTS, _DONE, _MOVE, _BOUNDARY, _SNAPSHOTS, _SEQUENCE, _SHARES = range(1, 8)
 _MOST_SNAPSHOTS = 64
 _AT_ONCE = 64 << 20
 """Bytes of parameters and buffers that go in one exchange."""
 
 
 _COMMIT, _MEET = 1, 2
-"""What rank 0 wishes for at the end of a body: a commit, or a commit and then the next group."""
+"""What rank 0 wishes for at the end of a body: a commit, or a commit and then the next group. More in group_shares."""
 PIECES = "pieces"
 """A note in the job's folder: in how many pieces ranks that hold parts of the state compute a batch."""
 _LOOK = 0.05
@@ -100,8 +104,9 @@ class Group:
         seed: int,
         patience: float,
         one_card: bool = False,
+        policy: Policy | None = None,
     ) -> None:
-        """With `one_card` the ranks of this machine share an accelerator."""
+        """With `one_card` ranks of this machine share an accelerator, or are on devices of different kinds."""
         self.place = place
         self.rank = place.rank
         self.ranks = place.ranks
@@ -109,6 +114,8 @@ class Group:
         self.wrapped = Wrapped(active=place.stays)
         self._board = board
         self._job = job
+        seats = range(place.ranks) if place.roster is None else place.roster.seats
+        self.sharing = GroupShares(policy or Policy(), job, seats, place.rank, self.wrapped, device)
         # NCCL refuses two ranks on one card; gloo goes through the memory of the host.
         self._backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not one_card else "gloo"
         self._patience = patience
@@ -174,6 +181,7 @@ class Group:
     def leave(self) -> None:
         """Break the connections, so that nobody waits for this rank, and forget the group."""
         self.wrapped.close()
+        self.sharing.close()
         self._hang_up()
 
     def _hang_up(self) -> None:
@@ -215,11 +223,11 @@ class Group:
     # -- voting --------------------------------------------------------------------------------------------
 
     def _vote(self, about: int, *values: float, fault: Fault | None = None) -> list[list[float]]:
-        """Three numbers of every rank, by rank. Raises PeerFault if somebody hands in a fault, and it was not us.
+        """Four numbers of every rank, by rank. Raises PeerFault if somebody hands in a fault, and it was not us.
 
         PeerLost if the ranks are in different steps: one failed in a step that others have done. All go back then.
         """
-        mine = torch.zeros(6, dtype=torch.float64)
+        mine = torch.zeros(7, dtype=torch.float64)
         mine[0] = 0 if fault is None else 1 + _KINDS.index(fault.kind)
         mine[1] = about
         mine[2] = 0 if self._ground is None else self._ground.position.step
@@ -247,7 +255,8 @@ class Group:
         before = self._board.phase
         self._board.enter(Phase.PEERS)
         try:
-            yield
+            with self.sharing.waiting():
+                yield
         except (RuntimeError, ValueError, OSError) as error:
             text = str(error).partition("\n")[0]
             raise GroupBroken(text) if self._in_step and self.wrapped else PeerLost(text) from error
@@ -268,10 +277,12 @@ class Group:
             self._ground.snapshots.flush()
             raise PeerLost("a new rank waits")  # all ranks have this commit, and all have agreed to leave after it
         self._share = 1.0 / self.ranks if batch is None or batch.part is None else batch.share
-        self._fewest = None if batch is None or batch.part is None else max(1, len(batch.samples) // self.ranks)
+        self._fewest = None if batch is None or batch.parts is None else batch.parts.fewest
+        self.sharing.begin_step(batch)
         self._brief = self._past = False
 
     def _begin_attempt(self) -> None:
+        self.sharing.begin_attempt()
         self._in_step, self._exchanging = self.place.stays, bool(self.wrapped)
         self._brief = self._past = False
         if not self.wrapped:
@@ -298,21 +309,22 @@ class Group:
         if self._shared is not None:  # a loss on a device is not read: that would wait for the device
             self._shared.hand_in(*self._numbers(loss if loss.device.type == "cpu" else None))
 
-    def _numbers(self, loss: Tensor | None) -> tuple[float, float, float]:
-        """What a rank says of a step: its part of the loss, whether it wants to stop, whether it wants a commit."""
+    def _numbers(self, loss: Tensor | None) -> tuple[float, float, float, float]:
+        """What a rank says of a step: its part of the loss, whether it wants to stop, what it wishes for, its time."""
         part = float(loss) * self._share if loss is not None and self._share else 0.0
-        return part, float(self._board.stop_requested), float(self._wishes())
+        return part, float(self._board.stop_requested), float(self._wishes()), self.sharing.own_s
 
     def _wishes(self) -> int:
-        """Of rank 0: whether this body should end with a commit, and with 2, whether all leave the group after one."""
+        """Of rank 0: whether this body should end with a commit, whether all leave the group after one, other parts."""
         ground = self._ground
         if self.rank or ground is None:
             return 0
-        if self._newcomer_waits():
-            return _MEET  # where a snapshot is still being copied, this commit waits for it
+        shares = self.sharing.wishes()
+        if self._newcomer_waits() or self.sharing.leaves:
+            return _MEET | shares  # where a snapshot is still being copied, this commit waits for it
         if ground.cadence.fixed is not None:
-            return 0
-        return _COMMIT if ground.cadence.wishes() and not ground.snapshots.busy else 0
+            return shares
+        return shares | (_COMMIT if ground.cadence.wishes() and not ground.snapshots.busy else 0)
 
     def _newcomer_waits(self) -> bool:
         now = time.monotonic()
@@ -326,15 +338,19 @@ class Group:
         rows = list(rows)
         self._in_step = self._exchanging = False
         self._agreed, self._stop = True, any(row[1] for row in rows)
+        flags = int(rows[0][2])
+        self.sharing.agreed(flags, [row[3] for row in rows])
         if self._ground is not None:
-            self._ground.cadence.agreed = bool(rows[0][2])
-            self._leaving = self._leaving or rows[0][2] == _MEET
+            # A change of parts is committed as well, so that the state to go back to has it.
+            self._ground.cadence.agreed = bool(flags & (_COMMIT | _MEET | CHANGE))
+            self._leaving = self._leaving or bool(flags & _MEET)
 
     def _check_connections(self) -> None:
         if self._is_broken():
             raise GroupBroken("a rank is gone")
 
     def _bring_together(self, optimizers: Iterable[torch.optim.Optimizer], loss: Tensor) -> Tensor:
+        self.sharing.computed()
         on_cpu = loss.device.type == "cpu"
         if self.wrapped and on_cpu and not self._own_part(optimizers):
             self._exchanging = False  # backward is over here, so that every rank has handed in all of its gradients
@@ -380,6 +396,8 @@ class Group:
 
     def _reduce(self, parameters: list[Tensor]) -> None:
         """The sum over all ranks, each with its weight; a parameter that nobody has a gradient for keeps none."""
+        if self.ranks == 1:
+            return
         kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for parameter in parameters:
             kinds.setdefault((parameter.device, parameter.dtype), []).append(parameter)
@@ -436,6 +454,7 @@ class Group:
             loss.fill_(sum(row[0] for row in rows))
         self._agree(rows)
         self._agreed = fault is None
+        self.sharing.changes = self.sharing.changes and fault is None  # the others did not hear of it
         return fault
 
     def after_error(self, error: Exception, fault: Fault | None) -> Fault | None:
@@ -510,6 +529,22 @@ class Group:
         ground.snapshots.start_after(int(max(row[0] for row in rows)))
         if self.wrapped.parts:
             self._sockets |= self._to_ranks()
+        self.sharing.check(ground)
+        if self.sharing.policy.may_change:
+            self.sharing.learn(self._from_rank_0(self.sharing.known() if self.rank == 0 else b""))
+
+    def shares(self, name: str) -> Shares | None:
+        return self.sharing.of(name)
+
+    def _from_rank_0(self, payload: bytes) -> bytes:
+        """What rank 0 has to say, in all ranks."""
+        size = int(self._vote(_SHARES, len(payload))[0][0])
+        if self.ranks == 1 or not size:
+            return payload
+        said = torch.frombuffer(bytearray(payload or bytes(size)), dtype=torch.uint8)
+        with self._talking():
+            dist.broadcast(said, 0)
+        return bytes(said.numpy().tobytes())
 
     def _to_ranks(self) -> frozenset[tuple[int, int]]:
         """Connections of groups that the script has made, one for each axis of its mesh: a rank that leaves ends those
@@ -526,10 +561,14 @@ class Group:
         if self._agreed and at.by_cadence:
             stop = self._stop
         else:
-            rows = self._vote(_BOUNDARY, 0.0, stop, self._wishes())
+            rows = self._vote(_BOUNDARY, 0.0, stop, self._wishes(), self.sharing.own_s)
             self._agree(rows)
             stop = self._stop
         self._agreed = False
+        if self.sharing.changes:
+            self.sharing.hear(self._from_rank_0(self.sharing.said_at(ground) if self.rank == 0 else b""))
+        for text in self.sharing.news():
+            ground.tell(Note(text))
         _take_parts_back(ground.modules() if self.wrapped.parts else ())
         self._from_first([buffer for module in ground.modules() for buffer in module.buffers()])
         self._reseed(ground)

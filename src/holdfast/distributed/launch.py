@@ -23,6 +23,7 @@ from holdfast.distributed import roster
 from holdfast.distributed.agent import PATIENCE, Agent
 from holdfast.distributed.job import Job
 from holdfast.distributed.rank_watch import Boards, Seen, hung
+from holdfast.distributed.share_keeper import SLOW
 from holdfast.distributed.stragglers import Stragglers
 from holdfast.record.receipt import Accounts
 from holdfast.record.reporter import Face, Teller
@@ -157,6 +158,7 @@ class Launch:
         if slow is not None:
             times = {"own_s": round(slow.own_s, 4), "others_s": round(slow.others_s, 4)}
             run.append(Event.now("note", text=slow.sentence, slow_rank=slow.rank, part=slow.part, **times))
+            self.job.note(SLOW, {"rank": slow.rank, "part": slow.part})  # rank 0 reads it: parts may be others
 
     def _show(self) -> None:
         """What the ranks have written since the last look."""

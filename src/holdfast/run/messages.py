@@ -336,6 +336,8 @@ class Missing(Message):
 class Note(Message):
     text: str
     pieces: int | None = None
+    shares: tuple[int, ...] | None = None
+    """Samples that each rank computes from here on."""
 
 
 @dataclass(frozen=True)
