@@ -105,6 +105,8 @@ def run(args: argparse.Namespace) -> int:
     """Check, make or find the run folder, start the agent, watch, tell how it ended."""
     output = Output.from_args(args)
     if args.cloud:
+        if args.devices or args.shares:
+            raise UsageError("--devices and --shares do not go with --cloud", command="launch")
         return cloud.run(args, output)
     wanted = _wanted(args)
     folder, order = _resumed(args, output) if args.resume else (None, _new(args))

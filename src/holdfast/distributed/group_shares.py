@@ -57,7 +57,8 @@ class GroupShares:
         self._keeper = ShareKeeper(policy, job, seats) if rank == 0 and policy.may_change else None
         self._tables: dict[str, Shares] = {}
         self._parts: Parts | None = None
-        self._has_batch = False
+        self._has_batch = self._stepped = False
+        """The step comes from a loader of ours; and it is not counted yet."""
         self._began = time.perf_counter()
         self._waited = 0.0
         self._measures = False
@@ -89,7 +90,7 @@ class GroupShares:
             self._waited += time.perf_counter() - began
 
     def begin_step(self, batch: Batch | None) -> None:
-        self._has_batch = batch is not None
+        self._has_batch, self._stepped = batch is not None, True
         self._parts = None if batch is None else batch.parts
 
     def begin_attempt(self) -> None:
@@ -133,7 +134,8 @@ class GroupShares:
     def agreed(self, flags: int, own: Sequence[float]) -> None:
         """All ranks have the step, and rank 0 said this."""
         self.changes, self._measures = bool(flags & CHANGE), bool(flags & MEASURE)
-        if self._keeper is not None and not self.changes and not self._wrapped.parts:
+        stepped, self._stepped = self._stepped, False  # a body without a step ends with a vote too
+        if stepped and self._keeper is not None and not self.changes and not self._wrapped.parts:
             newest = max((table.changes for table in self._tables.values()), default=0)
             self._keeper.hear(own, self._parts, newest, from_loader=self._has_batch)
 

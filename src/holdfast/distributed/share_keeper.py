@@ -5,10 +5,11 @@
     keeper.hear(own, parts, newest)                      # after each step that all ranks have agreed on
     keeper.weights, keeper.leaves                        # what is to be changed: parts, or the CPU leaves the group
 
-Windows are a second or more, as for stragglers. The first window of a set is thrown away, SET windows decide. Where
-accelerators train beside a CPU, the CPU comes later: a set is measured without it first. It joins, gets what it can do
-in the same time, and stays if the step is faster by more than the noise. If not it leaves the group: with no part at
-all it would still have to compute a sample and take part in each exchange, and the accelerator would wait for that.
+Windows are a second or more, as for stragglers. The first window of a set is thrown away; 8 of them decide, and what is
+not clear then is looked at again with 16 and with 32. Where accelerators train beside a CPU, the CPU comes later: 16
+windows are measured without it first. It joins, gets what it can do in the same time, and stays if the step is faster
+by more than the noise. If not it leaves the group: with no part at all it would still have to compute a sample and take
+part in each exchange, and the accelerator would wait for that.
 
 What was found is a note in the job's folder, for the next group and for a successor of rank 0.
 """
@@ -23,14 +24,17 @@ from typing import Any, Literal
 
 from holdfast.data.shares import Parts, Shares
 from holdfast.distributed.job import Job
-from holdfast.distributed.share_rule import Measured, better, is_faster
-from holdfast.distributed.stragglers import SET, WINDOW
+from holdfast.distributed.share_rule import WINDOWS, Measured, better, is_faster
+from holdfast.distributed.stragglers import WINDOW
 from holdfast.run.settings import Settings
 
 SLOW = "slow"
 """A note in the job's folder: a rank was named that holds the others up."""
 _BESIDE = "beside"
 """A note in the job's folder: whether the CPU trains beside the accelerators, and what was measured without it."""
+_LOOKS = (WINDOWS, 2 * WINDOWS, 4 * WINDOWS)
+"""After so many windows the times are looked at."""
+_ALONE = 2 * WINDOWS
 _LOOK = 1.0
 """Seconds between two looks for that note."""
 Stage = Literal["alone", "shared", "kept", "out"]
@@ -185,44 +189,51 @@ class ShareKeeper:
                 windows.append(each)
             current.whole.append((now - current.since) / current.steps)
         current.warm, current.since, current.own, current.steps = True, now, list(own), 0
-        if len(current.whole) == SET:
+        if len(current.whole) in _LOOKS and (self._judge(current) or len(current.whole) == _LOOKS[-1]):
             self._set = None
-            self._judge(current)
 
-    def _judge(self, found: _Windows) -> None:
+    def _judge(self, found: _Windows) -> bool:
+        """Whether something has come out of these windows: then new ones begin."""
         stage = self._stage
         if stage == "alone":
+            if len(found.whole) < _ALONE:
+                return False
             self._note(stage="shared", alone=found.whole)  # the agent lets the CPU join
             self._measures = False  # until the next group
-            return
+            return True
         if len(self._seats) == 1 or not found.counts:
-            return
+            return False
         measured = Measured(found.counts, found.by_rank)
         counts = better(measured, self._before)
-        self._before = measured
         if counts is not None:
+            self._before = measured
             self.weights = dict(zip(self._seats, counts, strict=True))
-        elif stage in ("shared", "kept") and set(self._seats) & set(self._policy.beside):
-            self._judge_beside(found, stage)
+            return True
+        if stage in ("shared", "kept") and set(self._seats) & set(self._policy.beside):
+            return self._judge_beside(found, stage)
+        return False
 
-    def _judge_beside(self, found: _Windows, stage: Stage) -> None:
+    def _judge_beside(self, found: _Windows, stage: Stage) -> bool:
         alone = [float(each) for each in self._job.noted(_BESIDE).get("alone", ())]
         if not alone:
-            return
+            return False
         ratio = statistics.median(found.whole) / statistics.median(alone)
         beside = [rank for rank, seat in enumerate(self._seats) if seat in self._policy.beside]
         part = sum(found.counts[rank] for rank in beside)
+        slower = is_faster(alone, found.whole)
         if part and is_faster(found.whole, alone):
             if stage == "shared":
                 faster = _percent(1.0 - ratio)
                 self.news.append(f"the CPU takes {part} of {sum(found.counts)} samples: {faster} faster steps")
                 self._note(stage="kept", ratio=ratio)
-        elif stage == "shared" or is_faster(alone, found.whole):
-            slower = is_faster(alone, found.whole)
+            return True
+        if slower or (stage == "shared" and len(found.whole) == _LOOKS[-1]):
             cost = f"the step would take {ratio:.3g} times as long" if slower else "the gain is within the noise"
             self.news.append(f"the CPU is left out: {cost}")
             self._note(stage="out", ratio=ratio)
             self.leaves = True
+            return True
+        return False
 
     def _note(self, **more: Any) -> None:
         self._job.note(_BESIDE, {**self._job.noted(_BESIDE), **more})
