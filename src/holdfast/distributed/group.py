@@ -53,7 +53,6 @@ from holdfast.faults.classification import Fault, Kind
 from holdfast.faults.ladder import Move
 from holdfast.faults.terms import Action
 from holdfast.run.commit_points import CommitPoint
-from holdfast.run.messages import Note
 from holdfast.state.shared_out import is_shared_out
 from holdfast.worker.peers import PeerFault
 
@@ -567,8 +566,8 @@ class Group:
         self._agreed = False
         if self.sharing.changes:
             self.sharing.hear(self._from_rank_0(self.sharing.said_at(ground) if self.rank == 0 else b""))
-        for text in self.sharing.news():
-            ground.tell(Note(text))
+        for note in self.sharing.news():
+            ground.tell(note)
         _take_parts_back(ground.modules() if self.wrapped.parts else ())
         self._from_first([buffer for module in ground.modules() for buffer in module.buffers()])
         self._reseed(ground)

@@ -139,8 +139,8 @@ class GroupShares:
             newest = max((table.changes for table in self._tables.values()), default=0)
             self._keeper.hear(own, self._parts, newest, from_loader=self._has_batch)
 
-    def news(self) -> list[str]:
-        """Of rank 0, each once: sentences for the record."""
+    def news(self) -> list[Note]:
+        """Of rank 0, each once: for the record."""
         if self._keeper is None or not self._keeper.news:
             return []
         news, self._keeper.news = self._keeper.news, []

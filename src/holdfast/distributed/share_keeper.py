@@ -26,6 +26,7 @@ from holdfast.data.shares import Parts, Shares
 from holdfast.distributed.job import Job
 from holdfast.distributed.share_rule import WINDOWS, Measured, better, is_faster
 from holdfast.distributed.stragglers import WINDOW
+from holdfast.run.messages import Note
 from holdfast.run.settings import Settings
 
 SLOW = "slow"
@@ -134,8 +135,8 @@ class ShareKeeper:
         self._change: int | None = None
         self._before: Measured | None = None
         self._looked = 0.0
-        self.news: list[str] = []
-        """Sentences for the record."""
+        self.news: list[Note] = []
+        """For the record."""
         self.weights: dict[int, int] | None = None
         """New parts, by seat, until the ranks have agreed on them."""
         self.leaves = False
@@ -166,7 +167,7 @@ class ShareKeeper:
             return
         if not from_loader:  # nobody knows how to share what a script gets elsewhere
             if self._stage == "alone":
-                self.news.append("the CPU is left out: the batches come from no holdfast.Loader")
+                self.news.append(Note("the CPU is left out: the batches come from no holdfast.Loader"))
                 self._note(stage="out")
             return
         if parts is not None and parts.change != newest:
@@ -217,20 +218,22 @@ class ShareKeeper:
         alone = [float(each) for each in self._job.noted(_BESIDE).get("alone", ())]
         if not alone:
             return False
-        ratio = statistics.median(found.whole) / statistics.median(alone)
+        without, shared = statistics.median(alone), statistics.median(found.whole)
+        ratio, step_ms = shared / without, (round(1e3 * without, 3), round(1e3 * shared, 3))
         beside = [rank for rank, seat in enumerate(self._seats) if seat in self._policy.beside]
         part = sum(found.counts[rank] for rank in beside)
         slower = is_faster(alone, found.whole)
         if part and is_faster(found.whole, alone):
             if stage == "shared":
                 faster = _percent(1.0 - ratio)
-                self.news.append(f"the CPU takes {part} of {sum(found.counts)} samples: {faster} faster steps")
-                self._note(stage="kept", ratio=ratio)
+                text = f"the CPU takes {part} of {sum(found.counts)} samples: {faster} faster steps"
+                self.news.append(Note(text, shares=found.counts, step_ms=step_ms))
+                self._note(stage="kept")
             return True
         if slower or (stage == "shared" and len(found.whole) == _LOOKS[-1]):
             cost = f"the step would take {ratio:.3g} times as long" if slower else "the gain is within the noise"
-            self.news.append(f"the CPU is left out: {cost}")
-            self._note(stage="out", ratio=ratio)
+            self.news.append(Note(f"the CPU is left out: {cost}", shares=found.counts, step_ms=step_ms))
+            self._note(stage="out")
             self.leaves = True
             return True
         return False
