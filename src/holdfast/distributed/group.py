@@ -54,6 +54,7 @@ from holdfast.faults.ladder import Move
 from holdfast.faults.terms import Action
 from holdfast.run.commit_points import CommitPoint
 from holdfast.state.shared_out import is_shared_out
+from holdfast.state.torch_private import broadcast_all, set_timeout
 from holdfast.worker.peers import PeerFault
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ class Group:
                 gather(self._job, place.rank, place.ranks, place.restarts, launcher=_launcher())
                 store = dist.FileStore(str(store_path(self._job, place.restarts)), place.ranks)
                 self._connect(store, CONNECT)
-                torch.distributed.distributed_c10d._set_pg_timeout(patience, dist.group.WORLD)
+                set_timeout(dist.group.WORLD, patience)
             else:
                 host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
                 serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and place.rank == 0
@@ -581,7 +582,7 @@ class Group:
         world = dist.group.WORLD
         assert world is not None
         with self._talking():
-            torch.distributed._broadcast_coalesced(world, [each.detach() for each in tensors], _AT_ONCE, 0)
+            broadcast_all(world, [each.detach() for each in tensors], _AT_ONCE)
 
     def _reseed(self, ground: Trained) -> None:
         """Random words of this rank's own from here on, the same whenever the run comes by."""

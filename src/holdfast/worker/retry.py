@@ -352,6 +352,7 @@ class Attempts:
         return move
 
     def _splittable(self, work: Work, samples: Samples | None) -> bool:
+        """May this batch be computed in pieces? Into how many, the ladder decides (`faults/ladder.py`)."""
         oom = self.ground.settings.oom
         if not oom.split or (work.split is None and not _samples_come_first(work, samples)):
             return False
