@@ -209,9 +209,11 @@ def test_a_cpu_that_does_not_help_leaves(tmp_path: Path, cpu: tuple[float, float
 
 
 def test_who_measures() -> None:
-    assert not Policy("auto", ()).from_start and not Policy("equal", ("cuda:0", "cpu")).from_start
-    assert Policy("auto", ("cuda:0", "cpu")).from_start and Policy("measured").from_start
-    assert not Policy("auto", ("cpu", "cpu")).from_start and not Policy("auto", ("cuda:0", "cuda:1")).beside
+    both = ("cuda:0", "cpu")
+    assert Policy("auto", both).measures((0, 1)) and Policy("measured").measures((0, 1))
+    assert not Policy("auto").measures((0, 1)) and not Policy("equal", both).measures((0, 1))
+    assert not Policy("auto", both).measures((0,)), "the card alone"
+    assert not Policy("auto", ("cpu", "cpu")).measures((0, 1)) and not Policy("auto", ("cuda:0", "cuda:1")).beside
     assert Policy("3:1").table((0, 1)).parts(0, 0, 8).counts == (6, 2)
     measured = Policy("equal").table((0, 1))
     measured.add(Change(0, 0, {0: 7, 1: 1}))  # in the state of a run that was measured
@@ -259,7 +261,7 @@ def test_unequal_parts_have_exact_weights(tmp_path: Path, ddp: bool) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("ddp", [False, True])
 def test_a_slow_rank_gets_less_and_a_loss_changes_nothing(tmp_path: Path, ddp: bool) -> None:
-    """Rank 1 reads slowly. After the change the other rank is killed, and all go back behind it: the parts are the same.
+    """Rank 1 reads slowly. After the change the other rank is killed and all go back behind it: parts are the same.
 
     Commits come at the end of an epoch only.
     """

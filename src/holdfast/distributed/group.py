@@ -307,7 +307,7 @@ class Group:
     def _hand_in(self, loss: Tensor) -> None:
         """Before the backward that exchanges gradients. A rank that has come through it finds these numbers of all."""
         if self._shared is not None:  # a loss on a device is not read: that would wait for the device
-            self._shared.hand_in(*self._numbers(loss if loss.device.type == "cpu" else None))
+            self._shared.hand_in(*self._numbers(None if self.sharing.accelerated else loss))
 
     def _numbers(self, loss: Tensor | None) -> tuple[float, float, float, float]:
         """What a rank says of a step: its part of the loss, whether it wants to stop, what it wishes for, its time."""
@@ -351,7 +351,7 @@ class Group:
 
     def _bring_together(self, optimizers: Iterable[torch.optim.Optimizer], loss: Tensor) -> Tensor:
         self.sharing.computed()
-        on_cpu = loss.device.type == "cpu"
+        on_cpu = not self.sharing.accelerated  # the same in all ranks: those on accelerators do not read their loss
         if self.wrapped and on_cpu and not self._own_part(optimizers):
             self._exchanging = False  # backward is over here, so that every rank has handed in all of its gradients
             if not self._brief or self._shared is None:
@@ -378,10 +378,18 @@ class Group:
     def _of_all(self, loss: Tensor) -> Tensor:
         """The loss of the whole batch, added up on the device without waiting for it."""
         total = loss.detach() * self._share
-        if self.ranks > 1:
-            with self._talking():
-                dist.all_reduce(total)
+        self._add_up(total)
         return total
+
+    def _add_up(self, tensor: Tensor) -> None:
+        """The sum over all ranks, in place."""
+        if self.ranks == 1:
+            return
+        sent = tensor if _is_sent(tensor) else tensor.cpu()
+        with self._talking():
+            dist.all_reduce(sent)
+        if sent is not tensor:
+            tensor.copy_(sent)
 
     def _end_brief(self, rows: Iterable[Sequence[float]]) -> None:
         self._agree(rows)
@@ -419,9 +427,7 @@ class Group:
             has[index] = 1.0
             if self._share:
                 part.view_as(gradient).copy_(gradient).mul_(self._share)
-        if self.ranks > 1:
-            with self._talking():
-                dist.all_reduce(flat)
+        self._add_up(flat)
         for part, parameter, somebody in zip(parts, parameters, has.tolist(), strict=True):
             if not somebody:
                 parameter.grad = None
@@ -582,7 +588,12 @@ class Group:
         world = dist.group.WORLD
         assert world is not None
         with self._talking():
-            broadcast_all(world, [each.detach() for each in tensors], _AT_ONCE)
+            own = [each.detach() for each in tensors]
+            sent = [each if _is_sent(each) else each.cpu() for each in own]
+            broadcast_all(world, sent, _AT_ONCE)
+        for each, received in zip(own, sent, strict=True):
+            if received is not each:
+                each.copy_(received)
 
     def _reseed(self, ground: Trained) -> None:
         """Random words of this rank's own from here on, the same whenever the run comes by."""
@@ -638,6 +649,11 @@ def _take_parts_back(modules: Iterable[torch.nn.Module]) -> None:
             reshard = getattr(each, "reshard", None)
             if reshard is not None and hasattr(each, "set_requires_gradient_sync"):
                 reshard()
+
+
+def _is_sent(tensor: Tensor) -> bool:
+    """Whether gloo and NCCL take it from where it is. From other kinds of devices it goes through the host."""
+    return tensor.device.type in ("cpu", "cuda")
 
 
 def _launcher() -> int:

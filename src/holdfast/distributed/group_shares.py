@@ -1,6 +1,6 @@
 """The parts of a batch, as one rank of a group sees them: its own times, the table, and what is agreed in the votes.
 
-    sharing = GroupShares(policy, job, seats, rank, wrapped, accelerated=False)
+    sharing = GroupShares(policy, job, seats, rank, wrapped, device)
     sharing.begin_step(batch)                    # parts of this batch
     with sharing.waiting(): ...                  # for others: no time of this rank's own
     sharing.wishes() / sharing.agreed(flags, own)    # rank 0 says in the vote what is to be done, all do it
@@ -51,9 +51,8 @@ class GroupShares:
         self._job = job
         self._wrapped = wrapped
         self._device = device
-        self._accelerated = device.type != "cpu" or any(
-            each.partition(":")[0] not in ("cpu", "pretend") for each in policy.devices
-        )
+        self.accelerated = device.type != "cpu" or not policy.kinds(seats) <= {"cpu", "pretend"}
+        """Whether a rank of this group is on an accelerator: all ranks find the same."""
         self._keeper = ShareKeeper(policy, job, seats) if rank == 0 and policy.may_change else None
         self._tables: dict[str, Shares] = {}
         self._parts: Parts | None = None
@@ -98,7 +97,7 @@ class GroupShares:
         self._gradient = 0.0
         if not self._measures or len(self.seats) == 1:
             return
-        if self._accelerated:
+        if self.accelerated:
             self._wrapped.stop_exchanging()
         elif self._wrapped and not self._hooks:
             self._hooks = [each.register_post_accumulate_grad_hook(self._computed_one) for each in self._wrapped.all()]
@@ -111,7 +110,7 @@ class GroupShares:
         if not self._measures or len(self.seats) == 1:
             return
         if self._device.type != "cpu":
-            torch.get_device_module(self._device).synchronize(self._device)
+            torch.accelerator.synchronize(self._device)
         elif self._gradient:
             self._waited += time.perf_counter() - self._gradient
 
@@ -122,9 +121,13 @@ class GroupShares:
         keeper = self._keeper
         if keeper is None or self._wrapped.parts:
             return 0
-        if not (self._accelerated and self._wrapped):
-            keeper.look()
+        if not (self.accelerated and self._wrapped):
+            keeper.look(self._newest)
         return (CHANGE if keeper.weights is not None else 0) | (MEASURE if keeper.measures else 0)
+
+    @property
+    def _newest(self) -> int:
+        return max((table.changes for table in self._tables.values()), default=0)
 
     @property
     def leaves(self) -> bool:
@@ -136,8 +139,7 @@ class GroupShares:
         self.changes, self._measures = bool(flags & CHANGE), bool(flags & MEASURE)
         stepped, self._stepped = self._stepped, False  # a body without a step ends with a vote too
         if stepped and self._keeper is not None and not self.changes and not self._wrapped.parts:
-            newest = max((table.changes for table in self._tables.values()), default=0)
-            self._keeper.hear(own, self._parts, newest, from_loader=self._has_batch)
+            self._keeper.hear(own, self._parts, self._newest, from_loader=self._has_batch)
 
     def news(self) -> list[Note]:
         """Of rank 0, each once: for the record."""

@@ -299,7 +299,7 @@ class _Life:
                 device=self.device,
                 seed=seed,
                 patience=patience,
-                one_card=share_one_card(self.settings.run.device, self.place, self.policy.devices),
+                one_card=share_one_card(self.settings.run.device, self.place, self._devices_now()),
                 policy=self.policy,
             )
             group.begin()
@@ -368,11 +368,14 @@ class _Life:
             raise
         _finish(self.link, self.job)
 
+    def _devices_now(self) -> list[str]:
+        """Of the ranks of this group, where devices were named."""
+        seats = range(self.place.ranks) if self.place.roster is None else self.place.roster.seats
+        return [self.policy.devices[seat] for seat in seats] if self.policy.devices else []
+
     def _devices(self) -> str:
-        """Those that train now, for run.json."""
-        if not self.policy.devices or self.place.roster is None:
-            return f"{self.place.ranks}x{self.device.type}"
-        return "+".join(self.policy.devices[seat] for seat in self.place.roster.seats)
+        """For run.json."""
+        return "+".join(self._devices_now()) or f"{self.place.ranks}x{self.device.type}"
 
     def _speak(self, *, first: bool) -> None:
         """What rank 0 prints is shown, whichever process that is."""

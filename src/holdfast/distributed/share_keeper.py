@@ -58,7 +58,7 @@ class Policy:
     @property
     def mixed(self) -> bool:
         """Whether ranks are on devices of different kinds."""
-        return len({kind_of(each) for each in self.devices}) > 1
+        return len(self.kinds(range(len(self.devices)))) > 1
 
     @property
     def beside(self) -> tuple[int, ...]:
@@ -71,9 +71,13 @@ class Policy:
     def may_change(self) -> bool:
         return self.mode in ("auto", "measured")
 
-    @property
-    def from_start(self) -> bool:
-        return self.mode == "measured" or (self.mode == "auto" and self.mixed)
+    def kinds(self, seats: Sequence[int]) -> set[str]:
+        """The kinds of devices that these seats are on; nothing where devices were not named."""
+        return {kind_of(self.devices[seat]) for seat in seats if seat < len(self.devices)}
+
+    def measures(self, seats: Sequence[int]) -> bool:
+        """Whether the times of these ranks are measured from the start."""
+        return self.mode == "measured" or (self.mode == "auto" and len(self.kinds(seats)) > 1)
 
     def table(self, seats: Sequence[int]) -> Shares:
         base = None
@@ -141,34 +145,32 @@ class ShareKeeper:
         """New parts, by seat, until the ranks have agreed on them."""
         self.leaves = False
         """The CPU is to leave the group."""
-        self._measures = policy.from_start
+        self._measures = policy.measures(seats)
+        self._stage: Stage | None = job.noted(_BESIDE).get("stage") if policy.beside else None
 
     @property
     def measures(self) -> bool:
         """Whether the ranks are asked for their times."""
-        return self._measures and (len(self._seats) > 1 or self._stage == "alone")
+        return self._measures and len(self._seats) > 1
 
-    @property
-    def _stage(self) -> Stage | None:
-        return self._job.noted(_BESIDE).get("stage") if self._policy.beside else None
-
-    def look(self) -> None:
-        """Whether a rank was named that holds the others up: then times are measured from here on."""
+    def look(self, changes: int) -> None:
+        """Whether a rank was named that holds the others up, or `changes` are known from before: then times are
+        measured from here on."""
         now = self._clock()
         if self._measures or self._policy.mode != "auto" or now - self._looked < _LOOK:
             return
         self._looked = now
-        self._measures = bool(self._job.noted(SLOW))
+        self._measures = changes > 0 or bool(self._job.noted(SLOW))
 
     def hear(self, own: Sequence[float], parts: Parts | None, newest: int, *, from_loader: bool = True) -> None:
         """A step is over. `own` are the seconds since the group began that each rank did not wait; `newest` is the
         number of the last change of parts that is known, which may be of a batch to come."""
-        if not self.measures or self.weights is not None or self.leaves:
+        if not (self.measures or self._stage == "alone") or self.weights is not None or self.leaves:
             return
         if not from_loader:  # nobody knows how to share what a script gets elsewhere
             if self._stage == "alone":
                 self.news.append(Note("the CPU is left out: the batches come from no holdfast.Loader"))
-                self._note(stage="out")
+                self._note("out")
             return
         if parts is not None and parts.change != newest:
             self._set = None
@@ -199,8 +201,7 @@ class ShareKeeper:
         if stage == "alone":
             if len(found.whole) < _ALONE:
                 return False
-            self._note(stage="shared", alone=found.whole)  # the agent lets the CPU join
-            self._measures = False  # until the next group
+            self._note("shared", alone=found.whole)  # the agent lets the CPU join: there will be another group
             return True
         if len(self._seats) == 1 or not found.counts:
             return False
@@ -228,18 +229,19 @@ class ShareKeeper:
                 faster = _percent(1.0 - ratio)
                 text = f"the CPU takes {part} of {sum(found.counts)} samples: {faster} faster steps"
                 self.news.append(Note(text, shares=found.counts, step_ms=step_ms))
-                self._note(stage="kept")
+                self._note("kept")
             return True
         if slower or (stage == "shared" and len(found.whole) == _LOOKS[-1]):
             cost = f"the step would take {ratio:.3g} times as long" if slower else "the gain is within the noise"
             self.news.append(Note(f"the CPU is left out: {cost}", shares=found.counts, step_ms=step_ms))
-            self._note(stage="out")
+            self._note("out")
             self.leaves = True
             return True
         return False
 
-    def _note(self, **more: Any) -> None:
-        self._job.note(_BESIDE, {**self._job.noted(_BESIDE), **more})
+    def _note(self, stage: Stage, **more: Any) -> None:
+        self._stage = stage
+        self._job.note(_BESIDE, {**self._job.noted(_BESIDE), "stage": stage, **more})
 
 
 def _percent(part: float) -> str:
