@@ -82,10 +82,9 @@ def train(
         model.double()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
-    slow, _, seconds = lag.partition(":")
-    held_up = float(seconds) if lag and session.rank == int(slow) else 0.0
+    held_up = {int(rank): float(seconds) for rank, _, seconds in (each.partition(":") for each in lag.split())}
     matrix = torch.ones(work, work)
-    data = holdfast.Loader(Numbers(length, held_up, bad, deadly), batch_size=batch, shuffle=True)
+    data = holdfast.Loader(Numbers(length, held_up.get(session.rank, 0.0), bad, deadly), batch_size=batch, shuffle=True)
     if ddp:
         torch.distributed.init_process_group("gloo")
         model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1e-4)

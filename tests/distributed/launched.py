@@ -57,7 +57,8 @@ class Launched:
         given["snapshot.every"] = snapshot
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
         gone = ",".join(f"{seat}={path}" for seat, path in self.away.items())
-        command = [sys.executable, "-m", "holdfast", "launch", "--nproc", str(ranks), *words, script.__file__]
+        many = () if "--devices" in words else ("--nproc", str(ranks))
+        command = [sys.executable, "-m", "holdfast", "launch", *many, *words, script.__file__]
         self.process = subprocess.Popen(
             [*command, *(f"{key}={value}" for key, value in given.items()), "--json", "-q"],
             stdout=subprocess.PIPE,
@@ -157,6 +158,11 @@ class Launched:
 
     def weights(self) -> dict[str, torch.Tensor]:
         return load_file(self.run.path / "final.safetensors")
+
+    def notes(self) -> list[str]:
+        """What the record says beside faults."""
+        events = list(self.run.events()) if list_runs(self.folder) else []
+        return [str(event.data.get("text")) for event in events if event.kind == "note"]
 
     def samples(self) -> dict[int, Counter[int]]:
         """How often each sample was used, by epoch. Of a step that was done again the last time counts."""

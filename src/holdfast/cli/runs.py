@@ -47,7 +47,7 @@ from holdfast.run.settings import known
 from holdfast.run.states import LIVE_STATES, UNFINISHED_STATES, RunKind, RunState
 
 _RUN_HELP = "a run: its name such as calm-heron, its folder, or `latest`"
-_OF_RANKS = {"away", "back", "slow_rank", "moved", "returned"}
+_OF_RANKS = {"away", "back", "slow_rank", "moved", "returned", "shares"}
 """What a note about one rank of a launch has."""
 _STALE = 10.0
 """Seconds after which a live run's beat is called old."""
@@ -364,7 +364,7 @@ def _latest(events: list[Event], verbose: bool) -> tuple[list[Event], list[str]]
 
 
 def _rank_notes(look: Look) -> list[Event]:
-    """Which rank of a launch was away, moved to another device, came back, held the others up, or was blamed."""
+    """Which rank of a launch was away, moved, came back, held the others up, got another part, or was blamed."""
     notes = look.seen.events(kinds={"note", "verdict"})
     return [event for event in notes if _OF_RANKS & event.data.keys() or "host" in event.data]
 

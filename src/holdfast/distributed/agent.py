@@ -17,6 +17,8 @@ that is lost at once. The new process for the lost seat is the next spare.
 
 With a `ladder` (rank_ladder.py) a new process may be on another device than the one before. A rank whose device has
 recovered is replaced at the next commit: the others are invited as for a new rank, and only its process ends.
+
+Seats on the CPU beside accelerators (`beside`) have a process that waits until the ranks want it (share_keeper.py).
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from holdfast.distributed.rank_devices import MOVED
 from holdfast.distributed.rank_ladder import RankLadder
 from holdfast.distributed.rank_nursery import Forker
 from holdfast.distributed.roster import Roster
+from holdfast.distributed.share_keeper import left_out
 from holdfast.run.messages import Exited, Forked, Message, RankWanted, Unsafe
 
 LOG = "ranks.log"
@@ -125,8 +128,10 @@ class RankAgent:
         least: int | None = None,
         spares: int = 0,
         ladder: RankLadder | None = None,
+        beside: bool = False,
     ) -> None:
         self.job = job
+        self._beside = beside
         self.least = ranks if least is None else least
         """With so many ranks the others go on where a seat cannot be filled."""
         self.log = log
@@ -297,14 +302,16 @@ class RankAgent:
 
         Ranks that train are asked to leave their group first, and only for a new one: so they lose nothing by it.
         """
-        here = self._chosen()
+        here, waiting = self._chosen(), self._left_out()
         if self._ending or any(member.done for member in self._members) or len(here) < self.least:
             return
         if len(here) < self._ranks and any(
-            self._is_worth_waiting_for(each) for each in self._members if not each.ready
+            self._is_worth_waiting_for(each) for each in self._members if not each.ready and each.seat not in waiting
         ):
             return
         now = {member.seat: member.pid for member in here}
+        if self._published.keys() - now.keys() & waiting and not roster.asked(self.job, self._number):
+            return  # the ranks have found that it is better left out, and will commit before they leave their group
         if self._published.items() <= now.items() and self._published:
             if now != self._published and not any(map(self._is_coming, self._members)):
                 roster.invite(self.job, self._number)  # one meeting for all that come at about the same time
@@ -331,14 +338,19 @@ class RankAgent:
                     self.job.drop_slots(seat)  # the others have committed without it
         pids = {rank: member.pid for rank, member in enumerate(here)}
         seats = tuple(member.seat for member in here)
-        roster.publish(self.job, Roster(self._number, pids, seats, self._ranks))
+        roster.publish(self.job, Roster(self._number, pids, seats, self._ranks - len(waiting)))
 
     def _chosen(self) -> list[Member]:
         """The members of the next roster: those that train, those that take the seat of one that did, then others."""
-        ready = [member for member in self._members if member.ready]
+        waiting = self._left_out()
+        ready = [member for member in self._members if member.ready and member.seat not in waiting]
         known = self._published
         ready.sort(key=lambda each: (known.get(each.seat) != each.pid, each.seat not in known, each.seat))
         return sorted(ready[: self._ranks], key=lambda member: member.seat)
+
+    def _left_out(self) -> frozenset[int]:
+        """Seats on the CPU whose processes wait, because the accelerators are faster without them, or may be."""
+        return left_out(self.job) if self._beside else frozenset()
 
     def _is_worth_waiting_for(self, member: Member) -> bool:
         """Whether the others wait for this seat, which has no process that is ready."""

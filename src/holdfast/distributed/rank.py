@@ -27,9 +27,10 @@ from holdfast.base.board import Phase
 from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed
 from holdfast.distributed import rank_devices, roster
 from holdfast.distributed.job import Job
-from holdfast.distributed.place import LAUNCHER, Place
+from holdfast.distributed.place import CORES, LAUNCHER, Place
 from holdfast.distributed.rank_devices import MOVED, Told
 from holdfast.distributed.rank_nursery import NESTED, RankNursery
+from holdfast.distributed.share_keeper import Policy
 from holdfast.faults.classification import classify_exception
 from holdfast.run.events import utc_now
 from holdfast.run.folder import RunFolder
@@ -176,8 +177,10 @@ def _speak_into(run: Path, place: Place) -> None:
     worker._prepare_stacks(run / f"stacks-rank{place.seat}.txt")
 
 
-def device_for(asked: str, place: Place) -> str:
-    """A card of its own for every rank of a machine that has enough, otherwise the CPU."""
+def device_for(asked: str, place: Place, devices: Sequence[str] = ()) -> str:
+    """The one named for its seat; else a card of its own for every rank of a machine that has enough, or the CPU."""
+    if devices:
+        return devices[place.local_rank]
     if asked == "auto":
         import torch
 
@@ -187,8 +190,13 @@ def device_for(asked: str, place: Place) -> str:
     return asked
 
 
-def share_one_card(asked: str, place: Place) -> bool:
-    """`--device cuda:0` names one card, for all ranks of a machine."""
+def share_one_card(asked: str, place: Place, devices: Sequence[str] = ()) -> bool:
+    """`--device cuda:0` names one card, for all ranks of a machine; `--devices` may name others as well.
+
+    NCCL takes neither two ranks on one card nor one without a card.
+    """
+    if devices:
+        return len(set(devices)) < len(devices) or any(not each.startswith("cuda") for each in devices)
     return asked.startswith("cuda:") and place.local_ranks > 1
 
 
@@ -208,9 +216,10 @@ class _Life:
         told = rank_devices.told(job, place.seat)
         if told is None:  # nobody keeps a ladder, and would take the ranks back to where devices were right
             self.settings = order.settings.override({"sentinel.enabled": "never"}, "ranks without a ladder")
+        self.policy = Policy.of(self.settings)
         self.movable = told is not None and told.device != "cpu"
         """Whether this rank can be on another device."""
-        self.label = device_for(self.settings.run.device, place) if told is None else told.device
+        self.label = told.device if told else device_for(self.settings.run.device, place, self.policy.devices)
         self.link: Follower | Writer | None = None
         self._first = place.local_rank == 0
         """Whether what this process prints is shown."""
@@ -247,6 +256,23 @@ class _Life:
                 _save_what_failed(link, self.job)
                 link.teller.scalars.close()
 
+    def _take_threads(self) -> None:
+        """A CPU beside accelerators gets the cores that their ranks, and all loader processes, leave."""
+        import torch
+
+        from holdfast.distributed.rank_watch import Boards
+
+        cores = int(os.environ.get(CORES) or 0)
+        if self.place.local_rank not in self.policy.beside or not cores:
+            return
+        boards = Boards(self.job)
+        seen = {each.rank: each.beat.loaders for each in boards.look()}
+        boards.close()
+        loaders = max(seen.values(), default=0)  # every rank runs the same script, with as many loader processes
+        others = len(self.policy.devices) - len(self.policy.beside)
+        left = cores - others * (1 + loaders) - len(self.policy.beside) * loaders
+        torch.set_num_threads(max(1, left // len(self.policy.beside)))
+
     def _open_device(self) -> torch.device:
         """A card that is gone is no error of the script: the agent tries again later, and the others may go on."""
         from holdfast.injection import away
@@ -270,6 +296,7 @@ class _Life:
         seed, group = self.settings.run.seed, None
         try:
             self._find_place()
+            self._take_threads()
             self.board.enter(Phase.SETUP)  # for a rank that stays, too: until its next step it may take as long
             self.groups += 1
             worker.seed_everything(seed)
@@ -281,8 +308,9 @@ class _Life:
                 device=self.device,
                 seed=seed,
                 patience=patience,
-                one_card=share_one_card(self.settings.run.device, self.place) or self._over_gloo,
+                one_card=share_one_card(self.settings.run.device, self.place, self._devices_now()) or self._over_gloo,
                 mixed=self.place.roster is not None and rank_devices.mixed(self.job, self.place.roster),
+                policy=self.policy,
             )
             group.begin()
             self._go_on(group)
@@ -341,7 +369,7 @@ class _Life:
         self.link = self._take_role()
         if isinstance(self.link, Writer):
             ranks = self.place.ranks
-            self.link.run.update_info(state=RunState.RUNNING, device=f"{ranks}x{self.device.type}", ranks=ranks)
+            self.link.run.update_info(state=RunState.RUNNING, device=self._devices(), ranks=ranks)
         self.link.find_start(group)
         told = rank_devices.told(self.job, self.place.seat)
         if told is not None and told.from_cpu and self.groups == 1:
@@ -369,6 +397,15 @@ class _Life:
                 raise _StartAgain("again", text=failed.message) from None
             raise
         _finish(self.link, self.job)
+
+    def _devices_now(self) -> list[str]:
+        """Of the ranks of this group, where devices were named."""
+        seats = range(self.place.ranks) if self.place.roster is None else self.place.roster.seats
+        return [self.policy.devices[seat] for seat in seats] if self.policy.devices else []
+
+    def _devices(self) -> str:
+        """For run.json."""
+        return "+".join(self._devices_now()) or f"{self.place.ranks}x{self.device.type}"
 
     def _speak(self, *, first: bool) -> None:
         """What rank 0 prints is shown, whichever process that is."""
@@ -411,10 +448,14 @@ def _import_ahead() -> None:
 
 def threads_for(order: Order, ranks: int) -> int:
     """As many as were asked for, for each rank as with torchrun, or a rank's part of those there are."""
+    return order.threads if threads_asked(order) else max(1, order.threads // ranks)
+
+
+def threads_asked(order: Order) -> bool:
+    """In the process of `holdfast launch`; the ranks get a number from it in any case."""
     from holdfast.console.order import threads_said
 
-    asked = isinstance(order.settings.run.threads, int) or threads_said(os.environ) is not None
-    return order.threads if asked else max(1, order.threads // ranks)
+    return isinstance(order.settings.run.threads, int) or threads_said(os.environ) is not None
 
 
 def _save_what_failed(link: Any, job: Job) -> None:

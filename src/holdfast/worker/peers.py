@@ -23,8 +23,11 @@ from holdfast.run.commit_points import CommitPoint
 from holdfast.worker.position import Position
 
 if TYPE_CHECKING:
-    from holdfast.data.loader import Batch
+    from holdfast.data.any_loader import AnyLoader
+    from holdfast.data.loader import Batch, Loader
     from holdfast.data.quarantine import LeaveOut
+    from holdfast.data.shares import Shares
+    from holdfast.run.messages import Message
     from holdfast.state.snapshot import Snapshots
     from holdfast.worker.cadence import Cadence
     from holdfast.worker.step import Work
@@ -54,6 +57,10 @@ class Trained(Protocol):
     @property
     def snapshots(self) -> Snapshots: ...
     def modules(self) -> list[torch.nn.Module]: ...
+    def named_loaders(self) -> dict[str, Loader | AnyLoader]: ...
+    def tell(self, message: Message) -> None:
+        """For the journal of the run."""
+        ...
 
 
 class Peers(Protocol):
@@ -66,6 +73,10 @@ class Peers(Protocol):
 
     def protect(self, ground: Trained, *, restored: bool) -> None:
         """The objects are there: from here on with the same numbers in all ranks."""
+        ...
+
+    def shares(self, name: str) -> Shares | None:
+        """Which rank reads which part of the batches of the loader with that name; None if nobody else does."""
         ...
 
     def landed(self, ground: Trained) -> None:
@@ -113,6 +124,9 @@ class Alone:
     neighbours = 1
 
     def protect(self, ground: Trained, *, restored: bool) -> None:
+        return None
+
+    def shares(self, name: str) -> Shares | None:
         return None
 
     def landed(self, ground: Trained) -> None:
