@@ -124,7 +124,7 @@ class Group:
         seats = range(place.ranks) if place.roster is None else place.roster.seats
         self.sharing = GroupShares(policy or Policy(), job, seats, place.rank, self.wrapped, device)
         self._unread_loss = mixed or self.sharing.accelerated
-        """The ranks add their loss up in an exchange: on an accelerator the host does not read it. All find the same."""
+        """The ranks add their loss up in an exchange, because the host does not read it on an accelerator."""
         # NCCL refuses two ranks on one card; gloo goes through the memory of the host.
         self._backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not one_card else "gloo"
         self._patience = patience
