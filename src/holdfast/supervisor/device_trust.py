@@ -228,6 +228,11 @@ class Trusting:
 
     # -- earning it back -----------------------------------------------------------------------------------
 
+    @property
+    def probing(self) -> bool:
+        """A device is being tried, or the run is about to return to one."""
+        return self._probe is not None or self.returning is not None
+
     def tick(self) -> None:
         """Is a probe due, has one ended, is there a device to return to?"""
         now = time.monotonic()
