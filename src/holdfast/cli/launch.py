@@ -3,6 +3,7 @@
     holdfast launch --nproc 2 my_script.py                            two processes here
     holdfast launch --nodes 2 --node-rank 0 --master 10.0.0.1 my_script.py    one of two machines
     holdfast launch --nproc 4 --min-ranks 2 my_script.py              go on with fewer while one cannot be replaced
+    holdfast launch --devices cuda:0,cpu my_script.py                 a card, and the CPU if that makes steps faster
     holdfast launch --resume calm-heron --nproc 4                     go on with another number of them
 
 The script is the one `holdfast train` takes. On one machine an agent of ours (distributed/agent.py) starts the ranks
@@ -26,13 +27,16 @@ from holdfast.console.output import Output, add_flags
 from holdfast.console.usage import Parser, UsageError
 from holdfast.distributed import agent as agents
 from holdfast.distributed import launch as launching
-from holdfast.distributed import torchrun
+from holdfast.distributed import rank_devices, torchrun
 from holdfast.distributed.agent import Agent, RankAgent
 from holdfast.distributed.job import Job
-from holdfast.distributed.place import OWN_AGENT
+from holdfast.distributed.place import CORES, OWN_AGENT
+from holdfast.distributed.rank_ladder import RankLadder
 from holdfast.distributed.rank_nursery import Forker
+from holdfast.distributed.share_keeper import Policy, begin_beside
 from holdfast.run.events import Event
 from holdfast.run.folder import RunFolder, find_run, list_runs
+from holdfast.run.settings import Settings
 from holdfast.run.states import RunState
 
 
@@ -47,6 +51,7 @@ examples:
   holdfast launch --nproc 2 my_script.py              two processes on this machine
   holdfast launch --nproc 4 --min-ranks 2 my_script.py
                                                       continue with fewer while one cannot be replaced
+  holdfast launch --devices cuda:0,cpu my_script.py   a card, and the CPU if that makes the steps faster
   holdfast launch --resume calm-heron --nproc 4       continue a run with four processes
   holdfast launch --continue my_script.py run.folder=runs/job-17
                                                       continue the run in that folder, or start it there
@@ -74,6 +79,15 @@ from the newest snapshot that all ranks have.
     )
     ranks.add_argument(
         "--spares", type=int, default=0, metavar="N", help="processes that wait to replace a lost one (default: 0)"
+    )
+    ranks.add_argument(
+        "--devices", metavar="LIST", help="a process on each of these devices, such as cuda:0,cpu, instead of --nproc"
+    )
+    ranks.add_argument(
+        "--shares",
+        metavar="HOW",
+        help="parts of each batch: equal, measured, or a number for each process such as 3:1"
+        " (default: equal, and measured where devices differ or one process is slow)",
     )
     ranks.add_argument("--nodes", type=int, default=1, metavar="N", help="number of machines (default: 1)")
     ranks.add_argument("--node-rank", type=int, default=0, metavar="K", help="number of this machine, counted from 0")
@@ -107,9 +121,12 @@ def run(args: argparse.Namespace) -> int:
             cause="--resume names the run" if args.resume else "a task in a cloud continues its run by itself",
         )
     if args.cloud:
+        if args.devices or args.shares:
+            raise UsageError("--devices and --shares do not go with --cloud", command="launch")
         return cloud.run(args, output)
     wanted = _wanted(args)
     folder, order = _resumed(args, output) if args.resume else (None, _new(args))
+    _check_parts(order.settings, wanted.nproc * wanted.nodes)
     if args.again:
         folder = _begun(args, order, output)
         if folder is not None and folder.info.get("state") == RunState.FINISHED:
@@ -129,7 +146,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _wanted(args: argparse.Namespace) -> torchrun.Wanted:
-    nproc = _nproc(args.nproc)
+    args.devices = _devices(args)
+    nproc = len(args.devices.split(",")) if args.devices else _nproc(args.nproc)
     if args.nodes < 1 or not 0 <= args.node_rank < args.nodes:
         raise UsageError(
             f"--node-rank {args.node_rank} does not fit --nodes {args.nodes}",
@@ -146,6 +164,36 @@ def _wanted(args: argparse.Namespace) -> torchrun.Wanted:
     master = args.master or ""
     master = master if ":" in master else f"{master}:{torchrun.PORT}"
     return torchrun.Wanted(nproc, args.nodes, args.node_rank, master, least=_least(args, nproc), spares=args.spares)
+
+
+def _devices(args: argparse.Namespace) -> str | None:
+    """The devices that were named, in full and accelerators first: rank 0 is on one of them."""
+    if not args.devices:
+        return None
+    from holdfast.devices import inventory
+
+    named = [inventory.check(each.strip()) for each in args.devices.split(",")]
+    for each in named:
+        inventory.check_here(each)
+    if args.nproc is not None or args.device is not None or args.nodes > 1 or args.spares:
+        raise UsageError(
+            "--devices goes without --nproc, --device, --nodes and --spares",
+            command="launch",
+            cause="it names the device of every process of this machine",
+        )
+    in_given_order = ":" in (args.shares or "")
+    return ",".join(named if in_given_order else sorted(named, key=lambda each: each == "cpu"))
+
+
+def _check_parts(settings: Settings, ranks: int) -> None:
+    """Settings that have a value for each rank."""
+    for key, value, sign in (("devices", settings.run.devices, ","), ("shares", settings.run.shares, ":")):
+        if value and (sign == "," or sign in value) and len(value.split(sign)) != ranks:
+            raise UsageError(
+                f"--{key} {value} does not fit {'1 process' if ranks == 1 else f'{ranks} processes'}",
+                command="launch",
+                cause="it needs one value for each process",
+            )
 
 
 def _least(args: argparse.Namespace, nproc: int) -> int | None:
@@ -188,9 +236,14 @@ def _new(args: argparse.Namespace) -> Order:
         raise UsageError(
             "which script?", command="launch", tips=["`holdfast launch --nproc 2 my_script.py`, or `--resume RUN`"]
         )
-    return read_order(
-        args.script, args.words, device=args.device, seed=args.seed, argv=args.script_argv, command="launch"
-    )
+    words = [*args.words, *_said(args)]
+    return read_order(args.script, words, device=args.device, seed=args.seed, argv=args.script_argv, command="launch")
+
+
+def _said(args: argparse.Namespace) -> list[str]:
+    """The settings that are options of this command."""
+    given = {"run.devices": args.devices, "run.shares": args.shares}
+    return [f"{key}={value}" for key, value in given.items() if value is not None]
 
 
 def _resumed(args: argparse.Namespace, output: Output) -> tuple[RunFolder, Order]:
@@ -201,6 +254,7 @@ def _resumed(args: argparse.Namespace, output: Output) -> tuple[RunFolder, Order
         args.words, args.script = [args.script, *args.words], None
     if args.script:
         raise UsageError("--resume takes no script", command="launch", cause="the run has one already")
+    args.words = [*args.words, *(_said(args) if args.devices else [*_said(args), "run.devices=off"])]
     overrides = resume._overrides(args)
     folder = find_run(root_of(args), args.resume)
     if folder.info.get("state") == RunState.FINISHED:
@@ -257,6 +311,9 @@ def _conduct(folder: RunFolder | None, order: Order, wanted: torchrun.Wanted, ou
     if order.argv:
         words += ["--", *order.argv]
     env = torchrun.environment_for(wanted, job, folder, threads)
+    policy = Policy.of(order.settings)
+    if policy.mixed and not rank.threads_asked(order):
+        env[CORES] = str(order.threads)
     if folder is not None:
         start = Event.now("start", run=folder.name, ranks=wanted.nproc * wanted.nodes, seed=order.settings.run.seed)
         folder.append(start)
@@ -285,10 +342,36 @@ def _agent(
     logs = job.path if folder is None else folder.path
     if wanted.nodes == 1 and Forker.possible():
         env, log = {**env, **OWN_AGENT}, logs / agents.LOG
-        return RankAgent(job, wanted.nproc, words, env, log, preload=preload, least=wanted.least, spares=wanted.spares)
+        policy, least = Policy.of(order.settings), wanted.least
+        begin_beside(job, policy)
+        if policy.beside:
+            least = min(least or wanted.nproc, wanted.nproc - len(policy.beside))
+        return RankAgent(
+            job,
+            wanted.nproc,
+            words,
+            env,
+            log,
+            preload=preload,
+            least=least,
+            spares=wanted.spares,
+            ladder=_ladder(wanted, job, folder, order),
+            beside=bool(policy.beside),
+        )
     run_id = "holdfast" if folder is None or wanted.nodes > 1 else folder.name
     command = torchrun.command_for(wanted, words, run_id)
     return torchrun.TorchrunAgent(job, command, env, logs / torchrun.AGENT_LOG, preload=preload)
+
+
+def _ladder(wanted: torchrun.Wanted, job: Job, folder: RunFolder | None, order: Order) -> RankLadder | None:
+    """None where all ranks are on the CPU: there is no other device to go to."""
+    cards = rank_devices.cards()
+    asked = order.settings.run.device
+    named = list(Policy.of(order.settings).devices)
+    devices = named or rank_devices.planned(asked, wanted.nproc + wanted.spares, wanted.nproc, cards)
+    if all(device == "cpu" for device in devices):
+        return None
+    return RankLadder(job, folder, order.settings, devices=devices, cards=cards)
 
 
 def _words(order: Order) -> list[str]:
@@ -304,7 +387,9 @@ def _words(order: Order) -> list[str]:
 def _header(folder: RunFolder, order: Order, wanted: torchrun.Wanted) -> faces.Header:
     from holdfast.run.reference import handle, shown
 
+    devices = order.settings.run.devices
     where = f"{wanted.nproc}-ranks" if wanted.nodes == 1 else f"{wanted.nodes}x{wanted.nproc}-ranks"
+    where = devices.replace(",", "+") if devices else where
     return faces.Header(
         version=__version__,
         run=folder.name,

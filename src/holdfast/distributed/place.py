@@ -22,6 +22,9 @@ JOB = "HOLDFAST_LAUNCHED_JOB"
 LAUNCHER = "HOLDFAST_LAUNCHER"
 """The process number of `holdfast launch`."""
 
+CORES = "HOLDFAST_LAUNCHED_CORES"
+"""CPU threads for all ranks together, where nobody has asked for a number and devices are of different kinds."""
+
 OWN_AGENT = {"HOLDFAST_RANKS_STAY": "1", "TORCHELASTIC_RUN_ID": "holdfast"}
 """In the environment of ranks whose agent is ours (agent.py): it replaces the one that is lost, and the others stay."""
 
