@@ -42,9 +42,10 @@ from holdfast.data.generators import NAMES, seed
 from holdfast.data.sample_order import _key, _mix_word
 from holdfast.distributed.connections import connections, ends, hang_up, has_ended
 from holdfast.distributed.job import Job
+from holdfast.distributed.leave_watch import LeaveWatch
 from holdfast.distributed.meeting import meet
 from holdfast.distributed.place import LAUNCHER, Place
-from holdfast.distributed.roster import ask, await_next, gather, invited, store_path
+from holdfast.distributed.roster import CONNECT, ask, await_next, gather, invited, store_path
 from holdfast.distributed.shared_votes import SharedVotes
 from holdfast.distributed.wrapped import Wrapped
 from holdfast.faults.classification import Fault, Kind
@@ -75,8 +76,6 @@ PIECES = "pieces"
 """A note in the job's folder: in how many pieces ranks that hold parts of the state compute a batch."""
 _LOOK = 0.05
 """Seconds between two looks for a new rank."""
-CONNECT = timedelta(seconds=10.0)
-"""For building a group of ranks of this machine that have just said that they are there."""
 
 
 class PeerLost(BaseException):
@@ -131,6 +130,8 @@ class Group:
         """None until something is protected."""
         self._shared: SharedVotes | None = None
         """Only where all ranks are on this machine and stay."""
+        self._watch: LeaveWatch | None = None
+        """Only where they are on several machines."""
         self._brief = self._past = False
         """The step ends with the vote before its exchange; and that vote is over, so that others may have gone on."""
         self._leaving = False
@@ -155,10 +156,7 @@ class Group:
         before = connections()
         with self._talking():
             if place.stays:
-                self._shared = SharedVotes(self._job, place.restarts, place.rank, place.ranks)
-                gather(self._job, place.rank, place.ranks, place.restarts, launcher=_launcher())
-                store = dist.FileStore(str(store_path(self._job, place.restarts)), place.ranks)
-                self._connect(store, CONNECT)
+                self._connect(self._meet_in_store(), timedelta(seconds=self._time_to_connect))
                 torch.distributed.distributed_c10d._set_pg_timeout(patience, dist.group.WORLD)
             else:
                 host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -166,6 +164,33 @@ class Group:
                 tcp = dist.TCPStore(host, port, place.ranks, serves, timeout=patience, wait_for_workers=False)
                 self._connect(meet(tcp, place.rank, place.ranks, patience=self._patience), patience)
         self._sockets = connections() - before
+        if place.roster is not None and place.roster.spans:
+            self._watch = LeaveWatch(self._job, place.restarts, lambda: self._sockets)
+
+    @property
+    def _time_to_connect(self) -> float:
+        return CONNECT if self.place.roster is None else self.place.roster.connect
+
+    def _meet_in_store(self) -> dist.Store:
+        """All ranks of this roster are here, and this is where they find each other's addresses.
+
+        On one machine that is a file. On several, rank 0 serves a store for this roster alone. A rank that connects to
+        it has heard of its port from its agent, so no rank finds a store that belongs to another roster.
+        """
+        job, place = self._job, self.place
+        where = (job, place.rank, place.ranks, place.restarts)
+        if place.roster is None or not place.roster.spans:
+            self._shared = SharedVotes(job, place.restarts, place.rank, place.ranks)
+            gather(*where, launcher=_launcher())
+            return dist.FileStore(str(store_path(job, place.restarts)), place.ranks)
+        host, how = os.environ["MASTER_ADDR"], {"wait_for_workers": False}
+        patience = timedelta(seconds=self._time_to_connect)
+        if place.rank == 0:
+            served = dist.TCPStore(host, 0, place.ranks, True, timeout=patience, **how)
+            gather(*where, launcher=_launcher(), port=served.port)
+            return served
+        port = gather(*where, launcher=_launcher())
+        return dist.TCPStore(host, port, place.ranks, False, timeout=patience, **how)
 
     def _connect(self, store: dist.Store, patience: timedelta) -> None:
         rank, ranks = self.place.rank, self.place.ranks
@@ -177,6 +202,9 @@ class Group:
         self._hang_up()
 
     def _hang_up(self) -> None:
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
         if self._shared is not None:
             self._shared.close()
             self._shared = None

@@ -27,7 +27,7 @@ from holdfast.base.board import Phase
 from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed
 from holdfast.distributed import roster
 from holdfast.distributed.job import Job
-from holdfast.distributed.place import LAUNCHER, Place
+from holdfast.distributed.place import LAUNCHER, MACHINE, Place
 from holdfast.distributed.rank_nursery import NESTED, RankNursery
 from holdfast.faults.classification import classify_exception
 from holdfast.run.events import utc_now
@@ -60,8 +60,8 @@ def live(order: Order, place: Place, make: Callable[[], RunFolder]) -> int:
     board = job.new_board(place.seat)
     _stop_politely(board)
     run = _run_folder(job, place, make)
-    if place.watched and place.run:
-        _speak_into(Path(place.run), place)
+    if place.watched and (place.run or place.stays):
+        _speak_into(Path(place.run) if place.run else job.path, place)
     try:
         _Life(order, place, job, board, run).to_the_end()
     except HoldfastError as error:
@@ -132,6 +132,8 @@ def _stop_politely(board: Board) -> None:
     def asked(*_: object) -> None:
         if NESTED in os.environ and os.getppid() != parent and _runs(launcher):
             os._exit(START_AGAIN)  # only the nursery has died: there will be another
+        if int(os.environ.get(MACHINE) or 0) and not _runs(launcher):
+            os._exit(START_AGAIN)  # the agent of this machine has died: the others go on without its ranks
         board.request_stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -169,7 +171,7 @@ def _speak_into(run: Path, place: Place) -> None:
     """What this rank prints goes to a file of the run; the first one's is shown."""
     from holdfast.worker import worker
 
-    worker._redirect_output(run / ("output.log" if place.local_rank == 0 else f"output-rank{place.seat}.log"))
+    worker._redirect_output(run / ("output.log" if place.seat == 0 else f"output-rank{place.seat}.log"))
     worker._prepare_stacks(run / f"stacks-rank{place.seat}.txt")
 
 
@@ -314,7 +316,7 @@ class _Life:
             rank = now.rank_of(os.getpid())
             assert rank is not None
             self.place = replace(
-                self.place, rank=rank, ranks=now.ranks, local_ranks=now.ranks, restarts=now.number, roster=now
+                self.place, rank=rank, ranks=now.ranks, local_ranks=now.beside(rank), restarts=now.number, roster=now
             )
 
     def _go_on(self, group: Group) -> None:

@@ -20,10 +20,10 @@ from typing import Any
 
 from holdfast.base import processes
 from holdfast.base.board import Board, Phase
-from holdfast.base.files import open_regular
+from holdfast.base.files import open_regular, read_json
 from holdfast.distributed import roster
 from holdfast.distributed.group import PIECES, Group, PeerLost
-from holdfast.distributed.job import Job
+from holdfast.distributed.job import GONE, Job
 from holdfast.distributed.place import Place
 from holdfast.distributed.torchrun import AGENT_LOG
 from holdfast.faults.classification import Fault, Kind, classify_exit
@@ -60,7 +60,7 @@ class Snapshots:
         self.memory.release_leases()  # who held them is gone
         self.job = job
         self.seat = place.seat
-        self.all_are_here = place.stays
+        self.all_are_here = place.stays and not (place.roster is not None and place.roster.spans)
         """Every rank of the run is on this machine."""
         self._others: dict[int, tuple[list[tuple[str, int]], list[Arena]]] = {}
         self.start: memoryview | None = None
@@ -251,7 +251,7 @@ class Writer(LocalLink):
         writer, roster_now = job.noted(_WRITER).get("pid"), place.roster
         if roster_now is None or place.run is None or (isinstance(writer, int) and processes.exists(writer)):
             return None
-        left = [pid for _, pid in sorted(roster_now.pids.items()) if processes.exists(pid)]
+        left = [pid for pid in roster_now.here if processes.exists(pid)]
         newest = snapshots.memory.newest()
         if newest is None or left[:1] != [os.getpid()]:
             return None
@@ -352,9 +352,7 @@ class Writer(LocalLink):
             return payload
         self.board.enter(Phase.PEERS)  # waiting for others is no hang of this rank
         while True:
-            gone = self.place.roster is None or any(
-                not processes.exists(pid) for pid in self.place.roster.pids.values()
-            )
+            gone = self.place.roster is None or any(not processes.exists(pid) for pid in self.place.roster.here)
             whole = self.snapshots.all_parts(sequence)
             if whole is not None or gone:
                 return whole
@@ -410,10 +408,25 @@ class Writer(LocalLink):
                     self._recovering = self._recovering or time.monotonic() - beat.silence
         self.accounts.steps = max(self.accounts.steps, min(committed, default=0))  # a step is one that all have
         if self.place.stays:
+            self._tell_who_was_lost_elsewhere()
             return
         if self.place.restarts and self._recovering is None and self.snapshots.start is not None:
             self._record(Fault(Kind.EXIT, "another machine", step=self.snapshots.step + 1))
             self._recovering = time.monotonic()
+
+    def _tell_who_was_lost_elsewhere(self) -> None:
+        """What the leader has noted of ranks on other machines; the boards of those are not here."""
+        for path in sorted(self.job.path.glob(f"note-{GONE}-*.json")):
+            told = read_json(path) or {}
+            path.unlink(missing_ok=True)
+            if told.get("seat") is None:
+                fault: Fault | None = Fault(Kind.HANG, str(told.get("machine")), message=str(told.get("why", "")))
+            else:
+                fault = self._fault_of(int(told["seat"]), 0, told.get("left"), int(told.get("code", -9)))
+            if fault is not None:
+                known = {"step": told.get("step"), "phase": told.get("phase") or None}
+                self._record(fault.at(**{name: value for name, value in known.items() if value is not None}))
+                self._recovering = self._recovering or float(told.get("since", time.monotonic()))
 
     def _tell_who_was_full(self) -> None:
         """A rank that holds a part of the state ran out of memory: all compute batches in more pieces from here on."""
@@ -424,11 +437,12 @@ class Writer(LocalLink):
             self.accounts.fault(fault.kind.value)
             self.teller.emit_fault(fault, Move(Action.SPLIT, 0, pieces, reason=f"all ranks, in {pieces} pieces"))
 
-    def _fault_of(self, rank: int, pid: int, left: dict[str, Any] | None) -> Fault | None:
+    def _fault_of(self, rank: int, pid: int, left: dict[str, Any] | None, code: int | None = None) -> Fault | None:
         """None for a rank that ended because another had."""
         device = f"rank {rank}"
         if left is None:
-            return classify_exit(exitcode=self._exit_code(pid), last_words="", oom_kills=0, device=device)
+            code = self._exit_code(pid) if code is None else code
+            return classify_exit(exitcode=code, last_words="", oom_kills=0, device=device)
         if left.get("why") == "hung":
             return Fault(Kind.HANG, device, message=str(left.get("text", "")), evidence={"rank": rank, "pid": pid})
         if left.get("why") == "lost" and isinstance(left.get("fault"), dict):
@@ -449,7 +463,10 @@ class Writer(LocalLink):
     def _record(self, fault: Fault) -> None:
         reason = "this rank is replaced, the others stay" if self.place.stays else "all ranks are started again"
         group = self.place.roster
-        if group is not None and fault.device in [f"rank {seat}" for seat in group.empty]:
+        if group is not None and fault.device.startswith("machine"):
+            here = "it is back" if group.ranks == group.wanted else "the others continue without its ranks"
+            reason = f"{here}, the others stay"
+        elif group is not None and fault.device in [f"rank {seat}" for seat in group.empty]:
             reason = "the others continue without this rank"
         elif group is not None and fault.device not in [f"rank {seat}" for seat in group.seats]:
             reason = "a spare process takes its place, the others stay"
