@@ -161,6 +161,11 @@ class Several:
     def printed(self, number: int) -> str:
         return (self.home(number) / "stdout.txt").read_text()
 
+    def let_go(self, number: int) -> None:
+        """Close what is open of this machine's memory, so that it can be taken away."""
+        if number in self._boards:
+            self._boards.pop(number).close()
+
     # -- doing ---------------------------------------------------------------------------------------------
 
     def go(self, step: int) -> None:

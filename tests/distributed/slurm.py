@@ -81,7 +81,12 @@ class Cluster:
         (self.folder / "slurm.conf").write_text(CONFIG.format(folder=self.folder, nodes=",".join(names)))
         (self.folder / "munge.key").write_bytes(os.urandom(128))
         (self.folder / "munge.key").chmod(0o600)
-        munge = ["--foreground", "--force", f"--socket={self.folder}/munge.socket", f"--key-file={self.folder}/munge.key"]
+        munge = [
+            "--foreground",
+            "--force",
+            f"--socket={self.folder}/munge.socket",
+            f"--key-file={self.folder}/munge.key",
+        ]
         munge += [f"--{word}-file={self.folder}/munge.{word}" for word in ("pid", "seed", "log")]
         self._start(0, "munged", *munge)
         assert wait_until((self.folder / "munge.socket").exists), self.said("munged")

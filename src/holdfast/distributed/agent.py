@@ -76,6 +76,10 @@ class Agent(Protocol):
         """Do what is to do, and wait so long for news."""
         ...
 
+    def wind_down(self) -> None:
+        """The ranks were asked to stop: do not wait for others before that. Called again and again."""
+        ...
+
     def end(self, number: int = signal.SIGTERM) -> None:
         """Ask the ranks to stop with their state saved, or kill them; returns when they are gone."""
         ...
@@ -374,6 +378,9 @@ class RankAgent:
         self.job.end({"state": "GAVE_UP", "error": error})
 
     # -- the end -------------------------------------------------------------------------------------------
+
+    def wind_down(self) -> None:
+        return None
 
     def end(self, number: int = signal.SIGTERM) -> None:
         self._ending = True

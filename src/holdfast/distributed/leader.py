@@ -398,6 +398,11 @@ class LeaderAgent(RankAgent):
 
     # -- the end -------------------------------------------------------------------------------------------
 
+    def wind_down(self) -> None:
+        """Nobody has trained yet, and some machines may never come."""
+        if not self._number and not self._ending:
+            self.end()
+
     def end(self, number: int = signal.SIGTERM) -> None:
         self._broadcast(EndRanks(kill=number == processes.KILL))
         super().end(number)

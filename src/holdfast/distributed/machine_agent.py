@@ -298,8 +298,7 @@ class MachineAgent(RankAgent):
         self._error = str(error.strerror or error).lower()
         refused = error.errno in (errno.ECONNREFUSED, errno.ECONNRESET)
         self._refused = (self._refused or now) if refused else None
-        joined = bool(self._hello.launch)
-        if joined and self._refused is not None and now - self._refused > self._floor:
+        if self._hello.launch and self._refused is not None and now - self._refused > self._floor:
             self._give_up_waiting("`holdfast launch` on the first machine has ended")
         elif now - self._apart > self._patience:
             self._give_up_waiting(f"no connection to the first machine for {duration(now - self._apart)}")
@@ -322,6 +321,10 @@ class MachineAgent(RankAgent):
         self.job.end({"state": "GAVE_UP", "error": error})
 
     # -- the end -------------------------------------------------------------------------------------------
+
+    def wind_down(self) -> None:
+        if not self._greeted and not self.pids and not self._gave_up and self.job.outcome is None:
+            self._give_up_waiting("stopped while the first machine could not be reached")
 
     def close(self) -> None:
         super().close()

@@ -312,12 +312,19 @@ class _Life:
         if self.place.stays:
             before = self.place.restarts if self.groups else 0
             self.board.enter(Phase.PEERS)  # waiting for others is no hang of this rank; a spare may wait for days
-            now = roster.await_next(self.job, after=before, launcher=int(os.environ.get(LAUNCHER) or 0))
+            launcher = int(os.environ.get(LAUNCHER) or 0)
+            now = roster.await_next(self.job, after=before, launcher=launcher, stop=self._stops_alone)
             rank = now.rank_of(os.getpid())
             assert rank is not None
             self.place = replace(
                 self.place, rank=rank, ranks=now.ranks, local_ranks=now.beside(rank), restarts=now.number, roster=now
             )
+
+    def _stops_alone(self) -> bool:
+        """Asked to stop while others are away: nobody is there to agree on it with. This rank can save the state."""
+        from holdfast.distributed.rank_link import Writer
+
+        return isinstance(self.link, Writer) and self.board.stop_requested
 
     def _go_on(self, group: Group) -> None:
         """From the newest snapshot that all have."""

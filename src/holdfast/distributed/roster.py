@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,8 +178,11 @@ def forget(job: Job, pid: int) -> bool:
     return trained
 
 
-def await_next(job: Job, *, after: int, launcher: int) -> Roster:
-    """The next roster that this process is in. A spare may wait for days: each look is one call of the system."""
+def await_next(job: Job, *, after: int, launcher: int, stop: Callable[[], bool] = lambda: False) -> Roster:
+    """The next roster that this process is in. A spare may wait for days: each look is one call of the system.
+
+    `stop` says that no new one is wanted: the rank that keeps the run folder was asked to stop while it waits.
+    """
     pid, known, looked = os.getpid(), None, 0.0
     while True:
         found = _version(job.path / _NAME)
@@ -188,7 +192,7 @@ def await_next(job: Job, *, after: int, launcher: int) -> Roster:
                 return roster
         if time.monotonic() - looked >= _LOOK:
             looked = time.monotonic()
-            if job.outcome is not None or not _runs(launcher):
+            if job.outcome is not None or not _runs(launcher) or stop():
                 raise RosterGone
         time.sleep(_NAP)
 

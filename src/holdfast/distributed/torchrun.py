@@ -117,6 +117,9 @@ class TorchrunAgent:
             self._nest.serve()
         time.sleep(seconds)
 
+    def wind_down(self) -> None:
+        return None
+
     def end(self, number: int = signal.SIGTERM) -> None:
         if self.over:
             return
