@@ -464,8 +464,8 @@ class Writer(LocalLink):
         reason = "this rank is replaced, the others stay" if self.place.stays else "all ranks are started again"
         group = self.place.roster
         if group is not None and fault.device.startswith("machine"):
-            here = "it is back" if group.ranks == group.wanted else "the others continue without its ranks"
-            reason = f"{here}, the others stay"
+            back = group.ranks == group.wanted
+            reason = "its ranks were replaced, the others stay" if back else "the others continue without its ranks"
         elif group is not None and fault.device in [f"rank {seat}" for seat in group.empty]:
             reason = "the others continue without this rank"
         elif group is not None and fault.device not in [f"rank {seat}" for seat in group.seats]:
