@@ -262,17 +262,33 @@ def test_the_disk_of_the_run_folder_is_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_memory_for_snapshots_is_full_on_one_machine(tmp_path: Path) -> None:
-    """Snapshots have their room from the start. What is written besides is small, but it needs some."""
+def test_no_room_for_snapshots_on_one_machine(tmp_path: Path) -> None:
     with Machines(2, share=[tmp_path]) as machines:
         machines.run(1, ["mount", "-o", "remount,size=4m", "/dev/shm"])
-        with Several(machines, tmp_path, 2, "--min-ranks", "1", wait="8", snapshot="1") as launch:
+        with Several(machines, tmp_path, 2) as launch:
+            ended = [launch.end(number) for number in range(2)]
+            assert [launch.processes[number].returncode for number in range(2)] == [2, 2]
+            for each in ended:
+                assert each["error"]["message"].startswith("no room for 5 MiB of snapshots in memory")
+            assert "(machine 1, m1)" in ended[0]["error"]["cause"]
+
+
+@pytest.mark.long
+def test_the_memory_for_snapshots_becomes_full_on_one_machine(tmp_path: Path) -> None:
+    """Snapshots have their room from the start. What is written besides is small, but it needs some."""
+    with Machines(2, share=[tmp_path]) as machines:
+        machines.run(1, ["mount", "-o", "remount,size=16m", "/dev/shm"])
+        with Several(machines, tmp_path, 2, "--min-ranks", "1", wait="8 16", snapshot="1") as launch:
             launch.until(lambda: launch.waits_for(8, 2))
             _fill(machines, 1, Path("/dev/shm"))
+            launch.kill(1)  # its successor has to write files of its own
             launch.go(8)
-            for each in range(2):
-                print(each, launch.end(each), launch.processes[each].returncode)
-            _show(launch)
+            launch.until(lambda: launch.waits_for(16, 1) or launch.waits_for(16, 2), patience=60.0)
+            machines.run(1, ["rm", "/dev/shm/filler"])
+            launch.go(16)
+            first, second = launch.end(0), launch.end(1)
+            assert launch.processes[0].returncode == 0 and first["receipt"]["steps_lost"] == 0, first
+            assert launch.processes[1].returncode == 4 and second["error"]["message"] == "/dev/shm is full", second
             assert launch.samples() == WHOLE
 
 

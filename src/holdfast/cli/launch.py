@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from holdfast import __version__
-from holdfast.base.errors import ExitCode, HoldfastError, UserError, from_json
+from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, UserError, from_json
 from holdfast.base.units import parse_duration
 from holdfast.cli import cloud, face_choice, faces, notify, track
 from holdfast.cli.run_settings import settings_of
@@ -37,6 +38,8 @@ from holdfast.distributed.rank_nursery import Forker
 from holdfast.run.events import Event
 from holdfast.run.folder import RunFolder, find_run
 from holdfast.run.states import RunState
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def add_parser(subparsers: Any) -> Parser:
@@ -261,6 +264,17 @@ def _conduct(folder: RunFolder | None, order: Order, wanted: torchrun.Wanted, ou
     watched = launching.Launch(job, folder, agent, order.settings, face)
     try:
         outcome = watched.to_the_end()
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        with contextlib.suppress(OSError):
+            agent.close()
+        full = GaveUp(
+            f"{job.path.parent} is full",
+            cause="the notes and snapshots of the ranks are there",
+            hints=["free memory there, then run it again"],
+        )
+        outcome = {"state": RunState.GAVE_UP, "error": full.to_json()}
     finally:
         face.close()
         job.remove()

@@ -232,7 +232,7 @@ class LeaderAgent(RankAgent):
 
     def _heed(self, machine: Machine, message: Message) -> None:
         if isinstance(message, RunOver):
-            self.job.end(message.outcome)
+            self.job.end(_placed(message.outcome, f"machine {machine.number}, {machine.host}"))
         elif isinstance(message, NewGroupWanted):
             if message.number == self._number:
                 roster.ask(self.job, message.number)
@@ -431,6 +431,14 @@ class LeaderAgent(RankAgent):
         for link, _, _ in self._strangers:
             link.close()
         self._boards.close()
+
+
+def _placed(outcome: dict[str, Any], where: str) -> dict[str, Any]:
+    """The outcome with the name of the machine that an error comes from."""
+    error = outcome.get("error")
+    if not isinstance(error, dict):
+        return outcome
+    return {**outcome, "error": {**error, "cause": f"{error.get('cause') or 'it happened'} ({where})"}}
 
 
 def seats_of(wanted: Wanted) -> list[Member]:
