@@ -39,7 +39,7 @@ from holdfast.run.events import Event
 from holdfast.run.folder import RunFolder, find_run
 from holdfast.run.states import RunState
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 def add_parser(subparsers: Any) -> Parser:
