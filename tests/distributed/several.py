@@ -55,7 +55,8 @@ class Several:
         self.nproc = nproc
         self.seen = folder / "seen"
         self.seen.mkdir(exist_ok=True)
-        given = {**JOB, **job, "seen": self.seen, "run.threads": 1, "snapshot.every": snapshot}
+        given = {**(JOB if path == script.__file__ else {}), **job, "seen": self.seen}
+        given |= {"run.threads": 1, "snapshot.every": snapshot}
         self._given = {**given, **({"wait": wait} if wait else {})}
         self._words = words
         self._clocks = clocks or {}
@@ -154,6 +155,10 @@ class Several:
         """New ranks wait, and those that train are asked to meet them."""
         now, job = self.roster(), self.job(0)
         return now is not None and job is not None and roster.invited(job, now.number)
+
+    def step(self) -> int:
+        """Steps that the ranks of the first machine have committed."""
+        return max((each.beat.step for each in self.ranks(0)), default=0)
 
     def said(self, number: int) -> str:
         return (self.home(number) / "stderr.txt").read_text()

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from holdfast.run.folder import list_runs
+from holdfast.run.folder import RunFolder, list_runs
+from holdfast.run.settings import Settings
+from holdfast.worker.local_run import run_local
 from tests.distributed import machines as made
+from tests.distributed import sharded_job
 from tests.distributed.launched import ROOT, alone
 from tests.distributed.machines import Machines
 from tests.distributed.several import Several
@@ -359,3 +362,29 @@ def test_a_stop_while_another_machine_is_away(tmp_path: Path) -> None:
         assert (launch.processes[0].returncode, first["state"]) == (75, "STOPPED")
         assert (launch.processes[1].returncode, second["error"]["error"]) == (4, "GaveUp")
         assert [path.name for path in (launch.run.path / "checkpoints").glob("[0-9]*")] == ["000007"]
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("words", [(), ("--min-ranks", "1")], ids=["the others wait", "the others go on"])
+def test_a_machine_with_parts_of_the_model_loses_its_power(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """FSDP2: its parts were only in its memory. The first machine has copies of them."""
+    job = {"epochs": 8, "pause": 0.2, "snapshot": "1", "path": sharded_job.__file__}
+    with Machines(2, share=[tmp_path]) as machines, Several(machines, tmp_path, 2, *words, **job) as launch:
+        launch.until(lambda: launch.step() >= 6)
+        launch.let_go(1)
+        machines.power_off(1)
+        launch.processes[1].wait()
+        if words:
+            at = launch.step()
+            launch.until(lambda: launch.step() > at + 2)
+        machines.mend(1)
+        launch.start(1)
+        ended = launch.finish()
+        receipt = ended["receipt"]
+        assert receipt["steps"] == 40 and receipt["steps_lost"] == 0 and receipt["steps_repeated"] <= 4, receipt
+        assert not any("checkpoint" in note for note in launch.notes())
+    _show(launch)
+    alone_run = RunFolder.create(tmp_path / "alone", "alone", {})
+    run_local(sharded_job.train, alone_run, Settings.load({}), arguments={"epochs": 8, "whole": True})
+    for name, values in load_file(alone_run.path / "final.safetensors").items():
+        assert (launch.weights()[name] - values).abs().max() < 1e-6, name

@@ -24,6 +24,7 @@ they are seeded anew from (seed, rank, place in the loop), so they need not be s
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -543,8 +544,19 @@ class Group:
         """Connections of groups that the script has made, one for each axis of its mesh: a rank that leaves ends those
         too. Both ends are known, so that other connections of the script are left alone."""
         notes = [self._job.noted(f"ends-{self.place.restarts}-{rank}") for rank in range(self.ranks)]
+        if self.place.roster is not None and self.place.roster.spans:  # other machines have notes of their own
+            notes = self._exchange(notes[self.rank])
         others = {str(end) for rank, note in enumerate(notes) if rank != self.rank for end in note.get("ends", ())}
         return frozenset(each for each, end in ends(connections(), far=True).items() if end in others)
+
+    def _exchange(self, note: dict[str, Any]) -> list[dict[str, Any]]:
+        """A note of every rank, by rank."""
+        mine = json.dumps(note).encode()
+        sizes = [int(row) for row in self._gather(torch.tensor([len(mine)]))]
+        sent = torch.zeros(max(sizes), dtype=torch.uint8)
+        sent[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        rows = self._gather(sent)
+        return [json.loads(bytes(row[:size].tolist())) for row, size in zip(rows, sizes, strict=True)]
 
     def landed(self, ground: Trained) -> None:
         self._reseed(ground)
@@ -604,11 +616,24 @@ class Group:
         largest = max(row[0] for row in rows)
         return int(largest), next(rank for rank, row in enumerate(rows) if row[0] == largest)
 
-    def hand_over(self, payload: memoryview | None, source: int, *, wanted: bool) -> memoryview | None:
-        """The bytes of a snapshot from the rank that has it to those that want it; others keep their own."""
+    def hand_over(
+        self,
+        payload: memoryview | None,
+        source: int,
+        *,
+        wanted: bool,
+        whole: Callable[[], memoryview | None] | None = None,
+    ) -> memoryview | None:
+        """The bytes of a snapshot from the rank that has it to those that want it; others keep their own.
+
+        `whole` makes what is sent, in place of `payload`.
+        """
         rows = self._vote(_SNAPSHOTS, wanted)
         if not any(row[0] for row in rows):
             return payload
+        own = payload
+        if whole is not None and self.rank == source:
+            payload = whole()
         size = int(self._vote(_SNAPSHOTS, 0 if payload is None else len(payload))[source][0])
         if self.rank == source:
             assert payload is not None
@@ -617,7 +642,7 @@ class Group:
             sent = torch.empty(size, dtype=torch.uint8)
         with self._talking():
             dist.broadcast(sent, source)
-        return memoryview(bytearray(sent.numpy().tobytes())) if wanted else payload
+        return memoryview(bytearray(sent.numpy().tobytes())) if wanted else own
 
 
 def _take_parts_back(modules: Iterable[torch.nn.Module]) -> None:

@@ -56,6 +56,7 @@ from holdfast.distributed.machine_link import (
     is_proof,
     proof,
 )
+from holdfast.distributed.part_copies import CopyHello, CopyReceiver, CopySender
 from holdfast.distributed.rank_watch import Boards, last_place
 from holdfast.distributed.roster import Roster
 from holdfast.distributed.torchrun import Wanted
@@ -65,6 +66,8 @@ GREETING = 10.0
 """Seconds for somebody who connects to show the token."""
 GOODBYE = 5.0
 """Seconds for the other machines to hear how the run ended."""
+SECOND = 1
+"""The machine that has a copy of everything, for the case that the first one is lost."""
 _STRANGERS = 64
 """Connections without a token, at the same time."""
 
@@ -129,6 +132,8 @@ class LeaderAgent(RankAgent):
         self._boards = Boards(job)
         self._place: tuple[int, int] | None = None
         self._looked = 0.0
+        self._copies: CopySender | None = None
+        self._to_second: list[socket.socket] = []
 
     # -- looking -------------------------------------------------------------------------------------------
 
@@ -168,6 +173,10 @@ class LeaderAgent(RankAgent):
         for stranger in list(self._strangers):
             link, nonce, deadline = stranger
             hello = next(link.pump(), None)
+            if isinstance(hello, CopyHello):
+                self._strangers.remove(stranger)
+                self._take_copies(link, nonce, hello)
+                continue
             if isinstance(hello, Hello):
                 self._strangers.remove(stranger)
                 self._admit(link, nonce, hello)
@@ -207,6 +216,30 @@ class LeaderAgent(RankAgent):
         if self.job.outcome is not None:
             new.send(RunOver(self.job.outcome))
         return None
+
+    def _take_copies(self, link: MachineLink, nonce: str, hello: CopyHello) -> None:
+        """A second connection of a machine that has joined, for parts of the state (part_copies.py)."""
+        known = is_proof(hello.proof, self._token, "copies", hello.nonce, nonce) and hello.launch == self._launch
+        machine = self._machines.get(hello.machine)
+        if not known or machine is None or machine.link is None:
+            link.close()
+            return
+        link.send(Welcome(proof(self._token, "leader", nonce, hello.nonce), self._launch, self._run))
+        link.sock.setblocking(True)
+        CopyReceiver(self.job, link.sock)
+        if hello.machine == SECOND:
+            self._to_second.append(link.sock)
+            if self._copies is None:
+                self._copies = CopySender(self.job, self._way_to_second, skip=self._is_of_second)
+
+    def _way_to_second(self) -> socket.socket | None:
+        """The newest connection, once."""
+        found = self._to_second[-1:]
+        self._to_second.clear()
+        return found[0] if found else None
+
+    def _is_of_second(self, seat: int) -> bool:
+        return self._members[seat].machine == SECOND
 
     def _turn_away(self, link: MachineLink, hello: Hello, why: str, hint: str, *, again: bool = False) -> None:
         link.send(TurnedAway(why, hint, 4 if again else 2))
@@ -412,6 +445,8 @@ class LeaderAgent(RankAgent):
         if not self._told_over:
             self._broadcast(RunOver(outcome))
         super().close()
+        if self._copies is not None:
+            self._copies.end()
         self._server.close()
         deadline = time.monotonic() + GOODBYE
         links = [machine.link for machine in self._machines.values() if machine.link is not None]

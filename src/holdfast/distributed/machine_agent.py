@@ -52,6 +52,7 @@ from holdfast.distributed.machine_link import (
     is_proof,
     proof,
 )
+from holdfast.distributed.part_copies import CopySender, open_copies
 from holdfast.distributed.rank_watch import Boards, last_place
 from holdfast.distributed.roster import Roster
 from holdfast.run.messages import Message
@@ -108,6 +109,9 @@ class MachineAgent(RankAgent):
         self._gave_up = False
         self._looked = 0.0
         self._place: tuple[int, int] | None = None
+        self._seats: set[int] = set()
+        """Those that have been on this machine."""
+        self._copies: CopySender | None = None
 
     @property
     def over(self) -> bool:
@@ -184,6 +188,9 @@ class MachineAgent(RankAgent):
             self._ranks, self._local_ranks = message.ranks, message.local_ranks
             self._members = [each for each in self._members if each.seat != message.seat or each.pid]
             self._members.append(Member(message.seat, machine=self.machine, local=message.local))
+            self._seats.add(message.seat)
+            if self._copies is None:
+                self._copies = CopySender(self.job, self._open_copies, skip=self._is_elsewhere, receive=True)
         elif isinstance(message, RosterTold):
             pids = {int(rank): pid for rank, pid in message.pids.items()}
             self._number = message.number
@@ -260,6 +267,13 @@ class MachineAgent(RankAgent):
             else:
                 processes.send(pid, number)
 
+    def _open_copies(self) -> socket.socket | None:
+        """For a thread; the leader takes copies only while this machine is connected."""
+        return open_copies(self._address, self._token, self.machine, self._hello.launch, seconds=_CONNECT)
+
+    def _is_elsewhere(self, seat: int) -> bool:
+        return seat not in self._seats
+
     # -- without a connection ------------------------------------------------------------------------------
 
     def _lose(self, why: str) -> None:
@@ -328,6 +342,8 @@ class MachineAgent(RankAgent):
 
     def close(self) -> None:
         super().close()
+        if self._copies is not None:
+            self._copies.end()
         if self._link is not None:
             self._link.close(wait=1.0)
         self._boards.close()

@@ -24,7 +24,7 @@ from holdfast.base.files import open_regular, read_json
 from holdfast.distributed import roster
 from holdfast.distributed.group import PIECES, Group, PeerLost
 from holdfast.distributed.job import GONE, Job
-from holdfast.distributed.place import Place
+from holdfast.distributed.place import MACHINE, Place
 from holdfast.distributed.torchrun import AGENT_LOG
 from holdfast.faults.classification import Fault, Kind, classify_exit
 from holdfast.faults.ladder import Move
@@ -60,8 +60,11 @@ class Snapshots:
         self.memory.release_leases()  # who held them is gone
         self.job = job
         self.seat = place.seat
-        self.all_are_here = place.stays and not (place.roster is not None and place.roster.spans)
-        """Every rank of the run is on this machine."""
+        self.all_are_here = place.stays and not int(os.environ.get(MACHINE) or 0)
+        """The snapshots of every rank are on this machine, its own or copies (part_copies.py)."""
+        self._stays = place.stays
+        self._made_by: dict[int, tuple[int, ...]] = {}
+        """By generation: the seats of a group that this process was in."""
         self._others: dict[int, tuple[list[tuple[str, int]], list[Arena]]] = {}
         self.start: memoryview | None = None
         self.whole = False
@@ -83,9 +86,12 @@ class Snapshots:
             for slot in arena.slots
             if (commit := slot.read()) is not None
         }
+        told = held
         if self.all_are_here:
-            held = {sequence: slot for sequence, slot in held.items() if self._has_all_parts(sequence, slot)}
-        newest, holder = group.newest_common(held)
+            told = held = {sequence: slot for sequence, slot in held.items() if self._has_all_parts(sequence, slot)}
+        elif self._stays and any(map(_is_part, held.values())):
+            told = {}  # the first machine has the parts of all ranks, and says which snapshots are whole
+        newest, holder = group.newest_common(told)
         if newest is None:
             step, holder = group.somebody(0 if saved is None else saved.step + 1)
             payload = None if saved is None else map_file(saved.state)
@@ -98,7 +104,18 @@ class Snapshots:
         mine = held.get(newest)
         commit = None if mine is None else mine.read()
         payload = None if mine is None or commit is None else mine.payload(commit.size)
-        self.start = group.hand_over(payload, holder, wanted=payload is None)
+        wanted = payload is None
+        if payload is not None and commit is not None and self._stays and not self.all_are_here:
+            others = self._made_by.get(commit.generation) != _seats_of(group)
+            wanted = others and int(parts_of(payload).get("count", 1)) > 1  # another part may be this rank's now
+        self.start = group.hand_over(payload, holder, wanted=wanted, whole=lambda: self._whole_of(payload, newest))
+        self._made_by[group.place.restarts] = _seats_of(group)
+
+    def _whole_of(self, payload: memoryview | None, sequence: int) -> memoryview | None:
+        """For ranks that have no part of it, or need another one."""
+        if payload is None or int(parts_of(payload).get("count", 1)) == 1 or not self._stays:
+            return payload
+        return self.all_parts(sequence)
 
     def all_parts(self, sequence: int | None = None) -> memoryview | None:
         """A snapshot with the parts of all ranks of this machine put together; None if a part is missing.
@@ -353,6 +370,7 @@ class Writer(LocalLink):
         self.board.enter(Phase.PEERS)  # waiting for others is no hang of this rank
         while True:
             gone = self.place.roster is None or any(not processes.exists(pid) for pid in self.place.roster.here)
+            gone = gone or roster.is_left(self.job, self.place.restarts)  # those of other machines
             whole = self.snapshots.all_parts(sequence)
             if whole is not None or gone:
                 return whole
@@ -474,6 +492,15 @@ class Writer(LocalLink):
         folder = evidence.collect(self.run, fault, move, None, "", {}, "")
         self.accounts.fault(fault.kind.value)
         self.teller.emit_fault(fault, move, folder)
+
+
+def _is_part(slot: Slot) -> bool:
+    commit = slot.read(savepoints=True)
+    return commit is not None and int(parts_of(slot.payload(commit.size)).get("count", 1)) > 1
+
+
+def _seats_of(group: Group) -> tuple[int, ...]:
+    return () if group.place.roster is None else group.place.roster.seats
 
 
 def _of_this_process(known: Snapshots | None, job: Job, place: Place, settings: Settings) -> Snapshots:
