@@ -220,6 +220,14 @@ def test_who_measures() -> None:
     assert measured.parts(0, 0, 8).counts == (4, 4)
 
 
+def test_threads_beside_a_card() -> None:
+    policy = Policy("auto", ("cuda:0", "cpu"))
+    assert [policy.threads_beside(cores, loaders) for cores, loaders in ((16, 0), (16, 4), (2, 0), (2, 4))] == [
+        *(15, 7, 1, 1)
+    ]
+    assert Policy("auto", ("cuda:0", "cuda:1", "cpu", "cpu")).threads_beside(32, 2) == 11
+
+
 # Real processes ---------------------------------------------------------------------------------------------
 
 needs_fork = pytest.mark.skipif(processes.portable() or not Path("/dev/shm").is_dir(), reason="needs fork, /dev/shm")

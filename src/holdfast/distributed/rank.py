@@ -257,12 +257,9 @@ class _Life:
         if self.place.local_rank not in self.policy.beside or not cores:
             return
         boards = Boards(self.job)
-        seen = {each.rank: each.beat.loaders for each in boards.look()}
+        loaders = max((each.beat.loaders for each in boards.look()), default=0)
         boards.close()
-        loaders = max(seen.values(), default=0)  # every rank runs the same script, with as many loader processes
-        others = len(self.policy.devices) - len(self.policy.beside)
-        left = cores - others * (1 + loaders) - len(self.policy.beside) * loaders
-        torch.set_num_threads(max(1, left // len(self.policy.beside)))
+        torch.set_num_threads(self.policy.threads_beside(cores, loaders))
 
     def _open_device(self) -> torch.device:
         """A card that is gone is no error of the script: the agent tries again later, and the others may go on."""

@@ -79,6 +79,15 @@ class Policy:
         """Whether the times of these ranks are measured from the start."""
         return self.mode == "measured" or (self.mode == "auto" and len(self.kinds(seats)) > 1)
 
+    def threads_beside(self, cores: int, loaders: int) -> int:
+        """For each rank on the CPU: the cores that the other ranks, one each, and all loader processes leave.
+
+        Every rank runs the same script, with as many loader processes.
+        """
+        beside = len(self.beside)
+        left = cores - (len(self.devices) - beside) - len(self.devices) * loaders
+        return max(1, left // beside)
+
     def table(self, seats: Sequence[int]) -> Shares:
         base = None
         if ":" in self.mode:
