@@ -39,7 +39,16 @@ JOB = {"plain": True, "double": True, "length": 60, "batch": 12, "epochs": 6}
 class Launched:
     """One launch, and what its ranks show."""
 
-    def __init__(self, folder: Path, ranks: int, *words: str, wait: str, snapshot: str = "auto", **job: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        ranks: int,
+        *words: str,
+        wait: str = "",
+        snapshot: str = "auto",
+        env: dict[str, str] | None = None,
+        **job: Any,
+    ) -> None:
         self.folder = folder
         self.seen = folder / "seen"
         self.seen.mkdir()
@@ -53,7 +62,7 @@ class Launched:
         self.process = subprocess.Popen(
             [*command, *(f"{key}={value}" for key, value in given.items()), "--json", "-q"],
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path, away.VARIABLE: gone},
+            env={**os.environ, "PYTHONPATH": path, away.VARIABLE: gone, **(env or {})},
             cwd=folder,
         )
         self._boards: Boards | None = None
@@ -172,13 +181,13 @@ class Launched:
         return used
 
 
-def alone(folder: Path, **job: Any) -> dict[str, torch.Tensor]:
+def alone(folder: Path, settings: dict[str, Any] | None = None, **job: Any) -> dict[str, torch.Tensor]:
     """The weights after the same job in one process, this one."""
     run = RunFolder.create(folder, "alone", {})
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        run_local(script.train, run, Settings.load({}), arguments={**JOB, **job})
+        run_local(script.train, run, Settings.load(settings or {}), arguments={**JOB, **job})
     finally:
         torch.set_num_threads(threads)
     return load_file(run.path / "final.safetensors")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+from pathlib import Path
 from typing import Any
 
 from holdfast import __version__
@@ -26,14 +27,15 @@ from holdfast.console.output import Output, add_flags
 from holdfast.console.usage import Parser, UsageError
 from holdfast.distributed import agent as agents
 from holdfast.distributed import launch as launching
-from holdfast.distributed import torchrun
+from holdfast.distributed import rank_devices, torchrun
 from holdfast.distributed.agent import Agent, RankAgent
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import CORES, OWN_AGENT
+from holdfast.distributed.rank_ladder import RankLadder
 from holdfast.distributed.rank_nursery import Forker
 from holdfast.distributed.share_keeper import Policy, begin_beside
 from holdfast.run.events import Event
-from holdfast.run.folder import RunFolder, find_run
+from holdfast.run.folder import RunFolder, find_run, list_runs
 from holdfast.run.settings import Settings
 from holdfast.run.states import RunState
 
@@ -51,6 +53,8 @@ examples:
                                                       continue with fewer while one cannot be replaced
   holdfast launch --devices cuda:0,cpu my_script.py   a card, and the CPU if that makes the steps faster
   holdfast launch --resume calm-heron --nproc 4       continue a run with four processes
+  holdfast launch --continue my_script.py run.folder=runs/job-17
+                                                      continue the run in that folder, or start it there
   holdfast launch --nodes 2 --node-rank 0 --master 10.0.0.1 my_script.py
                                                       the first of two machines
   holdfast launch --cloud --gpu L4 --spot --bucket my-runs my_script.py
@@ -90,6 +94,12 @@ from the newest snapshot that all ranks have.
     ranks.add_argument("--master", metavar="HOST", help="address of the first machine: HOST or HOST:PORT")
     ranks.add_argument("--resume", metavar="RUN", help="continue this run, with any number of processes")
     ranks.add_argument(
+        "--continue",
+        dest="again",
+        action="store_true",
+        help="continue the newest run in run.folder; start one if there is none, do nothing if it is finished",
+    )
+    ranks.add_argument(
         "--script", dest="moved", metavar="PATH", help="with --resume: the path of its script on this machine"
     )
     ranks.add_argument("--folder", metavar="PATH", help="with --resume: the folder of the runs")
@@ -104,6 +114,12 @@ from the newest snapshot that all ranks have.
 def run(args: argparse.Namespace) -> int:
     """Check, make or find the run folder, start the agent, watch, tell how it ended."""
     output = Output.from_args(args)
+    if args.again and (args.resume or args.cloud):
+        raise UsageError(
+            f"--continue and {'--resume' if args.resume else '--cloud'} cannot be combined",
+            command="launch",
+            cause="--resume names the run" if args.resume else "a task in a cloud continues its run by itself",
+        )
     if args.cloud:
         if args.devices or args.shares:
             raise UsageError("--devices and --shares do not go with --cloud", command="launch")
@@ -111,6 +127,12 @@ def run(args: argparse.Namespace) -> int:
     wanted = _wanted(args)
     folder, order = _resumed(args, output) if args.resume else (None, _new(args))
     _check_parts(order.settings, wanted.nproc * wanted.nodes)
+    if args.again:
+        folder = _begun(args, order, output)
+        if folder is not None and folder.info.get("state") == RunState.FINISHED:
+            from holdfast.cli.resume import _tell_finished
+
+            return _tell_finished(folder, output)
     if wanted.node_rank > 0:
         folder = None  # the first machine keeps the run folder
     elif folder is None:
@@ -247,6 +269,34 @@ def _resumed(args: argparse.Namespace, output: Output) -> tuple[RunFolder, Order
     return folder, Order(facts, argv, arguments, settings, threads_for(settings.run.threads))
 
 
+def _begun(args: argparse.Namespace, order: Order, output: Output) -> RunFolder | None:
+    """The newest run in the folder, for a command that may have been started before, on these machines or on others.
+
+    All machines take script, arguments and settings from the command line, so these have to be those of the run.
+    """
+    from holdfast.cli import resume
+
+    root = Path(order.settings.run.folder)
+    if not list_runs(root):
+        return None
+    folder = find_run(root, "latest")
+    if args.node_rank > 0 or folder.info.get("state") == RunState.FINISHED:
+        return folder
+    _, argv, arguments = resume._script(folder, order.argv, str(order.facts.path), output)
+    seed = folder.info.get("seed", 0)
+    if (argv, arguments, seed) != (order.argv, order.arguments, order.settings.run.seed):
+        before = " ".join([*(f"{key}={value}" for key, value in arguments.items()), f"run.seed={seed}", *argv])
+        raise UserError(
+            f"{folder.name} was started with other arguments",
+            cause=f"it has {before}",
+            hints=["give it the same arguments again", "to start another run, give it another run.folder"],
+        )
+    folder = RunFolder(folder.path.absolute())
+    resume._newest(folder, output)
+    folder.update_info(settings=order.settings.recorded())
+    return folder
+
+
 def _conduct(folder: RunFolder | None, order: Order, wanted: torchrun.Wanted, output: Output) -> int:
     from holdfast.distributed import rank
 
@@ -297,12 +347,31 @@ def _agent(
         if policy.beside:
             least = min(least or wanted.nproc, wanted.nproc - len(policy.beside))
         return RankAgent(
-            job, wanted.nproc, words, env, log,
-            preload=preload, least=least, spares=wanted.spares, beside=bool(policy.beside),
-        )  # fmt: skip
+            job,
+            wanted.nproc,
+            words,
+            env,
+            log,
+            preload=preload,
+            least=least,
+            spares=wanted.spares,
+            ladder=_ladder(wanted, job, folder, order),
+            beside=bool(policy.beside),
+        )
     run_id = "holdfast" if folder is None or wanted.nodes > 1 else folder.name
     command = torchrun.command_for(wanted, words, run_id)
     return torchrun.TorchrunAgent(job, command, env, logs / torchrun.AGENT_LOG, preload=preload)
+
+
+def _ladder(wanted: torchrun.Wanted, job: Job, folder: RunFolder | None, order: Order) -> RankLadder | None:
+    """None where all ranks are on the CPU: there is no other device to go to."""
+    cards = rank_devices.cards()
+    asked = order.settings.run.device
+    named = list(Policy.of(order.settings).devices)
+    devices = named or rank_devices.planned(asked, wanted.nproc + wanted.spares, wanted.nproc, cards)
+    if all(device == "cpu" for device in devices):
+        return None
+    return RankLadder(job, folder, order.settings, devices=devices, cards=cards)
 
 
 def _words(order: Order) -> list[str]:

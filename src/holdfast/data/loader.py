@@ -41,7 +41,7 @@ from holdfast.data.loader_child import Fetcher
 from holdfast.data.loader_pool import LoaderFailed, Pool
 from holdfast.data.loader_processes import pinned, pinned_where_large
 from holdfast.data.plain_pass import Passes
-from holdfast.data.quarantine import MOST_LISTED, Course, Held, Quarantine
+from holdfast.data.quarantine import MOST_LISTED, Course, Held, LeaveOut, Quarantine
 from holdfast.data.sample_marks import Policy, current
 from holdfast.data.sample_order import Coverage, Epoch, Indices
 from holdfast.data.sample_sources import described
@@ -155,6 +155,7 @@ class Loader:
         self.passes = Passes(self._plain_values)
         self._known = Quarantine(self.length)
         self._listed: list[dict[str, Any]] = []
+        self._leave_out_together: LeaveOut | None = None
         self._rank = 0
         self._shares: Shares | None = None
         """Of several processes that train together: which of them reads what."""
@@ -226,17 +227,22 @@ class Loader:
         self._pool.patience.floor_s = floor_s
         self._pool.patience.first_wait_s = first_wait_s
 
-    def share_with(self, rank: int, ranks: int, shares: Shares | None = None) -> None:
+    def share_with(
+        self, rank: int, ranks: int, shares: Shares | None = None, leave_out: LeaveOut | None = None
+    ) -> None:
         """Of every batch of a training epoch, this process reads its own part: `batch_size` is that of all together.
 
         Order, batches and position are those of one process, so a run can go on with another number of them. Plain
-        iteration stays whole. Samples that cannot be read are not left out: the other processes would not know.
+        iteration stays whole. Samples that cannot be read are left out by all processes: `leave_out` tells the others
+        and does not return. Where there is no such way, none is left out.
         """
         if shares is None and ranks > 1:
             shares = Shares(range(ranks))
         self._rank, self._shares = rank, shares
         if self._shares is not None:
             self._shares.merge(self._saved_shares)
+        self._leave_out_together = leave_out if ranks > 1 else None
+        if ranks > 1 and leave_out is None:
             self.policy = replace(self.policy, quarantine=False, skip_bad=False)
 
     def unread(self) -> tuple[int, int]:
@@ -383,7 +389,9 @@ class Loader:
         indices = [int(sample["index"]) for sample in charge.samples]
         most = self.policy.limit(self.length)
         if self._may_go_without(course, charge, error) and len(self._known) + len(indices) <= most:
-            if course.training:
+            if course.training and self._leave_out_together is not None:
+                self._leave_out_together(indices, charge.did, course.number, batch)
+            elif course.training:
                 self.leave_out(indices, charge.did, epoch=course.number, batch=batch, fatal=error is None)
             else:  # the training may have used one of them in the batch at hand: that batch stays as it was
                 self.leave_out(indices, charge.did, epoch=self.epoch, batch=self.cursor + 1, fatal=error is None)

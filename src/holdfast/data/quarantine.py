@@ -96,6 +96,8 @@ class Quarantine:
                 self.add(index, str(why), epoch=epoch, batch=batch)
 
 
+LeaveOut = Callable[[list[int], str, int, int], None]
+"""Has all ranks leave out these samples, and why, from that epoch and batch on. It raises: all go back and do so."""
 Settle = Callable[["Course", int, Charge, Exception | None], None]
 """What to do about samples of a batch that cannot be read. Returns if they are left out from now on, else raises."""
 

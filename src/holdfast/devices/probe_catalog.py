@@ -26,7 +26,9 @@ from holdfast.devices.traits import FAMILIES
 
 MORE = "holdfast.probes.more"
 """The folder whose files are probes. Found by its name: what runs in a probe's process is a floor above this one."""
-_SHARES = ("behaviour.first_step", "memory.transfer", "compare.train", "compare.double")
+_SHARES = (
+    "behaviour.first_step", "memory.transfer", "compare.train", "compare.double", "more.silent_zeros.answer",
+)  # fmt: skip
 ACCELERATORS = ("cuda", "xpu", "mps", "pretend")
 TRAIN = ("forward", "backward", "training")
 DEADLINE = 60.0

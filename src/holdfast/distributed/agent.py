@@ -15,6 +15,9 @@ goes on trying, less and less often. When a process for that seat is ready, the 
 With `spares` there are more seats than ranks. A process that is ready and in no roster waits; it takes the place of one
 that is lost at once. The new process for the lost seat is the next spare.
 
+With a `ladder` (rank_ladder.py) a new process may be on another device than the one before. A rank whose device has
+recovered is replaced at the next commit: the others are invited as for a new rank, and only its process ends.
+
 Seats on the CPU beside accelerators (`beside`) have a process that waits until the ranks want it (share_keeper.py).
 """
 
@@ -35,6 +38,8 @@ from holdfast.base import interpreter, processes
 from holdfast.base.folders import open_growing
 from holdfast.distributed import roster
 from holdfast.distributed.job import Job
+from holdfast.distributed.rank_devices import MOVED
+from holdfast.distributed.rank_ladder import RankLadder
 from holdfast.distributed.rank_nursery import Forker
 from holdfast.distributed.roster import Roster
 from holdfast.distributed.share_keeper import left_out
@@ -122,6 +127,7 @@ class RankAgent:
         preload: Sequence[str] = (),
         least: int | None = None,
         spares: int = 0,
+        ladder: RankLadder | None = None,
         beside: bool = False,
     ) -> None:
         self.job = job
@@ -142,6 +148,7 @@ class RankAgent:
         self._code = 0
         self._slowest = 0.0
         """Seconds from asking for a process to its being ready, the longest so far."""
+        self._ladder = ladder
         self._forker = Forker(preload)
 
     @property
@@ -189,6 +196,8 @@ class RankAgent:
                 member.done = False
         for member in self._members:
             self._look_whether_ready(member)
+        if self._ladder is not None:
+            self._ladder.tick()
         self._start_missing()
         self._publish()
         if self._hopeless and self.pids and len(self._chosen()) < self.least and not self._ending:
@@ -199,7 +208,7 @@ class RankAgent:
     def _hear(self, message: Message | None) -> None:
         if isinstance(message, Forked):
             assert self._forking is not None
-            self._forking.pid, self._forking.ready = message.pid, False
+            self._begun(self._forking, message.pid)
             self._forking = None
         elif isinstance(message, Unsafe):
             member, self._forking = self._forking, None
@@ -218,7 +227,10 @@ class RankAgent:
 
     def _ended(self, member: Member, code: int) -> None:
         self.job.note(f"exit-{member.pid}", {"code": code})
-        trained = roster.forget(self.job, member.pid)
+        left = self.job.left(member.seat, member.pid) or {}
+        if self._ladder is not None and (left.get("why") != "device" or not self._flexible):
+            self._ladder.ended(member.seat, member.pid, code, generation=self._number)
+        trained = roster.forget(self.job, member.pid) or left.get("why") == MOVED
         was_rank = trained if self._flexible else member.ready
         now = time.monotonic()
         self._code = code
@@ -258,6 +270,8 @@ class RankAgent:
         missing = next((each for each in wanted if each.pause_until <= now), None)
         if missing is not None:
             self._forking, missing.begun = missing, now
+            if self._ladder is not None:
+                self._ladder.starting(missing.seat)
             self._forker.fork(RankWanted(tuple(self._words), self._env_of(missing), os.getcwd()))
 
     def _start_fresh(self, member: Member) -> None:
@@ -271,7 +285,12 @@ class RankAgent:
                 env=self._env_of(member),
                 start_new_session=True,
             )
-        member.pid, member.ready = member.process.pid, False
+        self._begun(member, member.process.pid)
+
+    def _begun(self, member: Member, pid: int) -> None:
+        member.pid, member.ready = pid, False
+        if self._ladder is not None:
+            self._ladder.started(member.seat, pid)
 
     def _env_of(self, member: Member) -> dict[str, str]:
         rank, ranks = str(member.seat), str(self._ranks)
@@ -296,8 +315,13 @@ class RankAgent:
         if self._published.items() <= now.items() and self._published:
             if now != self._published and not any(map(self._is_coming, self._members)):
                 roster.invite(self.job, self._number)  # one meeting for all that come at about the same time
+            moving = self._ladder is not None and self._ladder.someone_leaves
+            if moving:
+                roster.invite(self.job, self._number)
             if not roster.asked(self.job, self._number):
                 self._asked_at = None
+                return
+            if moving:  # its process ends once it has left the group, and the next roster has the new one
                 return
             self._asked_at = self._asked_at or time.monotonic()
             if time.monotonic() - self._asked_at < _DEATH_COMES or not all(map(_lives, now.values())):
@@ -374,6 +398,8 @@ class RankAgent:
         for pid in self.pids:  # all had their time to save: one that is left waits in an exchange for ever
             processes.send_group(pid, processes.KILL)
         self._forker.close()
+        if self._ladder is not None:
+            self._ladder.close("finished" if self.returncode == 0 else "stopped")
         for member in self._members:
             if member.process is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -24,6 +24,7 @@ they are seeded anew from (seed, rank, place in the loop), so they need not be s
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,6 +46,7 @@ from holdfast.distributed.group_shares import CHANGE, GroupShares
 from holdfast.distributed.job import Job
 from holdfast.distributed.meeting import meet
 from holdfast.distributed.place import LAUNCHER, Place
+from holdfast.distributed.rank_devices import IN_PARTS
 from holdfast.distributed.roster import ask, await_next, gather, invited, store_path
 from holdfast.distributed.share_keeper import Policy
 from holdfast.distributed.shared_votes import SharedVotes
@@ -59,6 +61,7 @@ from holdfast.worker.peers import PeerFault
 
 if TYPE_CHECKING:
     from holdfast.data.loader import Batch
+    from holdfast.data.quarantine import LeaveOut
     from holdfast.data.shares import Shares
     from holdfast.worker.peers import Peers, Trained
     from holdfast.worker.step import Work
@@ -104,18 +107,24 @@ class Group:
         seed: int,
         patience: float,
         one_card: bool = False,
+        mixed: bool = False,
         policy: Policy | None = None,
     ) -> None:
-        """With `one_card` ranks of this machine share an accelerator, or are on devices of different kinds."""
+        """`one_card`: NCCL cannot join these ranks, two of them share a card or one is on the CPU. `mixed`: they are on
+        devices of different kinds."""
         self.place = place
         self.rank = place.rank
         self.ranks = place.ranks
+        self.neighbours = place.local_ranks
         self.seed = seed
         self.wrapped = Wrapped(active=place.stays)
         self._board = board
         self._job = job
+        self._mixed = mixed
         seats = range(place.ranks) if place.roster is None else place.roster.seats
         self.sharing = GroupShares(policy or Policy(), job, seats, place.rank, self.wrapped, device)
+        self._unread_loss = mixed or self.sharing.accelerated
+        """The ranks add their loss up in an exchange, because the host does not read it on an accelerator."""
         # NCCL refuses two ranks on one card; gloo goes through the memory of the host.
         self._backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not one_card else "gloo"
         self._patience = patience
@@ -307,7 +316,7 @@ class Group:
     def _hand_in(self, loss: Tensor) -> None:
         """Before the backward that exchanges gradients. A rank that has come through it finds these numbers of all."""
         if self._shared is not None:  # a loss on a device is not read: that would wait for the device
-            self._shared.hand_in(*self._numbers(None if self.sharing.accelerated else loss))
+            self._shared.hand_in(*self._numbers(None if self._unread_loss else loss))
 
     def _numbers(self, loss: Tensor | None) -> tuple[float, float, float, float]:
         """What a rank says of a step: its part of the loss, whether it wants to stop, what it wishes for, its time."""
@@ -351,7 +360,7 @@ class Group:
 
     def _bring_together(self, optimizers: Iterable[torch.optim.Optimizer], loss: Tensor) -> Tensor:
         self.sharing.computed()
-        on_cpu = not self.sharing.accelerated  # the same in all ranks: those on accelerators do not read their loss
+        on_cpu = not self._unread_loss
         if self.wrapped and on_cpu and not self._own_part(optimizers):
             self._exchanging = False  # backward is over here, so that every rank has handed in all of its gradients
             if not self._brief or self._shared is None:
@@ -530,6 +539,7 @@ class Group:
                 self._from_first([*own, *module.buffers()])
         self._agreed = False
         if self.wrapped.parts:
+            self._job.note(IN_PARTS, {"parts": True})
             self._job.note(f"ends-{self.place.restarts}-{self.rank}", {"ends": sorted(ends(connections()).values())})
         rows = self._vote(_SEQUENCE, ground.snapshots.next_sequence - 1)
         ground.snapshots.start_after(int(max(row[0] for row in rows)))
@@ -559,6 +569,42 @@ class Group:
         others = {str(end) for rank, note in enumerate(notes) if rank != self.rank for end in note.get("ends", ())}
         return frozenset(each for each, end in ends(connections(), far=True).items() if end in others)
 
+    def leaving_out(self, loader: str) -> LeaveOut | None:
+        """All begin anew at the last commit, and leave the samples out from the batch on that they are in.
+
+        Their place in the data is one number, and which samples a rank reads follows from those that are left. So all
+        have to know before the next of them reads that batch. Below torchrun all would start again for each sample.
+        """
+        if not self.place.stays:
+            return None
+
+        def leave_out(samples: list[int], why: str, epoch: int, batch: int) -> None:
+            found = {"loader": loader, "samples": samples, "why": why, "epoch": epoch, "batch": batch}
+            known = self._job.noted(self._left_out).get("all", [])
+            self._job.note(self._left_out, {"all": [*known, found]})
+            raise PeerLost("samples that cannot be read are left out")
+
+        return leave_out
+
+    @property
+    def _left_out(self) -> str:
+        return f"left-out-{self.place.seat}"
+
+    def left_out(self) -> list[dict[str, Any]]:
+        """What any rank of this group has found so far, in the same order in all of them."""
+        return self.of_all(self._job.noted(self._left_out).get("all", []))
+
+    def of_all(self, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What each rank knows, put together in the order of ranks, and each thing once."""
+        mine = json.dumps(known, sort_keys=True).encode() if known else b""
+        most = int(max(row.item() for row in self._gather(torch.tensor([len(mine)]))))
+        if not most:
+            return []
+        rows = self._gather(torch.frombuffer(bytearray(mine.ljust(most)), dtype=torch.uint8))
+        texts = (bytes(row.tolist()).strip() for row in rows)
+        found = [each for text in texts if text for each in json.loads(text)]
+        return list({json.dumps(each, sort_keys=True): each for each in found}.values())
+
     def landed(self, ground: Trained) -> None:
         self._reseed(ground)
 
@@ -577,8 +623,16 @@ class Group:
             ground.tell(note)
         _take_parts_back(ground.modules() if self.wrapped.parts else ())
         self._from_first([buffer for module in ground.modules() for buffer in module.buffers()])
+        if self._mixed and (ground.cadence.agreed or not at.by_cadence):
+            self._even_out(ground)
         self._reseed(ground)
         return stop
+
+    def _even_out(self, ground: Trained) -> None:
+        """Devices of different kinds round an update differently, and nothing would ever bring the ranks together
+        again: they commit the parameters of rank 0."""
+        own = (each for module in ground.modules() for each in module.parameters() if not is_shared_out(each))
+        self._from_first(list(own))
 
     @torch.no_grad()
     def _from_first(self, tensors: list[Tensor]) -> None:

@@ -95,6 +95,12 @@ class Job:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
+    def marks(self, rank: int) -> Path:
+        """Where it notes which sample it reads, for the process after it."""
+        folder = self.path / f"marks-{rank}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
     def arenas(self, rank: int) -> list[Arena]:
         """The slots that earlier processes of this rank have left; all of one size belong together."""
         by_size: dict[int, list[Path]] = {}

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from holdfast.base import processes
 from holdfast.base.board import Phase
 from holdfast.base.errors import ExitCode, GaveUp, HoldfastError, ScriptFailed
-from holdfast.distributed import roster
+from holdfast.distributed import rank_devices, roster
 from holdfast.distributed.job import Job
 from holdfast.distributed.place import CORES, LAUNCHER, Place
+from holdfast.distributed.rank_devices import MOVED, Told
 from holdfast.distributed.rank_nursery import NESTED, RankNursery
 from holdfast.distributed.share_keeper import Policy
 from holdfast.faults.classification import classify_exception
@@ -48,6 +49,8 @@ START_AGAIN = 76
 """The exit code that asks the agent for new ranks."""
 _FATAL = ("non_finite", "wrong_numbers", "bad_data", "user_error", "unsupported")
 """What new ranks would only meet again."""
+_OF_DEVICE = ("wrong_numbers", "unsupported")
+"""Of these, what a rank does not meet on another device: below our own agent it moves there."""
 PR_SET_PDEATHSIG = 1
 _ONCE = "script-once"
 """The note that the script cannot be called twice in one process."""
@@ -182,8 +185,8 @@ def device_for(asked: str, place: Place, devices: Sequence[str] = ()) -> str:
         import torch
 
         return f"cuda:{place.local_rank}" if torch.cuda.device_count() >= place.local_ranks else "cpu"
-    if asked == "cuda":
-        return f"cuda:{place.local_rank}"
+    if asked in ("cuda", "pretend"):
+        return f"{asked}:{place.local_rank}"
     return asked
 
 
@@ -209,8 +212,14 @@ class _Life:
         self.job = job
         self.board = board
         self.run = run
-        self.settings = order.settings.override({"sentinel.enabled": "never"}, "a run of several ranks")
+        self.settings = order.settings
+        told = rank_devices.told(job, place.seat)
+        if told is None:  # nobody keeps a ladder, and would take the ranks back to where devices were right
+            self.settings = order.settings.override({"sentinel.enabled": "never"}, "ranks without a ladder")
         self.policy = Policy.of(self.settings)
+        self.movable = told is not None and told.device != "cpu"
+        """Whether this rank can be on another device."""
+        self.label = told.device if told else device_for(self.settings.run.device, place, self.policy.devices)
         self.link: Follower | Writer | None = None
         self._first = place.local_rank == 0
         """Whether what this process prints is shown."""
@@ -268,11 +277,11 @@ class _Life:
 
         try:
             away.check(self.place.seat)
-            return worker.open_device(device_for(self.settings.run.device, self.place, self.policy.devices))
+            return worker.open_device(self.label)
         except (RuntimeError, OSError) as error:
             text = str(error).partition("\n")[0]
             print(f"rank {self.place.seat} cannot open its device: {text}", file=sys.stderr, flush=True)
-            raise _StartAgain("device", text=text) from error
+            raise _StartAgain("device", text=text, device=self.label) from error
 
     def _in_one_group(self) -> bool:
         """Train until it is over; False if the group broke and this process goes on in another one."""
@@ -296,7 +305,8 @@ class _Life:
                 device=self.device,
                 seed=seed,
                 patience=patience,
-                one_card=share_one_card(self.settings.run.device, self.place, self._devices_now()),
+                one_card=share_one_card(self.settings.run.device, self.place, self._devices_now()) or self._over_gloo,
+                mixed=self.place.roster is not None and rank_devices.mixed(self.job, self.place.roster),
                 policy=self.policy,
             )
             group.begin()
@@ -312,7 +322,7 @@ class _Life:
         except PeerLost as lost:
             return self._leave_group(group, str(lost))
         except LostWorker as lost:
-            if lost.fault.kind.value in _FATAL:
+            if lost.fault.kind.value in _FATAL and not (self.movable and lost.fault.kind.value in _OF_DEVICE):
                 raise ScriptFailed(lost.fault.sentence(), cause=lost.fault.cause()) from None
             if lost.fault.evidence.get("rank", self.place.rank) != self.place.rank and self.place.stays:
                 return self._leave_group(group, str(lost))  # the fault of another rank, which ends
@@ -325,11 +335,18 @@ class _Life:
         """Another rank is lost. This process goes on in the next group, if it can."""
         if not self.place.stays or (self.calls and self.job.noted(_ONCE)):
             raise _StartAgain("peer", text=why) from None
+        told = rank_devices.told(self.job, self.place.seat)
+        if told is not None and told.device != self.label:  # the agent has asked all to leave for this
+            raise _StartAgain(MOVED, text=why) from None
         self.place = self.place if group is None else group.place
         if self.link is not None:
             self.link.pause()
         roster.ask(self.job, self.place.restarts)
         return False
+
+    @property
+    def _over_gloo(self) -> bool:
+        return self.place.roster is not None and rank_devices.over_gloo(self.job, self.place.roster)
 
     def _find_place(self) -> None:
         if self.place.stays:
@@ -351,11 +368,24 @@ class _Life:
             ranks = self.place.ranks
             self.link.run.update_info(state=RunState.RUNNING, device=self._devices(), ranks=ranks)
         self.link.find_start(group)
+        told = rank_devices.told(self.job, self.place.seat)
+        if told is not None and told.from_cpu and self.groups == 1:
+            self.link.snapshots.memory.agree_on_newest()  # if this device is wrong, all come back to here
+        left_out = group.left_out() if self.place.stays else []
         if isinstance(self.link, Writer):
-            _check_progress(self.job, self.place, self.link.snapshots.step, self.settings.retry.without_progress)
+            _check_progress(self.job, self.link.snapshots.step, len(left_out), self.settings.retry.without_progress)
         self.calls += 1
         try:
-            _run_script(self.order, self.place, self.link, group, self.settings, self.device)
+            _run_script(
+                self.order,
+                self.place,
+                self.link,
+                group,
+                self.settings,
+                self.device,
+                told or Told(self.label),
+                left_out,
+            )
         except ScriptFailed as failed:
             if self.calls > 1 and not self.link.advanced:
                 # A script may do what a process can do once. A new process decides whether the error is its own, and
@@ -433,7 +463,16 @@ def _save_what_failed(link: Any, job: Job) -> None:
         _close_books(link, job, str(outcome["state"]), None)
 
 
-def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any, device: Any) -> None:
+def _run_script(
+    order: Order,
+    place: Place,
+    link: Any,
+    group: Any,
+    settings: Any,
+    device: Any,
+    told: Told,
+    left_out: Sequence[dict[str, Any]],
+) -> None:
     from holdfast.data import sample_marks
     from holdfast.distributed.group import PIECES, PeerLost
     from holdfast.distributed.script_calls import group_is_here
@@ -444,13 +483,18 @@ def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any
     folder = link.run.path if hasattr(link, "run") else Path(place.run or os.curdir)
     described = Run(order.facts.path.stem, folder, settings.run.seed, place.restarts, link.newest() is not None)
     session = Session(
-        link, run=described, rungs=[Rung(str(device))], rung=0, settings=settings, device=device, peers=group
+        link, run=described, rungs=[Rung(told.device)], rung=0, settings=settings, device=device, peers=group
     )
     pieces = int(link.job.noted(PIECES).get("pieces", 1))
+    session.begin_with(pieces=pieces, cpu_batch=False, probation=told.probation, leave_out=left_out)
     if pieces > 1:
-        session.begin_with(pieces=pieces, cpu_batch=False, sentinel=False)
         session._attempts.pieces.stay()
-    sample_marks.begin(folder, policy=sample_marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
+    if told.kind == "pretend":
+        from holdfast.injection import pretend
+
+        pretend.arm(session, told.device, None)
+    marks = link.job.marks(place.seat) if place.stays else folder  # each rank finds those of its predecessor alone
+    sample_marks.begin(marks, policy=sample_marks.Policy.of(settings.data), beat=link.board.beat, tell=link.send)
     try:
         train = worker.load_train(order.facts.path, order.argv)
         link.send(RankStarted(place.restarts, place.rank, os.getpid()))
@@ -462,7 +506,7 @@ def _run_script(order: Order, place: Place, link: Any, group: Any, settings: Any
     except Exception as error:  # the script's own, or an error of the device that came out where nobody tries again
         if group.lost_a_rank():
             raise PeerLost(str(error).partition("\n")[0]) from error
-        fault = classify_exception(error, device=str(device)) if str(device) != "cpu" else None
+        fault = classify_exception(error, device=told.device) if told.device != "cpu" else None
         if fault is not None:
             raise _StartAgain("lost", fault=fault.to_json()) from error
         print(worker._own_traceback(error), file=sys.stderr, flush=True)
@@ -479,11 +523,15 @@ def _where(place_in_script: str | None, place: Place) -> str:
     return f"{place_in_script} (rank {place.seat})" if place_in_script else f"in rank {place.seat}"
 
 
-def _check_progress(job: Job, place: Place, step: int, most: int) -> None:
-    """New ranks again and again, and not one step committed: there is no point in going on."""
+def _check_progress(job: Job, step: int, left_out: int, most: int) -> None:
+    """New ranks again and again, and not one step committed: there is no point in going on.
+
+    Ranks also begin anew to leave out samples, which is progress.
+    """
     known = job.noted("progress")
-    without = int(known.get("without", 0)) + 1 if known and int(known.get("step", -1)) >= step else 0
-    job.note("progress", {"step": step, "without": without})
+    stalls = known and int(known.get("step", -1)) >= step and int(known.get("left_out", 0)) >= left_out
+    without = int(known.get("without", 0)) + 1 if stalls else 0
+    job.note("progress", {"step": step, "left_out": left_out, "without": without})
     if without > most:
         raise GaveUp(
             f"the ranks were started {without} times without one committed step",

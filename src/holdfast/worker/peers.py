@@ -25,6 +25,7 @@ from holdfast.worker.position import Position
 if TYPE_CHECKING:
     from holdfast.data.any_loader import AnyLoader
     from holdfast.data.loader import Batch, Loader
+    from holdfast.data.quarantine import LeaveOut
     from holdfast.data.shares import Shares
     from holdfast.run.messages import Message
     from holdfast.state.snapshot import Snapshots
@@ -67,6 +68,8 @@ class Peers(Protocol):
 
     rank: int
     ranks: int
+    neighbours: int
+    """How many ranks are on this machine, this one included."""
 
     def protect(self, ground: Trained, *, restored: bool) -> None:
         """The objects are there: from here on with the same numbers in all ranks."""
@@ -104,6 +107,10 @@ class Peers(Protocol):
         """The same answer to a fault in all ranks."""
         ...
 
+    def leaving_out(self, loader: str) -> LeaveOut | None:
+        """How samples of this loader that cannot be read are left out by all ranks; None where they cannot be."""
+        ...
+
     def at_boundary(self, ground: Trained, at: CommitPoint, *, stop: bool) -> bool:
         """All have come to the end of this body; True if somebody wants to stop here."""
         ...
@@ -114,6 +121,7 @@ class Alone:
 
     rank = 0
     ranks = 1
+    neighbours = 1
 
     def protect(self, ground: Trained, *, restored: bool) -> None:
         return None
@@ -141,6 +149,9 @@ class Alone:
 
     def agree_on(self, move: Move) -> Move:
         return move
+
+    def leaving_out(self, loader: str) -> LeaveOut | None:
+        return None
 
     def at_boundary(self, ground: Trained, at: CommitPoint, *, stop: bool) -> bool:
         return stop

@@ -160,6 +160,9 @@ class Attempts:
         """What is protected is on the device now."""
         ground = self.ground
         self.checks.protect(ground.named_modules(), ground.device, ground.snapshots, ground.elsewhere)
+        if self.checks.sentinel is not None:
+            self.checks.sentinel.ranks = ground.peers.ranks
+            self.checks.sentinel.neighbours = ground.peers.neighbours
 
     def close(self) -> None:
         self._compiling.end()

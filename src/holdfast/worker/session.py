@@ -207,7 +207,8 @@ class Session:
                 loader.passes.begin_again()
             loader.on_wait = self._board.beat
             loader.device = self.device
-            loader.share_with(self.rank, self.ranks, self._ground.peers.shares(name))
+            together = self._ground.peers
+            loader.share_with(self.rank, self.ranks, together.shares(name), together.leaving_out(name))
             loader.be_patient(floor_s=self.settings.loader.stuck_floor, first_wait_s=self.settings.loader.first_wait)
             if isinstance(loader, AnyLoader):
                 loader.source.on_progress = self.progress
