@@ -122,8 +122,8 @@ class Group:
         self._job = job
         self._mixed = mixed
         seats = range(place.ranks) if place.roster is None else place.roster.seats
-        self.sharing = GroupShares(policy or Policy(), job, seats, place.rank, self.wrapped, device)
-        self._unread_loss = mixed or self.sharing.accelerated
+        self.sharing = GroupShares(policy or Policy(), job, seats, place.rank, self.wrapped, device, mixed=mixed)
+        self._unread_loss = self.sharing.accelerated
         """The ranks add their loss up in an exchange, because the host does not read it on an accelerator."""
         # NCCL refuses two ranks on one card; gloo goes through the memory of the host.
         self._backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not one_card else "gloo"

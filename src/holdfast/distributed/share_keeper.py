@@ -138,7 +138,13 @@ class ShareKeeper:
     """Of rank 0, in one group."""
 
     def __init__(
-        self, policy: Policy, job: Job, seats: Sequence[int], clock: Callable[[], float] = time.perf_counter
+        self,
+        policy: Policy,
+        job: Job,
+        seats: Sequence[int],
+        *,
+        mixed: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._policy = policy
         self._job = job
@@ -154,7 +160,7 @@ class ShareKeeper:
         """New parts, by seat, until the ranks have agreed on them."""
         self.leaves = False
         """The CPU is to leave the group."""
-        self._measures = policy.measures(seats)
+        self._measures = policy.measures(seats) or (policy.mode == "auto" and mixed)
         self._stage: Stage | None = job.noted(_BESIDE).get("stage") if policy.beside else None
 
     @property
