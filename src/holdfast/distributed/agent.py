@@ -228,7 +228,7 @@ class RankAgent:
     def _ended(self, member: Member, code: int) -> None:
         self.job.note(f"exit-{member.pid}", {"code": code})
         left = self.job.left(member.seat, member.pid) or {}
-        if self._ladder is not None and (left.get("why") != "device" or not self._flexible):
+        if self._ladder is not None and not self._ending and (left.get("why") != "device" or not self._flexible):
             self._ladder.ended(member.seat, member.pid, code, generation=self._number)
         trained = roster.forget(self.job, member.pid) or left.get("why") == MOVED
         was_rank = trained if self._flexible else member.ready
@@ -338,6 +338,8 @@ class RankAgent:
                     self.job.drop_slots(seat)  # the others have committed without it
         pids = {rank: member.pid for rank, member in enumerate(here)}
         seats = tuple(member.seat for member in here)
+        if self._ladder is not None:
+            self._ladder.meets(self._number, seats)
         roster.publish(self.job, Roster(self._number, pids, seats, self._ranks - len(waiting)))
 
     def _chosen(self) -> list[Member]:

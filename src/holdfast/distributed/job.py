@@ -157,6 +157,9 @@ class Job:
     def noted(self, name: str) -> dict[str, Any]:
         return read_json(self.path / f"note-{name}.json") or {}
 
+    def forget(self, name: str) -> None:
+        (self.path / f"note-{name}.json").unlink(missing_ok=True)
+
     def end(self, outcome: dict[str, Any]) -> None:
         """The run is over. The first word counts: what others find afterwards follows from it."""
         temporary = self.path / f".outcome-{os.getpid()}"

@@ -305,8 +305,9 @@ class _Life:
                 device=self.device,
                 seed=seed,
                 patience=patience,
-                one_card=share_one_card(self.settings.run.device, self.place, self._devices_now()) or self._over_gloo,
-                mixed=self.place.roster is not None and rank_devices.mixed(self.job, self.place.roster),
+                one_card=share_one_card(self.settings.run.device, self.place, self._devices_now())
+                or rank_devices.over_gloo(self.job, self.place.restarts),
+                mixed=rank_devices.mixed(self.job, self.place.restarts),
                 policy=self.policy,
             )
             group.begin()
@@ -344,10 +345,6 @@ class _Life:
         roster.ask(self.job, self.place.restarts)
         return False
 
-    @property
-    def _over_gloo(self) -> bool:
-        return self.place.roster is not None and rank_devices.over_gloo(self.job, self.place.roster)
-
     def _find_place(self) -> None:
         if self.place.stays:
             before = self.place.restarts if self.groups else 0
@@ -369,7 +366,9 @@ class _Life:
             self.link.run.update_info(state=RunState.RUNNING, device=self._devices(), ranks=ranks)
         self.link.find_start(group)
         told = rank_devices.told(self.job, self.place.seat)
-        if told is not None and told.from_cpu and self.groups == 1:
+        if told is None or told.device != self.label:  # the next process of this rank is to be on another device
+            told = Told(self.label)
+        if told.from_cpu and self.groups == 1:
             self.link.snapshots.memory.agree_on_newest()  # if this device is wrong, all come back to here
         left_out = group.left_out() if self.place.stays else []
         if isinstance(self.link, Writer):
@@ -383,7 +382,7 @@ class _Life:
                 group,
                 self.settings,
                 self.device,
-                told or Told(self.label),
+                told,
                 left_out,
             )
         except ScriptFailed as failed:

@@ -418,8 +418,7 @@ class Writer(LocalLink):
         group, seen = self.place.roster, self.job.noted(_DEVICES)
         if group is None:
             return
-        known = {str(seat): rank_devices.told(self.job, seat) for seat in group.seats}
-        now = {seat: told.device for seat, told in known.items() if told is not None}
+        now = dict(zip(map(str, group.seats), rank_devices.of_group(self.job, group.number), strict=False))
         home, before = {**now, **seen.get("home", {})}, seen.get("now", {})
         if now != before:
             self.job.note(_DEVICES, {"home": home, "now": {**before, **now}})
