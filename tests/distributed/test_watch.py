@@ -207,9 +207,15 @@ def test_continue_wants_the_arguments_of_the_run(
     said = capsys.readouterr().err
     assert f"{folder.name} was started with other arguments" in said and "it has lr=0.2 run.seed=0" in said
     assert main(["launch", "--continue", "--nproc", "2", "x.py", "lr=0.2", "run.folder=runs", "--seed", "1"]) == 2
+    capsys.readouterr()
+    later = create(read_order("x.py", ["lr=0.4", "run.folder=runs"]))  # what a machine that lost the others has saved
+    (folder.path / "checkpoints" / "000007").mkdir()
+    (later.path / "checkpoints" / "000006").mkdir()
+    assert main(["launch", "--continue", "--nproc", "2", "x.py", "lr=0.4", "run.folder=runs"]) == 2
+    assert f"{folder.name} was started with other arguments" in capsys.readouterr().err, "it is furthest"
     folder.update_info(state=RunState.FINISHED)
     for node in ("0", "1"):  # every machine of a job that is started once more
         words = ["--nodes", "2", "--node-rank", node, "--master", "a", "x.py", "run.folder=runs"]
         assert main(["launch", "--continue", *words]) == 0
         assert f"{folder.name} is finished" in capsys.readouterr().out
-    assert len(list_runs(tmp_path / "runs")) == 1
+    assert len(list_runs(tmp_path / "runs")) == 2

@@ -38,6 +38,7 @@ from holdfast.run.events import Event
 from holdfast.run.folder import RunFolder, find_run, list_runs
 from holdfast.run.settings import Settings
 from holdfast.run.states import RunState
+from holdfast.state import checkpoint
 
 
 def add_parser(subparsers: Any) -> Parser:
@@ -97,7 +98,7 @@ from the newest snapshot that all ranks have.
         "--continue",
         dest="again",
         action="store_true",
-        help="continue the newest run in run.folder; start one if there is none, do nothing if it is finished",
+        help="continue the run in run.folder that is furthest; start one if there is none, nothing if it is finished",
     )
     ranks.add_argument(
         "--script", dest="moved", metavar="PATH", help="with --resume: the path of its script on this machine"
@@ -270,16 +271,17 @@ def _resumed(args: argparse.Namespace, output: Output) -> tuple[RunFolder, Order
 
 
 def _begun(args: argparse.Namespace, order: Order, output: Output) -> RunFolder | None:
-    """The newest run in the folder, for a command that may have been started before, on these machines or on others.
+    """The run in the folder that is furthest, for a command that may have been started before, here or elsewhere.
 
+    A machine that lost the others may have saved a run of its own beside the first one, so the newest need not be it.
     All machines take script, arguments and settings from the command line, so these have to be those of the run.
     """
     from holdfast.cli import resume
 
-    root = Path(order.settings.run.folder)
-    if not list_runs(root):
+    runs = list_runs(Path(order.settings.run.folder))
+    if not runs:
         return None
-    folder = find_run(root, "latest")
+    folder = RunFolder.open(max(runs, key=_progress).path)
     if args.node_rank > 0 or folder.info.get("state") == RunState.FINISHED:
         return folder
     _, argv, arguments = resume._script(folder, order.argv, str(order.facts.path), output)
@@ -295,6 +297,11 @@ def _begun(args: argparse.Namespace, order: Order, output: Output) -> RunFolder 
     resume._newest(folder, output)
     folder.update_info(settings=order.settings.recorded())
     return folder
+
+
+def _progress(run: RunFolder) -> tuple[bool, int, str]:
+    saved = [int(path.name) for path in checkpoint.candidates(run.path / "checkpoints")]
+    return run.info.get("state") == RunState.FINISHED, max(saved, default=-1), str(run.info.get("created", ""))
 
 
 def _conduct(folder: RunFolder | None, order: Order, wanted: torchrun.Wanted, output: Output) -> int:
